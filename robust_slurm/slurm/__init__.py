@@ -1,0 +1,23 @@
+"""The one typed door to Slurm: commands with deadlines in, immutable values or SlurmError out."""
+
+from robust_slurm.slurm.door import REASON_PREFIX, DrainResult, Slurm
+from robust_slurm.slurm.errors import Kind, SlurmError, classify
+from robust_slurm.slurm.model import FINISHED, Job, Node, Partition, job_id_for_cli
+from robust_slurm.slurm.run import Completed, Runner, run_command
+
+__all__ = [
+    "FINISHED",
+    "REASON_PREFIX",
+    "Completed",
+    "DrainResult",
+    "Job",
+    "Kind",
+    "Node",
+    "Partition",
+    "Runner",
+    "Slurm",
+    "SlurmError",
+    "classify",
+    "job_id_for_cli",
+    "run_command",
+]

@@ -1,0 +1,170 @@
+"""What all benchmarks share: samples → median and p95, ratios, the machine, table and JSON.
+
+A benchmark is a module with named cases; a case measures and adds samples:
+
+    def rank_kill(results: Results) -> None:
+        results.add("rank_kill.detect_s", samples, "s")
+
+    if __name__ == "__main__":
+        raise SystemExit(main("recovery", {"rank_kill": rank_kill}))
+
+and ``python -m bench.recovery [--quick] [--case NAME]… [--json FILE]`` runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import timeit
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+MIN_SAMPLES = 20
+
+NOISE = (
+    "Absolute times on a shared machine are noisy: compare what was measured side by side in one "
+    "run (the ratios), and look at p95 before believing a median."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """The summary of one metric's samples; ``median`` and ``p95`` in ``unit``."""
+
+    median: float
+    p95: float
+    n: int
+    unit: str
+
+
+def summarise(samples: Sequence[float], unit: str) -> Metric:
+    """Median and 95th percentile (nearest rank). ValueError when there is no sample."""
+    if not samples:
+        raise ValueError("no samples: the case measured nothing")
+    ordered = sorted(samples)
+    rank = -(-95 * len(ordered) // 100)  # ceil, 1-based
+    return Metric(statistics.median(ordered), ordered[rank - 1], len(ordered), unit)
+
+
+@dataclass(slots=True)
+class Results:
+    """What a run of a benchmark found."""
+
+    name: str
+    quick: bool = False
+    """A short run to see that the benchmark works; its numbers prove nothing."""
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    ratios: dict[str, float] = field(default_factory=dict)
+
+    def add(self, metric: str, samples: Sequence[float], unit: str) -> Metric:
+        """Record a metric ``<case>.<phase>``. ValueError under 20 samples, unless quick."""
+        if len(samples) < MIN_SAMPLES and not self.quick:
+            raise ValueError(f"{metric}: {len(samples)} samples; at least {MIN_SAMPLES} are needed")
+        self.metrics[metric] = summary = summarise(samples, unit)
+        return summary
+
+    def ratio(self, name: str, numerator: str, denominator: str) -> float:
+        """Record the ratio of two metrics' medians. KeyError if one was not measured."""
+        value = self.metrics[numerator].median / self.metrics[denominator].median
+        self.ratios[name] = value
+        return value
+
+    def as_dict(self) -> dict[str, object]:
+        """The JSON form: metrics, ratios, machine."""
+        return {
+            "benchmark": self.name,
+            "quick": self.quick,
+            "metrics": {name: asdict(metric) for name, metric in self.metrics.items()},
+            "ratios": self.ratios,
+            "machine": machine(),
+        }
+
+    def show(self, console: Console | None = None) -> None:
+        """Print metrics, ratios and the machine."""
+        console = console or Console()
+        table = Table(title=f"bench.{self.name}{' (quick)' if self.quick else ''}")
+        table.add_column("metric")
+        for title in ("median", "p95", "n"):
+            table.add_column(title, justify="right")
+        table.add_column("unit")
+        for name, metric in self.metrics.items():
+            table.add_row(
+                name, f"{metric.median:.4g}", f"{metric.p95:.4g}", str(metric.n), metric.unit
+            )
+        for name, value in self.ratios.items():
+            table.add_row(name, f"{value:.3g}", "", "", "ratio")
+        console.print(table)
+        here = machine()
+        console.print(", ".join(f"{key}: {value}" for key, value in here.items()), soft_wrap=True)
+        console.print(NOISE, soft_wrap=True)
+
+
+def machine() -> dict[str, str | int | float]:
+    """What the numbers were measured on. ``torch`` only when the benchmark imported it."""
+    mem_kib = int((_first_value("/proc/meminfo", "MemTotal") or "0").split()[0])
+    facts: dict[str, str | int | float] = {
+        "cpu": _first_value("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "mem_gib": round(mem_kib / 2**20),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "load_1min": round(os.getloadavg()[0], 2),
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        facts["torch"] = str(torch.__version__)
+    return facts
+
+
+def _first_value(path: str, key: str) -> str | None:
+    with open(path, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name.strip() == key:
+                return value.strip()
+    return None
+
+
+def ns_per_call(
+    statements: Mapping[str, str], names: Mapping[str, object], *, calls: int, samples: int
+) -> dict[str, list[float]]:
+    """Nanoseconds per execution of each statement, loop included (about 5 ns), ``samples`` each.
+
+    The statements take turns, so that a slow moment of the machine hits all of them alike.
+    """
+    timers = {key: timeit.Timer(text, globals=dict(names)) for key, text in statements.items()}
+    found: dict[str, list[float]] = {key: [] for key in statements}
+    for timer in timers.values():
+        timer.timeit(calls // 10 + 1)
+    for _ in range(samples):
+        for key, timer in timers.items():
+            found[key].append(timer.timeit(calls) / calls * 1e9)
+    return found
+
+
+def main(
+    name: str, cases: Mapping[str, Callable[[Results], None]], argv: Sequence[str] | None = None
+) -> int:
+    """Run the chosen cases, print the table, write the JSON. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}")
+    parser.add_argument("--quick", action="store_true", help="short run; its numbers prove nothing")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
+    parser.add_argument(
+        "--case", action="append", choices=list(cases), help="run only this case (repeatable)"
+    )
+    args = parser.parse_args(argv)
+    results = Results(name, quick=args.quick)
+    for case in args.case or cases:
+        cases[case](results)
+    results.show()
+    if args.json:
+        args.json.write_text(json.dumps(results.as_dict(), indent=2) + "\n", encoding="utf-8")
+    return 0

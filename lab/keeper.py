@@ -1,0 +1,317 @@
+"""The keeper: PID 1 of a lab; it owns the switch and the nodes and makes the faults.
+
+Its death takes the whole lab with it, by the kernel: PID namespaces nest, and network and mount
+namespaces have no other holder. The reaper (lab/reaper.py) is its parent on the host.
+"""
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lab import linux, node, ranks
+from lab.errors import LabError
+from lab.logs import complaints
+from lab.mounts import Cover, host_children, host_is_closed, plan_covers
+from lab.spec import HEAD, LabSpec, mac
+
+_BRIDGE = "switch"
+_NS_NAMES = ("pid", "net", "uts", "ipc", "mnt", "time")  # in the order lab/enter.py wants them
+_WAIT_S = 10.0
+
+
+@dataclass
+class Node:
+    """A node as the keeper knows it."""
+
+    name: str
+    number: int
+    boots: int = 0
+    pid: int = 0  # 0: crashed
+    died: float = 0.0  # wall clock
+    cut: bool = False
+    stopped: bool = False
+    stopped_ranks: dict[int, int] = field(default_factory=dict)  # pid: pidfd
+
+    @property
+    def port(self) -> str:
+        # A new name at each boot: the kernel removes the old port in its own time.
+        return f"p{self.number}b{self.boots}"
+
+    @property
+    def state(self) -> str:
+        if not self.pid:
+            return "crashed"
+        faults = [("hung", self.stopped), ("rank-hung", bool(self.stopped_ranks))]
+        return "+".join(name for name, on in [*faults, ("cut", self.cut)] if on) or "up"
+
+
+class Keeper:
+    """Boots nodes and answers requests on the control socket, one at a time."""
+
+    def __init__(self, spec: LabSpec) -> None:
+        self.spec = spec
+        self.nodes = {name: Node(name, i) for i, name in enumerate(spec.all_names)}
+        self.covers: list[Cover] = plan_covers(spec.visible, host_is_closed, host_children)
+        self.links: dict[str, socket.socket] = {}
+
+    # -- building ---------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Bring all of the lab up; return when every node's daemons are started."""
+        _ip([f"link add {_BRIDGE} type bridge", f"link set {_BRIDGE} up", "link set lo up"])
+        self._boot(list(self.nodes.values()))
+
+    def _boot(self, fresh: list[Node]) -> None:
+        for one in fresh:
+            one.boots += 1
+            one.cut = one.stopped = False
+            one.pid, self.links[one.name] = node.spawn(self.spec, one.name, self.covers)
+        _ip(
+            [
+                f"link add {n.port} type veth peer name eth0 address {mac(n.name)} netns {n.pid}"
+                for n in fresh
+            ]
+            + [f"link set {n.port} master {_BRIDGE} up" for n in fresh]
+        )
+        for one in fresh:
+            self._expect(one, b"view")
+            if one.name == HEAD:  # the others register with its controller at their start
+                self.links[HEAD].send(b"go")
+                self._expect(one, b"ready")
+        for one in fresh:
+            if one.name != HEAD:
+                self.links[one.name].send(b"go")
+        for one in fresh:
+            if one.name != HEAD:
+                self._expect(one, b"ready")
+            self.links.pop(one.name).close()
+
+    def _expect(self, one: Node, word: bytes) -> None:
+        got = self.links[one.name].recv(4096)
+        if got != word:
+            text = got.decode(errors="replace") or "its first process ended"
+            raise LabError(f"node {one.name} did not start: {text}{complaints(self.spec)}")
+
+    # -- faults -----------------------------------------------------------------------------
+
+    def crash(self, one: Node) -> dict[str, Any]:
+        """Link down, then every process of the node gone; the time is from just before."""
+        self._must_run(one)
+        at = time.time()
+        if not one.cut:
+            linux.set_link(one.port, False)
+        os.kill(one.pid, signal.SIGKILL)
+        self._buried(one)
+        return {"time": at}
+
+    def _buried(self, one: Node) -> None:
+        # The wait ends when the kernel has killed and reaped all of the node's namespace.
+        fd = os.pidfd_open(one.pid)
+        with selectors.DefaultSelector() as selector:
+            selector.register(fd, selectors.EVENT_READ)
+            gone = selector.select(_WAIT_S)
+        os.close(fd)
+        if not gone:
+            raise LabError(f"{one.name}: a process of it does not die (in a system call?)")
+        self._forget(one)
+
+    def _forget(self, one: Node) -> None:
+        for fd in one.stopped_ranks.values():
+            os.close(fd)
+        one.stopped_ranks.clear()
+        one.pid, one.died = 0, time.time()
+
+    def hang(self, one: Node) -> dict[str, Any]:
+        """SIGSTOP to all processes of the node at once; its kernel still answers."""
+        self._must_run(one)
+        at = time.time()
+        os.kill(one.pid, node.STOP_ALL)
+        one.stopped = True
+        return {"time": at}
+
+    def hang_rank(self, job: str, rank: str) -> dict[str, Any]:
+        """SIGSTOP to the processes of one rank, parents first."""
+        pids = ranks.pick_rank(ranks.scan(), job, rank)
+        if not pids:
+            raise LabError(f"job {job} has no process of rank {rank} in this lab now")
+        one = self._node_of(pids[0])
+        at = time.time()
+        for pid in pids:
+            try:
+                fd = os.pidfd_open(pid)
+                signal.pidfd_send_signal(fd, signal.SIGSTOP)
+            except ProcessLookupError:
+                continue
+            one.stopped_ranks[pid] = fd
+        return {"time": at, "node": one.name, "pids": pids}
+
+    def _node_of(self, pid: int) -> Node:
+        space = Path(f"/proc/{pid}/ns/pid").readlink()
+        for one in self.nodes.values():
+            if one.pid and Path(f"/proc/{one.pid}/ns/pid").readlink() == space:
+                return one
+        raise LabError(f"process {pid} is in no node")
+
+    def partition(self, one: Node) -> dict[str, Any]:
+        """Only the node's link goes down."""
+        self._must_run(one)
+        at = time.time()
+        linux.set_link(one.port, False)
+        one.cut = True
+        return {"time": at}
+
+    def heal(self, one: Node) -> dict[str, Any]:
+        """Undo what was done to a node; a crashed one boots with nothing left of its past."""
+        was = one.state
+        at = time.time()
+        if not one.pid:
+            self._boot([one])
+        if one.stopped:
+            os.kill(one.pid, node.CONTINUE_ALL)
+            one.stopped = False
+        for fd in one.stopped_ranks.values():
+            try:
+                signal.pidfd_send_signal(fd, signal.SIGCONT)
+            except ProcessLookupError:
+                pass
+            os.close(fd)
+        one.stopped_ranks.clear()
+        if one.cut:
+            linux.set_link(one.port, True)
+            one.cut = False
+        return {"time": at, "was": was}
+
+    def _must_run(self, one: Node) -> None:
+        if not one.pid:
+            raise LabError(f"{one.name} is crashed already; `heal {one.name}` brings it back")
+
+    # -- serving ----------------------------------------------------------------------------
+
+    def serve(self, listener: socket.socket, lifeline: int) -> None:
+        """Answer requests until the reaper is gone."""
+        wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        with selectors.DefaultSelector() as selector:
+            for fd in (listener.fileno(), lifeline, wake_r):
+                selector.register(fd, selectors.EVENT_READ)
+            self._reap()
+            while True:
+                ready = {key.fd for key, _ in selector.select()}
+                if wake_r in ready:
+                    os.read(wake_r, 4096)
+                self._reap()
+                if lifeline in ready:
+                    return
+                if listener.fileno() in ready:
+                    self._accept(listener)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for one in self.nodes.values():
+                if one.pid == pid:
+                    print(f"node {one.name} died, wait status {status}", file=sys.stderr)
+                    self._forget(one)
+
+    def _accept(self, listener: socket.socket) -> None:
+        link, _ = listener.accept()
+        with link:
+            link.settimeout(_WAIT_S)
+            try:
+                request = json.loads(link.recv(65536))
+                if request.get("op") == "enter":
+                    self._send_namespaces(link, self._node(request))
+                    return
+                reply = self._answer(request)
+            except (LabError, OSError, ValueError) as error:
+                reply = {"error": f"{error}"}
+            try:
+                link.send(json.dumps(reply).encode())
+            except OSError as error:  # the asker is gone
+                print(f"no one to answer: {error}", file=sys.stderr)
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request.get("op") == "state":
+            found = self.nodes.values()
+            return {"nodes": {n.name: {"state": n.state, "died": n.died} for n in found}}
+        if request.get("op") == "hang_rank":
+            return self.hang_rank(str(request["job"]), str(request["rank"]))
+        faults: dict[str, Callable[[Node], dict[str, Any]]] = {
+            "crash": self.crash,
+            "hang": self.hang,
+            "partition": self.partition,
+            "heal": self.heal,
+        }
+        one = self._node(request)
+        if one.name == HEAD:
+            raise LabError("the head is what the lab stands on: no faults there")
+        return faults[request["op"]](one)
+
+    def _node(self, request: dict[str, Any]) -> Node:
+        try:
+            return self.nodes[request["node"]]
+        except KeyError:
+            known = " ".join(self.nodes)
+            raise LabError(f"no node {request.get('node')!r} here; there are: {known}") from None
+
+    def _send_namespaces(self, link: socket.socket, one: Node) -> None:
+        self._must_run(one)
+        space = Path(f"/proc/{one.pid}/ns")
+        fds = [os.open(space / n, os.O_RDONLY) for n in _NS_NAMES if (space / n).exists()]
+        socket.send_fds(link, [b"{}"], fds)
+        for fd in fds:
+            os.close(fd)
+
+
+def _ip(lines: list[str]) -> None:
+    result = subprocess.run(
+        ["ip", "-batch", "-"],
+        input="".join(f"{line}\n" for line in lines),
+        capture_output=True,
+        text=True,
+        timeout=_WAIT_S,
+    )
+    if result.returncode != 0:
+        raise LabError(f"ip -batch failed: {result.stderr.strip()}")
+
+
+def run(
+    spec: LabSpec,
+    listener: socket.socket,
+    lifeline: int,
+    ready: int,
+    orphaned: Callable[[], None],
+) -> NoReturn:
+    """Be the keeper: PID 1 of a new PID namespace. Writes "ok" or an error text to `ready`.
+
+    `lifeline` is a pipe that ends with the reaper; `orphaned` is called then.
+    """
+    try:
+        linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET)
+        linux.mount("none", "/", "", linux.MS_REC | linux.MS_PRIVATE)
+        linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV)
+        keeper = Keeper(spec)
+        keeper.build()
+    except (LabError, OSError, subprocess.SubprocessError) as error:
+        os.write(ready, f"{error}".encode()[:4000])
+        os._exit(1)
+    os.write(ready, b"ok")
+    os.close(ready)
+    keeper.serve(listener, lifeline)
+    orphaned()
+    os._exit(0)

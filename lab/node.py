@@ -1,0 +1,178 @@
+"""A node's first process: builds the node's view, starts its daemons, reaps its orphans.
+
+It is PID 1 of the node's own PID namespace, so when it is killed the kernel kills the node.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+
+from lab import linux
+from lab.mounts import Cover, build_view
+from lab.spec import HEAD, NETMASK, SLURMCTLD_PORT, LabSpec, address, user_env
+
+NAMESPACES = (
+    linux.CLONE_NEWPID
+    | linux.CLONE_NEWNS
+    | linux.CLONE_NEWNET
+    | linux.CLONE_NEWUTS
+    | linux.CLONE_NEWIPC
+)
+STOP_ALL = signal.SIGUSR1
+CONTINUE_ALL = signal.SIGUSR2
+_START_S = 10.0
+
+
+def spawn(spec: LabSpec, node: str, covers: Sequence[Cover]) -> tuple[int, socket.socket]:
+    """Start a node's first process; return its pid and a socket to it.
+
+    The process sends b"view" when its mounts are done, waits for b"go" (its eth0 is there), and
+    sends b"ready" when its daemons run; anything else it sends is an error text.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    middle = os.fork()
+    if middle == 0:
+        # unshare(NEWPID) is for children only, hence a process in between.
+        try:
+            ours.close()
+            linux.zero_uptime()
+            linux.unshare(NAMESPACES)
+            pid = os.fork()
+            if pid != 0:
+                theirs.send(str(pid).encode())
+                os._exit(0)
+            _main(spec, node, covers, theirs)
+        except OSError as error:
+            theirs.send(f"{error}".encode())
+        except BaseException:  # noqa: BLE001 - a forked child must never return to the caller
+            theirs.send(traceback.format_exc().encode()[-4000:])
+        finally:
+            os._exit(1)
+    theirs.close()
+    os.waitpid(middle, 0)
+    ours.settimeout(_START_S)
+    text = ours.recv(4096).decode()
+    if not text.isdigit():
+        raise OSError(f"node {node} did not start: {text}")
+    return int(text), ours
+
+
+def _main(spec: LabSpec, node: str, covers: Sequence[Cover], link: socket.socket) -> None:
+    watched = {signal.SIGCHLD, STOP_ALL, CONTINUE_ALL}
+    signal.pthread_sigmask(signal.SIG_SETMASK, watched)
+    keep = link.fileno()
+    os.closerange(3, keep)
+    os.closerange(keep + 1, 4096)
+    os.setsid()
+    linux.sethostname(node)
+    build_view(spec, node, covers)
+    link.send(b"view")
+    link.settimeout(_START_S)
+    if link.recv(16) != b"go":
+        return
+    linux.set_link("lo", True)
+    linux.set_address("eth0", address(node), NETMASK)
+    linux.set_link("eth0", True)
+    os.chdir("/")
+    daemons = start_head(spec) if node == HEAD else start_compute(spec, node)
+    link.send(b"ready")
+    link.close()
+    _serve(node, daemons, watched)
+
+
+def _serve(node: str, daemons: dict[int, str], watched: set[signal.Signals]) -> None:
+    while True:
+        number = signal.sigwait(watched)
+        # kill(-1) reaches every other process of this PID namespace in one call.
+        if number == STOP_ALL:
+            _kill_all(signal.SIGSTOP)
+        elif number == CONTINUE_ALL:
+            _kill_all(signal.SIGCONT)
+        for pid, status in _reap():
+            if pid in daemons:
+                print(f"{node}: {daemons.pop(pid)} ended, wait status {status}", file=sys.stderr)
+                sys.stderr.flush()
+
+
+def _kill_all(number: signal.Signals) -> None:
+    try:
+        os.kill(-1, number)
+    except ProcessLookupError:  # nobody else here
+        pass
+
+
+def _reap() -> list[tuple[int, int]]:
+    ended: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended.append((pid, status))
+
+
+def _daemon(spec: LabSpec, name: str, argv: list[str]) -> int:
+    environ = user_env(spec, []) | {"HOME": "/root", "USER": "root", "LOGNAME": "root"}
+    with spec.log(name).open("ab") as log:
+        child = subprocess.Popen(
+            argv,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=_unblock,
+        )
+    return child.pid
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+
+
+def start_compute(spec: LabSpec, node: str) -> dict[int, str]:
+    pid = _daemon(spec, f"slurmd-{node}.out", ["slurmd", "-D", "-N", node])
+    return {pid: "slurmd"}
+
+
+def start_head(spec: LabSpec) -> dict[int, str]:
+    sock = spec.munge_socket
+    munged = [
+        "munged",
+        "--foreground",
+        f"--socket={sock}",
+        f"--key-file={spec.dir}/etc/munge.key",
+        f"--seed-file={spec.node_dir}/munge.seed",
+        f"--pid-file={spec.node_dir}/munged.pid",
+        "--num-threads=2",
+    ]
+    first = _daemon(spec, "munged", munged)
+    _wait("munged", first, sock.exists)
+    second = _daemon(spec, "slurmctld.out", ["slurmctld", "-D"])
+    _wait("slurmctld", second, _controller_answers)
+    return {first: "munged", second: "slurmctld"}
+
+
+def _controller_answers() -> bool:
+    try:
+        socket.create_connection((address(HEAD), SLURMCTLD_PORT), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _wait(name: str, pid: int, answers: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _START_S
+    while not answers():
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            raise ChildProcessError(f"{name} ended at its start")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{name} did not answer in {_START_S:.0f} s")
+        time.sleep(0.005)

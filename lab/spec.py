@@ -1,0 +1,226 @@
+"""What a lab looks like: names, addresses and the text of its configuration files (pure)."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from lab.errors import LabError
+
+ROOT = Path("/var/lib/robust-lab")  # not below /tmp: every node has a /tmp of its own
+HEAD = "head"
+USER = "trainer"
+UID = 20001
+SLURMCTLD_PORT = 6817
+NETMASK = "255.255.0.0"
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
+_MAX_NODES = 5000  # what the address plan below has room for
+
+
+class LabSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that decides how a lab is built; written to `lab.json` in its directory."""
+
+    name: str
+    nodes: int = 4
+    standby: int = 1
+    gpus: int = 0
+    cpus: int = 8
+    slurm_conf: dict[str, str] = {}
+    visible: tuple[str, ...] = ()
+
+    @property
+    def dir(self) -> Path:
+        """The lab's directory, the same path on the host and in every node."""
+        return ROOT / self.name
+
+    @property
+    def shared(self) -> Path:
+        """The user's home: the lab's shared file system."""
+        return self.dir / "shared"
+
+    @property
+    def node_dir(self) -> Path:
+        """A mount point that holds a tmpfs of its own in every node (slurmd's spool)."""
+        return self.dir / "node"
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.dir / "munge" / "munge.socket"
+
+    @property
+    def control_socket(self) -> Path:
+        return self.dir / "control.sock"
+
+    def log(self, name: str) -> Path:
+        return self.dir / "log" / f"{name}.log"
+
+    @property
+    def train_names(self) -> list[str]:
+        return [f"n{i}" for i in range(1, self.nodes + 1)]
+
+    @property
+    def standby_names(self) -> list[str]:
+        return [f"s{i}" for i in range(1, self.standby + 1)]
+
+    @property
+    def compute_names(self) -> list[str]:
+        return self.train_names + self.standby_names
+
+    @property
+    def all_names(self) -> list[str]:
+        return [HEAD, *self.compute_names]
+
+
+def check_spec(spec: LabSpec) -> LabSpec:
+    """Return `spec` if a lab can be built from it, else raise LabError."""
+    check_name(spec.name)
+    if not 1 <= spec.nodes <= _MAX_NODES:
+        raise LabError(f"--nodes must be 1..{_MAX_NODES}, not {spec.nodes}")
+    if not 0 <= spec.standby <= _MAX_NODES:
+        raise LabError(f"--standby must be 0..{_MAX_NODES}, not {spec.standby}")
+    if not 0 <= spec.gpus <= 64:
+        raise LabError(f"--gpus must be 0..64, not {spec.gpus}")
+    if not 1 <= spec.cpus <= 1024:
+        raise LabError(f"--cpus must be 1..1024, not {spec.cpus}")
+    return spec
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it can name a lab (it becomes a directory), else raise LabError."""
+    if not _NAME.fullmatch(name):
+        raise LabError(f"lab name {name!r}: want 1-31 of a-z, 0-9 and '-', not starting with '-'")
+    return name
+
+
+def address(node: str) -> str:
+    """The IPv4 address of a node; every lab has 10.77.0.0/16 to itself."""
+    if node == HEAD:
+        return "10.77.255.1"
+    third, fourth = divmod(int(node[1:]) - 1, 250)
+    return f"10.77.{third + (128 if node[0] == 's' else 0)}.{fourth + 1}"
+
+
+def mac(node: str) -> str:
+    """A fixed hardware address: a node that comes back is found by its peers' old ARP entries."""
+    return "02:77:" + ":".join(f"{int(part):02x}" for part in address(node).split("."))
+
+
+def hosts_file(spec: LabSpec) -> str:
+    lines = ["127.0.0.1 localhost"]
+    lines += [f"{address(name)} {name}" for name in spec.all_names]
+    return "\n".join(lines) + "\n"
+
+
+def passwd_file(host_text: str, home: Path) -> str:
+    """The host's /etc/passwd with the lab's user in it."""
+    kept = [line for line in host_text.splitlines() if not line.startswith(f"{USER}:")]
+    return "\n".join([*kept, f"{USER}:x:{UID}:{UID}:lab user:{home}:/bin/bash"]) + "\n"
+
+
+def group_file(host_text: str) -> str:
+    """The host's /etc/group with the lab user's group in it."""
+    kept = [line for line in host_text.splitlines() if not line.startswith(f"{USER}:")]
+    return "\n".join([*kept, f"{USER}:x:{UID}:"]) + "\n"
+
+
+def gres_conf(spec: LabSpec) -> str:
+    """GRES by device files that are no GPUs: Slurm only wants them to exist."""
+    if not spec.gpus:
+        return ""
+    return f"Name=gpu Type=h100 File={spec.dir}/dev/nvidia[0-{spec.gpus - 1}]\n"
+
+
+# 22.05 has no CgroupPlugin=disabled; cgroup/v1 is the one that starts with no cgroups in sight.
+CGROUP_CONF = "CgroupPlugin=cgroup/v1\n"
+
+
+def slurm_conf(spec: LabSpec) -> str:
+    """The text of slurm.conf; `spec.slurm_conf` replaces settings (key in any case) or adds some.
+
+    An override of AuthInfo keeps the lab's munge socket; an empty value drops the setting.
+    """
+    settings = {
+        "ClusterName": spec.name,
+        "SlurmctldHost": f"{HEAD}({address(HEAD)})",
+        "SlurmctldPort": str(SLURMCTLD_PORT),
+        "SlurmdPort": "6818",
+        "SlurmUser": "root",
+        "AuthType": "auth/munge",
+        "CredType": "cred/munge",
+        "AuthInfo": f"socket={spec.munge_socket}",
+        "StateSaveLocation": f"{spec.dir}/spool",
+        "SlurmctldPidFile": f"{spec.node_dir}/slurmctld.pid",
+        "SlurmctldLogFile": str(spec.log("slurmctld")),
+        "SlurmdSpoolDir": f"{spec.node_dir}/spool",
+        "SlurmdPidFile": f"{spec.node_dir}/slurmd.pid",
+        "SlurmdLogFile": f"{spec.dir}/log/slurmd-%n.log",
+        "SlurmdParameters": "config_overrides",  # more CPUs than this machine has
+        "ProctrackType": "proctrack/linuxproc",
+        "TaskPlugin": "task/none",
+        "JobAcctGatherType": "jobacct_gather/linux",
+        "AccountingStorageType": "accounting_storage/none",
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_Core",
+        "GresTypes": "gpu" if spec.gpus else "",
+        "MpiDefault": "none",
+        "MailProg": "/bin/true",
+        "TmpFS": "/tmp",
+        "PrologFlags": "Alloc,Contain",
+        "PropagateResourceLimits": "NONE",
+        "JobRequeue": "1",
+        # A node that was DOWN only because it did not answer is usable again when it answers;
+        # what a person or a check set (DRAIN, DOWN with a reason) stays.
+        "ReturnToService": "1",
+        "SlurmdTimeout": "300",  # Slurm's default: it is what recovery is measured against
+        "KillWait": "5",
+        "MessageTimeout": "5",
+        # Schedule at once: nobody wants to wait in a lab.
+        "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,"
+        "bf_interval=1",
+    }
+    _override(settings, spec)
+    lines = [f"{key}={value}" for key, value in settings.items() if value]
+    gres = f" Gres=gpu:h100:{spec.gpus}" if spec.gpus else ""
+    lines += [
+        f"NodeName={name} NodeAddr={address(name)} CPUs={spec.cpus} Boards=1 SocketsPerBoard=1 "
+        f"CoresPerSocket={spec.cpus} ThreadsPerCore=1 RealMemory=16000{gres} State=UNKNOWN"
+        for name in spec.compute_names
+    ]
+    lines.append(_partition("train", spec.train_names, default=True))
+    if spec.standby:
+        lines.append(_partition("standby", spec.standby_names, default=False))
+    return "\n".join(lines) + "\n"
+
+
+def _override(settings: dict[str, str], spec: LabSpec) -> None:
+    known = {key.lower(): key for key in settings}
+    for key, value in spec.slurm_conf.items():
+        if key.lower() == "authinfo" and "socket=" not in value:
+            value = f"socket={spec.munge_socket},{value}"
+        settings[known.get(key.lower(), key)] = value
+
+
+def _partition(name: str, nodes: list[str], *, default: bool) -> str:
+    return (
+        f"PartitionName={name} Nodes={','.join(nodes)} Default={'YES' if default else 'NO'} "
+        "MaxTime=INFINITE State=UP"
+    )
+
+
+def user_env(spec: LabSpec, bin_dirs: list[Path], extra: Mapping[str, str] = {}) -> dict[str, str]:
+    """The clean environment of a process that is started in a node by hand."""
+    path = [str(d) for d in bin_dirs]
+    path += [f"/usr/local/{d}" for d in ("sbin", "bin")] + ["/usr/sbin", "/usr/bin"]
+    path += ["/sbin", "/bin"]
+    base = {
+        "PATH": ":".join(dict.fromkeys(path)),
+        "HOME": str(spec.shared),
+        "USER": USER,
+        "LOGNAME": USER,
+        "SHELL": "/bin/bash",
+        "LANG": "C.UTF-8",
+        "SLURM_CONF": f"{spec.dir}/etc/slurm.conf",
+    }
+    return base | dict(extra)

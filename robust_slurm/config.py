@@ -1,0 +1,218 @@
+"""Every setting of robust-slurm, in one table, and the four places it can come from.
+
+Precedence, strongest first: command line (``--robust-spares=1``), environment
+(``ROBUST_SPARES=1``), the file named by ``ROBUST_CONFIG`` or else ``./robust.toml``,
+``/etc/robust-slurm/robust.toml``, the default below.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SITE_FILE = Path("/etc/robust-slurm/robust.toml")
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off"}
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the text says where it came from and what is allowed."""
+
+
+def _setting(
+    default: Any, help_: str, *, unit: str = "", choices: tuple[str, ...] = (), minimum: float = 0
+) -> Any:
+    return field(
+        default=default,
+        metadata={"help": help_, "unit": unit, "choices": choices, "minimum": minimum},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All settings with their defaults. Times are seconds."""
+
+    state_dir: Path = _setting(
+        Path("~/.robust-slurm"), "directory on a file system that all nodes share"
+    )
+    spares: int = _setting(0, "nodes of the allocation that stay idle until one is lost")
+    standby_partition: str = _setting(
+        "standby", "partition that replaces lost nodes; empty: never ask for one"
+    )
+    standby_wait: float = _setting(
+        30.0, "how long a recovery waits for a node of the standby partition", unit="s"
+    )
+    requeue: str = _setting(
+        "auto",
+        "last rung: put the job back in the queue without the bad nodes",
+        choices=("auto", "never"),
+    )
+    max_restarts: int = _setting(3, "recoveries in a row without progress before giving up")
+    drain: str = _setting(
+        "never",
+        "direct: drain a bad node at once (needs operator rights)",
+        choices=("never", "direct"),
+    )
+    auto: bool = _setting(True, "see steps by torch's optimizer hook, without code change")
+    progress_regex: str = _setting(
+        "", "see steps in the ranks' output: a group 'step' or the first group is the number"
+    )
+    hang: bool = _setting(True, "detect hangs")
+    hang_floor: float = _setting(
+        10.0, "shortest silence of all ranks that can be called a hang", unit="s", minimum=0.1
+    )
+    busy_limit: float = _setting(
+        600.0, "shortest time without a step, ranks busy, that is a hang", unit="s", minimum=0.1
+    )
+    start_limit: float = _setting(
+        1800.0, "time for start-up and the first steps, and for a phase() not seen before", unit="s"
+    )
+    stop_grace: float = _setting(1.0, "time between SIGTERM and SIGKILL for a rank", unit="s")
+    interval: float = _setting(
+        0.0, "time between a node's reports; 0: 0.5 s, 1 s above 256 nodes", unit="s"
+    )
+    task_python: str = _setting(
+        "", "python that runs robust-task on the nodes (default: the one of robust-srun)"
+    )
+    verbose: bool = _setting(False, "say every decision on stderr, not only recoveries")
+
+    def job_dir(self, job_id: int) -> Path:
+        return self.state_dir / "jobs" / str(job_id)
+
+
+FIELDS = dict(Config.__dataclass_fields__)
+
+
+def flag(name: str) -> str:
+    return "--robust-" + name.replace("_", "-")
+
+
+def flags() -> dict[str, bool]:
+    """Command-line flags (without the leading ``--``) -> whether they take a value."""
+    out: dict[str, bool] = {"robust-help": False, "robust-config": True}
+    for name, f in FIELDS.items():
+        long = flag(name)[2:]
+        if f.type == "bool":
+            out[long] = False
+            out["robust-no-" + long.removeprefix("robust-")] = False
+        else:
+            out[long] = True
+    return out
+
+
+def _convert(name: str, raw: object, origin: str) -> Any:
+    f = FIELDS[name]
+    kind = str(f.type)
+    meta = f.metadata
+    try:
+        if kind == "bool":
+            if isinstance(raw, bool):
+                return raw
+            word = str(raw).lower()
+            if word not in _TRUE | _FALSE:
+                raise ValueError("use true or false")
+            return word in _TRUE
+        if isinstance(raw, bool):
+            raise ValueError(f"not a {kind}")
+        if kind in ("int", "float"):
+            number: float = int(str(raw)) if kind == "int" else float(str(raw))
+            if not meta["minimum"] <= number < float("inf"):
+                raise ValueError(f"must be at least {meta['minimum']:g}")
+            return number
+    except ValueError as err:
+        raise ConfigError(f"{origin}: {name} = {raw!r}: {err}") from None
+    if not isinstance(raw, str):
+        raise ConfigError(f"{origin}: {name} = {raw!r}: not a string")
+    if meta["choices"] and raw not in meta["choices"]:
+        allowed = ", ".join(meta["choices"])
+        raise ConfigError(f"{origin}: {name} = {raw!r}: use one of {allowed}")
+    return Path(raw) if kind == "Path" else raw
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
+        raise ConfigError(f"{path}: cannot be read: {err}") from None
+    out = {}
+    for name, raw in table.items():
+        if isinstance(raw, dict):
+            continue  # a table belongs to another room of the house
+        if name not in FIELDS:
+            close = difflib.get_close_matches(name, FIELDS, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"{path}: unknown setting {name!r}{hint}")
+        out[name] = _convert(name, raw, str(path))
+    return out
+
+
+def load(
+    cli: Mapping[str, str | None] | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    site_file: Path = SITE_FILE,
+) -> Config:
+    """Merge all sources into a Config.
+
+    ``cli`` maps flags without dashes (``robust-spares``) to their value, None for switches.
+    Raises ConfigError naming the source of a bad value.
+    """
+    env = os.environ if env is None else env
+    cli = cli or {}
+    values: dict[str, Any] = {}
+    named = cli.get("robust-config") or env.get("ROBUST_CONFIG")
+    own = Path(named) if named else (cwd or Path.cwd()) / "robust.toml"
+    for path, required in ((site_file, False), (own, bool(named))):
+        if required or path.is_file():
+            values |= _from_file(path)
+    for name in FIELDS:
+        key = "ROBUST_" + name.upper()
+        if env.get(key, "") != "":
+            values[name] = _convert(name, env[key], f"environment {key}")
+    for word, raw in cli.items():
+        name = word.removeprefix("robust-").replace("-", "_")
+        if name in ("help", "config"):
+            continue
+        if raw is None:
+            values[name.removeprefix("no_")] = not name.startswith("no_")
+        else:
+            values[name] = _convert(name, raw, "--" + word)
+    config = Config(**values)
+    object.__setattr__(config, "state_dir", config.state_dir.expanduser())
+    return config
+
+
+def help_text() -> str:
+    """What ``--robust-help`` prints: every setting with its default."""
+    lines = [
+        "robust-srun [srun options] [--robust-* options] command ...",
+        "",
+        "Takes srun's options as they are. Its own, each also as ROBUST_NAME in the",
+        "environment and as name = value in robust.toml (./robust.toml or ROBUST_CONFIG,",
+        f"then {SITE_FILE}):",
+        "",
+    ]
+    for name, f in FIELDS.items():
+        meta = f.metadata
+        if f.type == "bool":
+            word = flag("no_" + name if f.default else name)
+        else:
+            word = f"{flag(name)}={'|'.join(meta['choices']) or str(f.type).upper()}"
+        shown = {"": "none", True: "on", False: "off"}.get(f.default, f.default)
+        if f.type in ("int", "float"):
+            shown = f"{f.default:g}"
+        lines.append(f"  {word}")
+        lines.append(f"      {meta['help']} [default: {shown}{' ' + meta['unit']}]".rstrip(" "))
+    lines += [
+        "  --robust-config=FILE",
+        "      read this file instead of ./robust.toml",
+        "",
+        "Exit codes: the ranks' own as under srun; 2 bad input; 120 gave up recovering;",
+        "121 a node is lost and nothing can replace it; 122 the job was put back in the queue.",
+    ]
+    return "\n".join(lines).replace(" ]", "]")

@@ -1,0 +1,291 @@
+"""The rank's side of the heartbeat: write progress into a record in shared memory.
+
+``beat`` and ``phase`` cost a store into mapped memory: no system call, lock or thread. The
+record is claimed at the first use (under 1 ms, once). Whatever goes wrong there ends in one
+warning on stderr and in calls that do nothing; nothing here raises into a training.
+
+One process owns a record. The claim is a POSIX lock on the file, which the kernel drops with the
+process and which a forked child does not inherit, so neither a reused pid nor a zombie can keep a
+record, and two processes can never both own it.
+
+Standard library only, nothing imported that a bare interpreter does not need, Python 3.9 syntax.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import time
+
+from . import layout
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, SupportsFloat, SupportsIndex, TypeVar
+
+    F = TypeVar("F", bound=Callable[..., Any])
+
+_clock = time.monotonic
+_pack_beat = layout.BEAT.pack_into
+_pack_phase = layout.PHASE.pack_into
+_BEAT_AT = layout.BEAT_AT
+_ABSENT = layout.ABSENT
+
+_map: Any = None  # mmap of the record; None until claimed, and outside robust-srun
+_off = "ROBUST_BEAT_DIR" not in os.environ  # nothing to claim, now or later
+_fd = -1  # holds the lock: closing any descriptor of the file would drop it
+_path = ""
+_beats = 0
+_auto_steps = 0
+_explicit = False  # the script calls beat() itself: automatic steps are not counted any more
+_phases = 0
+_stack: list[bytes] = []
+_warned = False
+_fork_hook = False
+
+
+def beat(
+    step: SupportsIndex,
+    *,
+    loss: SupportsFloat | None = _ABSENT,
+    grad_norm: SupportsFloat | None = _ABSENT,
+) -> None:
+    """Say that training step ``step`` is done, with its loss and gradient norm if at hand.
+
+    Pass Python numbers. A tensor is converted, and for one on a GPU this waits for the GPU: call
+    ``beat(step)`` alone rather than synchronise for it. Call it from one thread.
+    """
+    global _beats, _explicit
+    if _map is None and (_off or not _claim()):
+        return
+    # A conversion may take long or raise; it must be over before the record is touched.
+    if step.__class__ is not int or loss.__class__ is not float or grad_norm.__class__ is not float:
+        step, loss, grad_norm = _step(step), _number(loss), _number(grad_norm)
+    _explicit = True
+    _beats = n = _beats + 1
+    try:
+        _pack_beat(_map, _BEAT_AT, n, step, _clock(), loss, grad_norm, 1, n)
+    except struct.error:  # a step beyond 64 bits
+        _pack_beat(_map, _BEAT_AT, n, layout.NO_STEP, _clock(), loss, grad_norm, 1, n)
+
+
+def _auto_step() -> None:
+    """One optimizer step was seen by the hook; counts until the script beats by itself."""
+    global _beats, _auto_steps
+    if _explicit or (_map is None and (_off or not _claim())):
+        return
+    _auto_steps += 1
+    _beats = n = _beats + 1
+    _pack_beat(_map, _BEAT_AT, n, _auto_steps, _clock(), _ABSENT, _ABSENT, layout.AUTO, n)
+
+
+class phase:
+    """``with phase("eval"):`` or ``@phase("eval")``: a stretch in which no steps are expected.
+
+    Phases nest; leaving one, also by an exception, returns to the one around it. The name is cut
+    to 31 bytes of UTF-8. Entering and leaving are signs of life in their own right.
+    """
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = layout.encode_name(str(name))
+
+    def __enter__(self) -> None:
+        _stack.append(self._name)
+        _write_phase()
+
+    def __exit__(self, *exc: object) -> None:
+        if _stack:
+            _stack.pop()
+        _write_phase()
+
+    def __call__(self, function: F) -> F:
+        from functools import wraps
+
+        @wraps(function)
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return inside  # type: ignore[return-value]
+
+
+def attach(local_rank: int | None = None) -> bool:
+    """Claim this node's record of ``local_rank`` (default: $LOCAL_RANK) for this process.
+
+    Only needed in a rank that is a child of ``multiprocessing`` or of a bare fork (``mp.spawn`` as
+    launcher): such children are taken for data loader workers and are otherwise left out. False
+    when there is nothing to attach to or another live process owns the record.
+    """
+    global _off
+    if _map is not None and (local_rank is None or _path == _record_path(local_rank)):
+        return True
+    _detach()
+    _off = False
+    return _claim(local_rank, explicit=True)
+
+
+def epoch() -> int:
+    """How many times the world of ranks was restarted before this incarnation; 0 at first."""
+    return _env_int("ROBUST_EPOCH") or 0
+
+
+def restart_reason() -> str | None:
+    """Why this incarnation was started; None in the first one and outside robust-srun."""
+    return os.environ.get("ROBUST_RESTART_REASON") or None
+
+
+def resume_step() -> int | None:
+    """The last step that robust-srun knows of from the incarnation before; None if unknown."""
+    return _env_int("ROBUST_RESUME_STEP")
+
+
+def _env_int(name: str) -> int | None:
+    try:
+        return int(os.environ[name])
+    except (KeyError, ValueError):
+        return None
+
+
+def _step(step: Any) -> int:
+    try:
+        return step.__index__()  # type: ignore[no-any-return]
+    except Exception as error:  # noqa: BLE001 - user objects; a heartbeat never raises into training
+        _warn(f"beat() got a step that is no integer ({error}); it is counted without a number")
+        return layout.NO_STEP
+
+
+def _number(value: Any) -> float:
+    if value is None:
+        return _ABSENT
+    try:
+        return float(value)
+    except Exception as error:  # noqa: BLE001 - user objects; a heartbeat never raises into training
+        _warn(f"beat() got a loss or grad_norm that is no number ({error}); it is left out")
+        return _ABSENT
+
+
+def _write_phase() -> None:
+    global _phases
+    if _map is None and (_off or not _claim()):
+        return
+    name = _stack[-1] if _stack else b""
+    _phases = n = _phases + 1
+    _pack_phase(_map, layout.PHASE_AT, n, _clock(), len(_stack), len(name), name, n)
+
+
+def _claim(local_rank: int | None = None, explicit: bool = False) -> bool:
+    """Map and own the record; on any failure switch off for good."""
+    global _off, _map, _fd, _path, _beats, _phases, _auto_steps, _fork_hook
+    _off = True
+    if not explicit and _is_multiprocessing_child():
+        return False
+    if "ROBUST_BEAT_DIR" not in os.environ:
+        return False
+    path, fd = "", -1
+    try:
+        import fcntl
+        import mmap
+
+        path = _record_path(local_rank)
+        fd = _open(path, local_rank)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            os.close(fd)  # a live process owns it: this one is a helper of the rank
+            return False
+        mapped = mmap.mmap(fd, layout.SIZE)
+        magic, version, size, _, local, rank, _ = layout.HEADER.unpack_from(mapped, 0)
+        if (magic, version, size) != (layout.MAGIC, layout.VERSION, layout.SIZE):
+            raise OSError(f"not a beat record of version {layout.VERSION}")
+        # A previous owner's counts go first, so that none of them can be read beside our pid.
+        head = (layout.MAGIC, layout.VERSION, layout.SIZE, epoch(), local, _global_rank(rank))
+        layout.HEADER.pack_into(mapped, 0, *head, 0)
+        mapped[layout.BEAT_AT :] = bytes(layout.SIZE - layout.BEAT_AT)
+        layout.HEADER.pack_into(mapped, 0, *head, os.getpid())
+    except Exception as error:  # noqa: BLE001 - whatever it is, training goes on without a heartbeat
+        if fd >= 0:
+            os.close(fd)
+        _warn(
+            f"no heartbeat from this process: {path or 'ROBUST_BEAT_DIR'}: {error}. Training goes "
+            "on; steps can still be seen with --robust-progress-regex"
+        )
+        return False
+    if not _fork_hook:
+        _fork_hook = True
+        os.register_at_fork(after_in_child=_after_fork)
+    _map, _fd, _path = mapped, fd, path
+    _beats = _phases = _auto_steps = 0
+    _off = False
+    return True
+
+
+def _open(path: str, local_rank: int | None) -> int:
+    """A descriptor of the record, which is made if the shim did not (it knows no grandchildren)."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags)
+    except FileNotFoundError:
+        try:
+            return layout.create_file(path, epoch(), _local_rank(local_rank), _global_rank(-1))
+        except FileExistsError:
+            fd = os.open(path, flags)
+    status = os.fstat(fd)
+    if status.st_size != layout.SIZE or status.st_uid != os.geteuid():
+        os.close(fd)
+        raise OSError(f"size {status.st_size} or owner {status.st_uid} is not a beat record's")
+    return fd
+
+
+def _local_rank(given: int | None) -> int:
+    if given is not None:
+        return given
+    return int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0")
+
+
+def _global_rank(otherwise: int) -> int:
+    for name in ("RANK", "SLURM_PROCID"):
+        value = _env_int(name)
+        if value is not None:
+            return value
+    return otherwise
+
+
+def _record_path(local_rank: int | None) -> str:
+    directory = os.environ.get("ROBUST_BEAT_DIR", "")
+    return layout.record_path(directory, epoch(), _local_rank(local_rank))
+
+
+def _is_multiprocessing_child() -> bool:
+    # Never imported for the question: a child of multiprocessing has it loaded already.
+    module: Any = sys.modules.get("multiprocessing.process")
+    return module is not None and module.parent_process() is not None
+
+
+def _detach() -> None:
+    global _map, _fd, _path
+    if _fd >= 0:
+        os.close(_fd)
+    _map, _fd, _path = None, -1, ""
+
+
+def _after_fork() -> None:
+    """In a forked child: the mapped record is the parent's, so write into it never again."""
+    global _off
+    if _map is not None:
+        _detach()
+        _off = True
+
+
+def _warn(text: str) -> None:
+    global _warned
+    if _warned or sys.stderr is None:
+        return
+    _warned = True
+    try:
+        sys.stderr.write(f"robust-slurm: {text}\n")
+    except (OSError, ValueError):
+        pass  # stderr is closed: there is nobody to tell

@@ -1,0 +1,79 @@
+"""The beat record: what lies where in the 256 bytes that a rank shares with its shim.
+
+Little endian, three sections, each in a cache line of its own:
+
+====== ======= =======================================================================
+offset section fields
+====== ======= =======================================================================
+0      header  magic 8s, version u16, size u16, epoch i32, local rank i32, rank i32,
+               pid i32 (0: nobody has claimed the record yet)
+64     beat    head u64, step i64, time f64, loss f64, grad norm f64, source u64, tail u64
+128    phase   head u64, since f64, depth u32, name length u32, name 32s, tail u64
+192    –       reserved, zero
+====== ======= =======================================================================
+
+``head`` and ``tail`` of a section hold the same count (of beats, of phase changes); a writer
+fills a section with one ``struct.pack_into``, in order, so a half-written section shows unequal
+counts. Times are seconds of CLOCK_MONOTONIC, which all processes of a node share.
+
+Imported in the training process: standard library only, no ``typing`` (its import alone costs
+more than all the rest), and syntax that Python 3.9 understands.
+"""
+
+from __future__ import annotations
+
+import os
+from struct import Struct, unpack
+
+MAGIC = b"RBSTBEAT"
+VERSION = 1
+SIZE = 256
+
+HEADER_AT, BEAT_AT, PHASE_AT = 0, 64, 128
+HEADER = Struct("<8sHHiiii")
+BEAT = Struct("<QqdddQQ")
+PHASE = Struct("<QdII32sQ")
+RECORD = Struct("<8sHHiiii36xQqdddQQ8xQdII32sQ64x")
+
+NO_STEP = -(1 << 63)
+NAME_BYTES = 31
+
+# "Not given" is a NaN too, told from a loss that became NaN by its payload (readers compare bits).
+ABSENT_BITS = b"\x0b\xea\x70\xab\x5e\x17\xf8\x7f"
+ABSENT: float = unpack("<d", ABSENT_BITS)[0]
+
+EXPLICIT, AUTO, REGEX = 1, 2, 3
+
+
+def record_path(directory: str, epoch: int, local_rank: int) -> str:
+    """Where the record of one local rank in one epoch lies."""
+    return os.path.join(directory, f"{epoch}-{local_rank}.beat")  # noqa: PTH118 - see the docstring
+
+
+def encode_name(name: str) -> bytes:
+    """UTF-8 of ``name``, cut to NAME_BYTES between characters, never inside one."""
+    raw = name.encode("utf-8", "replace")
+    if len(raw) > NAME_BYTES:
+        raw = raw[:NAME_BYTES].decode("utf-8", "ignore").encode("utf-8")
+    return raw
+
+
+def create_file(path: str, epoch: int, local_rank: int, rank: int) -> int:
+    """Make an unclaimed record, mode 0600, and return a read-write descriptor of it.
+
+    The file gets its name only when it is complete, so nobody can ever open a short one.
+    Raises FileExistsError when the name is taken, OSError when the directory refuses.
+    """
+    draft = f"{path}.{os.getpid()}.new"
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(draft, flags, 0o600)
+    try:
+        head = HEADER.pack(MAGIC, VERSION, SIZE, epoch, local_rank, rank, 0)
+        os.write(fd, head.ljust(SIZE, b"\0"))
+        os.link(draft, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    finally:
+        os.unlink(draft)  # noqa: PTH108 - pathlib is an import the rank does not need
+    return fd

@@ -1,0 +1,139 @@
+"""The job's files in the state directory: incidents, roster, accusations.
+
+``<state_dir>/jobs/<jobid>/`` belongs to the user. All writing happens in one thread behind a
+queue, because the directory is on a shared file system that may be slow or dead, and nothing
+that watches the job may ever wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+VERSION = 1
+MAX_WAITING = 4096
+_END = object()
+
+
+class StateDirError(OSError):
+    """The state directory cannot be used."""
+
+
+def prepare(job_dir: Path, deadline: float = 10.0) -> None:
+    """Create the job's directory and prove that it can be written, within ``deadline`` seconds.
+
+    Raises StateDirError naming the directory, the reason and the setting to change.
+    """
+    failure: list[str] = []
+
+    def attempt() -> None:
+        try:
+            (job_dir / "accusations").mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=job_dir, prefix=".probe-"):
+                pass
+            failure.append("")
+        except OSError as err:
+            failure.append(err.strerror or str(err))
+
+    thread = threading.Thread(target=attempt, daemon=True)
+    thread.start()
+    thread.join(deadline)
+    reason = failure[0] if failure else f"no answer from the file system in {deadline:g} s"
+    if reason:
+        raise StateDirError(
+            f"cannot write {job_dir}: {reason}; set state_dir (--robust-state-dir=DIR, "
+            "ROBUST_STATE_DIR or robust.toml) to a directory that you can write on all nodes"
+        )
+
+
+class JobLedger:
+    """Writes one job's records without ever making its caller wait."""
+
+    def __init__(self, job_dir: Path) -> None:
+        self._dir = job_dir
+        self._queue: queue.Queue[Any] = queue.Queue(MAX_WAITING)
+        self.error = ""  # why the last write failed; empty when it did not
+        self.dropped = 0  # records lost because the file system did not take them
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def incident(self, record: Mapping[str, Any]) -> None:
+        """Append one line to incidents.jsonl."""
+        self._put(("append", "incidents.jsonl", {"v": VERSION, **record}))
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Append one line to events.jsonl, the job's own chronicle, with its own time."""
+        self._put(("append", "events.jsonl", {"time": time.time(), "event": name, **fields}))
+
+    def roster(self, step_id: str, roster: Mapping[str, Any]) -> None:
+        """Replace roster.<step>.json (skipped while earlier writes are still waiting)."""
+        if self._queue.qsize() < 16:
+            self._put(("replace", f"roster.{step_id}.json", {"version": VERSION, **roster}))
+
+    def accuse(self, node: str, incident: str, record: Mapping[str, Any]) -> None:
+        """Leave an accusation for the root plane to verify."""
+        name = f"accusations/{node}.{incident}.json"
+        self._put(("replace", name, {"v": VERSION, "node": node, "incident": incident, **record}))
+
+    def close(self, deadline: float = 5.0) -> None:
+        """Write what waits, for at most ``deadline`` seconds."""
+        self._put(_END)
+        self._thread.join(deadline)
+
+    def _put(self, item: Any) -> None:
+        try:
+            self._queue.put_nowait(item)
+        except queue.Full:
+            self.dropped += 1
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not _END:
+            how, name, record = item
+            try:
+                if how == "append":
+                    append_line(self._dir / name, record)
+                else:
+                    replace_file(self._dir / name, record)
+                self.error = ""
+            except OSError as err:
+                self.error = f"{self._dir / name}: {err.strerror or err}"
+                self.dropped += 1
+
+
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Append one JSON line in a single write, so that lines of several writers never mix."""
+    line = json.dumps(record, separators=(",", ":"), default=str).encode() + b"\n"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        size = os.fstat(fd).st_size
+        if size and not _ends_line(path, size):
+            line = b"\n" + line  # a torn last line stays alone
+        os.write(fd, line)
+    finally:
+        os.close(fd)
+
+
+def _ends_line(path: Path, size: int) -> bool:
+    with path.open("rb") as file:
+        file.seek(size - 1)
+        return file.read(1) == b"\n"
+
+
+def replace_file(path: Path, record: Mapping[str, Any]) -> None:
+    """Replace a JSON file atomically."""
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(fd, "w") as file:
+            json.dump(record, file, separators=(",", ":"), default=str)
+        os.chmod(name, 0o644)  # noqa: PTH101 - a plain name from mkstemp
+        os.replace(name, path)  # noqa: PTH105
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

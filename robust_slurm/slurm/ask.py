@@ -1,0 +1,201 @@
+"""The questions of the door: what Slurm knows, read in one command each."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from robust_slurm.slurm import parse, values
+from robust_slurm.slurm.errors import SlurmError, classify
+from robust_slurm.slurm.model import Job, Node, Partition, job_from, node_from, partition_from
+from robust_slurm.slurm.run import Completed, Runner, query_env, run_command
+from robust_slurm.slurm.values import ParseError
+
+_JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10}|\+[0-9]{1,5})?", re.ASCII)
+_RETRY_PAUSE_S = 0.2
+
+
+class Questions:
+    """Reads Slurm. Use it as ``Slurm``, which adds the orders."""
+
+    def __init__(
+        self,
+        runner: Runner = run_command,
+        deadline_s: float = 10.0,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._runner = runner
+        self._deadline_s = deadline_s
+        self._environ = dict(os.environ if environ is None else environ)
+        self._query_env = query_env(self._environ)
+
+    def ping(self) -> bool:
+        """Whether a slurmctld, primary or backup, answers."""
+        try:
+            done = self._runner(("scontrol", "ping"), self._deadline_s, None, self._query_env, None)
+        except SlurmError:
+            return False
+        return " is UP" in done.stdout
+
+    def version(self) -> tuple[int, int]:
+        """Release of the commands on this machine, e.g. (22, 5). The server's is in config()."""
+        argv = ("scontrol", "version")
+        match = re.search(r"(\d+)\.(\d+)", self._run(argv, retry=True).stdout)
+        if match is None:
+            raise SlurmError("other", argv, "it printed no version")
+        return int(match[1]), int(match[2])
+
+    def config(self) -> dict[str, str]:
+        """slurmctld's configuration as ``scontrol show config`` prints it."""
+        return parse.settings(self._run(("scontrol", "show", "config"), retry=True).stdout)
+
+    def job(self, job_id: int | str) -> Job:
+        """One job: an id, or "120_4" for an array task. SlurmError ``not_found`` if forgotten."""
+        return self._job(job_id, self._until())
+
+    def _job(self, job_id: int | str, until: float) -> Job:
+        wanted = job_argument(job_id)
+        argv = ("scontrol", "-a", "-o", "show", "job", wanted)
+        text = self._run(argv, until=until, retry=True).stdout
+        # The number of an array or a heterogeneous job prints all of its members.
+        for record in self._records(argv, text, "job"):
+            if wanted in (
+                record.get("JobId"),
+                f"{record.get('ArrayJobId')}_{record.get('ArrayTaskId')}",
+                f"{record.get('HetJobId')}+{record.get('HetJobOffset')}",
+            ):
+                return self._typed(argv, record)
+        raise SlurmError("not_found", argv, f"Slurm printed no record of job {wanted}")
+
+    def batch_script(self, job_id: int | str) -> str:
+        """The script of a batch job, as submitted. Only its owner (or an operator) may ask."""
+        argv = ("scontrol", "write", "batch_script", job_argument(job_id), "-")
+        return self._run(argv, retry=True).stdout
+
+    def jobs(self, user: str | None = None, states: Collection[str] | None = None) -> list[Job]:
+        """All jobs that slurmctld still knows, finished ones too, filtered by owner and state.
+
+        A job whose text cannot be read in one way only (a name that imitates a record) is left
+        out: nobody may hide another's job behind his own.
+        """
+        argv = ("scontrol", "-a", "-o", "show", "job")
+        found: list[Job] = []
+        for line in parse.split_records(self._run(argv, retry=True).stdout, "job"):
+            try:
+                job = job_from(parse.fields(line, "job"))
+            except ParseError:
+                continue
+            if (user is None or job.user == user) and (states is None or job.state in states):
+                found.append(job)
+        return found
+
+    def job_states(self) -> dict[int, str]:
+        """Job id → base state of every job that slurmctld still knows: short, no free text."""
+        argv = ("squeue", "-h", "-a", "-t", "all", "-o", "%A|%T")
+        out: dict[int, str] = {}
+        for line in self._run(argv, retry=True).stdout.splitlines():
+            number, bar, state = line.strip().partition("|")
+            if bar and number.isascii() and number.isdigit():
+                out[int(number)] = state
+        return out
+
+    def nodes(self, names: Iterable[str] | None = None) -> dict[str, Node]:
+        """Nodes by name; those that Slurm does not know are missing from the answer."""
+        return self._nodes(names, self._until())
+
+    def _nodes(self, names: Iterable[str] | None, until: float) -> dict[str, Node]:
+        argv: tuple[str, ...] = ("scontrol", "-a", "-o", "show", "node")
+        if names is not None:
+            folded = self._folded(argv, names)
+            if not folded:
+                return {}
+            argv = (*argv, folded)
+        done = self._run(argv, until=until, retry=True, allow=("not_found",))
+        out: dict[str, Node] = {}
+        for record in self._records(argv, done.stdout, "node"):
+            try:
+                node = node_from(record)
+            except ParseError as error:
+                raise SlurmError("other", argv, str(error)) from error
+            out[node.name] = node
+        return out
+
+    def partitions(self) -> dict[str, Partition]:
+        """All partitions by name, hidden ones too."""
+        argv = ("scontrol", "-a", "-o", "show", "partition")
+        text = self._run(argv, retry=True).stdout
+        try:
+            found = [partition_from(r) for r in self._records(argv, text, "partition")]
+        except ParseError as error:
+            raise SlurmError("other", argv, str(error)) from error
+        return {partition.name: partition for partition in found}
+
+    # ---- inside
+
+    def _until(self) -> float:
+        return time.monotonic() + self._deadline_s
+
+    def _run(
+        self,
+        argv: Sequence[str],
+        *,
+        until: float | None = None,
+        input: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        retry: bool = False,
+        allow: Collection[str] = (),
+    ) -> Completed:
+        """Run to the end or the deadline; with ``retry`` once more if time is left for it.
+
+        ``until`` (monotonic seconds) is the deadline of a call that makes several commands.
+        """
+        until = self._until() if until is None else until
+        while True:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise SlurmError("timeout", argv, f"not asked: {self._deadline_s:g} s are over")
+            done = self._runner(argv, left, input, self._query_env if env is None else env, cwd)
+            error = classify(argv, done.returncode, done.stdout, done.stderr)
+            if error is None or error.kind in allow:
+                return done
+            left = until - time.monotonic()
+            if not retry or error.kind != "timeout" or left < 2 * _RETRY_PAUSE_S:
+                raise error
+            retry = False
+            time.sleep(_RETRY_PAUSE_S)
+
+    def _records(self, argv: Sequence[str], text: str, kind: parse.Record) -> list[dict[str, str]]:
+        try:
+            return [parse.fields(line, kind) for line in parse.split_records(text, kind)]
+        except ParseError as error:
+            raise SlurmError("other", argv, str(error)) from error
+
+    def _typed(self, argv: Sequence[str], record: Mapping[str, str]) -> Job:
+        try:
+            return job_from(record)
+        except ParseError as error:
+            raise SlurmError("other", argv, str(error)) from error
+
+    def _folded(self, argv: Sequence[str], names: Iterable[str]) -> str:
+        try:
+            return values.fold(names)
+        except ParseError as error:
+            raise SlurmError("invalid", argv, str(error)) from error
+
+    def _one_node(self, node: str, until: float) -> Node:
+        argv = ("scontrol", "show", "node", node)
+        found = self._nodes([node], until)
+        if node not in found:
+            raise SlurmError("not_found", argv, f"Slurm knows no node {node}")
+        return found[node]
+
+
+def job_argument(job_id: int | str) -> str:
+    text = str(job_id)
+    if _JOB_ID.fullmatch(text) is None:
+        raise SlurmError("invalid", ("job", text[:40]), f"not a job id: {text[:40]!r}")
+    return text

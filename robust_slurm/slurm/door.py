@@ -1,0 +1,211 @@
+"""The one door to Slurm: every question and every order of the project goes through ``Slurm``.
+
+Synchronous, each call bounded by a deadline in seconds. A call that fails raises SlurmError; none
+retries beyond its deadline. With slurmctld down a command blocks 9-18 s by itself, so expect
+``timeout`` or ``unreachable`` and ask ``ping()``, which answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from robust_slurm.slurm.ask import Questions, job_argument
+from robust_slurm.slurm.errors import SlurmError
+from robust_slurm.slurm.model import Node
+from robust_slurm.slurm.run import without_slurm
+
+REASON_PREFIX = "robust:"
+# Set by slurmctld on a node that stopped answering and cleared when it comes back: nobody's word.
+_AUTOMATIC_REASONS = frozenset({"not responding"})
+_REASON_LENGTH = 200  # characters; more is unreadable in sinfo -R
+
+
+@dataclass(frozen=True)
+class DrainResult:
+    """What came of drain() or undrain(): whether the order was given, and the node before it."""
+
+    done: bool
+    before: Node
+
+
+class Slurm(Questions):
+    """Slurm as this machine's commands reach it. Safe to use from several threads."""
+
+    # ---- orders about jobs
+
+    def shrink(self, job_id: int | str, keep: Sequence[str], cwd: Path | None = None) -> None:
+        """Release every node from a running job but ``keep``. It is no error if that is done.
+
+        Reads the job first: on a pending job the same order would pin it to these nodes.
+        scontrol may leave resize scripts in its directory, so it gets a private one (under
+        ``cwd``, default the system's) that is deleted. SlurmError ``conflict`` if the job does not
+        run, or if this release takes no second update of it (see the message).
+        """
+        until = self._until()
+        job = self._job(job_id, until)
+        argv: tuple[str, ...] = ("scontrol", "update", f"JobId={job_argument(job_id)}")
+        if not job.running:
+            raise SlurmError("conflict", argv, f"the job is {job.state}, not RUNNING")
+        wanted = set(keep)
+        left = [name for name in job.nodes if name in wanted]
+        if not left:
+            raise SlurmError("invalid", argv, f"none of the nodes to keep is in {job.nodes}")
+        if len(left) == len(job.nodes):
+            return
+        argv = (*argv, f"NodeList={self._folded(argv, left)}")
+        try:
+            with tempfile.TemporaryDirectory(prefix="robust-shrink-", dir=cwd) as scratch:
+                self._run(argv, until=until, cwd=Path(scratch))
+        except OSError as error:
+            raise SlurmError("other", argv, f"no directory to run it in: {error}") from error
+        except SlurmError as error:
+            if error.kind in ("unreachable", "version", "denied"):
+                raise
+            try:  # a time-out may have come after the deed, and a lost node may be gone already
+                now = self._job(job_id, self._until())
+            except SlurmError:
+                raise error from None
+            if not (now.running and set(now.nodes) <= wanted):
+                raise
+
+    def requeue(self, job_id: int | str) -> None:
+        """Put a batch job back in the queue. ``conflict`` if it is pending already."""
+        self._run(("scontrol", "requeue", job_argument(job_id)))
+
+    def cancel(self, job_id: int | str, signal: str | None = None) -> None:
+        """Cancel a job, or send its steps a signal. A job that is gone is no error."""
+        argv: tuple[str, ...] = ("scancel", job_argument(job_id))
+        if signal is not None:
+            argv = ("scancel", f"--signal={signal}", job_argument(job_id))
+        try:
+            self._run(argv, retry=True)
+        except SlurmError as error:
+            gone = "already completing or completed" in error.message.lower()
+            if not (gone or error.kind == "not_found"):
+                raise
+
+    def update_job(
+        self,
+        job_id: int | str,
+        *,
+        partition: str | None = None,
+        exclude: Sequence[str] | None = None,
+        start_time: float | str | None = None,
+        requeue: bool | None = None,
+        comment: str | None = None,
+        num_nodes: int | None = None,
+        required: Sequence[str] | None = None,
+    ) -> None:
+        """Change a job in one request; None leaves a field as it is.
+
+        ``partition`` may be a list "train,standby"; an empty ``exclude`` or ``required`` (node
+        names the job insists on) clears the list; ``start_time`` is seconds since 1970 or Slurm's own words ("now"). Partition and exclude
+        are refused (``conflict``) while the job runs.
+        """
+        argv: tuple[str, ...] = ("scontrol", "update", f"JobId={job_argument(job_id)}")
+        changes: list[str] = []
+        if partition is not None:
+            changes.append(f"Partition={partition}")
+        if exclude is not None:
+            changes.append(f"ExcNodeList={self._folded(argv, exclude)}")
+        if start_time is not None:
+            changes.append(f"StartTime={_start_time(start_time)}")
+        if requeue is not None:
+            changes.append(f"Requeue={int(requeue)}")
+        if comment is not None:
+            changes.append(f"Comment={printable(comment, 1000)}")
+        if num_nodes is not None:
+            changes.append(f"NumNodes={num_nodes}")
+        if required is not None:
+            changes.append(f"ReqNodeList={self._folded(argv, required)}")
+        if changes:
+            self._run((*argv, *changes), retry=True)
+
+    def submit(
+        self,
+        script: str,
+        *,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> int:
+        """Submit a batch script (its text begins with "#!") and return the job id.
+
+        The job gets ``env`` (default: this process's) in full, less what describes the job that
+        we run in; values may hold commas and newlines, since nothing passes through --export's
+        list. Never retried: after a time-out the job may exist.
+        """
+        argv = ("sbatch", "--parsable", "--export=ALL", *args)
+        base = without_slurm(self._environ)
+        given = base if env is None else without_slurm(env)
+        reach = {name: base[name] for name in base if name.startswith("SLURM")}
+        full = {"PATH": self._environ.get("PATH", os.defpath)} | given | reach
+        printed = self._run(argv, input=script, env=full, cwd=cwd).stdout
+        match = re.search(r"^(\d+)(;|$)", printed.strip(), re.MULTILINE)
+        if match is None:
+            raise SlurmError("other", argv, f"sbatch printed no job id: {printed[:200]!r}")
+        return int(match[1])
+
+    # ---- orders about nodes (operators only)
+
+    def drain(self, node: str, reason: str) -> DrainResult:
+        """Drain one node, unless somebody else's reason stands there already.
+
+        One node per call: Slurm applies a list partly and still reports failure. The reason is
+        made printable, short, and starts with our prefix. Reading and writing are two requests,
+        so an operator's drain in the few milliseconds between them can be overwritten.
+        """
+        until = self._until()
+        before = self._one_node(node, until)
+        text = before.reason or ""
+        ours = not text or text.startswith(REASON_PREFIX) or text.lower() in _AUTOMATIC_REASONS
+        if not ours:
+            return DrainResult(False, before)
+        words = printable(reason, _REASON_LENGTH)
+        if not words.startswith(REASON_PREFIX):
+            words = printable(f"{REASON_PREFIX} {words}", _REASON_LENGTH)
+        self._run(
+            ("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={words}"),
+            until=until,
+            retry=True,
+        )
+        return DrainResult(True, before)
+
+    def undrain(self, node: str, expect_reason_prefix: str = REASON_PREFIX) -> DrainResult:
+        """Take a drain back, only if the node is drained for a reason with this prefix.
+
+        UNDRAIN, not RESUME: a node that is also DOWN stays so.
+        """
+        until = self._until()
+        before = self._one_node(node, until)
+        mine = (before.reason or "").startswith(expect_reason_prefix)
+        if "DRAIN" not in before.state or not mine:
+            return DrainResult(False, before)
+        self._run(
+            ("scontrol", "update", f"NodeName={node}", "State=UNDRAIN"), until=until, retry=True
+        )
+        return DrainResult(True, before)
+
+
+def printable(text: str, length: int) -> str:
+    """Text that can stand in a reason or a comment: one line, no control characters.
+
+    Quotes go (scontrol strips a pair of them), and brackets become round, since Slurm signs a
+    reason with "[who@when]".
+    """
+    table = str.maketrans({"[": "(", "]": ")", '"': None, "'": None})
+    spaced = "".join(c if c.isprintable() else " " for c in text.translate(table))
+    return " ".join(spaced.split())[:length].rstrip()
+
+
+def _start_time(value: float | str) -> str:
+    """Slurm's time argument; it reads wall-clock times in the local zone only."""
+    if isinstance(value, str):
+        return value
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(value))

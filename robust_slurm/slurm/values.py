@@ -1,0 +1,163 @@
+"""Slurm's ways of writing times, sizes, states and node lists, as Python values. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+_NOTHING = frozenset({"", "(null)", "none", "n/a", "unknown", "none assigned", "n/s", "invalid"})
+_ENDLESS = frozenset({"UNLIMITED", "INFINITE", "PARTITION_LIMIT", "NONE", "INVALID", "NOT_SET"})
+
+# Suffixes of `sinfo` and of old `scontrol` state names.
+_SYMBOLS = {
+    "*": "NOT_RESPONDING",
+    "~": "POWERED_DOWN",
+    "#": "POWERING_UP",
+    "!": "POWER_DOWN",
+    "%": "POWERING_DOWN",
+    "$": "MAINTENANCE",
+    "@": "REBOOT_REQUESTED",
+    "^": "REBOOT_ISSUED",
+    "-": "PLANNED",
+}
+_STATE_NAMES: dict[str, tuple[str, ...]] = {
+    "ALLOC": ("ALLOCATED",),
+    "MIX": ("MIXED",),
+    "COMP": ("COMPLETING",),
+    "MAINT": ("MAINTENANCE",),
+    "RESV": ("RESERVED",),
+    "NO_RESPOND": ("NOT_RESPONDING",),
+    "INVAL": ("INVALID_REG",),
+    "DRAINED": ("IDLE", "DRAIN"),
+    "DRAINING": ("ALLOCATED", "DRAIN"),
+    "DRNG": ("ALLOCATED", "DRAIN"),
+    "FAILING": ("ALLOCATED", "FAIL"),
+}
+
+
+class ParseError(ValueError):
+    """Text that Slurm is not known to print, or that cannot be read in one way only."""
+
+
+def optional(value: str | None) -> str | None:
+    """The value, or None for the many ways in which Slurm writes "nothing"."""
+    if value is None or value.strip().lower() in _NOTHING:
+        return None
+    return value
+
+
+def integer(value: str | None, default: int = 0) -> int:
+    """The leading integer ("1-1" is 1, "4000M" is 4000), or the default."""
+    match = re.match(r"\s*(-?\d{1,18})", value or "")
+    return int(match[1]) if match else default
+
+
+def epoch(value: str | None) -> float | None:
+    """A time stamp as seconds since 1970: digits (SLURM_TIME_FORMAT=%s) or local ISO."""
+    text = optional(value)
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit() and len(text) < 13:
+        return float(text)
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def duration_s(value: str | None) -> int | None:
+    """Seconds of "D-HH:MM:SS", "HH:MM:SS", "MM:SS", "D-HH" or plain minutes; None if endless."""
+    text = (value or "").strip()
+    if text.upper() in _ENDLESS or optional(text) is None:
+        return None
+    match = re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,2}))?(?::(\d{1,2}))?", text, re.ASCII)
+    if match is None:
+        return None
+    days, first, second, third = (int(part) if part else 0 for part in match.groups())
+    if match[1] is not None:
+        return days * 86400 + first * 3600 + second * 60 + third
+    if match[4] is not None:
+        return first * 3600 + second * 60 + third
+    if match[3] is not None:
+        return first * 60 + second
+    return first * 60
+
+
+def megabytes(value: str | None) -> int | None:
+    """MiB of "500M", "1.50G", "4000" (already MiB); None for nothing and for 0 (no limit)."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)([KMGTP]?)[Bc n]?", value or "", re.ASCII)
+    if match is None:
+        return None
+    unit = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}[match[2]]
+    return round(float(match[1]) * unit) or None
+
+
+def state_flags(value: str) -> frozenset[str]:
+    """A node's state as a set: "IDLE+DRAIN*" is {IDLE, DRAIN, NOT_RESPONDING}."""
+    flags: set[str] = set()
+    for word in value.upper().split("+"):
+        name = word.strip()
+        while name and name[-1] in _SYMBOLS:
+            flags.add(_SYMBOLS[name[-1]])
+            name = name[:-1]
+        if name:
+            flags.update(_STATE_NAMES.get(name, (name,)))
+    return frozenset(flags)
+
+
+def gres_option(value: str | None) -> str | None:
+    """TresPerNode as ``--gres`` takes it: "gres:gpu:h100:4" and "gres/gpu=4" lose their head."""
+    text = optional(value)
+    if text is None:
+        return None
+    wanted = [
+        re.sub(r"^gres[:/]", "", item).replace("=", ":")
+        for item in text.split(",")
+        if item.startswith(("gres:", "gres/"))
+    ]
+    return ",".join(wanted) or None
+
+
+def expand(value: str | None) -> tuple[str, ...]:
+    """The node names of a folded list, in Slurm's order, each once."""
+    text = optional(value)
+    if text is None:
+        return ()
+    names: dict[str, None] = {}
+    try:
+        for item in _top_level(text):
+            names.update(dict.fromkeys(NodeSet(item, resolver=RESOLVER_NOGROUP)))
+    except NodeSetException as error:
+        raise ParseError(f"not a node list: {text[:80]!r}: {error}") from error
+    return tuple(names)
+
+
+def _top_level(text: str) -> Iterator[str]:
+    """The parts between commas that are in no bracket."""
+    depth, start = 0, 0
+    for index, char in enumerate(text):
+        depth += {"[": 1, "]": -1}.get(char, 0)
+        if char == "," and depth == 0:
+            yield text[start:index]
+            start = index + 1
+    yield text[start:]
+
+
+def fold(names: Iterable[str]) -> str:
+    """Node names as one list for a command line, e.g. "n[1-3],x5". One bracket per item.
+
+    Only the last index is folded, which every release reads also for names like "r1-n2".
+    """
+    nodes = NodeSet(resolver=RESOLVER_NOGROUP)
+    nodes.fold_axis = (-1,)
+    try:
+        for name in names:
+            if re.fullmatch(r"[A-Za-z0-9_.-]{1,255}", name, re.ASCII) is None:
+                raise ParseError(f"not a node name: {name[:80]!r}")
+            nodes.update(NodeSet(name, resolver=RESOLVER_NOGROUP))
+    except NodeSetException as error:
+        raise ParseError(f"not a node name: {error}") from error
+    return str(nodes)

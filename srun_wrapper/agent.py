@@ -1,0 +1,391 @@
+"""The node's agent: the shim with local id 0 speaks for its whole node.
+
+It holds the node's only connection to the supervisor, passes orders to the node's other shims,
+reads the ranks' beat records, and decides alone what to do when the supervisor is silent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from robust_slurm.record import BeatReader, scan
+from srun_wrapper.link import Link
+from srun_wrapper.loop import Loop
+from srun_wrapper.messages import (
+    Ack,
+    Event,
+    Exited,
+    Finish,
+    Hello,
+    Inspected,
+    Message,
+    PeerAsk,
+    PeerSay,
+    RankBeat,
+    Report,
+    Signalled,
+    SlotHello,
+    SlotLost,
+    SlotWelcome,
+    Start,
+    Started,
+    Stop,
+    Stopped,
+    decode_ask,
+    decode_from_shim,
+    decode_to_agent,
+)
+from srun_wrapper.ports import free_port
+from srun_wrapper.silence import Contact, Verdict, judge_silence
+
+FAST = 0.05  # look at the records this often until every rank has made its first beat
+RETRY = 0.25
+CONNECT_TIMEOUT = 1.0
+QUIET = 1.5  # s without an answer to our reports before the connection is made anew
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this shim stands in the real step, from Slurm's environment."""
+
+    job_id: int
+    step_id: str
+    node_index: int
+    node: str
+    local: int
+    task: int
+    local_tasks: int
+    step_nodes: int
+    step_tasks: int
+    companion: int
+    server: str  # the supervisor's host
+    port: int
+
+
+class Agent:
+    """See the module. ``own`` takes orders for the slot of this very process."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        place: Place,
+        key: bytes,
+        run_dir: Path,
+        own: Callable[[Message], None],
+        abandoned: Callable[[Verdict, Start | None], None],
+    ) -> None:
+        self._loop = loop
+        self._place = place
+        self._key = key
+        self._run_dir = run_dir
+        self._own = own
+        self._abandoned = abandoned
+        self._links: dict[int, Link] = {}
+        self._tasks: dict[int, int] = {place.local: place.task}
+        self._slot_of: dict[Link, int] = {}
+        self._numbers = 0
+        self._unacked: list[Event] = []
+        self._acked = 0
+        self._interval = 0.5
+        self._start: Start | None = None
+        self._stopped: dict[int, Stopped] = {}
+        self._stopping_epoch = 0
+        self._readers: dict[int, BeatReader] = {}
+        self._first_beats: set[int] = set()
+        self._samples: dict[int, dict[int, Inspected]] = {}
+        self._contact = Contact(since=time.monotonic())
+        self._server: Link | None = None
+        self._finished = False
+        self._listener = self._listen_shims()
+        self._probe = self._listen_probe()
+        if place.local_tasks == 1:
+            self._connect()
+        self._tick()
+
+    # -- the node's other shims
+
+    def _listen_shims(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(shim_address(self._key, self._place))
+        sock.listen(1024)
+        sock.setblocking(False)
+        self._loop.watch(sock, lambda _mask: self._accept_shim(sock), write=False)
+        return sock
+
+    def _accept_shim(self, sock: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            peer, _ = sock.accept()
+            Link(
+                self._loop,
+                peer,
+                self._key,
+                server=True,
+                on_payload=self._from_shim,
+                on_close=self._shim_gone,
+            )
+
+    def _from_shim(self, link: Link, payload: bytes) -> None:
+        try:
+            message = decode_from_shim(payload)
+        except msgspec.MsgspecError:
+            link.close("message not understood")
+            return
+        if isinstance(message, SlotHello):
+            self._links[message.local] = link
+            self._tasks[message.local] = message.task
+            self._slot_of[link] = message.local
+            link.send(SlotWelcome(str(self._run_dir)))
+            if len(self._tasks) == self._place.local_tasks and self._server is None:
+                self._connect()
+        else:
+            self.from_slot(self._slot_of.get(link, -1), message)
+
+    def _shim_gone(self, link: Link, _reason: str) -> None:
+        local = self._slot_of.pop(link, -1)
+        if local >= 0 and self._links.get(local) is link and not self._finished:
+            del self._links[local]
+            self._event(SlotLost(0, local))
+
+    # -- from the slots, this process's own included
+
+    def from_slot(self, local: int, message: Message) -> None:
+        if isinstance(message, Stopped):
+            self._stopped[local] = message
+            self._check_stopped()
+        elif isinstance(message, Inspected):
+            got = self._samples.setdefault(message.token, {})
+            got[local] = message
+            if len(got) >= len(self._links) + 1:
+                samples = tuple(m.samples[0] for _, m in sorted(got.items()))
+                del self._samples[message.token]
+                self._to_server(Inspected(message.token, message.window, samples))
+        elif isinstance(message, Started | Exited | Signalled):
+            self._event(message)
+
+    def signalled(self, signum: int) -> None:
+        self._event(Signalled(0, signum))
+
+    def _check_stopped(self) -> None:
+        waiting = {self._place.local, *self._links} - set(self._stopped)
+        if waiting or not self._stopping_epoch:
+            return
+        stuck = tuple(pid for message in self._stopped.values() for pid in message.stuck)
+        epoch, self._stopping_epoch = self._stopping_epoch, 0
+        self._stopped.clear()
+        self._event(Stopped(0, epoch, free_port(), stuck))
+
+    def _event(self, message: Event) -> None:
+        self._numbers += 1
+        message.number = self._numbers
+        self._unacked.append(message)
+        self._to_server(message)
+
+    def _to_server(self, message: Message) -> None:
+        if self._server is not None and self._server.ready:
+            self._server.send(message)
+
+    # -- the supervisor
+
+    def _connect(self) -> None:
+        if self._finished:
+            return
+        family = socket.AF_INET6 if ":" in self._place.server else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            sock.connect((self._place.server, self._place.port))
+        link = Link(
+            self._loop,
+            sock,
+            self._key,
+            server=False,
+            on_payload=self._from_server,
+            on_close=self._server_gone,
+            on_ready=self._introduce,
+        )
+        self._server = link
+        self._loop.later(CONNECT_TIMEOUT, lambda: None if link.ready else link.close("timed out"))
+
+    def _introduce(self, link: Link) -> None:
+        place = self._place
+        self._contact.refused_since = None
+        link.send(
+            Hello(
+                place.job_id,
+                place.step_id,
+                place.node_index,
+                place.node,
+                tuple(task for _, task in sorted(self._tasks.items())),
+                place.step_nodes,
+                place.step_tasks,
+                self._probe.getsockname()[1],
+                free_port(),
+                place.companion,
+                self._start.epoch if self._start else 0,
+                self._acked,
+            )
+        )
+        for event in self._unacked:
+            link.send(event)
+
+    def _from_server(self, link: Link, payload: bytes) -> None:
+        self._contact.heard(time.monotonic())
+        try:
+            order = decode_to_agent(payload)
+        except msgspec.MsgspecError as err:
+            link.close(f"order not understood: {err}")
+            return
+        if isinstance(order, Ack):
+            self._acked = order.seen
+            self._interval = order.interval
+            self._unacked = [e for e in self._unacked if e.number > order.seen]
+            return
+        if isinstance(order, Start):
+            self._stopping_epoch = self._start.epoch if self._start else -1
+            self._start = order
+            self._first_beats.clear()
+            self._forget_records(order.epoch)
+        elif isinstance(order, Stop):
+            self._stopping_epoch = order.epoch or -1
+        elif isinstance(order, Finish):
+            self._finished = True
+        self.broadcast(order)
+
+    def broadcast(self, order: Message) -> None:
+        """Give an order to every slot of this node."""
+        if isinstance(order, Start | Stop):
+            self._stopped.clear()
+        for shim in self._links.values():
+            shim.send(order)
+        self._own(order)
+
+    def _server_gone(self, link: Link, reason: str) -> None:
+        if self._server is link:
+            self._server = None
+            now = time.monotonic()
+            if link.ready_once:
+                self._connect()  # a live connection broke: make it again at once
+                return
+            self._contact.lost(now, refused="refused" in reason, accepted=link.connected)
+            self._loop.later(RETRY, self._connect)
+
+    def _watch_supervisor(self) -> None:
+        silent = time.monotonic() - self._contact.since
+        if silent > max(QUIET, 2.2 * self._interval) and self._server and self._server.ready:
+            self._server.close("silent")  # the new attempt shows whether the host is there
+        verdict = judge_silence(self._contact, time.monotonic())
+        if verdict is not Verdict.FINE:
+            self._finished = True
+            self._abandoned(verdict, self._start)
+            return
+
+    # -- being probed by the supervisor and by other agents
+
+    def _listen_probe(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._place.server else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.bind(("", 0))
+        sock.listen(64)
+        sock.setblocking(False)
+        self._loop.watch(sock, lambda _mask: self._accept_probe(sock), write=False)
+        return sock
+
+    def _accept_probe(self, sock: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            peer, _ = sock.accept()
+            link = Link(
+                self._loop,
+                peer,
+                self._key,
+                server=True,
+                on_payload=self._answer_peer,
+                on_close=lambda _link, _reason: None,
+            )
+            self._loop.later(5.0, link.close)
+
+    def _answer_peer(self, link: Link, payload: bytes) -> None:
+        try:
+            ask: PeerAsk = decode_ask(payload)
+        except msgspec.MsgspecError:
+            link.close("not a question")
+            return
+        if ask.job_id == self._place.job_id and self._start is not None:
+            silent = time.monotonic() - self._contact.since
+            link.send(PeerSay(self._start.index, silent))
+
+    # -- heartbeats
+
+    def _tick(self) -> None:
+        if self._finished:
+            return
+        self._watch_supervisor()
+        beats = self._read_beats()
+        fresh = {b.local for b in beats if b.beats} - self._first_beats
+        self._first_beats |= fresh
+        now = time.monotonic()
+        if self._start is not None and (fresh or now >= self._contact.report_at):
+            self._contact.report_at = now + self._interval
+            self._to_server(Report(self._start.epoch, tuple(beats)))
+        elif now >= self._contact.report_at:
+            self._contact.report_at = now + self._interval
+            self._to_server(Report(0, ()))
+        waiting = self._start is not None and len(self._first_beats) < len(self._start.ranks)
+        self._loop.later(FAST if waiting else self._interval, self._tick)
+
+    def _forget_records(self, epoch: int) -> None:
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+        for path in self._run_dir.glob("*.beat"):
+            number = path.name.partition("-")[0]
+            if number.isdigit() and int(number) < epoch - 1:
+                path.unlink(missing_ok=True)
+
+    def _read_beats(self) -> list[RankBeat]:
+        if self._start is None:
+            return []
+        for local, path in scan(str(self._run_dir), self._start.epoch).items():
+            if local not in self._readers:
+                self._readers[local] = BeatReader(path)
+        beats = []
+        now = time.monotonic()
+        for local, reader in self._readers.items():
+            beat = reader.read()
+            if beat is None:
+                continue
+            beats.append(
+                RankBeat(
+                    local,
+                    beat.step,
+                    beat.beats,
+                    max(0.0, now - beat.t_mono) if beat.beats else 0.0,
+                    beat.phase,
+                    max(0.0, now - beat.phase_since) if beat.phase else 0.0,
+                    beat.source or "",
+                    beat.loss,
+                    beat.grad_norm,
+                )
+            )
+        return beats
+
+    def close(self) -> None:
+        """Give sockets back; pending messages to the shims have been sent."""
+        for link in self._links.values():
+            link.close()
+        for sock in (self._listener, self._probe):
+            self._loop.forget(sock)
+            sock.close()
+
+
+def shim_address(key: bytes, place: Place) -> bytes:
+    """Abstract socket name that only holders of the step's key can compute."""
+    where = f"{place.job_id}.{place.step_id}.{place.node_index}".encode()
+    return b"\0robust-" + hashlib.blake2b(where, key=key[:64], digest_size=16).hexdigest().encode()

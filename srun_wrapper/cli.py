@@ -1,0 +1,183 @@
+"""robust-srun: takes srun's place in an sbatch script."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from robust_slurm.config import Config, ConfigError, flags, help_text, load
+from robust_slurm.ledger import StateDirError, prepare
+from robust_slurm.slurm import Slurm
+from srun_wrapper import output
+from srun_wrapper.layout import plan_step
+from srun_wrapper.report import say
+from srun_wrapper.sinks import OutputPlan
+from srun_wrapper.srun_options import SrunCommand, UsageError, split
+from srun_wrapper.step_request import StepRequest, effective
+from srun_wrapper.steps import Launch
+from srun_wrapper.supervisor import Supervisor
+from srun_wrapper.task import TaskOptions
+
+BAD_INPUT = 2
+OUTPUT_VARIABLES = {
+    "label": "SLURM_LABELIO",
+    "output": "SLURM_STDOUTMODE",
+    "error": "SLURM_STDERRMODE",
+}
+NO_KILL_LINE = "#SBATCH --no-kill"
+
+
+def main() -> NoReturn:
+    try:
+        code = run(sys.argv[1:], os.environ)
+    except (UsageError, ConfigError, StateDirError) as err:
+        say(f"error: {err}")
+        code = BAD_INPUT
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def run(argv: list[str], env: Mapping[str, str]) -> int:
+    """Returns the exit code. Raises UsageError, ConfigError or StateDirError for bad input."""
+    command = split(argv, flags())
+    if "robust-help" in command.robust:
+        print(help_text())
+        return 0
+    if shutil.which("srun") is None:
+        raise UsageError("srun is not on PATH: Slurm's commands must be installed on this host")
+    if command.informational:
+        os.execvp("srun", ["srun", *argv])
+    config = load(command.robust, env)
+    check_regex(config)
+    nodes = allocation(env)
+    request = effective(command, env)
+    plan = plan_step(request, nodes, config.spares, env.get("SLURM_TASKS_PER_NODE"))
+    prepare(config.job_dir(int(env["SLURM_JOB_ID"])))
+    warn(config, env)
+    command, kept, out, companion = take_output(command, request, env)
+    options = TaskOptions(
+        out,
+        config.auto,
+        config.progress_regex,
+        request.pty,
+        str(config.state_dir),
+        config.standby_partition,
+        config.requeue == "auto",
+    )
+    launch = Launch(command, plan, options, kept, companion)
+    return asyncio.run(supervise(config, launch))
+
+
+async def supervise(config: Config, launch: Launch) -> int:
+    return await Supervisor(config, launch, Slurm()).run()
+
+
+def allocation(env: Mapping[str, str]) -> int:
+    """Number of nodes of the allocation that we run in. UsageError outside one."""
+    job = env.get("SLURM_JOB_ID", "")
+    nodes = env.get("SLURM_JOB_NUM_NODES") or env.get("SLURM_NNODES") or ""
+    if not job.isdigit() or not nodes.isdigit():
+        raise UsageError(
+            "no allocation: robust-srun runs inside a job (SLURM_JOB_ID is not set); "
+            "use it in an sbatch script or after salloc"
+        )
+    return int(nodes)
+
+
+def check_regex(config: Config) -> None:
+    try:
+        re.compile(config.progress_regex)
+    except re.error as err:
+        raise UsageError(f"--robust-progress-regex={config.progress_regex!r}: {err}") from None
+
+
+def warn(config: Config, env: Mapping[str, str]) -> None:
+    """Say at the start what will only hurt later."""
+    script = batch_script(env)
+    if script is not None and not has_no_kill(script, env):
+        say(
+            "warning: this job is not known to have --no-kill, so Slurm may end it when it sees "
+            f"a lost node first; add this line to the script: {NO_KILL_LINE}"
+        )
+
+
+def batch_script(env: Mapping[str, str]) -> str | None:
+    """The text of the batch script that we run in, from our ancestors' command lines."""
+    if env.get("ENVIRONMENT") != "BATCH":
+        return None
+    pid = os.getppid()
+    for _ in range(8):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+            for word in words:
+                if word.endswith("/slurm_script"):
+                    return Path(word).read_text(errors="replace")
+            status = Path(f"/proc/{pid}/stat").read_text()
+        except (OSError, UnicodeDecodeError):
+            return None
+        pid = int(status.rpartition(")")[2].split()[1])
+        if pid <= 1:
+            return None
+    return None
+
+
+def has_no_kill(script: str, env: Mapping[str, str]) -> bool:
+    if "SBATCH_NO_KILL" in env or "SLURM_NO_KILL" in env:
+        return True
+    directive = re.compile(r"^#SBATCH\s+(.*\s)?(--no-kill\b|-[a-zA-Z]*k\b)(?!=off)", re.MULTILINE)
+    return bool(directive.search(script))
+
+
+def take_output(
+    command: SrunCommand, request: StepRequest, env: Mapping[str, str]
+) -> tuple[SrunCommand, dict[str, str], OutputPlan, tuple[str, ...]]:
+    """Take from srun what depends on task numbers (see ``sinks``).
+
+    Returns the command and environment without it, the shims' part, and the output options that
+    a companion's srun needs to write where the job's own srun does.
+    """
+    kept = dict(env)
+    if request.pty:
+        return command, kept, OutputPlan(), ()
+    taken: dict[str, str] = {}
+    only: dict[str, int] = {}
+    companion: list[str] = []
+    drop = ["label"] if request.label else []
+    streams = (("output", request.output), ("error", request.error))
+    for name, value in streams:
+        mode = output.parse_mode(value)
+        if isinstance(mode, output.File) and output.needs_task(mode.pattern):
+            taken[name] = mode.pattern
+        elif isinstance(mode, output.Task):
+            only[name] = mode.rank
+        elif value is not None:
+            companion += [f"--{name}={value}", "--open-mode=append"]
+            continue
+        drop.append(name)
+    if request.error is None:  # srun: stderr goes where stdout goes
+        for found in (taken, only):
+            if "output" in found:
+                found["error"] = found["output"]  # type: ignore[assignment]
+    for name, variable in OUTPUT_VARIABLES.items():
+        if name in drop:
+            kept.pop(variable, None)
+    plan = OutputPlan(
+        label=request.label,
+        unbuffered=request.unbuffered,
+        append=request.open_mode in ("a", "append"),
+        out=taken.get("output", ""),
+        err=taken.get("error", ""),
+        only_out=only.get("output"),
+        only_err=only.get("error"),
+    )
+    return command.without(drop), kept, plan, tuple(companion)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""From symptoms to a cause and suspects (pure)."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Symptom = Literal["crash", "node_lost", "hang", "stuck"]
+Cause = Literal["node", "user", "transient", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One observation that something is wrong. Times are monotonic seconds."""
+
+    symptom: Symptom
+    at: float  # when it was seen here
+    last_good: float  # the last proof of health before it
+    node: str
+    rank: int | None = None
+    code: int | None = None
+    signal: int | None = None
+    tail: str = ""
+    launched: bool = True
+    evidence: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    symptom: Symptom
+    cause: Cause
+    suspects: tuple[str, ...]  # node names
+    evidence: tuple[str, ...]
+    signature: str  # equal for equal errors, whatever rank or node they hit
+    root: Failure
+
+
+# Errors that a rank reports when *another* rank has died: never the root while there is another.
+CASCADE = re.compile(
+    r"Connection (closed by peer|reset by peer|refused)|Broken pipe|Socket closed"
+    r"|gloo.*(EnforceNotMet|IoException)|\[.*gloo/transport"
+    r"|NCCL.*(remote (process|error)|unhandled system error|ncclRemoteError|connection)"
+    r"|ncclRemoteError|ncclSystemError|DistNetworkError|DistStoreError|TCPStore"
+    r"|recvValue failed|sendBytes failed|Watchdog caught collective operation timeout"
+    r"|Timed out waiting .* for (recv|send) operation|ChildFailedError",
+    re.IGNORECASE,
+)
+
+# Words of the driver, the runtime or the kernel that mean the machine, with the reason to give.
+NODE_ERRORS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), reason)
+    for pattern, reason in (
+        (r"uncorrectable ECC error|ECC error encountered", "uncorrectable memory error of a GPU"),
+        (r"GPU (has )?fallen off the bus|GPU is lost", "GPU fell off the bus"),
+        (r"no CUDA-capable device|CUDA driver initialization failed", "no usable GPU"),
+        (r"CUDA.*(system not yet initialized|system driver mismatch)", "GPU driver or fabric"),
+        (r"\bXid\b.*\b\d+", "Xid in the rank's output"),
+        (r"hardware stack error|CUDA error: unspecified launch failure", "GPU hardware exception"),
+        (r"Stale file handle|Transport endpoint is not connected", "file system mount"),
+        (r"Input/output error", "I/O error"),
+        (r"Read-only file system", "file system went read-only"),
+    )
+)
+FATAL_SIGNALS = {signal.SIGBUS: "bus error (memory or storage of the node)"}
+
+
+def last_error(tail: str) -> str:
+    """The line that names the error: the last exception line of a traceback, else the last line."""
+    lines = [line.rstrip() for line in tail.splitlines() if line.strip()]
+    for line in reversed(lines):
+        if re.match(r"^(\[rank\d+\]:?\s*)?[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b", line):
+            return line
+    return lines[-1].strip() if lines else ""
+
+
+def signature(failure: Failure) -> str:
+    """Equal for the same error on any rank, address or step."""
+    how = f"signal {failure.signal}" if failure.signal else f"exit {failure.code}"
+    text = re.sub(r"^\[rank\d+\]:?\s*", "", last_error(failure.tail))
+    text = re.sub(r"0x[0-9a-fA-F]+|\d+", "#", text)
+    return f"{failure.symptom}: {how}: {text}"[:300]
+
+
+def is_cascade(failure: Failure) -> bool:
+    """True when this rank most likely died of another's death."""
+    if failure.symptom != "crash" or failure.signal == signal.SIGKILL:
+        return False
+    if failure.signal == signal.SIGABRT:
+        return bool(CASCADE.search(failure.tail))
+    return failure.signal is None and bool(CASCADE.search(failure.tail[-2000:]))
+
+
+def root_of(failures: Sequence[Failure]) -> Failure:
+    """The failure that the others follow from: lost nodes first, then the first own death."""
+    order = {"node_lost": 0, "stuck": 1, "crash": 2, "hang": 3}
+    return min(failures, key=lambda f: (is_cascade(f), order[f.symptom], f.at))
+
+
+def diagnose(failures: Sequence[Failure]) -> Diagnosis:
+    """Name the cause and the suspect nodes of failures that were seen together."""
+    root = root_of(failures)
+    lost = tuple(dict.fromkeys(f.node for f in failures if f.symptom in ("node_lost", "stuck")))
+    if root.symptom in ("node_lost", "stuck"):
+        return Diagnosis(root.symptom, "node", lost, root.evidence, root.symptom, root)
+    if root.symptom == "hang":
+        return Diagnosis("hang", "unknown", root.suspects, root.evidence, "hang", root)
+    return _diagnose_crash(root)
+
+
+def _diagnose_crash(root: Failure) -> Diagnosis:
+    how = f"killed by {signal_name(root.signal)}" if root.signal else f"exit code {root.code}"
+    error = last_error(root.tail)
+    evidence = [f"rank {root.rank} on {root.node}: {how}", *([error] if error else [])]
+    sign = signature(root)
+    for pattern, reason in NODE_ERRORS:
+        if pattern.search(root.tail):
+            evidence.append(f"points to the node: {reason}")
+            return Diagnosis("crash", "node", (root.node,), tuple(evidence), sign, root)
+    if root.signal in FATAL_SIGNALS:
+        evidence.append(f"points to the node: {FATAL_SIGNALS[signal.Signals(root.signal)]}")
+        return Diagnosis("crash", "node", (root.node,), tuple(evidence), sign, root)
+    cause: Cause = "unknown"
+    if not root.launched:
+        cause = "user"
+    elif is_cascade(root):
+        cause = "transient"
+    elif root.signal is None:
+        cause = "user"
+    return Diagnosis("crash", cause, (), tuple(evidence), sign, root)
+
+
+def signal_name(signum: int | None) -> str:
+    try:
+        return signal.Signals(signum or 0).name
+    except ValueError:
+        return f"signal {signum}"

@@ -1,0 +1,99 @@
+"""One incident from first symptom to first step: its times, its record, its line for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from srun_wrapper.diagnose import Diagnosis
+from srun_wrapper.ladder import Plan
+
+PHASES = ("detect", "decide", "stop", "replace", "launch", "first_step")
+
+
+@dataclass(slots=True)
+class Incident:
+    """Times are monotonic seconds; a phase runs from the mark before it to its own mark."""
+
+    id: str
+    epoch: int
+    diagnosis: Diagnosis
+    last_good: float
+    detected: float
+    wall: float = field(default_factory=time.time)
+    plan: Plan | None = None
+    marks: dict[str, float] = field(default_factory=dict)
+    swaps: list[tuple[str, str]] = field(default_factory=list)
+    step_before: int | None = None
+    resume_step: int | None = None
+    outcome: str = "open"
+
+    def mark(self, phase: str) -> None:
+        self.marks.setdefault(phase, time.monotonic())
+
+    def phases(self) -> dict[str, float]:
+        """Seconds per phase; a phase that did not happen took 0."""
+        out = {"detect": max(0.0, self.detected - self.last_good)}
+        previous = self.detected
+        for phase in PHASES[1:]:
+            at = self.marks.get(phase, previous)
+            out[phase] = max(0.0, at - previous)
+            previous = max(previous, at)
+        out["total"] = previous - self.last_good
+        return {name: round(seconds, 4) for name, seconds in out.items()}
+
+    @property
+    def lost_steps(self) -> int | None:
+        """Steps that had been done and were done again."""
+        if self.step_before is None or self.resume_step is None:
+            return None
+        return max(0, self.step_before - self.resume_step + 1)
+
+    def record(self, job: int, step_id: str) -> dict[str, Any]:
+        """The line of incidents.jsonl."""
+        return {
+            "id": self.id,
+            "job": job,
+            "step_id": step_id,
+            "epoch": self.epoch,
+            "time": self.wall,
+            "symptom": self.diagnosis.symptom,
+            "cause": self.diagnosis.cause,
+            "suspects": list(self.diagnosis.suspects),
+            "evidence": list(self.diagnosis.evidence),
+            "action": self.plan.action if self.plan else "none",
+            "why": self.plan.why if self.plan else "",
+            "swaps": [list(pair) for pair in self.swaps],
+            "outcome": self.outcome,
+            "phases": self.phases(),
+            "lost_steps": self.lost_steps,
+        }
+
+    def line(self) -> str:
+        """One plain line for stderr."""
+        phases = self.phases()
+        parts = ", ".join(f"{name} {phases[name]:.2f}" for name in PHASES)
+        what = self.diagnosis.symptom.replace("_", " ")
+        where = ",".join(self.diagnosis.suspects) or self.diagnosis.root.node
+        swapped = "".join(f"; {new} took the ranks of {old}" for old, new in self.swaps)
+        steps = "" if self.lost_steps is None else f"; {_count(self.lost_steps)} lost"
+        return (
+            f"recovered from {what} on {where} in {phases['total']:.2f} s ({parts}){swapped}{steps}"
+        )
+
+
+def _count(steps: int) -> str:
+    return "1 step" if steps == 1 else f"{steps} steps"
+
+
+def ettr(elapsed: float, unproductive: float) -> float | None:
+    """Effective training time ratio: productive seconds / elapsed seconds (ByteRobust 2.1)."""
+    if elapsed <= 0:
+        return None
+    return max(0.0, min(1.0, 1.0 - unproductive / elapsed))
+
+
+def describe(evidence: Iterable[str]) -> str:
+    return "; ".join(evidence)

@@ -1,0 +1,98 @@
+"""Which rung of the recovery ladder comes next (pure).
+
+1 restart in place; 2 swap with a spare of the allocation; 3 swap with a companion from the
+standby partition; 4 requeue. Stop when the error is the user's and repeats, or when the budget
+is spent: recoveries in a row without progress. Only progress refills it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from srun_wrapper.diagnose import Diagnosis
+
+Action = Literal["restart", "swap_spare", "swap_companion", "requeue", "stop"]
+GAVE_UP = 120
+NOTHING_LEFT = 121
+REQUEUED = 122
+
+
+@dataclass(slots=True)
+class Budget:
+    """What has failed since the last progress."""
+
+    failures: int = 0
+    signatures: dict[str, int] = field(default_factory=dict)
+    nodes: dict[str, int] = field(default_factory=dict)  # root failures by node
+
+    def spend(self, diagnosis: Diagnosis) -> None:
+        self.failures += 1
+        self.signatures[diagnosis.signature] = self.signatures.get(diagnosis.signature, 0) + 1
+        for node in diagnosis.suspects or (diagnosis.root.node,):
+            if node:
+                self.nodes[node] = self.nodes.get(node, 0) + 1
+
+    def refill(self) -> None:
+        self.failures = 0
+        self.signatures.clear()
+        self.nodes.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a recovery can use now."""
+
+    spares: int
+    companions: int  # how many nodes may still be asked from the standby partition
+    requeue: bool
+    max_restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    action: Action
+    replace: tuple[str, ...]  # nodes that leave the job
+    why: str
+    code: int = 0  # exit code for stop; 0: the failing rank's own
+
+
+def plan(diagnosis: Diagnosis, vacant: tuple[str, ...], budget: Budget, means: Means) -> Plan:
+    """Choose the next action.
+
+    ``vacant``: nodes that are gone and must be replaced whatever else is true. ``budget``
+    already includes this failure.
+    """
+    repeats = budget.signatures.get(diagnosis.signature, 0)
+    if not diagnosis.root.launched:
+        return Plan("stop", (), "the command cannot be run")
+    if diagnosis.cause == "user" and repeats >= 2:
+        return Plan("stop", (), "the same error twice without progress: it is the program's own")
+    if budget.failures > means.max_restarts:
+        code = 0 if diagnosis.symptom == "crash" else GAVE_UP
+        why = f"{means.max_restarts} recoveries in a row brought no progress"
+        return Plan("stop", (), why, code)
+    leave = tuple(dict.fromkeys([*vacant, *suspect_nodes(diagnosis, budget.nodes)]))
+    if not leave:
+        return Plan("restart", (), "no node is to blame: restart in place")
+    if len(leave) <= means.spares:
+        return Plan("swap_spare", leave, "a spare of the allocation takes over")
+    if len(leave) <= means.spares + means.companions:
+        return Plan("swap_companion", leave, "a node of the standby partition takes over")
+    if not vacant:
+        return Plan("restart", (), "no node left to replace the suspect: restart in place")
+    if means.requeue:
+        return Plan("requeue", leave, "no node left to replace the lost one")
+    why = "a node is lost, no spare or standby node is left, and requeueing is not possible"
+    return Plan("stop", leave, why, NOTHING_LEFT)
+
+
+def suspect_nodes(diagnosis: Diagnosis, failures_by_node: Mapping[str, int]) -> tuple[str, ...]:
+    """Nodes to evict: blamed by the evidence, or failing twice without progress."""
+    if diagnosis.cause == "node":
+        return diagnosis.suspects
+    blamed = diagnosis.suspects or (diagnosis.root.node,)
+    if diagnosis.cause == "user" or len(blamed) > 1:
+        return ()
+    return tuple(node for node in blamed if node and failures_by_node.get(node, 0) >= 2)

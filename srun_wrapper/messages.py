@@ -1,0 +1,223 @@
+"""What robust-srun (the supervisor), the node agents and the shims say to each other.
+
+One agent per node (the shim with local id 0) holds the node's only connection to the supervisor;
+the node's other shims talk through it. Messages are msgpack arrays, tagged by their first
+element. New fields go at the end, with a default: an older reader skips what it does not know.
+Times are seconds; ``*_age`` are ages at the moment of sending, because nodes' clocks differ.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Message(msgspec.Struct, array_like=True, tag=True):
+    """Base of all messages; the class name is the tag."""
+
+
+# ---------------------------------------------------------------- shim <-> its node's agent
+
+
+class SlotHello(Message):
+    """A shim reports to its node's agent."""
+
+    local: int  # SLURM_LOCALID
+    task: int  # SLURM_PROCID in the real step
+    pid: int
+
+
+class SlotWelcome(Message):
+    run_dir: str  # directory for the beat records, 0700, in memory
+
+
+# ---------------------------------------------------------------- agent -> supervisor
+
+
+class Hello(Message):
+    """First message of an agent on each connection, also after a lost one."""
+
+    job_id: int
+    step_id: str
+    node_index: int  # SLURM_NODEID in the real step
+    node: str
+    tasks: tuple[int, ...]  # SLURM_PROCID of each slot, by local id
+    step_nodes: int
+    step_tasks: int
+    probe_port: int
+    free_port: int
+    companion: int  # 0: the main step; else the number of the companion request
+    epoch: int  # epoch its ranks run in; 0 when none was started yet
+    seen: int = 0  # highest event number it has already had acknowledged
+
+
+class RankBeat(msgspec.Struct, array_like=True):
+    """The newest heartbeat of one rank."""
+
+    local: int
+    step: int | None
+    beats: int
+    age: float
+    phase: str = ""
+    phase_age: float = 0.0
+    source: str = ""
+    loss: float | None = None
+    grad_norm: float | None = None
+
+
+class Report(Message):
+    """Sent every interval, and at once when something changed."""
+
+    epoch: int
+    beats: tuple[RankBeat, ...]
+
+
+class Event(Message):
+    """Base of what must not be lost: numbered, kept until acknowledged, sent again."""
+
+    number: int
+
+
+class Started(Event):
+    epoch: int
+    local: int
+    pid: int
+
+
+class Exited(Event):
+    """A rank's process ended by itself (not by a Stop order)."""
+
+    epoch: int
+    local: int
+    code: int | None  # exit code, None when a signal ended it
+    signal: int | None
+    age: float
+    tail: str  # the last lines of its stderr
+    launched: bool = True  # False: the command could not be run at all
+
+
+class Stopped(Event):
+    """All processes of this node's ranks of that epoch are gone."""
+
+    epoch: int
+    free_port: int
+    stuck: tuple[int, ...] = ()  # pids that survived SIGKILL
+
+
+class SlotLost(Event):
+    """A shim of this node vanished."""
+
+    local: int
+
+
+class Signalled(Event):
+    """Slurm (scancel, time limit, a shrink) signalled this node's shims."""
+
+    signum: int
+
+
+class Sample(msgspec.Struct, array_like=True):
+    """What one rank's process tree did during an inspection."""
+
+    local: int
+    state: str  # worst of /proc/PID/stat: T stopped, D waiting for I/O, R, S, '' gone
+    cpu: float  # seconds of CPU used in the window
+    io: int  # bytes read and written in the window
+    stack: tuple[str, ...] = ()  # main thread, innermost first, "function (file:line)"
+    moved: bool = False  # stack changed between the start and the end of the window
+
+
+class Inspected(Message):
+    token: int
+    window: float
+    samples: tuple[Sample, ...]
+
+
+# ---------------------------------------------------------------- supervisor -> agent
+
+
+class Ack(Message):
+    """Answer to each Report: the supervisor lives. ``seen``: highest event number received."""
+
+    seen: int
+    interval: float = 0.5
+
+
+class RankStart(msgspec.Struct, array_like=True):
+    local: int
+    rank: int
+    env: dict[str, str]
+
+
+class Peer(msgspec.Struct, array_like=True):
+    """Another agent, to be asked whether it still hears the supervisor."""
+
+    index: int
+    host: str
+    port: int
+
+
+class Start(Message):
+    """Begin an epoch on this node; whatever runs of an older one is stopped first."""
+
+    epoch: int
+    env: dict[str, str]
+    ranks: tuple[RankStart, ...]
+    grace: float
+    index: int  # this node's place in the virtual world
+    first: bool  # nothing ran before in this job
+    nodes: int
+    master: str
+    port: int
+    peers: tuple[Peer, ...] = ()
+
+
+class Stop(Message):
+    epoch: int
+    grace: float
+
+
+class Signal(Message):
+    """Pass a signal to the ranks."""
+
+    signum: int
+
+
+class Inspect(Message):
+    token: int
+    window: float
+
+
+class Finish(Message):
+    """End the shims, each with its rank's own exit (code, signal), by local id."""
+
+    exits: tuple[tuple[int, int], ...]
+
+
+# ---------------------------------------------------------------- agent <-> agent
+
+
+class PeerAsk(Message):
+    job_id: int
+
+
+class PeerSay(Message):
+    """``silent``: seconds since this agent last heard the supervisor."""
+
+    index: int
+    silent: float
+
+
+FromShim = SlotHello | Started | Exited | Stopped | Signalled | Inspected
+ToShim = SlotWelcome | Start | Stop | Signal | Inspect | Finish
+FromAgent = Hello | Report | Started | Exited | Stopped | SlotLost | Signalled | Inspected | PeerAsk
+ToAgent = Ack | Start | Stop | Signal | Inspect | Finish
+ToProbe = PeerAsk
+FromProbe = PeerSay
+
+encode = msgspec.msgpack.Encoder().encode
+decode_from_shim = msgspec.msgpack.Decoder(FromShim).decode
+decode_to_shim = msgspec.msgpack.Decoder(ToShim).decode
+decode_from_agent = msgspec.msgpack.Decoder(FromAgent).decode
+decode_to_agent = msgspec.msgpack.Decoder(ToAgent).decode
+decode_ask = msgspec.msgpack.Decoder(PeerAsk).decode
+decode_say = msgspec.msgpack.Decoder(PeerSay).decode

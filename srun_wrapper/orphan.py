@@ -1,0 +1,171 @@
+"""When the batch host is lost: one surviving agent brings the job back.
+
+Slurm neither lets a job go on without its batch host nor completes it before that node is DOWN
+(SlurmdTimeout, 300 s by default), and the owner cannot shrink it away. So the survivor submits
+the job's own script again, with the lost host excluded, and cancels the old job: the copy starts
+at once. With operator rights (drain = direct) the host is set DOWN instead and the job itself is
+requeued.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from robust_slurm.slurm import Job, Slurm, SlurmError
+from srun_wrapper.agent import Place
+from srun_wrapper.messages import Peer, PeerAsk, PeerSay, Start, decode_say, encode
+from srun_wrapper.requeue import partitions_for
+from srun_wrapper.silence import LOST_HOST
+from srun_wrapper.wire import Codec, WireError
+
+ASK = 1.0  # s for one peer to answer
+AGREE = LOST_HOST / 2  # a peer that has heard nothing for this long agrees
+DEADLINE = 8.0  # s per Slurm command
+
+
+def elected(index: int, answers: Mapping[int, float | None], lost: int | None) -> bool:
+    """Whether the agent at place ``index`` is the one that acts (pure).
+
+    ``answers``: what each asked place said, seconds since it last heard the supervisor; None if
+    it did not answer. ``lost``: the place of the lost host, whose silence says nothing. One
+    peer that still hears the supervisor is a veto: then it is we who are cut off. So is a
+    majority that does not answer. Of those that agree the lowest place acts.
+    """
+    said = {place: silent for place, silent in answers.items() if place not in (index, lost)}
+    if any(silent is not None and silent < AGREE for silent in said.values()):
+        return False
+    answered = [place for place, silent in said.items() if silent is not None]
+    if said and 2 * (len(answered) + 1) < len(said) + 1:
+        return False
+    return all(index < place for place in answered)
+
+
+def ask_peer(peer: Peer, key: bytes, job_id: int) -> float | None:
+    """How long ago that agent last heard the supervisor; None without an authentic answer."""
+    codec = Codec(key, server=False)
+    try:
+        with socket.create_connection((peer.host, peer.port), timeout=ASK) as sock:
+            sock.sendall(codec.preface())
+            end = time.monotonic() + ASK
+            asked = False
+            while time.monotonic() < end:
+                data = sock.recv(1 << 16)
+                if not data:
+                    return None
+                for payload in codec.feed(data):
+                    said: PeerSay = decode_say(payload)
+                    return said.silent
+                if codec.ready and not asked:
+                    asked = True
+                    sock.sendall(codec.seal(encode(PeerAsk(job_id))))
+    except (OSError, WireError, ValueError):
+        return None
+    return None
+
+
+def claim(state_dir: Path, job: Job) -> bool:
+    """Be the only one to act, by an exclusive file beside the job's records."""
+    path = state_dir / "jobs" / str(job.id) / f"rescued.{job.restarts}"
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        return False
+    except OSError:
+        return True  # no shared directory: the election alone decides
+    return True
+
+
+def rescue(
+    place: Place,
+    key: bytes,
+    start: Start,
+    state_dir: Path,
+    standby: str,
+    report: Callable[[str], None],
+) -> None:
+    """Ask the peers, and if this agent is elected bring the job back. Blocks for seconds."""
+    slurm = Slurm(deadline_s=DEADLINE)
+    others = [p for p in start.peers if p.index != start.index]
+    lost = next((p.index for p in others if p.host == place.server), None)
+    answers = {p.index: ask_peer(p, key, place.job_id) for p in others if p.index != lost}
+    if not elected(start.index, answers, lost):
+        report("another agent brings the job back, or it is this node that is cut off")
+        return
+    job_id = int(start.env.get("SLURM_JOB_ID", place.job_id))
+    try:
+        job = slurm.job(job_id)
+        if not job.running:
+            report(f"job {job_id} is {job.state}: nothing to bring back")
+            return
+        if not job.batch:
+            report(f"job {job_id} is interactive: it cannot be brought back")
+            return
+        if not claim(state_dir, job):
+            report("another agent is bringing the job back")
+            return
+        new = resubmit(slurm, job, job.batch_host or "", standby)
+    except SlurmError as err:
+        report(f"cannot bring job {job_id} back: {err}")
+        return
+    report(f"the batch host of job {job_id} is lost: it goes on as job {new}")
+
+
+def resubmit(slurm: Slurm, job: Job, bad: str, standby: str) -> int:
+    """Submit the job's script again without ``bad``, cancel the old job. Returns the new id."""
+    script = slurm.batch_script(job.id)
+    known = slurm.partitions()
+    args = copy_args(job, bad, partitions_for(job, standby if standby in known else ""), os.environ)
+    slurm.cancel(job.id)
+    return slurm.submit(script, args=args, cwd=Path(job.work_dir) if job.work_dir else None)
+
+
+def copy_args(job: Job, bad: str, partition: str, env: Mapping[str, str]) -> list[str]:
+    """sbatch options that make the copy what the job was, whatever its command line said.
+
+    ``env``: of a task of the job; has the size the allocation had before any node left it.
+    """
+    raw = job.raw
+    nodes = env.get("SLURM_JOB_NUM_NODES") or str(job.num_nodes)
+    exclude = ",".join(dict.fromkeys([*job.exclude, *([bad] if bad else [])]))
+    args = [
+        f"--job-name={job.name}",
+        f"--partition={partition}",
+        f"--nodes={nodes}",
+        f"--comment=robust: goes on for job {job.id}",
+        "--no-kill",
+        "--open-mode=append",
+    ]
+    args += [f"--exclude={exclude}"] if exclude else []
+    args += _optional(
+        ("account", job.account),
+        ("qos", job.qos),
+        ("reservation", job.reservation),
+        ("gres", job.tres_per_node),
+        ("constraint", job.features),
+        ("output", raw.get("StdOut")),
+        ("error", raw.get("StdErr")),
+        ("time", raw.get("TimeLimit") if job.time_limit_s else None),
+        ("ntasks-per-node", env.get("SLURM_NTASKS_PER_NODE")),
+        ("cpus-per-task", str(job.cpus_per_task) if job.cpus_per_task > 1 else None),
+        ("mem", f"{job.min_memory_node_mb}M" if job.min_memory_node_mb else None),
+        ("mem-per-cpu", f"{job.min_memory_cpu_mb}M" if job.min_memory_cpu_mb else None),
+    )
+    if job.oversubscribe == "NO":
+        args.append("--exclusive")
+    return args
+
+
+def _optional(*pairs: tuple[str, str | None]) -> Sequence[str]:
+    return [f"--{name}={value}" for name, value in pairs if value and value != "(null)"]
+
+
+def release_companion(place: Place, report: Callable[[str], None]) -> None:
+    """A companion's own allocation ends with the job it was asked for."""
+    try:
+        Slurm(deadline_s=DEADLINE).cancel(place.job_id)
+    except SlurmError as err:
+        report(f"cannot release the standby allocation {place.job_id}: {err}")

@@ -1,0 +1,140 @@
+"""Looking at and ending process trees through /proc."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+_TICK = os.sysconf("SC_CLK_TCK")
+_HAS_CHILDREN_FILE = Path(f"/proc/self/task/{os.getpid()}/children").exists()
+
+
+def become_subreaper() -> None:
+    """Orphans of our descendants become our children, however they detached themselves."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def die_with_parent(signum: int) -> None:
+    """The kernel sends ``signum`` to this process when its parent dies."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+
+
+def _children_by_scan(pid: int) -> list[int]:
+    """For kernels without CONFIG_PROC_CHILDREN: look at every process's parent."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    parent = int(file.read().rpartition(b")")[2].split()[1])
+            except OSError:
+                continue
+            if parent == pid:
+                found.append(int(name))
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of all threads of a process; empty if it is gone."""
+    if not _HAS_CHILDREN_FILE:
+        return _children_by_scan(pid)
+    found: list[int] = []
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found
+    for tid in threads:
+        try:
+            with open(f"/proc/{pid}/task/{tid}/children") as file:
+                found += [int(word) for word in file.read().split()]
+        except OSError:
+            continue
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below ``pid``, parents before children."""
+    found: list[int] = []
+    todo = children(pid)
+    while todo:
+        child = todo.pop()
+        found.append(child)
+        todo += children(child)
+    return found
+
+
+def send(pids: list[int], signum: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signum)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def end_all(pids: list[int]) -> None:
+    send(pids, signal.SIGKILL)
+
+
+def reap() -> dict[int, int]:
+    """Collect all children that have ended: pid -> raw wait status."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = status
+
+
+def childless() -> bool:
+    """True when this process has no child left, not even an adopted or unreaped one."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process tree has used so far."""
+
+    state: str  # the most telling state in it: T, D, R, S
+    cpu: float  # seconds
+    io: int  # bytes read and written through system calls
+
+
+_TELLING = "TtDRSIZX"
+
+
+def usage(pids: list[int]) -> Usage:
+    """Sum over processes; vanished ones count nothing. State '' when none is left."""
+    ticks = 0
+    io = 0
+    states = set()
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        states.add(fields[0].decode())
+        ticks += int(fields[11]) + int(fields[12])
+        try:
+            with open(f"/proc/{pid}/io", "rb") as file:
+                for line in file:
+                    if line.startswith((b"rchar", b"wchar")):
+                        io += int(line.split()[1])
+        except OSError:
+            continue
+    state = next((s for s in _TELLING if s in states), "")
+    return Usage(state.upper(), ticks / _TICK, io)

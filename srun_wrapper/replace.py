@@ -1,0 +1,245 @@
+"""Nodes that leave the job and nodes that come in their place."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from robust_slurm.slurm import Job, SlurmError
+from robust_slurm.slurm.run import without_slurm
+from srun_wrapper import steps
+from srun_wrapper.incident import Incident
+from srun_wrapper.ladder import Means
+from srun_wrapper.messages import Finish, Stop
+from srun_wrapper.report import say
+from srun_wrapper.requeue import put_back
+from srun_wrapper.roster import Node, Role
+
+if TYPE_CHECKING:
+    from srun_wrapper.supervisor import Supervisor
+
+MAX_COMPANIONS = 64
+SLURM_TRIES = 30
+SLURM_PAUSE = 10.0  # s between tries while slurmctld is away
+
+
+class Replacement:
+    """Carries out the part of a plan that concerns nodes."""
+
+    def __init__(self, supervisor: Supervisor, secrets: steps.Secrets) -> None:
+        self._boss = supervisor
+        self._state = supervisor.state
+        self._config = supervisor.config
+        self._secrets = secrets
+        self._numbers = itertools.count(1)
+        self._companions: dict[int, asyncio.subprocess.Process] = {}
+        self._bad: list[str] = []  # every node that ever left this job
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def means(self, companions: int | None = None) -> Means:
+        """What the ladder may count on now."""
+        if companions is None:
+            companions = MAX_COMPANIONS if self._config.standby_partition else 0
+        batch = self._boss.env.get("SLURM_JOB_BATCH_HOST") or self._boss.env.get("ENVIRONMENT")
+        requeue = self._config.requeue == "auto" and bool(batch)
+        spares = len(self._state.spares())
+        return Means(spares, companions, requeue, self._config.max_restarts)
+
+    # -- leaving
+
+    def leave(self, names: tuple[str, ...], incident: Incident) -> None:
+        """Take nodes out of the job: no later epoch will use them."""
+        for name in names:
+            node = self._state.named(name)
+            if node is None:
+                continue
+            if node.role is not Role.LOST:
+                node.role = Role.LOST
+                if node.connection is not None:
+                    node.connection.send(Stop(self._state.world.epoch, 0.0))
+            if name not in self._bad:
+                self._bad.append(name)
+                self._accuse(node, incident)
+
+    def _accuse(self, node: Node, incident: Incident) -> None:
+        diagnosis = incident.diagnosis
+        record = {
+            "job": node.job_id,
+            "user": self._boss.env.get("SLURM_JOB_USER", ""),
+            "time": incident.wall,
+            "symptom": diagnosis.symptom,
+            "evidence": list(diagnosis.evidence),
+        }
+        self._boss.ledger.accuse(node.name, incident.id, record)
+
+    def release(self, incident: Incident) -> None:
+        """Give the nodes that left back to Slurm, beside the running recovery."""
+        gone = [n for n in self._state.nodes.values() if n.role is Role.LOST]
+        for node in gone:
+            if node.connection is not None:
+                exits = tuple((0, 0) for _ in range(node.slots))
+                node.connection.send(Finish(exits))
+            process = self._companions.pop(node.companion, None) if node.companion else None
+            if process is not None and process.returncode is None:
+                process.terminate()
+        names = [n.name for n in gone if not n.companion and n.name != self._state.own_node]
+        self._in_background(self._release(names, incident))
+
+    async def _release(self, names: list[str], incident: Incident) -> None:
+        for attempt in range(SLURM_TRIES):
+            try:
+                await asyncio.to_thread(self._give_back, names)
+                if self._config.drain == "direct":
+                    await asyncio.to_thread(self._drain, incident)
+                return
+            except SlurmError as err:
+                if attempt == 0:
+                    say(f"cannot release {','.join(names)} from the job yet: {err}")
+                if err.kind not in ("timeout", "unreachable"):
+                    return
+            await asyncio.sleep(SLURM_PAUSE)
+
+    def _give_back(self, names: list[str]) -> None:
+        slurm = self._boss.slurm
+        job = slurm.job(self._state.job_id)
+        keep = [n for n in job.nodes if n not in names]
+        if keep and len(keep) < len(job.nodes):
+            slurm.shrink(self._state.job_id, keep)
+            self._boss.ledger.event("released", nodes=[n for n in job.nodes if n in names])
+
+    def _drain(self, incident: Incident) -> None:
+        assert incident.plan is not None
+        what = f"{incident.diagnosis.cause}:{incident.diagnosis.symptom}"
+        for name in incident.plan.replace:
+            reason = f"robust: {what}: job{self._state.job_id}:{incident.id}"
+            self._boss.slurm.drain(name, reason)
+
+    # -- coming
+
+    async def fill(self, incident: Incident) -> bool:
+        """Put a node in every vacant place. False: not enough came in time, or a new failure."""
+        assert incident.plan is not None
+        world = self._state.world
+        vacant = [i for i, n in enumerate(world.places) if n.role is Role.LOST]
+        spares = [n for n in self._state.spares() if n.slots >= 1]
+        wanted: list[int] = []
+        for place in vacant:
+            fitting = next((n for n in spares if n.slots >= len(world.ranks[place])), None)
+            if fitting is None:
+                wanted.append(place)
+                continue
+            spares.remove(fitting)
+            self._take_place(place, fitting, incident)
+        if not wanted:
+            return True
+        return await self._companions_for(wanted, incident)
+
+    def _take_place(self, place: int, node: Node, incident: Incident) -> None:
+        old = self._state.world.places[place]
+        self._state.world.places[place] = node
+        node.role = Role.ACTIVE
+        incident.swaps.append((old.name, node.name))
+
+    async def _companions_for(self, places: list[int], incident: Incident) -> bool:
+        state = self._state
+        partition = self._config.standby_partition
+        try:
+            job = await asyncio.to_thread(self._boss.slurm.job, state.job_id)
+        except SlurmError as err:
+            say(f"cannot ask for a standby node: {err}")
+            return False
+        asked = {}
+        for place in places:
+            number = next(self._numbers)
+            tasks = len(state.world.ranks[place])
+            asked[number] = place
+            await self._ask(number, job, partition, tasks)
+
+        def came() -> dict[int, Node]:
+            return {
+                n.companion: n
+                for n in state.nodes.values()
+                if n.companion in asked and n.role is Role.SPARE and n.connection
+            }
+
+        def refused() -> list[int]:
+            return [
+                number
+                for number in asked
+                if (p := self._companions.get(number)) is not None and p.returncode is not None
+            ]
+
+        await state.until(
+            lambda: len(came()) == len(asked) or bool(refused()) or bool(state.failures),
+            self._config.standby_wait,
+        )
+        ready = came()
+        for number, node in ready.items():
+            self._take_place(asked[number], node, incident)
+        missing = [number for number in asked if number not in ready]
+        for number in missing:
+            process = self._companions.pop(number, None)
+            if process is not None and process.returncode is None:
+                process.terminate()
+        if missing and not state.failures:
+            why = "srun's message is above" if refused() else "none became free"
+            say(
+                f"partition {partition} gave {len(ready)} of {len(asked)} nodes within "
+                f"{self._config.standby_wait:g} s ({why})"
+            )
+        return not missing
+
+    async def _ask(self, number: int, job: Job, partition: str, tasks: int) -> None:
+        left = job.end_time - time.time() if job.end_time else 365 * 86400.0
+        argv = steps.companion_argv(
+            self._boss.launch, job, partition, tasks, self._bad, max(1, int(left // 60))
+        )
+        argv += steps.task_argv(
+            self._config.task_python, self._boss.launch.options, self._boss.launch.command.command
+        )
+        env = {**without_slurm(self._boss.env), **self._secrets.env(number)}
+        process = await steps.start(argv, env, own_session=True)
+        self._companions[number] = process
+        self._in_background(self._notice_end(process))
+
+    async def _notice_end(self, process: asyncio.subprocess.Process) -> None:
+        await process.wait()
+        self._state.changed.set()
+
+    # -- the last rung
+
+    async def requeue(self, incident: Incident) -> str:
+        """Put the job back in the queue; returns why not, or ''."""
+        try:
+            await asyncio.to_thread(
+                put_back,
+                self._boss.slurm,
+                self._state.job_id,
+                tuple(self._bad),
+                self._config.standby_partition,
+                int(self._boss.env.get("SLURM_JOB_NUM_NODES", "0")),
+            )
+        except SlurmError as err:
+            return f"cannot requeue: {err}"
+        return ""
+
+    async def close(self) -> None:
+        """End all companions; they were told to finish, or the job is over."""
+        for process in self._companions.values():
+            if process.returncode is None:
+                try:
+                    await asyncio.wait_for(process.wait(), 3.0)
+                except TimeoutError:
+                    process.terminate()
+        for task in list(self._tasks):
+            if not task.done():
+                await asyncio.wait([task], timeout=3.0)
+            task.cancel()
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

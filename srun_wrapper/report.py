@@ -1,0 +1,107 @@
+"""What people see: lines on stderr, and the roster file behind robust-status."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import statistics
+import sys
+import time
+from typing import Any
+
+from srun_wrapper.incident import Incident, ettr
+from srun_wrapper.roster import Role
+from srun_wrapper.state import JobState
+
+
+def say(text: str) -> None:
+    """One line to the user, by one write, so that it does not mix with the ranks' output."""
+    try:
+        os.write(2, f"robust-srun: {text}\n".encode())
+    except OSError:
+        pass
+
+
+class Account:
+    """Where the job's time went. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.wall = time.time()
+        self.first_step: float | None = None
+        self.lost_steps = 0
+        self.recovering = 0.0
+        self.incidents = 0
+        self._step_times: list[float] = []
+
+    def incident(self, incident: Incident, step_time: float | None) -> None:
+        self.incidents += 1
+        self.recovering += incident.phases()["total"]
+        lost = incident.lost_steps or 0
+        self.lost_steps += lost
+        if step_time is not None:
+            self._step_times.append(step_time)
+
+    def unproductive(self, now: float, step_time: float | None) -> float:
+        """Seconds without new steps: start-up, recoveries, and steps done twice."""
+        start_up = (self.first_step if self.first_step is not None else now) - self.started
+        known = [*self._step_times, *([step_time] if step_time is not None else [])]
+        again = self.lost_steps * statistics.median(known) if known else 0.0
+        return start_up + self.recovering + again
+
+
+def roster(
+    state: JobState, account: Account, phase: str, job_name: str, note: str
+) -> dict[str, Any]:
+    """The content of roster.<step>.json."""
+    now = time.monotonic()
+    held = {
+        id(node): ranks for node, ranks in zip(state.world.places, state.world.ranks, strict=True)
+    }
+    step_time = state.pace.step_time()
+    lost = account.unproductive(now, step_time)
+    best = state.progress.best
+    if best is None:
+        best = state.progress.beats or None
+    return {
+        "job_id": state.job_id,
+        "step_id": state.step_id,
+        "job_name": job_name,
+        "user": _user(),
+        "state": phase,
+        "epoch": state.world.epoch,
+        "updated": time.time(),
+        "started": account.wall,
+        "supervisor": {"host": socket.gethostname(), "pid": os.getpid()},
+        "world_size": state.world.size,
+        "step": best,
+        "step_time_s": step_time,
+        "nodes": [
+            {
+                "name": node.name,
+                "job_id": node.job_id,
+                "role": node.role.value,
+                "ranks": list(held.get(id(node), ())) if node.role is Role.ACTIVE else [],
+                "silent_s": round(now - node.last_word, 2),
+            }
+            for node in state.nodes.values()
+        ],
+        "incidents": account.incidents,
+        "lost_steps": account.lost_steps,
+        "unproductive_s": round(lost, 3),
+        "ettr": ettr(now - account.started, lost),
+        "note": note,
+    }
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()

@@ -1,0 +1,98 @@
+"""The last rung: the job goes back to the queue without its bad nodes, and starts at once.
+
+Plain ``scontrol requeue`` keeps the bad nodes eligible and forces the new start to about two
+minutes later. The owner may set ``StartTime=now`` only after the job's old run has completed,
+when nothing of it is left that could do so: a helper job of one CPU and a few seconds does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from robust_slurm.slurm import Job, Slurm, SlurmError, job_id_for_cli
+
+HELPER_MINUTES = 5
+
+# Plain sh: the helper may land on a node where the user's python is not yet there. It ends as
+# soon as the job is pending with its old run completed, or gone.
+HELPER = """#!/bin/sh
+# robust-slurm: starts job {job} at once after its requeue
+for i in $(seq 1 600); do
+  state=$(scontrol show job -o {job} 2>/dev/null) || exit 0
+  case "$state" in
+    *JobState=PENDING*) scontrol update JobId={job} {changes} && exit 0 ;;
+    *JobState=CANCELLED*|*JobState=COMPLETED*|*JobState=FAILED*|*JobState=TIMEOUT*) exit 0 ;;
+  esac
+  sleep 0.2
+done
+"""
+
+
+def helper_script(job: str, changes: Sequence[str]) -> str:
+    return HELPER.format(job=job, changes=" ".join(changes))
+
+
+def partitions_for(job: Job, standby: str) -> str:
+    """``train,standby``: the job's own partitions first."""
+    names = job.partition.split(",")
+    return ",".join([*names, *([standby] if standby and standby not in names else [])])
+
+
+def put_back(slurm: Slurm, job_id: int, bad: Sequence[str], standby: str, num_nodes: int) -> None:
+    """Requeue a running batch job of ours without the nodes ``bad``.
+
+    ``num_nodes``: what the job asked for before lost nodes were released from it (0: as it is).
+    The caller is part of the job and gets SIGTERM soon after. Raises SlurmError when the job
+    cannot be requeued; a helper that cannot be submitted only costs the two minutes.
+    """
+    job = slurm.job(job_id)
+    if not job.batch:
+        raise SlurmError(
+            "conflict", ("scontrol", "requeue"), "only batch jobs (sbatch) can be requeued"
+        )
+    name = job_id_for_cli(job)
+    exclude = tuple(dict.fromkeys([*job.exclude, *bad]))
+    if not job.requeue:
+        slurm.update_job(name, requeue=True)
+    known = slurm.partitions()
+    partition = partitions_for(job, standby if standby in known else "")
+    wanted = max(num_nodes, job.num_nodes)
+    changes = [f"ExcNodeList={','.join(exclude)}", f"NumNodes={wanted}", "StartTime=now"]
+    args = [
+        f"--partition={partition}",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--time={HELPER_MINUTES}",
+        f"--job-name=robust-requeue-{job.id}",
+        "--output=/dev/null",
+        "--no-requeue",
+        f"--exclude={','.join(exclude)}",
+    ]
+    args += [f"--account={job.account}"] if job.account else []
+    try:
+        slurm.submit(helper_script(name, changes), args=args)
+    except SlurmError as err:
+        helper_error: SlurmError | None = err
+    else:
+        helper_error = None
+    # A lost node that is still in the job would hold its completion up until SlurmdTimeout.
+    keep = [n for n in job.nodes if n not in bad]
+    if keep and len(keep) < len(job.nodes):
+        slurm.shrink(job_id, keep)
+    slurm.requeue(name)
+    required: list[str] | None = [] if set(bad) & set(_required(job)) else None
+    slurm.update_job(
+        name, partition=partition, exclude=exclude, num_nodes=wanted, required=required
+    )
+    if helper_error is not None:
+        raise SlurmError(
+            helper_error.kind,
+            helper_error.command,
+            f"requeued, but it will start only in about two minutes: {helper_error.message}",
+        )
+
+
+def _required(job: Job) -> tuple[str, ...]:
+    from robust_slurm.slurm.values import expand
+
+    return expand(job.raw.get("ReqNodeList"))

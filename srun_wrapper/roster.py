@@ -1,0 +1,143 @@
+"""Who is in the job: nodes, slots, ranks, and which node holds which place of the world."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from srun_wrapper.messages import Hello, RankBeat
+from srun_wrapper.server import Connection
+
+AgentKey = tuple[int, str, int]  # job id, step id, node index in the real step
+
+
+class Role(enum.Enum):
+    ACTIVE = "active"
+    SPARE = "spare"
+    LOST = "lost"  # left the job: dead, evicted or released
+
+
+@dataclass(slots=True)
+class Node:
+    """One node with an agent. Times are monotonic seconds of this host."""
+
+    key: AgentKey
+    name: str
+    address: str
+    hello: Hello
+    connection: Connection | None
+    role: Role
+    last_word: float
+    free_port: int
+    companion: int = 0
+    seen: int = 0  # highest event number received
+    stopped: int = 0  # newest epoch whose end this node has confirmed
+    stuck: tuple[int, ...] = ()
+    signalled: int = 0
+    probing: bool = False
+    unreachable: int = 0  # failed probes in a row
+    closed_at: float | None = None  # when its connection broke
+
+    @property
+    def job_id(self) -> int:
+        return self.key[0]
+
+    @property
+    def slots(self) -> int:
+        return len(self.hello.tasks)
+
+
+@dataclass(slots=True)
+class Rank:
+    """One rank in the running epoch."""
+
+    rank: int
+    node: Node
+    local: int
+    started: bool = False
+    exit: tuple[int, int] | None = None  # (code, signal)
+    step: int | None = None
+    beats: int = 0
+    last_beat: float = 0.0
+    phase: str = ""
+    phase_since: float = 0.0
+    source: str = ""
+    loss: float | None = None
+    grad_norm: float | None = None
+
+    def take(self, beat: RankBeat, now: float) -> int:
+        """Store a heartbeat; returns how many steps it is ahead of the last one known."""
+        ahead = beat.beats - self.beats
+        self.beats = beat.beats
+        self.step = beat.step
+        self.source = beat.source
+        self.loss, self.grad_norm = beat.loss, beat.grad_norm
+        if beat.beats:
+            self.last_beat = max(self.last_beat, now - beat.age)
+        self.phase = beat.phase
+        self.phase_since = now - beat.phase_age if beat.phase else 0.0
+        return max(0, ahead)
+
+
+@dataclass(slots=True)
+class World:
+    """The virtual step of one epoch: place -> node, ranks by place."""
+
+    epoch: int
+    places: list[Node]
+    ranks: list[tuple[int, ...]]  # ranks of each place
+    by_rank: dict[int, Rank] = field(default_factory=dict)
+    # Ranks that a slot's command started by itself (torchrun): seen by their heartbeats only.
+    inner: dict[tuple[int, int], Rank] = field(default_factory=dict)
+
+    def begin(self, epoch: int) -> None:
+        """Forget the last epoch's ranks; ranks get local ids in order."""
+        self.epoch = epoch
+        self.inner = {}
+        self.by_rank = {
+            rank: Rank(rank, node, local)
+            for node, ranks in zip(self.places, self.ranks, strict=True)
+            for local, rank in enumerate(ranks)
+        }
+
+    @property
+    def size(self) -> int:
+        return sum(len(ranks) for ranks in self.ranks)
+
+    def place_of(self, node: Node) -> int:
+        return next(i for i, n in enumerate(self.places) if n is node)
+
+    def rank_at(self, node: Node, local: int) -> Rank | None:
+        """The rank of a slot; beyond the slots, the torchrun rank with that LOCAL_RANK."""
+        for place, (ranks, held) in enumerate(zip(self.ranks, self.places, strict=True)):
+            if held is node:
+                if local < len(ranks):
+                    return self.by_rank.get(ranks[local])
+                return self.inner.setdefault((place, local), Rank(-1, node, local, True))
+        return None
+
+    def beating(self) -> list[Rank]:
+        """All ranks that may have heartbeats."""
+        return [*self.by_rank.values(), *self.inner.values()]
+
+    def all_exited(self) -> bool:
+        return all(r.exit is not None for r in self.by_rank.values())
+
+    def all_started(self) -> bool:
+        return all(r.started for r in self.by_rank.values())
+
+    def all_stepped(self) -> bool:
+        return all(r.beats > 0 or r.exit is not None for r in self.by_rank.values())
+
+
+def real_world(nodes: list[Node]) -> tuple[list[Node], list[tuple[int, ...]]]:
+    """Places and ranks exactly as the real step has them (no spares)."""
+    ordered = sorted(nodes, key=lambda n: n.key[2])
+    return ordered, [n.hello.tasks for n in ordered]
+
+
+def planned_world(
+    nodes: list[Node], ranks: tuple[tuple[int, ...], ...]
+) -> tuple[list[Node], list[tuple[int, ...]]]:
+    """The step's first nodes with these ranks each; the others are spares."""
+    return sorted(nodes, key=lambda n: n.key[2])[: len(ranks)], list(ranks)

@@ -1,0 +1,101 @@
+"""The supervisor's side of the wire: accepts agents, hands on their messages (asyncio)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import msgspec
+
+from srun_wrapper.messages import Message, PeerAsk, decode_from_agent, encode
+from srun_wrapper.wire import Codec, WireError
+
+INTRODUCTION = 10.0  # s for a new connection to prove that it has the step's key
+HIGH_WATER = 8 << 20
+
+
+class Connection(asyncio.Protocol):
+    """One agent's connection. ``peer`` is its address; ``agent`` is set by the supervisor."""
+
+    def __init__(
+        self,
+        key: bytes,
+        on_message: Callable[[Connection, Message], None],
+        on_close: Callable[[Connection], None],
+    ) -> None:
+        self._codec = Codec(key, server=True)
+        self._on_message = on_message
+        self._on_close = on_close
+        self._transport: asyncio.Transport | None = None
+        self.peer = ""
+        self.agent: object | None = None
+        self.closed = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.peer = str(transport.get_extra_info("peername")[0]).removeprefix("::ffff:")
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport.set_write_buffer_limits(high=HIGH_WATER)
+        transport.write(self._codec.preface())
+        asyncio.get_running_loop().call_later(INTRODUCTION, self._check_introduced)
+
+    def _check_introduced(self) -> None:
+        if not self._codec.trusted:
+            self.close()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for payload in self._codec.feed(data):
+                message = decode_from_agent(payload)
+                if not isinstance(message, PeerAsk):
+                    self._on_message(self, message)
+        except (WireError, msgspec.MsgspecError):
+            self.close()
+
+    def send(self, message: Message) -> None:
+        if self._transport is not None and not self.closed and self._codec.ready:
+            self._transport.write(self._codec.seal(encode(message)))
+            if self._transport.get_write_buffer_size() > HIGH_WATER:
+                self.close()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        self._on_close(self)
+
+
+async def listen(
+    key: bytes,
+    on_message: Callable[[Connection, Message], None],
+    on_close: Callable[[Connection], None],
+) -> tuple[asyncio.Server, int]:
+    """Listen on all addresses, on a port of the kernel's choice. Returns the server and port."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: Connection(key, on_message, on_close),
+        host="0.0.0.0",  # agents come from all nodes; they must prove the key
+        port=0,
+        backlog=4096,
+    )
+    return server, int(server.sockets[0].getsockname()[1])
+
+
+async def probe(host: str, port: int, timeout: float) -> str:
+    """Second way to a silent node: ``accepted``, ``refused`` or ``unreachable``.
+
+    A live kernel answers a connection attempt at once, however busy the node's processes are.
+    """
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout)
+    except ConnectionRefusedError:
+        return "refused"
+    except (OSError, TimeoutError):
+        return "unreachable"
+    writer.close()
+    return "accepted"

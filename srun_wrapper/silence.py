@@ -1,0 +1,60 @@
+"""What an agent concludes when it hears nothing from the supervisor (pure)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+LOST_HOST = 4.0  # s without a word and without an answer from the host: the host is gone
+DEAD_SUPERVISOR = 5.0  # s during which the living host refuses the connection
+MUTE = 600.0  # s during which the host accepts connections but says nothing (e.g. Ctrl-Z)
+START = 60.0  # s to reach the supervisor for the first time
+
+
+class Verdict(enum.Enum):
+    FINE = "fine"
+    SUPERVISOR_DEAD = "robust-srun has died"
+    HOST_LOST = "the host of robust-srun is lost"
+
+
+@dataclass(slots=True)
+class Contact:
+    """What an agent knows about its connection. Times are monotonic seconds."""
+
+    since: float  # last word from the supervisor (or when waiting began)
+    ever: bool = False
+    refused_since: float | None = None
+    unreachable_since: float | None = None
+    report_at: float = 0.0
+
+    def heard(self, now: float) -> None:
+        self.since = now
+        self.ever = True
+        self.refused_since = self.unreachable_since = None
+
+    def lost(self, now: float, *, refused: bool, accepted: bool) -> None:
+        """A connection broke or could not be made.
+
+        ``accepted``: the host's kernel took the connection, so the host lives.
+        """
+        if refused:
+            self.refused_since = self.refused_since or now
+            self.unreachable_since = None
+        elif accepted:
+            self.refused_since = self.unreachable_since = None
+        else:
+            self.unreachable_since = self.unreachable_since or now
+
+
+def judge_silence(contact: Contact, now: float) -> Verdict:
+    """Decide from the last contact what has happened to the supervisor."""
+    silent = now - contact.since
+    if not contact.ever:
+        return Verdict.SUPERVISOR_DEAD if silent >= START else Verdict.FINE
+    if contact.refused_since is not None and now - contact.refused_since >= DEAD_SUPERVISOR:
+        return Verdict.SUPERVISOR_DEAD
+    if contact.unreachable_since is not None and silent >= LOST_HOST:
+        return Verdict.HOST_LOST
+    if silent >= MUTE:
+        return Verdict.SUPERVISOR_DEAD
+    return Verdict.FINE

@@ -1,0 +1,288 @@
+"""What the supervisor knows about its job, and how messages change it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from robust_slurm.config import Config
+from srun_wrapper.diagnose import Failure, Symptom
+from srun_wrapper.messages import (
+    Ack,
+    Event,
+    Exited,
+    Hello,
+    Inspected,
+    Message,
+    Report,
+    Signalled,
+    SlotLost,
+    Started,
+    Stopped,
+)
+from srun_wrapper.pace import Pace
+from srun_wrapper.roster import AgentKey, Node, Rank, Role, World
+from srun_wrapper.server import Connection
+
+MANY_NODES = 256
+
+
+@dataclass(slots=True)
+class Progress:
+    """Steps done so far, over all epochs."""
+
+    best: int | None = None  # highest step completed by any rank, None without numbered steps
+    beats: int = 0  # steps seen in this epoch by the rank that is furthest
+    resume: int | None = None  # first step completed in this epoch
+    numbered: bool = False  # step numbers come from the script, not from counting
+    at_failure: int | None = None  # ``best`` at the last failure
+    beats_at_failure: int | None = None  # ``beats`` of the last failed epoch
+
+    def since_failure(self) -> bool:
+        """Whether the epoch that ends now brought the job further than the last failure.
+
+        With counted steps (torch hook) the absolute step is unknown: an epoch that ends after
+        as many steps as the one before it is taken for the same spot.
+        """
+        if self.numbered:
+            return self.best is not None and (
+                self.at_failure is None or self.best > self.at_failure
+            )
+        if not self.beats:
+            return False
+        if self.beats_at_failure is None:
+            return True
+        return abs(self.beats - self.beats_at_failure) > max(2, self.beats_at_failure // 10)
+
+    def failed(self) -> None:
+        self.at_failure = self.best
+        self.beats_at_failure = self.beats
+
+    def new_epoch(self) -> None:
+        self.beats = 0
+        self.resume = None
+
+
+class JobState:
+    """Roster, world and progress; ``changed`` is set after every message."""
+
+    def __init__(self, config: Config, job_id: int, own_node: str) -> None:
+        self.config = config
+        self.job_id = job_id
+        self.own_node = own_node
+        self.step_id = "?"
+        self.nodes: dict[AgentKey, Node] = {}
+        self.world = World(0, [], [])
+        self.pace = Pace(config.hang_floor, config.busy_limit, config.start_limit)
+        self.progress = Progress()
+        self.failures: list[Failure] = []
+        self.changed = asyncio.Event()
+        self.stopping_epoch = 0  # exits of this epoch and older ones are of our own making
+        self.inspections: dict[int, dict[AgentKey, Inspected]] = {}
+        self.phases: dict[int, tuple[str, float]] = {}
+        self.signalled = 0
+        self.on_news: Callable[[str], None] = lambda _text: None
+
+    # -- waiting
+
+    async def until(self, ready: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until ``ready()``; False when ``timeout`` seconds pass first."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not ready():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self.changed.clear()
+            try:
+                await asyncio.wait_for(self.changed.wait(), left)
+            except TimeoutError:
+                return ready()
+        return True
+
+    # -- views
+
+    @property
+    def interval(self) -> float:
+        if self.config.interval > 0:
+            return self.config.interval
+        return 0.5 if len(self.nodes) <= MANY_NODES else 1.0
+
+    def live(self) -> list[Node]:
+        return [n for n in self.nodes.values() if n.role is not Role.LOST]
+
+    def spares(self) -> list[Node]:
+        """Idle nodes of the allocation that answer, the freshest word first."""
+        ready = [n for n in self.nodes.values() if n.role is Role.SPARE and n.connection]
+        return sorted(ready, key=lambda n: -n.last_word)
+
+    def vacant(self) -> tuple[str, ...]:
+        return tuple(n.name for n in self.world.places if n.role is Role.LOST)
+
+    def named(self, name: str) -> Node | None:
+        """The node of that name that is in the job now, else any."""
+        matches = [n for n in self.nodes.values() if n.name == name]
+        return next(
+            (n for n in matches if n.role is not Role.LOST), matches[0] if matches else None
+        )
+
+    # -- messages
+
+    def connected(self, connection: Connection, hello: Hello) -> Node:
+        key = (hello.job_id, hello.step_id, hello.node_index)
+        node = self.nodes.get(key)
+        now = time.monotonic()
+        if node is None:
+            role = Role.SPARE
+            node = Node(key, hello.node, connection.peer, hello, None, role, now, hello.free_port)
+            node.companion = hello.companion
+            self.nodes[key] = node
+            if not hello.companion:
+                self.step_id = hello.step_id
+        elif node.connection is not None and node.connection is not connection:
+            node.connection.close()
+        node.connection = connection
+        node.hello = hello
+        node.closed_at = None
+        node.last_word = now
+        node.unreachable = 0
+        connection.agent = node
+        connection.send(Ack(node.seen, self.interval))
+        return node
+
+    def message(self, connection: Connection, message: Message) -> None:
+        """Everything an agent says comes through here."""
+        if isinstance(message, Hello):
+            self.connected(connection, message)
+            self.changed.set()
+            return
+        node = connection.agent
+        if not isinstance(node, Node):
+            connection.close()
+            return
+        node.last_word = time.monotonic()
+        node.unreachable = 0
+        if isinstance(message, Event):
+            if message.number > node.seen:
+                node.seen = message.number
+                self._event(node, message)
+            connection.send(Ack(node.seen, self.interval))
+        elif isinstance(message, Report):
+            connection.send(Ack(node.seen, self.interval))
+            if message.epoch == self.world.epoch and node.role is Role.ACTIVE:
+                self._beats(node, message)
+        elif isinstance(message, Inspected):
+            self.inspections.get(message.token, {})[node.key] = message
+        self.changed.set()
+
+    def closed(self, connection: Connection) -> None:
+        node = connection.agent
+        if isinstance(node, Node) and node.connection is connection:
+            node.connection = None
+            node.closed_at = time.monotonic()
+            self.changed.set()
+
+    # -- events
+
+    def _event(self, node: Node, message: Event) -> None:
+        if isinstance(message, Started):
+            rank = self._rank(node, message.epoch, message.local)
+            if rank is not None:
+                rank.started = True
+        elif isinstance(message, Exited):
+            self._exited(node, message)
+        elif isinstance(message, Stopped):
+            node.stopped = max(node.stopped, message.epoch)
+            node.free_port = message.free_port
+            node.stuck = message.stuck
+        elif isinstance(message, SlotLost):
+            self._fail_node(node, "node_lost", f"a robust-task of {node.name} died")
+        elif isinstance(message, Signalled):
+            node.signalled = message.signum
+            if all(n.signalled for n in self.live()):
+                self.signalled = message.signum
+
+    def _rank(self, node: Node, epoch: int, local: int) -> Rank | None:
+        if epoch != self.world.epoch or node.role is not Role.ACTIVE:
+            return None
+        rank = self.world.rank_at(node, local)
+        return rank if rank is not None and rank.rank >= 0 else None
+
+    def _exited(self, node: Node, message: Exited) -> None:
+        rank = self._rank(node, message.epoch, message.local)
+        if rank is None:
+            return
+        rank.exit = (message.code or 0, message.signal or 0)
+        if message.epoch <= self.stopping_epoch or rank.exit == (0, 0):
+            return
+        at = time.monotonic()
+        self.failures.append(
+            Failure(
+                "crash",
+                at,
+                at - message.age,
+                node.name,
+                rank.rank,
+                message.code,
+                message.signal,
+                message.tail,
+                message.launched,
+            )
+        )
+
+    def _fail_node(self, node: Node, symptom: Symptom, why: str) -> None:
+        """A node is lost: ACTIVE ones are failures, idle ones only leave."""
+        was, node.role = node.role, Role.LOST
+        if was is Role.LOST:
+            return
+        at = time.monotonic()
+        self.on_news(f"{node.name} is lost: {why}")
+        if was is Role.ACTIVE:
+            self.failures.append(
+                Failure(symptom, at, node.last_word, node.name, evidence=(f"{node.name}: {why}",))
+            )
+
+    def lose(self, node: Node, why: str, symptom: Symptom = "node_lost") -> None:
+        self._fail_node(node, symptom, why)
+        self.changed.set()
+
+    # -- heartbeats
+
+    def _beats(self, node: Node, message: Report) -> None:
+        now = node.last_word
+        for beat in message.beats:
+            rank = self.world.rank_at(node, beat.local)
+            if rank is None:
+                continue
+            ahead = rank.take(beat, now)
+            key = id(rank)
+            if rank.phase:
+                self.phases.setdefault(key, (rank.phase, rank.phase_since))
+            elif key in self.phases:
+                del self.phases[key]
+            if ahead:
+                self._advance(rank.step, rank.beats, rank.last_beat, rank.source)
+        name, since = next(iter(self.phases.values()), ("", 0.0))
+        self.pace.in_phase(name, since, now)
+
+    def _advance(self, step: int | None, beats: int, at: float, source: str) -> None:
+        progress = self.progress
+        if beats > progress.beats:
+            self.pace.advance(at, beats - progress.beats)
+            progress.beats = beats
+        if step is not None and source != "auto":
+            progress.numbered = True
+            first = step - beats + 1
+            progress.resume = first if progress.resume is None else min(progress.resume, first)
+            if progress.best is None or step > progress.best:
+                progress.best = step
+
+    def new_epoch(self) -> int:
+        """Open the next epoch over the present places; returns its number."""
+        self.world.begin(self.world.epoch + 1)
+        self.progress.new_epoch()
+        self.pace.new_epoch(time.monotonic())
+        self.phases.clear()
+        self.failures.clear()
+        return self.world.epoch

@@ -1,0 +1,127 @@
+"""Starting the real srun steps: the job's own, and one per companion node."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from robust_slurm.slurm import Job
+from srun_wrapper.layout import StepPlan
+from srun_wrapper.srun_options import Option, SrunCommand
+from srun_wrapper.task import TaskOptions
+
+# srun options that say how a task runs; a companion's tasks must run the same way. All others
+# say how many and where, which is decided anew.
+TASK_OPTIONS = frozenset(
+    {
+        *("accel-bind", "bcast", "bcast-exclude", "chdir", "container", "container-id"),
+        *("cpu-bind", "cpus-per-gpu", "cpus-per-task", "cores-per-socket", "export"),
+        *("export-file", "gpu-bind", "gpus-per-task", "hint", "mem-bind", "mpi"),
+        *("network", "profile", "propagate", "resv-ports", "send-libs", "slurmd-debug"),
+        *("task-epilog", "task-prolog", "threads-per-core", "tmp", "tres-bind"),
+        *("tres-per-task", "unbuffered", "euid", "pty", "wckey", "uenv"),
+    }
+)
+PRIVATE = ("ROBUST_STEP_KEY", "ROBUST_PORT", "ROBUST_COMPANION")
+_libc = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """What the shims need to find and trust the supervisor; goes by environment, never argv."""
+
+    key: bytes
+    port: int
+
+    def env(self, companion: int = 0) -> dict[str, str]:
+        return {
+            "ROBUST_STEP_KEY": self.key.hex(),
+            "ROBUST_PORT": str(self.port),
+            "ROBUST_COMPANION": str(companion),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What is started, as the command line and Slurm's environment have it."""
+
+    command: SrunCommand
+    plan: StepPlan
+    options: TaskOptions
+    env: Mapping[str, str]
+    companion_output: tuple[str, ...] = ()  # srun options for a companion's streams
+
+
+def task_argv(python: str, options: TaskOptions, command: Sequence[str]) -> list[str]:
+    # -I: neither the user's PYTHONPATH nor files in the working directory can change the shim.
+    head = [python or sys.executable, "-I", "-m", "srun_wrapper.task"]
+    return [*head, msgspec.json.encode(options).decode(), "--", *command]
+
+
+def main_argv(command: SrunCommand) -> list[str]:
+    """srun's argv for the job's own step, without the task's own words."""
+    command = with_export(command)
+    for name, value in (("no-kill", None), ("kill-on-bad-exit", "0")):
+        command = command.with_option(name, value)
+    return ["srun", *command.argv()]
+
+
+def with_export(command: SrunCommand) -> SrunCommand:
+    """``--export=NONE`` or a list would keep our variables from the shim: name them."""
+    export = command.get("export")
+    if export is None or export.value is None:
+        return command
+    words = export.value.split(",")
+    if "ALL" in (word.upper() for word in words):
+        return command
+    kept = [word for word in words if word.upper() not in ("NONE", "NIL")]
+    value = ",".join([*kept, *PRIVATE])
+    return command.with_option("export", value)
+
+
+def companion_argv(
+    launch: Launch, job: Job, partition: str, tasks: int, exclude: Sequence[str], minutes: int
+) -> list[str]:
+    """srun's argv for one node of the standby partition: allocation and step in one.
+
+    An allocation that srun makes for itself ends with srun, so it can never outlive the job.
+    """
+    chosen: list[Option] = [o for o in with_export(launch.command).srun if _is_task_option(o)]
+    argv = ["srun", "--quiet", f"--partition={partition}", "--nodes=1", f"--ntasks={tasks}"]
+    argv += [f"--ntasks-per-node={tasks}", "--exclusive", "--kill-on-bad-exit=0"]
+    argv += [f"--job-name=robust-standby-{job.id}", f"--comment=robust: standby of job {job.id}"]
+    argv += [f"--time={minutes}", "--no-kill"]
+    if job.tres_per_node:
+        argv.append(f"--gres={job.tres_per_node}")
+    for name, value in (("account", job.account), ("qos", job.qos)):
+        if value and value not in ("(null)", "N/A"):
+            argv.append(f"--{name}={value}")
+    if exclude:
+        argv.append("--exclude=" + ",".join(exclude))
+    argv += launch.companion_output
+    for option in chosen:
+        argv += option.words
+    return argv
+
+
+def _is_task_option(option: Option) -> bool:
+    return option.name in TASK_OPTIONS or option.name.startswith("container-")
+
+
+async def start(
+    argv: Sequence[str], env: Mapping[str, str], *, own_session: bool
+) -> asyncio.subprocess.Process:
+    """Start srun on our own stdin, stdout and stderr; it is told when we die."""
+    return await asyncio.create_subprocess_exec(
+        *argv, env=dict(env), start_new_session=own_session, preexec_fn=_follow_parent
+    )
+
+
+def _follow_parent() -> None:
+    _libc.prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG

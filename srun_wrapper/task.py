@@ -1,0 +1,277 @@
+"""robust-task: the shim that robust-srun puts into every task slot of the step.
+
+``robust-task OPTIONS -- command ...`` where OPTIONS is JSON (see ``TaskOptions``); not meant to
+be typed. It needs what srun gives every task in the environment, plus the address and the key
+that robust-srun adds, and hands on neither of those to the rank.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from srun_wrapper import proc
+from srun_wrapper.agent import Agent, Place, shim_address
+from srun_wrapper.layout import parse_tasks_per_node
+from srun_wrapper.link import Link
+from srun_wrapper.loop import Loop
+from srun_wrapper.messages import (
+    Finish,
+    Message,
+    Signalled,
+    SlotHello,
+    SlotWelcome,
+    Start,
+    Stop,
+    decode_to_shim,
+)
+from srun_wrapper.silence import Verdict
+from srun_wrapper.sinks import OutputPlan
+from srun_wrapper.slot import SECRETS, Slot, SlotOptions
+
+PASSED_ON = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGTERM,
+    signal.SIGALRM,
+)
+FIND_AGENT = 30.0
+ABANDON_GRACE = 1.0
+LAST_DUTY = 45.0
+
+
+class TaskOptions(msgspec.Struct, frozen=True):
+    """The shim's options, as JSON in its argv."""
+
+    output: OutputPlan = OutputPlan()
+    auto: bool = True
+    regex: str = ""
+    inherit: bool = False
+    state_dir: str = ""
+    standby_partition: str = ""
+    requeue: bool = False
+
+
+def place_from(env: Mapping[str, str]) -> Place:
+    """Read Slurm's environment of a task. Raises KeyError/ValueError if it is not one."""
+    index = int(env["SLURM_NODEID"])
+    per_node = env.get("SLURM_STEP_TASKS_PER_NODE") or env["SLURM_TASKS_PER_NODE"]
+    return Place(
+        job_id=int(env["SLURM_JOB_ID"]),
+        step_id=env["SLURM_STEP_ID"],
+        node_index=index,
+        node=env.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],
+        local=int(env["SLURM_LOCALID"]),
+        task=int(env["SLURM_PROCID"]),
+        local_tasks=parse_tasks_per_node(per_node)[index],
+        step_nodes=int(env["SLURM_STEP_NUM_NODES"]),
+        step_tasks=int(env["SLURM_STEP_NUM_TASKS"]),
+        companion=int(env.get("ROBUST_COMPANION", "0")),
+        server=env["SLURM_LAUNCH_NODE_IPADDR"],
+        port=int(env["ROBUST_PORT"]),
+    )
+
+
+class Shim:
+    """One process: a slot, and on local id 0 the node's agent as well."""
+
+    def __init__(self, place: Place, key: bytes, options: TaskOptions, command: list[str]) -> None:
+        self._loop = Loop()
+        self._place = place
+        self._key = key
+        self._options = options
+        self._command = tuple(command)
+        self._slot: Slot | None = None
+        self._agent: Agent | None = None
+        self._link: Link | None = None
+        self._run_dir: Path | None = None
+        self._exit: tuple[int, int] = (1, 0)
+        self._give_up_at = time.monotonic() + FIND_AGENT
+        proc.become_subreaper()
+        self._loop.on_signals([signal.SIGCHLD], self._child)
+        self._loop.on_signals(PASSED_ON, self._signalled)
+
+    def run(self) -> tuple[int, int]:
+        """Serve until told to finish. Returns the exit code and signal to end with."""
+        if self._place.local == 0:
+            base = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
+            prefix = f"robust-{self._place.job_id}.{self._place.step_id}-"
+            self._run_dir = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+            self._make_slot(self._run_dir)
+            self._agent = Agent(
+                self._loop, self._place, self._key, self._run_dir, self._order, self._abandon
+            )
+        else:
+            self._find_agent()
+        try:
+            self._loop.run()
+        finally:
+            if self._slot is not None:
+                self._slot.kill()
+            if self._agent is not None:
+                self._agent.close()
+            if self._run_dir is not None:
+                shutil.rmtree(self._run_dir, ignore_errors=True)
+        return self._exit
+
+    def _make_slot(self, run_dir: Path) -> None:
+        options = SlotOptions(
+            self._command,
+            self._options.output,
+            self._options.auto,
+            self._options.regex,
+            self._options.inherit,
+        )
+        self._slot = Slot(self._loop, self._place.local, options, run_dir, self._emit, self._finish)
+
+    # -- a shim that is not the agent
+
+    def _find_agent(self) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(shim_address(self._key, self._place))
+        except OSError as err:
+            sock.close()
+            if time.monotonic() >= self._give_up_at:
+                sys.stderr.write(
+                    f"robust-task: {self._place.node}: local task 0 of this step does not "
+                    f"answer after {FIND_AGENT:g} s ({err.strerror})\n"
+                )
+                self._loop.stop()
+                return
+            self._loop.later(0.02, self._find_agent)
+            return
+        self._link = Link(
+            self._loop,
+            sock,
+            self._key,
+            server=False,
+            on_payload=self._from_agent,
+            on_close=self._agent_gone,
+        )
+        self._link.send(SlotHello(self._place.local, self._place.task, os.getpid()))
+
+    def _from_agent(self, link: Link, payload: bytes) -> None:
+        try:
+            message = decode_to_shim(payload)
+        except msgspec.DecodeError:
+            link.close("order not understood")
+            return
+        if isinstance(message, SlotWelcome):
+            self._make_slot(Path(message.run_dir))
+        else:
+            self._order(message)
+
+    def _agent_gone(self, _link: Link, _reason: str) -> None:
+        self._loop.stop()
+
+    # -- orders and events
+
+    def _order(self, message: Message) -> None:
+        if self._slot is not None:
+            self._slot.handle(message)
+
+    def _emit(self, message: Message) -> None:
+        if self._agent is not None:
+            self._agent.from_slot(self._place.local, message)
+        elif self._link is not None:
+            self._link.send(message)
+
+    def _finish(self, code: int, signum: int) -> None:
+        self._exit = (code, signum)
+        self._loop.stop()
+
+    # -- signals
+
+    def _child(self, _signum: int) -> None:
+        if self._slot is not None:
+            self._slot.children_changed()
+
+    def _signalled(self, signum: int) -> None:
+        # Slurm signals the whole step, so the rank has it already; only the news is passed on.
+        self._emit(Signalled(0, signum))
+
+    # -- alone
+
+    def _abandon(self, verdict: Verdict, start: Start | None) -> None:
+        """The supervisor is gone for good: nothing may be left running on this node."""
+        assert self._agent is not None
+        sys.stderr.write(f"robust-task: {self._place.node}: {verdict.value}; ending the ranks\n")
+        self._agent.broadcast(Stop(start.epoch if start else 0, ABANDON_GRACE))
+        work = threading.Thread(target=self._last_duty, args=(verdict, start), daemon=True)
+        work.start()
+
+        def check() -> None:
+            if work.is_alive() and time.monotonic() < give_up_at:
+                self._loop.later(0.1, check)
+            else:
+                self._abandoned()
+
+        give_up_at = time.monotonic() + LAST_DUTY
+        self._loop.later(ABANDON_GRACE + 1.0, check)
+
+    def _last_duty(self, verdict: Verdict, start: Start | None) -> None:
+        """In a thread, because Slurm may take seconds to answer while the ranks are ended."""
+        from srun_wrapper import orphan  # not needed by the thousands of shims that never do this
+
+        place, options = self._place, self._options
+        if verdict is Verdict.HOST_LOST and start is not None and options.requeue:
+            state_dir = Path(options.state_dir)
+            standby = options.standby_partition
+            orphan.rescue(place, self._key, start, state_dir, standby, self._report)
+        if place.companion:
+            orphan.release_companion(place, self._report)
+
+    def _abandoned(self) -> None:
+        assert self._agent is not None
+        self._agent.broadcast(Finish(tuple((1, 0) for _ in range(self._place.local_tasks))))
+
+    def _report(self, text: str) -> None:
+        sys.stderr.write(f"robust-task: {self._place.node}: {text}\n")
+
+
+def end_like(code: int, signum: int) -> None:
+    """End this process as the rank ended, so that srun reports it as it always does."""
+    if signum:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
+    sys.stdout.flush()
+    os._exit(code or (128 + signum if signum else 0))
+
+
+def main() -> None:
+    try:
+        options = msgspec.json.decode(sys.argv[1].encode(), type=TaskOptions)
+        if sys.argv[2] != "--" or len(sys.argv) < 4:
+            raise ValueError("no command")
+        place = place_from(os.environ)
+        key = bytes.fromhex(os.environ["ROBUST_STEP_KEY"])
+    except (LookupError, ValueError) as err:
+        sys.stderr.write(
+            f"robust-task: started outside robust-srun ({type(err).__name__}: {err}); "
+            "use: robust-srun [options] command\n"
+        )
+        sys.exit(2)
+    for name in SECRETS:
+        os.environ.pop(name, None)
+    code, signum = Shim(place, key, options, sys.argv[3:]).run()
+    end_like(code, signum)
+
+
+if __name__ == "__main__":
+    main()

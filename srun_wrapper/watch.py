@@ -1,0 +1,179 @@
+"""The two watches that run beside the job: silent nodes, and jobs that make no step."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from srun_wrapper.diagnose import Failure
+from srun_wrapper.messages import Inspect, Sample
+from srun_wrapper.pace import is_frozen, judge
+from srun_wrapper.roster import Node, Rank, Role
+from srun_wrapper.server import probe
+from srun_wrapper.state import JobState
+
+TICK = 0.1
+PROBE_TIMEOUT = 0.5
+PROBES = 2  # both must fail: one lost packet must not cost a node
+MUTE = 10.0  # s of silence of a node whose kernel still answers
+WINDOW = 1.0  # s over which ranks are inspected
+REPLY = 12.0
+
+
+class NodeWatch:
+    """No word from a node is a suspicion; only a failed second way makes it a loss."""
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def doubtful(self) -> bool:
+        """Whether some node's fate is still open."""
+        now = time.monotonic()
+        return any(now - n.last_word > self.patience() for n in self._state.live())
+
+    def patience(self) -> float:
+        """Seconds of silence before the second way is tried."""
+        return 1.5 * self._state.interval
+
+    def look(self, now: float) -> None:
+        for node in self._state.live():
+            broken = node.closed_at is not None and now - node.closed_at > 0.3
+            if (broken or now - node.last_word > self.patience()) and not node.probing:
+                node.probing = True
+                task = asyncio.create_task(self._probe(node))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _probe(self, node: Node) -> None:
+        before = node.last_word
+        port = node.hello.probe_port
+        answer = await probe(node.address, port, PROBE_TIMEOUT)
+        node.probing = False
+        if node.last_word > before or node.role is Role.LOST:
+            return
+        silent = time.monotonic() - node.last_word
+        where = f"{node.address}:{port}"
+        if answer == "refused":
+            self._state.lose(node, f"its robust-task is gone ({where} refuses)")
+        elif answer == "unreachable":
+            node.unreachable += 1
+            if node.unreachable >= PROBES:
+                why = f"no word for {silent:.1f} s and {where} unreachable {PROBES} times"
+                self._state.lose(node, why)
+        elif silent > max(MUTE, 4 * self._state.interval):
+            why = f"no word for {silent:.1f} s though its kernel answers: all processes stopped?"
+            self._state.lose(node, why)
+        else:
+            node.unreachable = 0
+
+
+class HangWatch:
+    """Asks the ranks what they do when no step comes in time, and judges the answers."""
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+        self._token = 0
+        self._busy: asyncio.Task[None] | None = None
+        self._next = 0.0
+        self._frozen_rounds = 0
+        self._frozen_since = 0.0
+
+    def look(self, now: float) -> None:
+        """Start an inspection when one is due."""
+        pace = self._state.pace
+        if not self._state.config.hang or now < self._next:
+            return
+        if pace.silent(now) < pace.inspect_after():
+            self._frozen_rounds = 0
+            return
+        if not self._beating() and not pace.phase:
+            # A command that never gave a sign of steps cannot be told from a slow one; only its
+            # stopped processes can.
+            self._next = now + 30.0
+        if self._busy is None or self._busy.done():
+            self._busy = asyncio.create_task(self._inspect())
+
+    def _beating(self) -> bool:
+        return self._state.progress.best is not None or self._state.pace.slowest > 0
+
+    async def _inspect(self) -> None:
+        state = self._state
+        epoch = state.world.epoch
+        self._token += 1
+        token = self._token
+        active = [n for n in state.world.places if n.role is Role.ACTIVE and n.connection]
+        replies = state.inspections[token] = {}
+        for node in active:
+            if node.connection is not None:
+                node.connection.send(Inspect(token, WINDOW))
+        await state.until(
+            lambda: len(replies) >= len(active) or state.world.epoch != epoch, WINDOW + REPLY
+        )
+        del state.inspections[token]
+        now = time.monotonic()
+        self._next = now + min(5.0, max(1.0, state.pace.floor / 2))
+        if state.world.epoch != epoch or state.failures:
+            return
+        ranks: dict[int, Rank] = {}
+        samples: dict[int, Sample] = {}
+        for node in active:
+            reply = replies.get(node.key)
+            for sample in reply.samples if reply else ():
+                rank = state.world.rank_at(node, sample.local)
+                if rank is not None and rank.rank >= 0 and rank.exit is None:
+                    ranks[rank.rank], samples[rank.rank] = rank, sample
+        if not samples:
+            return
+        self._count_frozen(samples, now)
+        verdict = judge(
+            state.pace,
+            now,
+            samples,
+            WINDOW,
+            {number: rank.step for number, rank in ranks.items()},
+            self._frozen_rounds,
+            now - self._frozen_since,
+        )
+        stopped = all(samples[r].state == "T" for r in verdict.ranks) and verdict.ranks
+        if verdict.hung and (self._beating() or stopped or state.pace.phase):
+            self._hung(verdict.why, verdict.ranks, ranks, samples)
+        elif state.config.verbose:
+            state.on_news(f"no step for {state.pace.silent(now):.1f} s: {verdict.why}")
+
+    def _count_frozen(self, samples: dict[int, Sample], now: float) -> None:
+        if not is_frozen(samples):
+            self._frozen_rounds = 0
+        elif self._frozen_rounds == 0:
+            self._frozen_rounds, self._frozen_since = 1, now
+        else:
+            self._frozen_rounds += 1
+
+    def _hung(
+        self,
+        why: str,
+        odd: tuple[int, ...],
+        ranks: dict[int, Rank],
+        samples: dict[int, Sample],
+    ) -> None:
+        state = self._state
+        nodes = tuple(dict.fromkeys(ranks[r].node.name for r in odd if r in ranks))
+        evidence = [why]
+        for number in odd[:4]:
+            stack = samples[number].stack
+            where = f" in {stack[0]}" if stack else ""
+            node = ranks[number].node.name
+            evidence.append(f"rank {number} on {node} stands out{where}")
+        first = odd[0] if odd else min(ranks)
+        state.failures.append(
+            Failure(
+                "hang",
+                time.monotonic(),
+                state.pace.last,
+                ranks[first].node.name if odd else "",
+                first if odd else None,
+                evidence=tuple(evidence),
+                suspects=nodes,
+            )
+        )
+        state.changed.set()
