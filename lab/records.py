@@ -42,19 +42,25 @@ def wants_resume(record: dict[str, str]) -> bool:
     Never true of a drained node or of a reason that a person or a check wrote.
     """
     flags = parse_state(record.get("State", ""))
-    if "DOWN" not in flags or flags & {"DRAIN", "DRAINED", "DRAINING"}:
+    if "DOWN" not in flags or _drained(flags):
         return False
     return record.get("Reason", "").startswith(_SLURMS_OWN)
 
 
-def usable(record: dict[str, str], began: float = 0.0) -> bool:
-    """Whether slurmctld hears the node and does not hold it DOWN (it may be drained).
+def _drained(flags: frozenset[str]) -> bool:
+    return bool(flags & {"DRAIN", "DRAINED", "DRAINING"})
 
+
+def usable(record: dict[str, str], began: float = 0.0) -> bool:
+    """Whether slurmctld hears the node and does not hold it DOWN.
+
+    A drained node counts in any case, DOWN too: it stays as it is for whoever drained it.
     With `began` (seconds since 1970) only if it heard from a slurmd that started since then; the
     record's times must be UTC.
     """
     flags = parse_state(record.get("State", ""))
-    if flags & {"DOWN", "NOT_RESPONDING", "UNKNOWN", "FUTURE"}:
+    bad = {"NOT_RESPONDING", "UNKNOWN", "FUTURE"} | (set() if _drained(flags) else {"DOWN"})
+    if flags & bad:
         return False
     return started(record) >= math.floor(began)
 

@@ -168,6 +168,8 @@ class Agent:
                 del self._samples[message.token]
                 self._to_server(Inspected(message.token, message.window, samples))
         elif isinstance(message, Started | Exited | Signalled):
+            if isinstance(message, Exited):
+                self._report()  # the rank's last step, before the news of its end
             self._event(message)
 
     def signalled(self, signum: int) -> None:
@@ -180,6 +182,7 @@ class Agent:
         stuck = tuple(pid for message in self._stopped.values() for pid in message.stuck)
         epoch, self._stopping_epoch = self._stopping_epoch, 0
         self._stopped.clear()
+        self._report(epoch)
         self._event(Stopped(0, epoch, free_port(), stuck))
 
     def _event(self, message: Event) -> None:
@@ -331,14 +334,16 @@ class Agent:
         fresh = {b.local for b in beats if b.beats} - self._first_beats
         self._first_beats |= fresh
         now = time.monotonic()
-        if self._start is not None and (fresh or now >= self._contact.report_at):
+        if fresh or now >= self._contact.report_at:
             self._contact.report_at = now + self._interval
-            self._to_server(Report(self._start.epoch, tuple(beats)))
-        elif now >= self._contact.report_at:
-            self._contact.report_at = now + self._interval
-            self._to_server(Report(0, ()))
+            self._to_server(Report(self._start.epoch if self._start else 0, tuple(beats)))
         waiting = self._start is not None and len(self._first_beats) < len(self._start.ranks)
         self._loop.later(FAST if waiting else self._interval, self._tick)
+
+    def _report(self, epoch: int = 0) -> None:
+        """Report now; of an epoch that is over only its own steps."""
+        if self._start is not None and epoch in (0, self._start.epoch):
+            self._to_server(Report(self._start.epoch, tuple(self._read_beats())))
 
     def _forget_records(self, epoch: int) -> None:
         for reader in self._readers.values():

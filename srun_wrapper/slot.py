@@ -177,15 +177,17 @@ class Slot:
 
     def _launch(self, order: Start, rank: RankStart) -> None:
         self._epoch = order.epoch
-        command, torchrun_env = torchrun_overrides(
-            self._options.command,
-            world_nodes=order.nodes,
-            node_rank=order.index,
-            master_addr=order.master,
-            master_port=order.port,
-            first_epoch=order.first,
-            env=os.environ,
-        )
+        command, torchrun_env = list(self._options.command), dict[str, str]()
+        if len(order.ranks) == 1:  # torchrun starts the node's other ranks
+            command, torchrun_env = torchrun_overrides(
+                command,
+                world_nodes=order.nodes,
+                node_rank=order.index,
+                master_addr=order.master,
+                master_port=order.port,
+                first_epoch=order.first,
+                env=os.environ,
+            )
         env = {k: v for k, v in os.environ.items() if k not in STALE}
         env |= torchrun_env | order.env | rank.env
         env["ROBUST_BEAT_DIR"] = str(self._run_dir)

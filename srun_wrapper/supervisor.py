@@ -35,6 +35,7 @@ SETTLE_MAX = 4.0
 STOP_MARGIN = 12.0  # s over the grace for a node to end its ranks
 LAUNCH = 30.0  # s for a node to start its ranks
 END = 20.0  # s for shims and srun to end
+LAST_OUTPUT = 1.0  # s for srun to pass on the last output after all shims have ended
 ROSTER_EVERY = 2.0
 PEERS = 8
 FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)
@@ -68,6 +69,8 @@ class Supervisor:
         self._srun_task: asyncio.Task[int] | None = None
         self._replacement: Replacement | None = None
         self._interrupts: list[float] = []
+        self._ending = False
+        self._node_watch = NodeWatch(self.state)
 
     # -- the whole life
 
@@ -251,7 +254,6 @@ class Supervisor:
             diagnosis,
             root.last_good,
             root.at,
-            step_before=state.progress.best if state.progress.numbered else None,
         )
         self.ledger.event("failure", symptom=diagnosis.symptom, evidence=diagnosis.evidence)
         assert self._replacement is not None
@@ -323,6 +325,8 @@ class Supervisor:
             elif not done and node.role is Role.ACTIVE and node.stopped < epoch:
                 state.lose(node, "its ranks could not be stopped", "stuck")
         incident.mark("stop")
+        if state.progress.numbered:
+            incident.step_before = state.progress.best  # the last reports are in now
         return not state.failures
 
     async def _until_stepping(self, incident: Incident) -> bool:
@@ -403,7 +407,7 @@ class Supervisor:
     async def _finish(self) -> int:
         """Let every shim end like its rank; returns the step's exit code as srun computes it."""
         state = self.state
-        codes = []
+        self._ending = True
         for node in state.live():
             exits = []
             for local in range(node.slots):
@@ -418,8 +422,8 @@ class Supervisor:
         ]
         if self._phase in ("running", "starting"):
             self._phase = "terminating" if state.signalled else "done"
-        await self._end_srun()
         swapped = any(n.role is Role.LOST or n.companion for n in state.nodes.values())
+        await self._end_srun(swapped)
         if not swapped and self._srun is not None and self._srun.returncode is not None:
             code = self._srun.returncode
             return code if code >= 0 else 128 - code
@@ -427,17 +431,30 @@ class Supervisor:
             return 128 + state.signalled
         return max(codes, default=0)
 
-    async def _end_srun(self) -> None:
-        """Wait for srun; one that does not end is terminated."""
+    async def _end_srun(self, swapped: bool = False) -> None:
+        """Wait for srun; one that does not end is terminated.
+
+        After a swap srun waits for ever for the tasks of the node that left, although Slurm has
+        completed the step; there is nothing more to hear from it once the shims are gone.
+        """
         if self._srun is None or self._srun_task is None:
             return
-        for signum, patience in ((0, END), (signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
+        state = self.state
+        patience: tuple[tuple[int, float], ...] = (
+            (0, END),
+            (signal.SIGTERM, 10.0),
+            (signal.SIGKILL, 5.0),
+        )
+        if swapped:
+            await state.until(lambda: not any(n.connection for n in state.live()), END)
+            patience = ((0, LAST_OUTPUT), (signal.SIGKILL, 5.0))
+        for signum, seconds in patience:
             if self._srun_task.done():
                 return
             if signum:
                 with contextlib.suppress(ProcessLookupError):
                     self._srun.send_signal(signum)
-            await asyncio.wait([self._srun_task], timeout=patience)
+            await asyncio.wait([self._srun_task], timeout=seconds)
 
     # -- signals
 
@@ -469,11 +486,12 @@ class Supervisor:
         self.state.message(connection, message)
 
     async def _watch(self) -> None:
-        self._node_watch = NodeWatch(self.state)
         hang = HangWatch(self.state)
         next_roster = 0.0
         while True:
             now = time.monotonic()
+            if self._ending:
+                return
             self._node_watch.look(now)
             if self.account.first_step is None and self.state.progress.beats:
                 self.account.first_step = now

@@ -177,9 +177,11 @@ def test_drained_node_stays_drained_through_crash_and_heal(lab: Cluster) -> None
         lab.crash("n3")
         lab.heal("n3")
         assert "DRAIN" in lab.nodes()["n3"]
+        assert lab.node_records()["n3"]["Reason"].startswith("mine")
     finally:
         resume = ["scontrol", "update", "nodename=n3", "state=resume"]
         lab.exec("head", resume, user=False, check=True)
+    eventually(lambda: lab.nodes()["n3"] == {"IDLE"})
 
 
 _TICK = "while :; do date +%s%N > /tmp/tick; sleep 0.02; done"

@@ -1,0 +1,134 @@
+"""A training in miniature, for fault tests: real processes and sockets, no torch import.
+
+Every step all ranks exchange a number through rank 0 (as an all-reduce does), report the step,
+and every ``--save`` steps rank 0 writes a checkpoint (atomic rename). The loss depends on every
+step before it, so a wrong resume shows. Faults on command, in epoch ``--epoch`` only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import robust_slurm
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--dir", type=Path, required=True)
+parser.add_argument("--steps", type=int, default=100)
+parser.add_argument("--step-time", type=float, default=0.05)
+parser.add_argument("--save", type=int, default=5)
+parser.add_argument("--fault", default="")
+parser.add_argument("--at", type=int, default=0)
+parser.add_argument("--rank", type=int, default=1)
+parser.add_argument("--epoch", type=int, default=1)
+parser.add_argument("--seconds", type=float, default=15.0)
+parser.add_argument("--no-beat", action="store_true")
+args = parser.parse_args()
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+checkpoint = args.dir / "checkpoint.json"
+
+
+def connect() -> list[socket.socket]:
+    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    if rank == 0:
+        with socket.create_server(("", address[1]), backlog=world) as server:
+            server.settimeout(60)
+            peers: dict[int, socket.socket] = {}
+            while len(peers) < world - 1:
+                sock, _ = server.accept()
+                peers[struct.unpack("!i", sock.recv(4, socket.MSG_WAITALL))[0]] = sock
+            return [peers[r] for r in sorted(peers)]
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            sock = socket.create_connection(address, timeout=5)
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+    sock.settimeout(None)
+    sock.sendall(struct.pack("!i", rank))
+    return [sock]
+
+
+def receive(sock: socket.socket) -> float:
+    data = sock.recv(8, socket.MSG_WAITALL)
+    if len(data) < 8:
+        raise ConnectionError("Connection closed by peer")
+    return float(struct.unpack("!d", data)[0])
+
+
+def all_reduce(value: float) -> float:
+    if rank == 0:
+        total = value + sum(receive(sock) for sock in peers)
+        for sock in peers:
+            sock.sendall(struct.pack("!d", total))
+        return total
+    peers[0].sendall(struct.pack("!d", value))
+    return receive(peers[0])
+
+
+def fault(step: int) -> None:
+    if not (args.fault and step == args.at and rank == args.rank):
+        return
+    if args.epoch and robust_slurm.epoch() != args.epoch:
+        return
+    if args.fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif args.fault == "exit":
+        sys.exit(3)
+    elif args.fault == "raise":
+        raise ValueError(f"bad sample {step}")
+    elif args.fault == "ecc":
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+    elif args.fault == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif args.fault == "sleep":
+        time.sleep(3600)
+    elif args.fault == "phase":
+        with robust_slurm.phase("eval"):
+            time.sleep(args.seconds)
+    elif args.fault == "busy":
+        end = time.monotonic() + args.seconds
+        while time.monotonic() < end:
+            pass
+    elif args.fault == "grandchild":
+        # Detached from our process group, ignores SIGTERM, keeps the master port busy.
+        code = (
+            "import signal,socket,time;signal.signal(15,1);s=socket.socket();"
+            "s.bind(('',0));s.listen();time.sleep(3600)"
+        )
+        subprocess.Popen([sys.executable, "-c", code, "grandchild"], start_new_session=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+state = {"step": 0, "loss": 1.0}
+if checkpoint.exists():
+    state = json.loads(checkpoint.read_text())
+peers = connect()
+step, loss = int(state["step"]), float(state["loss"])
+while step < args.steps:
+    step += 1
+    fault(step)
+    time.sleep(args.step_time)
+    loss = loss * 0.99 + all_reduce((rank + 1) * step) * 1e-6
+    if not args.no_beat:
+        robust_slurm.beat(step, loss=loss)
+    if rank == 0:
+        print(f"step {step} loss {loss!r}", flush=True)
+        if step % args.save == 0:
+            temporary = checkpoint.with_suffix(".tmp")
+            temporary.write_text(json.dumps({"step": step, "loss": loss}))
+            temporary.replace(checkpoint)
+if rank == 0:
+    (args.dir / "final.json").write_text(json.dumps({"step": step, "loss": loss}))
+print(f"rank {rank} done on {os.environ['SLURMD_NODENAME']}", flush=True)
