@@ -20,7 +20,7 @@ import platform
 import statistics
 import sys
 import timeit
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -61,6 +61,8 @@ class Results:
     name: str
     quick: bool = False
     """A short run to see that the benchmark works; its numbers prove nothing."""
+    runs: int | None = None
+    """Runs per case where the default is not wanted; ``quick`` is set with it."""
     metrics: dict[str, Metric] = field(default_factory=dict)
     ratios: dict[str, float] = field(default_factory=dict)
 
@@ -150,21 +152,37 @@ def ns_per_call(
     return found
 
 
-def main(
-    name: str, cases: Mapping[str, Callable[[Results], None]], argv: Sequence[str] | None = None
-) -> int:
-    """Run the chosen cases, print the table, write the JSON. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}")
-    parser.add_argument("--quick", action="store_true", help="short run; its numbers prove nothing")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
-    parser.add_argument(
+def parser(name: str, cases: Iterable[str]) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    made = argparse.ArgumentParser(prog=f"python -m bench.{name}")
+    made.add_argument("--quick", action="store_true", help="short run; its numbers prove nothing")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
+    made.add_argument(
         "--case", action="append", choices=list(cases), help="run only this case (repeatable)"
     )
-    args = parser.parse_args(argv)
-    results = Results(name, quick=args.quick)
-    for case in args.case or cases:
-        cases[case](results)
+    made.add_argument("--runs", type=int, help=argparse.SUPPRESS)
+    return made
+
+
+def results_for(name: str, args: argparse.Namespace) -> Results:
+    """Empty results for a run with these options."""
+    return Results(name, quick=args.quick or args.runs is not None, runs=args.runs)
+
+
+def finish(results: Results, args: argparse.Namespace) -> int:
+    """Print the table and write the JSON. Returns the exit code."""
     results.show()
     if args.json:
         args.json.write_text(json.dumps(results.as_dict(), indent=2) + "\n", encoding="utf-8")
     return 0
+
+
+def main(
+    name: str, cases: Mapping[str, Callable[[Results], None]], argv: Sequence[str] | None = None
+) -> int:
+    """Run the chosen cases one after another. Returns the exit code."""
+    args = parser(name, cases).parse_args(argv)
+    results = results_for(name, args)
+    for case in args.case or cases:
+        cases[case](results)
+    return finish(results, args)

@@ -76,7 +76,7 @@ class Incident:
         phases = self.phases()
         parts = ", ".join(f"{name} {phases[name]:.2f}" for name in PHASES)
         what = self.diagnosis.symptom.replace("_", " ")
-        where = ",".join(self.diagnosis.suspects) or self.diagnosis.root.node
+        where = ",".join(self.diagnosis.suspects) or self.diagnosis.root.node or "the job"
         swapped = "".join(f"; {new} took the ranks of {old}" for old, new in self.swaps)
         steps = "" if self.lost_steps is None else f"; {_count(self.lost_steps)} lost"
         return (

@@ -1,10 +1,9 @@
 """When the batch host is lost: one surviving agent brings the job back.
 
 Slurm neither lets a job go on without its batch host nor completes it before that node is DOWN
-(SlurmdTimeout, 300 s by default), and the owner cannot shrink it away. So the survivor submits
-the job's own script again, with the lost host excluded, and cancels the old job: the copy starts
-at once. With operator rights (drain = direct) the host is set DOWN instead and the job itself is
-requeued.
+(SlurmdTimeout, 300 s by default), and the owner cannot shrink it away ("You cannot remove the
+batch host from a job when resizing"). So the survivor submits the job's own script again, with
+the lost host excluded, and gives up the old job: the copy starts as soon as nodes are free.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 from robust_slurm.slurm import Job, Slurm, SlurmError
 from srun_wrapper.agent import Place
 from srun_wrapper.messages import Peer, PeerAsk, PeerSay, Start, decode_say, encode
-from srun_wrapper.requeue import partitions_for
+from srun_wrapper.requeue import helper_args, partitions_for
 from srun_wrapper.silence import LOST_HOST
 from srun_wrapper.wire import Codec, WireError
 
@@ -111,16 +110,35 @@ def rescue(
     except SlurmError as err:
         report(f"cannot bring job {job_id} back: {err}")
         return
-    report(f"the batch host of job {job_id} is lost: it goes on as job {new}")
+    report(f"batch host {job.batch_host} of job {job_id} is lost: it goes on as job {new}")
+    try:
+        let_go(slurm, job)
+    except SlurmError as err:
+        report(f"the nodes of job {job_id} are not free yet: {err}")
 
 
 def resubmit(slurm: Slurm, job: Job, bad: str, standby: str) -> int:
-    """Submit the job's script again without ``bad``, cancel the old job. Returns the new id."""
+    """Submit the job's script again without ``bad``, end the old job. Returns the new id.
+
+    The old job cannot complete while its batch host is silent, and as long as it completes none
+    of its nodes can be used again. So it is first shrunk to that host alone, which frees the
+    others at once (and ends this very process); a helper job then cancels it.
+    """
     script = slurm.batch_script(job.id)
     known = slurm.partitions()
-    args = copy_args(job, bad, partitions_for(job, standby if standby in known else ""), os.environ)
+    partition = partitions_for(job, standby if standby in known else "")
+    args = copy_args(job, bad, partition, os.environ)
+    slurm.update_job(job.id, requeue=False)  # or Slurm would run it a second time, later
+    new = slurm.submit(script, args=args, cwd=Path(job.work_dir) if job.work_dir else None)
+    helper = [f"--partition={partition}", *helper_args(job, f"robust-cancel-{job.id}", [bad])]
+    slurm.submit(f"#!/bin/sh\nscancel {job.id}\n", args=helper)
+    return new
+
+
+def let_go(slurm: Slurm, job: Job) -> None:
+    """The last thing this process does for the old job: free all nodes but its batch host."""
+    slurm.shrink(job.id, [job.batch_host or ""])
     slurm.cancel(job.id)
-    return slurm.submit(script, args=args, cwd=Path(job.work_dir) if job.work_dir else None)
 
 
 def copy_args(job: Job, bad: str, partition: str, env: Mapping[str, str]) -> list[str]:

@@ -38,6 +38,14 @@ def partitions_for(job: Job, standby: str) -> str:
     return ",".join([*names, *([standby] if standby and standby not in names else [])])
 
 
+def helper_args(job: Job, name: str, exclude: Sequence[str]) -> list[str]:
+    """sbatch options of a helper job: one CPU, minutes, on the owner's account."""
+    args = ["--nodes=1", "--ntasks=1", f"--time={HELPER_MINUTES}", f"--job-name={name}"]
+    args += ["--output=/dev/null", "--no-requeue"]
+    args += [f"--exclude={','.join(exclude)}"] if exclude else []
+    return args + ([f"--account={job.account}"] if job.account else [])
+
+
 def put_back(slurm: Slurm, job_id: int, bad: Sequence[str], standby: str, num_nodes: int) -> None:
     """Requeue a running batch job of ours without the nodes ``bad``.
 
@@ -58,17 +66,7 @@ def put_back(slurm: Slurm, job_id: int, bad: Sequence[str], standby: str, num_no
     partition = partitions_for(job, standby if standby in known else "")
     wanted = max(num_nodes, job.num_nodes)
     changes = [f"ExcNodeList={','.join(exclude)}", f"NumNodes={wanted}", "StartTime=now"]
-    args = [
-        f"--partition={partition}",
-        "--nodes=1",
-        "--ntasks=1",
-        f"--time={HELPER_MINUTES}",
-        f"--job-name=robust-requeue-{job.id}",
-        "--output=/dev/null",
-        "--no-requeue",
-        f"--exclude={','.join(exclude)}",
-    ]
-    args += [f"--account={job.account}"] if job.account else []
+    args = [f"--partition={partition}", *helper_args(job, f"robust-requeue-{job.id}", exclude)]
     try:
         slurm.submit(helper_script(name, changes), args=args)
     except SlurmError as err:

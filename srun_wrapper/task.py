@@ -7,6 +7,8 @@ that robust-srun adds, and hands on neither of those to the rank.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import resource
 import shutil
@@ -21,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 
+from robust_slurm.ledger import append_line
 from srun_wrapper import proc
 from srun_wrapper.agent import Agent, Place, shim_address
 from srun_wrapper.layout import parse_tasks_per_node
@@ -86,6 +89,29 @@ def place_from(env: Mapping[str, str]) -> Place:
     )
 
 
+def make_run_dir(name: str) -> tuple[Path, int]:
+    """A private directory in memory for the beat records, locked while this process lives.
+
+    What an agent that was killed left behind is nobody's any more (its lock is gone) and is
+    removed here. Returns the directory and the descriptor that holds its lock.
+    """
+    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK | os.X_OK) else None
+    path = Path(tempfile.mkdtemp(prefix=f"robust-{name}-", dir=base))
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    for old in path.parent.glob("robust-*-*"):
+        with contextlib.suppress(OSError):
+            if old == path or old.lstat().st_uid != os.getuid():
+                continue
+            fd = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(old, ignore_errors=True)
+            finally:
+                os.close(fd)
+    return path, lock
+
+
 class Shim:
     """One process: a slot, and on local id 0 the node's agent as well."""
 
@@ -99,6 +125,7 @@ class Shim:
         self._agent: Agent | None = None
         self._link: Link | None = None
         self._run_dir: Path | None = None
+        self._run_lock = -1
         self._exit: tuple[int, int] = (1, 0)
         self._give_up_at = time.monotonic() + FIND_AGENT
         proc.become_subreaper()
@@ -108,9 +135,8 @@ class Shim:
     def run(self) -> tuple[int, int]:
         """Serve until told to finish. Returns the exit code and signal to end with."""
         if self._place.local == 0:
-            base = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
-            prefix = f"robust-{self._place.job_id}.{self._place.step_id}-"
-            self._run_dir = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+            name = f"{self._place.job_id}.{self._place.step_id}"
+            self._run_dir, self._run_lock = make_run_dir(name)
             self._make_slot(self._run_dir)
             self._agent = Agent(
                 self._loop, self._place, self._key, self._run_dir, self._order, self._abandon
@@ -210,7 +236,6 @@ class Shim:
     def _abandon(self, verdict: Verdict, start: Start | None) -> None:
         """The supervisor is gone for good: nothing may be left running on this node."""
         assert self._agent is not None
-        sys.stderr.write(f"robust-task: {self._place.node}: {verdict.value}; ending the ranks\n")
         self._agent.broadcast(Stop(start.epoch if start else 0, ABANDON_GRACE))
         work = threading.Thread(target=self._last_duty, args=(verdict, start), daemon=True)
         work.start()
@@ -229,6 +254,7 @@ class Shim:
         from srun_wrapper import orphan  # not needed by the thousands of shims that never do this
 
         place, options = self._place, self._options
+        self._report(f"{verdict.value}: ending the ranks")
         if verdict is Verdict.HOST_LOST and start is not None and options.requeue:
             state_dir = Path(options.state_dir)
             standby = options.standby_partition
@@ -241,7 +267,13 @@ class Shim:
         self._agent.broadcast(Finish(tuple((1, 0) for _ in range(self._place.local_tasks))))
 
     def _report(self, text: str) -> None:
+        """Say it, and write it down: srun may be gone, and stderr with it."""
         sys.stderr.write(f"robust-task: {self._place.node}: {text}\n")
+        job = self._place.job_id
+        path = Path(self._options.state_dir) / "jobs" / str(job) / "events.jsonl"
+        event = {"time": time.time(), "event": "orphan", "node": self._place.node, "text": text}
+        with contextlib.suppress(OSError):
+            append_line(path, event)
 
 
 def end_like(code: int, signum: int) -> None:

@@ -78,28 +78,46 @@ class Questions:
     def jobs(self, user: str | None = None, states: Collection[str] | None = None) -> list[Job]:
         """All jobs that slurmctld still knows, finished ones too, filtered by owner and state.
 
-        A job whose text cannot be read in one way only (a name that imitates a record) is left
-        out: nobody may hide another's job behind his own.
+        A name or comment may hold a newline and behind it a whole invented record, so each record
+        must agree in id and owner with squeue's list, which has no free text; a job told twice is
+        asked for alone. A job that still cannot be read in one way only is left out.
         """
+        until = self._until()
         argv = ("scontrol", "-a", "-o", "show", "job")
-        found: list[Job] = []
-        for line in parse.split_records(self._run(argv, retry=True).stdout, "job"):
+        text = self._run(argv, until=until, retry=True).stdout
+        owners = {number: row[0] for number, row in self._squeue("%U", until).items()}
+        found: dict[int, list[Job]] = {}
+        for line in parse.split_records(text, "job"):
             try:
                 job = job_from(parse.fields(line, "job"))
             except ParseError:
                 continue
+            if owners.get(job.id) == str(job.uid):
+                found.setdefault(job.id, []).append(job)
+        out: list[Job] = []
+        for number, told in found.items():
+            try:
+                job = told[0] if len(told) == 1 else self._job(number, until)
+            except SlurmError as error:
+                if error.transient:
+                    raise
+                continue
             if (user is None or job.user == user) and (states is None or job.state in states):
-                found.append(job)
-        return found
+                out.append(job)
+        return out
 
     def job_states(self) -> dict[int, str]:
         """Job id → base state of every job that slurmctld still knows: short, no free text."""
-        argv = ("squeue", "-h", "-a", "-t", "all", "-o", "%A|%T")
-        out: dict[int, str] = {}
-        for line in self._run(argv, retry=True).stdout.splitlines():
-            number, bar, state = line.strip().partition("|")
-            if bar and number.isascii() and number.isdigit():
-                out[int(number)] = state
+        return {number: row[0] for number, row in self._squeue("%T", self._until()).items()}
+
+    def _squeue(self, columns: str, until: float) -> dict[int, list[str]]:
+        """Job id → the columns asked for ("%U|%T"); ask for no column that holds free text."""
+        argv = ("squeue", "-h", "-a", "-t", "all", "-o", f"%A|{columns}")
+        out: dict[int, list[str]] = {}
+        for line in self._run(argv, until=until, retry=True).stdout.splitlines():
+            number, *row = line.strip().split("|")
+            if row and number.isascii() and number.isdigit():
+                out[int(number)] = row
         return out
 
     def nodes(self, names: Iterable[str] | None = None) -> dict[str, Node]:

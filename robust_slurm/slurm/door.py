@@ -104,9 +104,10 @@ class Slurm(Questions):
     ) -> None:
         """Change a job in one request; None leaves a field as it is.
 
-        ``partition`` may be a list "train,standby"; an empty ``exclude`` or ``required`` (node
-        names the job insists on) clears the list; ``start_time`` is seconds since 1970 or Slurm's own words ("now"). Partition and exclude
-        are refused (``conflict``) while the job runs.
+        ``partition`` may be a list "train,standby"; an empty ``exclude`` or ``required`` (nodes
+        that the job insists on) clears the list; ``start_time`` is seconds since 1970 or Slurm's
+        own words ("now"). All but ``requeue`` and ``comment`` are refused (``conflict``) while
+        the job runs; ``conflict`` may take 5 s to come (see errors.py on the second update).
         """
         argv: tuple[str, ...] = ("scontrol", "update", f"JobId={job_argument(job_id)}")
         changes: list[str] = []

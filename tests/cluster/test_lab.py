@@ -217,7 +217,9 @@ def test_hang_of_one_rank(lab: Cluster) -> None:
 
     def moving() -> list[bool]:
         old = [p.stat().st_mtime_ns for p in paths]
-        eventually(lambda: sum(p.stat().st_mtime_ns != o for p, o in zip(paths, old)) >= 3)  # noqa: B905
+        eventually(
+            lambda: sum(p.stat().st_mtime_ns != o for p, o in zip(paths, old, strict=True)) >= 3
+        )
         return [p.stat().st_mtime_ns != o for p, o in zip(paths, old, strict=True)]
 
     assert moving() == [True, True, False, True]
@@ -291,12 +293,12 @@ def _family(root: int) -> dict[int, str]:
     """The pids of a process and all below it, with their start times."""
     parents: dict[int, int] = {}
     starts: dict[int, str] = {}
-    for entry in Path("/proc").iterdir():
+    for pid in _all_pids():
         try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        parents[int(entry.name)], starts[int(entry.name)] = int(fields[1]), fields[19]
+        parents[pid], starts[pid] = int(fields[1]), fields[19]
     found = {root}
     while more := {p for p, parent in parents.items() if parent in found} - found:
         found |= more
@@ -322,29 +324,34 @@ def test_nothing_stays(victim: str) -> None:
     name = f"gone-{os.getpid()}-{victim}"
     argv = [sys.executable, "-c", _OWNER, name]
     with subprocess.Popen(argv, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as owner:
-        assert owner.stdout is not None
-        assert owner.stdout.readline() == "up\n"
-        directory = Lab(name).spec.dir
-        reaper = host.reaper_pid(directory)
-        family = _family(reaper)
-        assert len(family) >= 8
-        own = _namespaces([os.getpid()])
-        spaces = _namespaces(list(family)) - own
-        assert len({s for s in spaces if s.startswith("net")}) == 4  # switch, head, n1, n2
-        keeper = next(p for p in family if p != reaper and _parent(p) == reaper)
-        if victim == "down":
-            assert host.take_down(name)
-        else:
-            os.kill({"owner": owner.pid, "reaper": reaper, "keeper": keeper}[victim], 9)
-        eventually(lambda: not directory.exists(), 10)
-        eventually(lambda: not family.items() & _now(family).items(), 10)
-        eventually(lambda: not spaces & _namespaces(_all_pids()), 10)
-        owner.kill()
+        try:
+            assert owner.stdout is not None
+            assert owner.stdout.readline() == "up\n"
+            _kill_and_look(name, victim, owner.pid)
+        finally:
+            owner.kill()
     assert name not in Path("/proc/self/mountinfo").read_text()
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, timeout=10).stdout
     assert not re.search(r"switch|: p\d+b\d+", links)
     assert name not in host.lab_names()
     assert not host.take_down(name)
+
+
+def _kill_and_look(name: str, victim: str, owner: int) -> None:
+    directory = Lab(name).spec.dir
+    reaper = host.reaper_pid(directory)
+    family = _family(reaper)
+    assert len(family) >= 8
+    spaces = _namespaces(list(family)) - _namespaces([os.getpid()])
+    assert len({s for s in spaces if s.startswith("net:")}) == 4  # switch, head, n1, n2
+    keeper = next(p for p in family if p != reaper and _parent(p) == reaper)
+    if victim == "down":
+        assert host.take_down(name)
+    else:
+        os.kill({"owner": owner, "reaper": reaper, "keeper": keeper}[victim], signal.SIGKILL)
+    eventually(lambda: not directory.exists(), 10)
+    eventually(lambda: not family.items() & _now(family).items(), 10)
+    eventually(lambda: not spaces & _namespaces(_all_pids()), 10)
 
 
 def _parent(pid: int) -> int:

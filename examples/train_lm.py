@@ -1,0 +1,348 @@
+"""Train a small language model with torch DDP, in a way that survives being stopped at any time.
+
+A byte-level transformer learns a play of Shakespeare's: on CPUs with gloo, with a GPU per rank
+with NCCL. It runs under robust-srun, srun and torchrun, or alone:
+
+    python examples/train_lm.py --out runs/lm --steps 100
+
+Stopped at any step and started again with the same ``--out``, it goes on after its newest
+checkpoint and ends with exactly the losses of a run that was never stopped. What that takes:
+
+- a step's data follow from the seed and the step's number, not from what was read before;
+- a checkpoint holds model and optimizer, appears under its name by an atomic rename when it is
+  complete and on disk, and two are kept; one that cannot be read is passed over;
+- what the ranks add up, they add up in the same order every time (see ``settle``).
+
+Files in ``--out``: ``step-00000040.pt``, and ``loss.jsonl`` with one line per step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import pickle
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.parallel import DistributedDataParallel
+
+try:
+    import robust_slurm
+except ImportError:  # only wanted, not needed
+    robust_slurm = None  # type: ignore[assignment]
+
+VOCABULARY = 256  # bytes
+KEPT = 2  # checkpoints
+
+
+def main() -> None:
+    args = parse_args()
+    rank, world, device = join_world()
+    train(args, rank, world, device)
+    dist.destroy_process_group()
+
+
+def train(args: argparse.Namespace, rank: int, world: int, device: torch.device) -> None:
+    text = load_text(args.data, args.context).to(device)
+    torch.manual_seed(args.seed)
+    bare = Transformer(args.context, args.width, args.layers, args.heads).to(device)
+    model = DistributedDataParallel(bare, device_ids=[device] if device.type == "cuda" else None)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    settle(model, *batch_of(text, args, 0, rank, world))
+    done = resume(args.out, bare, optimizer, device, rank)
+    losses = LossFile(args.out / "loss.jsonl", done) if rank == 0 else None
+    if losses is not None:
+        print(why_here(done), flush=True)
+
+    for step in range(done + 1, args.steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = args.lr * schedule(step, args.steps)
+        inputs, targets = batch_of(text, args, step, rank, world)
+        loss = loss_of(model, inputs, targets)
+        optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+        mean = loss.detach()
+        dist.all_reduce(mean)
+        mean_loss = mean.item() / world
+        if robust_slurm is not None:
+            robust_slurm.beat(step, loss=mean_loss, grad_norm=norm.item())
+        if losses is not None:
+            losses.add(step, mean_loss)
+            print(f"step {step} loss {mean_loss:.6f}", flush=True)
+            if step % args.save_every == 0 or step == args.steps:
+                with phase("checkpoint"):
+                    save(args.out, step, bare, optimizer)
+    dist.barrier()  # nobody leaves while rank 0 still saves
+
+
+# -- the model --------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, both with a residual path around them."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.wide = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, width) -> the same shape."""
+        batch, length, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        change: Tensor = self.narrow(nn.functional.gelu(self.wide(self.norm2(x))))
+        return x + change
+
+
+class Transformer(nn.Module):
+    """Bytes (batch, length) -> logits of the byte after each (batch, length, VOCABULARY)."""
+
+    def __init__(self, context: int, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(VOCABULARY, width)
+        self.places = nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1], device=x.device)
+        logits: Tensor = self.head(self.norm(self.blocks(self.bytes(x) + self.places(places))))
+        return logits
+
+
+def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+
+
+def schedule(step: int, steps: int) -> float:
+    """Share of the learning rate at a step: a warm-up of 10 steps, then a cosine to a tenth."""
+    if step <= 10:
+        return step / 10
+    return 0.55 + 0.45 * math.cos(math.pi * (step - 10) / max(1, steps - 10))
+
+
+def settle(model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
+    """One pass forward and back that changes nothing but DDP's own plan.
+
+    DDP sorts the gradients into buckets anew after its first backward pass, and the place of a
+    number in its bucket decides in which order the ranks' values are added. Without this pass the
+    first step of every start would add in another order than the same step of a run that was not
+    stopped, and the losses would differ in their last digits.
+    """
+    torch.autograd.backward(loss_of(model, inputs, targets))
+    model.zero_grad(set_to_none=True)
+
+
+# -- the data ---------------------------------------------------------------------------------
+
+
+def load_text(path: Path, context: int) -> Tensor:
+    raw = path.read_bytes()
+    if len(raw) < 2 * context:
+        sys.exit(f"{path}: {len(raw)} bytes are too few for a context of {context}")
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).long()
+
+
+def batch_of(
+    text: Tensor, args: argparse.Namespace, step: int, rank: int, world: int
+) -> tuple[Tensor, Tensor]:
+    """This rank's share of a step's batch: inputs and targets, each (batch, context).
+
+    The whole batch is drawn from a generator of the step's own, so nothing needs to be saved, and
+    how it is divided does not change what is in it.
+    """
+    own = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
+    starts = torch.randint(len(text) - args.context, (world * args.batch,), generator=own)
+    mine = starts[rank * args.batch : (rank + 1) * args.batch].to(text.device)
+    windows = text[mine[:, None] + torch.arange(args.context + 1, device=text.device)]
+    return windows[:, :-1], windows[:, 1:]
+
+
+# -- checkpoints ------------------------------------------------------------------------------
+
+
+def save(out: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Write a checkpoint so that under its name there is all of it or nothing."""
+    path = out / f"step-{step:08d}.pt"
+    temporary = path.with_suffix(".tmp")
+    content = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    with temporary.open("wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(out, os.O_RDONLY)  # the rename itself must reach the disk, too
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    for old in checkpoints(out)[KEPT:]:
+        old.unlink(missing_ok=True)
+
+
+def checkpoints(out: Path) -> list[Path]:
+    """All checkpoints under their final name, the newest first."""
+    return sorted(out.glob("step-*.pt"), reverse=True)
+
+
+def read(path: Path, device: torch.device) -> dict[str, Any] | None:
+    """A checkpoint's content; None, said on stderr, if it cannot be read."""
+    try:
+        content = torch.load(path, map_location=device, weights_only=True)
+        missing = {"step", "model", "optimizer"} - set(content)
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        print(f"{path}: passed over, cannot be read: {error}", file=sys.stderr, flush=True)
+        return None
+    if missing:
+        print(f"{path}: passed over, has no {', '.join(sorted(missing))}", file=sys.stderr)
+        return None
+    return dict(content)
+
+
+def resume(
+    out: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    rank: int,
+) -> int:
+    """Load the newest readable checkpoint into all ranks; return its step, 0 without one.
+
+    Rank 0 chooses: two ranks that look at a shared directory may see different files.
+    """
+    content, chosen = None, 0
+    if rank == 0:
+        out.mkdir(parents=True, exist_ok=True)
+        content = next((c for p in checkpoints(out) if (c := read(p, device)) is not None), None)
+        chosen = content["step"] if content is not None else 0
+    word = torch.tensor([chosen], device=device)
+    dist.broadcast(word, src=0)
+    step = int(word.item())
+    if step == 0:
+        return 0
+    path = out / f"step-{step:08d}.pt"
+    content = content or read(path, device)
+    if content is None:
+        sys.exit(f"rank {rank} cannot read {path}, which rank 0 could: is {out} on shared storage?")
+    model.load_state_dict(content["model"])
+    optimizer.load_state_dict(content["optimizer"])
+    return step
+
+
+class LossFile:
+    """The losses by step, one JSON object per line; one curve, however often it is resumed."""
+
+    def __init__(self, path: Path, done: int) -> None:
+        """Drop what is there of later steps than `done`: they will be done again."""
+        lines = path.read_text().splitlines() if path.exists() else []
+        kept = [line for line in lines if 0 < _step_of(line) <= done]
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(f"{line}\n" for line in kept))
+        temporary.replace(path)
+        self._file = path.open("a")
+        self._epoch = int(os.environ.get("ROBUST_EPOCH", "0"))
+
+    def add(self, step: int, loss: float) -> None:
+        line = {"step": step, "loss": loss, "epoch": self._epoch, "time": time.time()}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+
+def _step_of(line: str) -> int:
+    """The step of a line of the loss file; 0 for a line that was torn by a crash."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+# -- the world --------------------------------------------------------------------------------
+
+
+def join_world() -> tuple[int, int, torch.device]:
+    """Join the process group; return rank, world size and device.
+
+    robust-srun and torchrun set RANK and the others; srun alone sets SLURM_PROCID and its kin.
+    """
+    env = os.environ
+    rank = int(env.get("RANK") or env.get("SLURM_PROCID") or 0)
+    world = int(env.get("WORLD_SIZE") or env.get("SLURM_NTASKS") or 1)
+    local = int(env.get("LOCAL_RANK") or env.get("SLURM_LOCALID") or 0)
+    hosts = env.get("SLURM_STEP_NODELIST") or "localhost"
+    env.setdefault("MASTER_ADDR", first_host(hosts))
+    env.setdefault("MASTER_PORT", str(20000 + int(env.get("SLURM_JOB_ID") or 0) % 10000))
+    torch.set_num_threads(int(env.get("OMP_NUM_THREADS") or 1))
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else its sums are not repeatable
+        torch.use_deterministic_algorithms(True)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, rank=rank, world_size=world)
+    return rank, world, device
+
+
+def first_host(hosts: str) -> str:
+    """The first name of a Slurm host list: ``n[3-5,9],m1`` -> ``n3``."""
+    found = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", hosts)
+    return found[1] + (found[2] or "") if found else hosts
+
+
+def why_here(done: int) -> str:
+    """What happened before, for the log."""
+    where = f"resumed after step {done}" if done else "starting at step 1"
+    epoch = int(os.environ.get("ROBUST_EPOCH") or 0)
+    reason = os.environ.get("ROBUST_RESTART_REASON")
+    return f"{where} (epoch {epoch}{', restarted: ' + reason if reason else ''})"
+
+
+def phase(name: str) -> contextlib.AbstractContextManager[Any]:
+    """Tell robust-srun that no steps are expected for a while; without it nothing."""
+    return robust_slurm.phase(name) if robust_slurm is not None else contextlib.nullcontext()
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    here = Path(__file__).resolve().parent
+
+    def option(name: str, default: Any, text: str) -> None:
+        parser.add_argument(name, type=type(default), default=default, help=f"{text} [%(default)s]")
+
+    parser.add_argument("--out", type=Path, required=True, help="directory on shared storage")
+    parser.add_argument("--data", type=Path, default=here / "data" / "coriolanus.txt")
+    option("--steps", 100, "train up to this step")
+    option("--save-every", 10, "steps between checkpoints")
+    option("--batch", 8, "sequences per rank and step")
+    option("--context", 64, "bytes per sequence")
+    option("--layers", 2, "transformer blocks")
+    option("--width", 64, "width of the model, a multiple of --heads")
+    option("--heads", 4, "attention heads")
+    option("--lr", 3e-3, "learning rate")
+    option("--seed", 1, "of the weights and the data")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
