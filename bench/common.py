@@ -65,6 +65,8 @@ class Results:
     """Runs per case where the default is not wanted; ``quick`` is set with it."""
     metrics: dict[str, Metric] = field(default_factory=dict)
     ratios: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, str | float] = field(default_factory=dict)
+    """What the numbers depend on and a reader must know."""
 
     def add(self, metric: str, samples: Sequence[float], unit: str) -> Metric:
         """Record a metric ``<case>.<phase>``. ValueError under 20 samples, unless quick."""
@@ -80,12 +82,13 @@ class Results:
         return value
 
     def as_dict(self) -> dict[str, object]:
-        """The JSON form: metrics, ratios, machine."""
+        """The JSON form: metrics, ratios, settings, machine."""
         return {
             "benchmark": self.name,
             "quick": self.quick,
             "metrics": {name: asdict(metric) for name, metric in self.metrics.items()},
             "ratios": self.ratios,
+            "settings": self.settings,
             "machine": machine(),
         }
 
@@ -104,9 +107,14 @@ class Results:
         for name, value in self.ratios.items():
             table.add_row(name, f"{value:.3g}", "", "", "ratio")
         console.print(table)
-        here = machine()
-        console.print(", ".join(f"{key}: {value}" for key, value in here.items()), soft_wrap=True)
+        if self.settings:
+            console.print(_pairs(self.settings), soft_wrap=True)
+        console.print(_pairs(machine()), soft_wrap=True)
         console.print(NOISE, soft_wrap=True)
+
+
+def _pairs(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{key}: {value}" for key, value in values.items())
 
 
 def machine() -> dict[str, str | int | float]:

@@ -77,7 +77,7 @@ def start(results: Results) -> None:
         }
         found: dict[str, list[float]] = {name: [] for name in variants}
         # Not the virtual environment: what its site-packages load at start would drown this.
-        python = os.path.realpath(sys.executable)  # noqa: PTH - symlinks of venvs resolved in one go
+        python = os.path.realpath(sys.executable)
         for _ in range(20 if results.quick else 100):
             for name, (code, env) in variants.items():
                 found[name].append(_lifetime_ms([python, "-c", code], env))

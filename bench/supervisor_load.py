@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from robust_slurm.config import load
@@ -149,7 +148,9 @@ def raise_file_limit() -> None:
 class FedNode:
     """One simulated node: its connection and its ranks' records."""
 
-    def __init__(self, loop: Loop, index: int, key: bytes, port: int, connected: Callable[[], None]):
+    def __init__(
+        self, loop: Loop, index: int, key: bytes, port: int, connected: Callable[[], None]
+    ):
         self._loop = loop
         self._index = index
         self._connected = connected
@@ -223,7 +224,10 @@ def feed(env: Mapping[str, str]) -> None:
     def connect_next() -> None:
         index = next(waiting, None)
         if index is not None:
-            FedNode(loop, index, key, port, partial(loop.later, 0.0, connect_next))
+            FedNode(loop, index, key, port, connect_later)
+
+    def connect_later() -> None:
+        loop.later(0.0, connect_next)
 
     for _ in range(CONNECTS):
         connect_next()

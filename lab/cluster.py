@@ -230,9 +230,10 @@ class Lab:
     def heal(self, node: str, timeout: float = _READY_S) -> None:
         """Undo the node's faults and wait until Slurm can use it (a drained node stays drained)."""
         died = self.ask("state")["nodes"].get(node, {}).get("died", 0.0)
-        # slurmctld knows a reboot by a boot time, whole seconds with the uptime rounded up, that
-        # is later than the node's last answer; else it would wait 60 s for jobs that died there.
-        time.sleep(max(0.0, min(2.0, math.floor(died) + 2 - time.time())))
+        # slurmctld knows a reboot by a boot time, in whole seconds and with the uptime rounded up,
+        # that is later than the node's last answer, which it may note a second late. If it missed
+        # the reboot it would keep the jobs that died there for a minute or more.
+        time.sleep(max(0.0, min(4.0, math.floor(died) + 4 - time.time())))
         reply = self.ask("heal", node=node)
         began = float(reply["time"]) if reply["was"] == "crashed" else 0.0
         self._wait_usable([node], timeout, resume=True, began=began)

@@ -4,6 +4,7 @@ It is PID 1 of the node's own PID namespace, so when it is killed the kernel kil
 """
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -35,6 +36,8 @@ def spawn(spec: LabSpec, node: str, covers: Sequence[Cover]) -> tuple[int, socke
     sends b"ready" when its daemons run; anything else it sends is an error text.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # The pid has a pipe of its own: the process may well say b"view" before it is told.
+    pid_r, pid_w = os.pipe()
     middle = os.fork()
     if middle == 0:
         # unshare(NEWPID) is for children only, hence a process in between.
@@ -44,7 +47,7 @@ def spawn(spec: LabSpec, node: str, covers: Sequence[Cover]) -> tuple[int, socke
             linux.unshare(NAMESPACES)
             pid = os.fork()
             if pid != 0:
-                theirs.send(str(pid).encode())
+                os.write(pid_w, str(pid).encode())
                 os._exit(0)
             _main(spec, node, covers, theirs)
         except OSError as error:
@@ -55,10 +58,12 @@ def spawn(spec: LabSpec, node: str, covers: Sequence[Cover]) -> tuple[int, socke
             os._exit(1)
     theirs.close()
     os.waitpid(middle, 0)
+    text = os.read(pid_r, 32) if select.select([pid_r], [], [], 0)[0] else b""
+    os.close(pid_r)
+    os.close(pid_w)
     ours.settimeout(_START_S)
-    text = ours.recv(4096).decode()
-    if not text.isdigit():
-        raise OSError(f"node {node} did not start: {text}")
+    if not text:
+        raise OSError(f"node {node} did not start: {ours.recv(4096).decode()}")
     return int(text), ours
 
 

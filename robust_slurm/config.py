@@ -136,7 +136,7 @@ def _convert(name: str, raw: object, origin: str) -> Any:
 
 def _from_file(path: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
         raise ConfigError(f"{path}: cannot be read: {err}") from None
     out = {}
@@ -166,9 +166,9 @@ def load(
     cli = cli or {}
     values: dict[str, Any] = {}
     named = cli.get("robust-config") or env.get("ROBUST_CONFIG")
-    own = Path(named) if named else (cwd or Path.cwd()) / "robust.toml"
+    own = Path(named) if named else (cwd or Path()) / "robust.toml"
     for path, required in ((site_file, False), (own, bool(named))):
-        if required or path.is_file():
+        if required or os.path.isfile(path):  # noqa: PTH113 - False also where we may not look
             values |= _from_file(path)
     for name in FIELDS:
         key = "ROBUST_" + name.upper()
@@ -183,7 +183,14 @@ def load(
         else:
             values[name] = _convert(name, raw, "--" + word)
     config = Config(**values)
-    object.__setattr__(config, "state_dir", config.state_dir.expanduser())
+    try:
+        # Absolute: the tasks may run in another directory (srun --chdir).
+        state_dir = config.state_dir.expanduser().absolute()
+    except (RuntimeError, OSError) as err:
+        raise ConfigError(
+            f"state_dir = {str(config.state_dir)!r}: {err}; set it to a path"
+        ) from None
+    object.__setattr__(config, "state_dir", state_dir)
     return config
 
 

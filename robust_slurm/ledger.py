@@ -7,6 +7,7 @@ that watches the job may ever wait for it.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import queue
@@ -110,20 +111,15 @@ class JobLedger:
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """Append one JSON line in a single write, so that lines of several writers never mix."""
     line = json.dumps(record, separators=(",", ":"), default=str).encode() + b"\n"
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         size = os.fstat(fd).st_size
-        if size and not _ends_line(path, size):
+        if size and os.pread(fd, 1, size - 1) != b"\n":
             line = b"\n" + line  # a torn last line stays alone
-        os.write(fd, line)
+        if os.write(fd, line) != len(line):
+            raise OSError(errno.ENOSPC, "the line was only written in part")
     finally:
         os.close(fd)
-
-
-def _ends_line(path: Path, size: int) -> bool:
-    with path.open("rb") as file:
-        file.seek(size - 1)
-        return file.read(1) == b"\n"
 
 
 def replace_file(path: Path, record: Mapping[str, Any]) -> None:

@@ -49,6 +49,7 @@ from srun_wrapper.silence import Contact, Verdict, judge_silence
 FAST = 0.05  # look at the records this often until every rank has made its first beat
 RETRY = 0.25
 CONNECT_TIMEOUT = 1.0
+BUSY_TIMEOUT = 15.0  # s for a host that has taken the connection to say something
 QUIET = 1.5  # s without an answer to our reports before the connection is made anew
 
 
@@ -103,6 +104,7 @@ class Agent:
         self._samples: dict[int, dict[int, Inspected]] = {}
         self._contact = Contact(since=time.monotonic())
         self._server: Link | None = None
+        self._introduced = 0.0
         self._finished = False
         self._listener = self._listen_shims()
         self._probe = self._listen_probe()
@@ -121,7 +123,7 @@ class Agent:
         return sock
 
     def _accept_shim(self, sock: socket.socket) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # none waiting any more, or it has gone
             peer, _ = sock.accept()
             Link(
                 self._loop,
@@ -203,8 +205,17 @@ class Agent:
         family = socket.AF_INET6 if ":" in self._place.server else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
+        try:
             sock.connect((self._place.server, self._place.port))
+        except BlockingIOError:
+            pass
+        except OSError as err:
+            # Over loopback a refusal is known at once, and so is a network that is down.
+            sock.close()
+            refused = isinstance(err, ConnectionRefusedError)
+            self._contact.lost(time.monotonic(), refused=refused, accepted=False)
+            self._loop.later(RETRY, self._connect)
+            return
         link = Link(
             self._loop,
             sock,
@@ -215,11 +226,23 @@ class Agent:
             on_ready=self._introduce,
         )
         self._server = link
-        self._loop.later(CONNECT_TIMEOUT, lambda: None if link.ready else link.close("timed out"))
+        self._loop.later(CONNECT_TIMEOUT, lambda: self._give_up(link, last=False))
+
+    def _give_up(self, link: Link, *, last: bool) -> None:
+        """End an attempt to connect that took too long."""
+        if link.ready or link.closed:
+            return
+        if link.connected and not last:
+            # Its kernel has taken us; more attempts would only fill its queue and in the end
+            # make a busy host look like a dead one.
+            self._loop.later(BUSY_TIMEOUT, lambda: self._give_up(link, last=True))
+            return
+        link.close("timed out")
 
     def _introduce(self, link: Link) -> None:
         place = self._place
         self._contact.refused_since = None
+        self._introduced = time.monotonic()
         link.send(
             Hello(
                 place.job_id,
@@ -274,14 +297,18 @@ class Agent:
         if self._server is link:
             self._server = None
             now = time.monotonic()
-            if link.ready_once:
-                self._connect()  # a live connection broke: make it again at once
+            if link.ready_once and not self._finished:
+                # A live connection broke: make it again, at once if it is the first time.
+                recent = now - self._introduced < RETRY
+                self._loop.later(RETRY if recent else 0.0, self._connect)
                 return
             self._contact.lost(now, refused="refused" in reason, accepted=link.connected)
             self._loop.later(RETRY, self._connect)
 
     def _watch_supervisor(self) -> None:
-        silent = time.monotonic() - self._contact.since
+        # A connection made anew gets its time too: a stumble of the supervisor must not end in
+        # every agent cutting the line again before its answer is there.
+        silent = time.monotonic() - max(self._contact.since, self._introduced)
         if silent > max(QUIET, 2.2 * self._interval) and self._server and self._server.ready:
             self._server.close("silent")  # the new attempt shows whether the host is there
         verdict = judge_silence(self._contact, time.monotonic())
@@ -302,7 +329,7 @@ class Agent:
         return sock
 
     def _accept_probe(self, sock: socket.socket) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # none waiting any more, or it has gone
             peer, _ = sock.accept()
             link = Link(
                 self._loop,
@@ -320,7 +347,7 @@ class Agent:
         except msgspec.MsgspecError:
             link.close("not a question")
             return
-        if ask.job_id == self._place.job_id and self._start is not None:
+        if self._start is not None and ask.job_id == job_of(self._place, self._start):
             silent = time.monotonic() - self._contact.since
             link.send(PeerSay(self._start.index, silent))
 
@@ -383,11 +410,18 @@ class Agent:
 
     def close(self) -> None:
         """Give sockets back; pending messages to the shims have been sent."""
-        for link in self._links.values():
-            link.close()
+        self._finished = True
+        for link in (*self._links.values(), self._server):
+            if link is not None:
+                link.close()
         for sock in (self._listener, self._probe):
             self._loop.forget(sock)
             sock.close()
+
+
+def job_of(place: Place, start: Start) -> int:
+    """The job that the ranks belong to; a companion's own allocation is another one."""
+    return int(start.env.get("SLURM_JOB_ID", place.job_id))
 
 
 def shim_address(key: bytes, place: Place) -> bytes:

@@ -26,11 +26,16 @@ from srun_wrapper.task import TaskOptions
 
 BAD_INPUT = 2
 OUTPUT_VARIABLES = {
-    "label": "SLURM_LABELIO",
-    "output": "SLURM_STDOUTMODE",
-    "error": "SLURM_STDERRMODE",
+    "label": ("SLURM_LABELIO",),
+    "output": ("SRUN_OUTPUT", "SLURM_STDOUTMODE"),
+    "error": ("SRUN_ERROR", "SLURM_STDERRMODE"),
 }
 NO_KILL_LINE = "#SBATCH --no-kill"
+# Short options of sbatch without a value may stand together; "-Jtalk" is no "-k".
+_NO_KILL = re.compile(
+    r"^#SBATCH[ \t]+(.*[ \t])?(--no-kill|-[hHIOQsuvVW]*k[hHIOQsuvVWk]*)(=set)?[ \t\r]*($|[ \t])",
+    re.MULTILINE,
+)
 
 
 def main() -> NoReturn:
@@ -92,8 +97,8 @@ def allocation(env: Mapping[str, str]) -> int:
 
 def check_regex(config: Config) -> None:
     try:
-        re.compile(config.progress_regex)
-    except re.error as err:
+        re.compile(config.progress_regex.encode())  # output is bytes
+    except (re.error, UnicodeEncodeError) as err:
         raise UsageError(f"--robust-progress-regex={config.progress_regex!r}: {err}") from None
 
 
@@ -130,8 +135,7 @@ def batch_script(env: Mapping[str, str]) -> str | None:
 def has_no_kill(script: str, env: Mapping[str, str]) -> bool:
     if "SBATCH_NO_KILL" in env or "SLURM_NO_KILL" in env:
         return True
-    directive = re.compile(r"^#SBATCH\s+(.*\s)?(--no-kill\b|-[a-zA-Z]*k\b)(?!=off)", re.MULTILINE)
-    return bool(directive.search(script))
+    return bool(_NO_KILL.search(script))
 
 
 def take_output(
@@ -164,9 +168,10 @@ def take_output(
         for found in (taken, only):
             if "output" in found:
                 found["error"] = found["output"]  # type: ignore[assignment]
-    for name, variable in OUTPUT_VARIABLES.items():
+    for name, variables in OUTPUT_VARIABLES.items():
         if name in drop:
-            kept.pop(variable, None)
+            for variable in variables:
+                kept.pop(variable, None)
     plan = OutputPlan(
         label=request.label,
         unbuffered=request.unbuffered,

@@ -85,13 +85,20 @@ def signature(failure: Failure) -> str:
     return f"{failure.symptom}: {how}: {text}"[:300]
 
 
+def killed_by(failure: Failure) -> int | None:
+    """The signal that ended the program; a shell around it turns signal N into exit code 128+N."""
+    if failure.signal:
+        return failure.signal
+    code = failure.code or 0
+    return code - 128 if code > 128 and code - 128 in set(signal.Signals) else None
+
+
 def is_cascade(failure: Failure) -> bool:
     """True when this rank most likely died of another's death."""
-    if failure.symptom != "crash" or failure.signal == signal.SIGKILL:
+    killer = killed_by(failure)
+    if failure.symptom != "crash" or killer not in (None, signal.SIGABRT):
         return False
-    if failure.signal == signal.SIGABRT:
-        return bool(CASCADE.search(failure.tail))
-    return failure.signal is None and bool(CASCADE.search(failure.tail[-2000:]))
+    return bool(CASCADE.search(failure.tail if killer else failure.tail[-2000:]))
 
 
 def root_of(failures: Sequence[Failure]) -> Failure:
@@ -105,7 +112,9 @@ def diagnose(failures: Sequence[Failure]) -> Diagnosis:
     root = root_of(failures)
     lost = tuple(dict.fromkeys(f.node for f in failures if f.symptom in ("node_lost", "stuck")))
     if root.symptom in ("node_lost", "stuck"):
-        return Diagnosis(root.symptom, "node", lost, root.evidence, root.symptom, root)
+        others = [line for f in failures if f.node in lost for line in f.evidence]
+        evidence = tuple(dict.fromkeys([*root.evidence, *others]))
+        return Diagnosis(root.symptom, "node", lost, evidence, root.symptom, root)
     if root.symptom == "hang":
         return Diagnosis("hang", "unknown", root.suspects, root.evidence, "hang", root)
     return _diagnose_crash(root)
@@ -113,6 +122,9 @@ def diagnose(failures: Sequence[Failure]) -> Diagnosis:
 
 def _diagnose_crash(root: Failure) -> Diagnosis:
     how = f"killed by {signal_name(root.signal)}" if root.signal else f"exit code {root.code}"
+    killer = killed_by(root)
+    if killer and not root.signal:
+        how += f" ({signal_name(killer)})"
     error = last_error(root.tail)
     evidence = [f"rank {root.rank} on {root.node}: {how}", *([error] if error else [])]
     sign = signature(root)
@@ -120,15 +132,15 @@ def _diagnose_crash(root: Failure) -> Diagnosis:
         if pattern.search(root.tail):
             evidence.append(f"points to the node: {reason}")
             return Diagnosis("crash", "node", (root.node,), tuple(evidence), sign, root)
-    if root.signal in FATAL_SIGNALS:
-        evidence.append(f"points to the node: {FATAL_SIGNALS[signal.Signals(root.signal)]}")
+    if killer in FATAL_SIGNALS:
+        evidence.append(f"points to the node: {FATAL_SIGNALS[signal.Signals(killer)]}")
         return Diagnosis("crash", "node", (root.node,), tuple(evidence), sign, root)
     cause: Cause = "unknown"
     if not root.launched:
         cause = "user"
     elif is_cascade(root):
         cause = "transient"
-    elif root.signal is None:
+    elif killer is None:
         cause = "user"
     return Diagnosis("crash", cause, (), tuple(evidence), sign, root)
 

@@ -15,20 +15,26 @@ PHASES = ("detect", "decide", "stop", "replace", "launch", "first_step")
 
 @dataclass(slots=True)
 class Incident:
-    """Times are monotonic seconds; a phase runs from the mark before it to its own mark."""
+    """Times are monotonic seconds; a phase runs from the mark before it to its own mark.
+
+    ``wall`` is the wall-clock time of the detection.
+    """
 
     id: str
     epoch: int
     diagnosis: Diagnosis
     last_good: float
     detected: float
-    wall: float = field(default_factory=time.time)
+    wall: float = field(init=False)
     plan: Plan | None = None
     marks: dict[str, float] = field(default_factory=dict)
     swaps: list[tuple[str, str]] = field(default_factory=list)
     step_before: int | None = None
     resume_step: int | None = None
     outcome: str = "open"
+
+    def __post_init__(self) -> None:
+        self.wall = time.time() - (time.monotonic() - self.detected)
 
     def mark(self, phase: str) -> None:
         self.marks.setdefault(phase, time.monotonic())

@@ -76,10 +76,11 @@ def plan(diagnosis: Diagnosis, vacant: tuple[str, ...], budget: Budget, means: M
     leave = tuple(dict.fromkeys([*vacant, *suspect_nodes(diagnosis, budget.nodes)]))
     if not leave:
         return Plan("restart", (), "no node is to blame: restart in place")
-    if len(leave) <= means.spares:
-        return Plan("swap_spare", leave, "a spare of the allocation takes over")
-    if len(leave) <= means.spares + means.companions:
-        return Plan("swap_companion", leave, "a node of the standby partition takes over")
+    for leaving in (leave, vacant):  # a suspect may stay, a lost node cannot
+        if leaving and len(leaving) <= means.spares:
+            return Plan("swap_spare", leaving, "a spare of the allocation takes over")
+        if leaving and len(leaving) <= means.spares + means.companions:
+            return Plan("swap_companion", leaving, "a node of the standby partition takes over")
     if not vacant:
         return Plan("restart", (), "no node left to replace the suspect: restart in place")
     if means.requeue:

@@ -39,6 +39,7 @@ class Link:
         self._on_close = on_close
         self._on_ready = on_ready
         self.closed = False
+        self._peer_gone = False
         self.connected = server
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -59,7 +60,7 @@ class Link:
         self.send_payload(encode(message))
 
     def send_payload(self, payload: bytes) -> None:
-        if self.closed:
+        if self.closed or self._peer_gone:
             return
         if not self._codec.ready:
             self._waiting.append(payload)
@@ -92,6 +93,13 @@ class Link:
                 del self._out[:sent]
         except (BlockingIOError, InterruptedError):
             pass
+        except (BrokenPipeError, ConnectionResetError) as err:
+            if not self.connected:
+                self.close(err.strerror or str(err))
+                return
+            # The peer is gone, but its last words (Finish) may be here: read to the end.
+            self._peer_gone = True
+            self._out.clear()
         except OSError as err:
             self.close(err.strerror or str(err))
             return
@@ -115,10 +123,11 @@ class Link:
             self.close(str(err))
             return
         if self._codec.ready and not was_ready:
-            for payload in self._waiting:
-                self._out += self._codec.seal(payload)
-            self._waiting.clear()
-            self._write()
+            if not self._peer_gone:
+                for payload in self._waiting:
+                    self._out += self._codec.seal(payload)
+                self._waiting.clear()
+                self._write()
             if self._on_ready is not None and not self.closed:
                 self._on_ready(self)
         for payload in payloads:

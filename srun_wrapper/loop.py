@@ -108,8 +108,10 @@ class Loop:
             due = max(0.0, self._timers[0][0] - time.monotonic())
             wait = due if wait is None else min(due, wait)
         for key, mask in self._selector.select(wait):
-            if key.fileobj in self._selector.get_map():
-                key.data(mask)
+            # An earlier callback of this turn may have closed it, or its number may be another's.
+            now_there = self._selector.get_map().get(key.fd)
+            if now_there is not None and now_there.fileobj is key.fileobj:
+                now_there.data(mask)
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]

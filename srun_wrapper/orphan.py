@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from robust_slurm.slurm import Job, Slurm, SlurmError
-from srun_wrapper.agent import Place
+from srun_wrapper.agent import Place, job_of
 from srun_wrapper.messages import Peer, PeerAsk, PeerSay, Start, decode_say, encode
 from srun_wrapper.requeue import helper_args, partitions_for
 from srun_wrapper.silence import LOST_HOST
@@ -90,11 +90,11 @@ def rescue(
     slurm = Slurm(deadline_s=DEADLINE)
     others = [p for p in start.peers if p.index != start.index]
     lost = next((p.index for p in others if p.host == place.server), None)
-    answers = {p.index: ask_peer(p, key, place.job_id) for p in others if p.index != lost}
+    job_id = job_of(place, start)
+    answers = {p.index: ask_peer(p, key, job_id) for p in others if p.index != lost}
     if not elected(start.index, answers, lost):
         report("another agent brings the job back, or it is this node that is cut off")
         return
-    job_id = int(start.env.get("SLURM_JOB_ID", place.job_id))
     try:
         job = slurm.job(job_id)
         if not job.running:

@@ -2,11 +2,12 @@
 
 The limit comes from the job itself: ten times its slowest step so far, never less than the
 configured floor. Start-up, the first steps and phases not seen before have the start allowance;
-a phase seen before has five times its longest duration.
+a phase seen before has five times its longest duration (or, where steps are made inside it, five
+times the longest time between two of them).
 
 Beyond the limit nothing is assumed: the ranks are inspected. A stopped rank, or all ranks quiet
 (no CPU, no I/O, stacks not moving), is a hang; ranks that work get up to ``busy_limit``, because
-an unannounced evaluation or a long save looks just like that.
+an unannounced evaluation or a save that takes longer than the last one looks just like that.
 """
 
 from __future__ import annotations
@@ -54,19 +55,24 @@ class Pace:
         if self.steps >= WARM_UP and gap > 0 and not self._phase_touched():
             self.slowest = max(self.slowest, gap)
             self.recent = [*self.recent[-63:], gap / steps]
+        if self.phase:  # steps inside a phase: it may never be seen to end
+            self._phase_took(at)
         self.steps += steps
         self.last = max(self.last, at)
 
     def _phase_touched(self) -> bool:
         return bool(self.phase) or self.phase_since > self.last
 
+    def _phase_took(self, until: float) -> None:
+        took = until - max(self.phase_since, self.last)
+        self.phases[self.phase] = max(self.phases.get(self.phase, 0.0), took)
+
     def in_phase(self, name: str, since: float, now: float) -> None:
         """The phase that some rank is in now ("" for none), entered at ``since``."""
         if name == self.phase:
             return
         if self.phase:
-            took = now - self.phase_since
-            self.phases[self.phase] = max(self.phases.get(self.phase, 0.0), took)
+            self._phase_took(now)
             self.last = max(self.last, now)  # leaving a phase is progress
         self.phase = name
         self.phase_since = since if name else now
@@ -79,29 +85,36 @@ class Pace:
 
     def limit(self) -> float:
         """Seconds without an advance after which the ranks are looked at."""
+        if self.unknown:
+            return max(self.floor, self.start_limit)
         if self.phase:
-            seen = self.phases.get(self.phase)
-            return max(self.floor, PHASE_FACTOR * seen) if seen else self.start_limit
-        if self.warming:
-            return self.start_limit
+            return max(self.floor, PHASE_FACTOR * self.phases[self.phase])
         return max(self.floor, STEP_FACTOR * self.slowest)
 
     def hard_limit(self) -> float:
         """Seconds after which even busy ranks count as hung."""
-        if self.warming or self.phase:
+        if self.unknown:
             return self.limit()
         return max(self.busy_limit, BUSY_FACTOR * self.slowest, self.limit())
 
     @property
     def warming(self) -> bool:
-        return self.steps < WARM_UP
+        """No rhythm is known yet, or the epoch is in its first steps."""
+        return self.steps < WARM_UP or not self.slowest
+
+    @property
+    def unknown(self) -> bool:
+        """Nothing like this was seen before: only the start allowance applies."""
+        if self.phase and self.steps >= WARM_UP:
+            return self.phase not in self.phases
+        return self.warming
 
     def silent(self, now: float) -> float:
         return now - max(self.last, self.phase_since if self.phase else 0.0)
 
     def inspect_after(self) -> float:
         """Seconds without an advance after which a first inspection is due."""
-        return min(self.limit(), max(START_INSPECT, self.floor)) if self.warming else self.limit()
+        return min(self.limit(), max(START_INSPECT, self.floor)) if self.unknown else self.limit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +149,7 @@ def judge(
     if silent < pace.limit():
         return HangVerdict(False, "within the limit")
     odd = outliers(samples, steps)
-    if pace.warming or pace.phase:
+    if pace.unknown:
         what = f"phase {pace.phase!r}" if pace.phase else "start-up"
         return HangVerdict(True, f"{what} took longer than {pace.limit():.0f} s", odd)
     if all(is_quiet(s, window) for s in samples.values()):

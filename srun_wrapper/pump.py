@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import threading
 from collections.abc import Callable
 
@@ -19,8 +20,9 @@ class Pump:
     """Copies one pipe to one file descriptor until the pipe ends.
 
     ``transform`` may rewrite the bytes (labels; called with b"" at the end of the stream),
-    ``watch`` sees every complete line. A sink that fails is dropped, the pipe is read on: a
-    rank must not die of SIGPIPE because a log directory is full.
+    ``watch`` sees every line (ended by newline, carriage return or the stream's end). A sink
+    that fails is dropped, the pipe is read on: a rank must not die of SIGPIPE because a log
+    directory is full.
     """
 
     def __init__(
@@ -62,8 +64,8 @@ class Pump:
             if data:
                 self._tail += data
                 del self._tail[:-TAIL]
-                if self._watch is not None:
-                    self._lines(data)
+            if self._watch is not None:
+                self._lines(data or b"\n")  # the last line may lack its end
             out = data if self._transform is None else self._transform(data)
             self._put(out)
             if not data:
@@ -73,15 +75,23 @@ class Pump:
     def _lines(self, data: bytes) -> None:
         assert self._watch is not None
         self._line += data
-        *lines, rest = bytes(self._line).split(b"\n")
+        # A progress bar ends its lines with a carriage return.
+        *lines, rest = bytes(self._line).replace(b"\r", b"\n").split(b"\n")
         for line in lines:
-            self._watch(line)
+            try:
+                self._watch(line)
+            except OSError as err:  # the record is gone; the stream must flow on
+                self.error = err.strerror or str(err)
+                self._watch = None
+                return
         self._line = bytearray(rest[-_READ:])
 
     def _put(self, data: bytes) -> None:
         while data and self._sink is not None:
             try:
                 data = data[os.write(self._sink, data) :]
+            except BlockingIOError:  # another process made our stdout non-blocking
+                select.select([], [self._sink], [], 1.0)
             except OSError as err:
                 self.error = err.strerror or str(err)
                 self._sink = None

@@ -7,11 +7,16 @@ when nothing of it is left that could do so: a helper job of one CPU and a few s
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 from collections.abc import Sequence
 
 from robust_slurm.slurm import Job, Slurm, SlurmError, job_id_for_cli
 
 HELPER_MINUTES = 5
+# A start in the very second in which the old run was ended dies of "Job credential revoked", and
+# the job with it: that is what Slurm's own two minutes are for. Seconds are enough.
+REVOKED = 3
 
 # Plain sh: the helper may land on a node where the user's python is not yet there. It ends as
 # soon as the job is pending with its old run completed, or gone.
@@ -29,7 +34,7 @@ done
 
 
 def helper_script(job: str, changes: Sequence[str]) -> str:
-    return HELPER.format(job=job, changes=" ".join(changes))
+    return HELPER.format(job=shlex.quote(job), changes=shlex.join(changes))
 
 
 def partitions_for(job: Job, standby: str) -> str:
@@ -65,7 +70,7 @@ def put_back(slurm: Slurm, job_id: int, bad: Sequence[str], standby: str, num_no
     known = slurm.partitions()
     partition = partitions_for(job, standby if standby in known else "")
     wanted = max(num_nodes, job.num_nodes)
-    changes = [f"ExcNodeList={','.join(exclude)}", f"NumNodes={wanted}", "StartTime=now"]
+    changes = [f"ExcNodeList={','.join(exclude)}", f"NumNodes={wanted}", f"StartTime=now+{REVOKED}"]
     args = [f"--partition={partition}", *helper_args(job, f"robust-requeue-{job.id}", exclude)]
     try:
         slurm.submit(helper_script(name, changes), args=args)
@@ -79,9 +84,10 @@ def put_back(slurm: Slurm, job_id: int, bad: Sequence[str], standby: str, num_no
         slurm.shrink(job_id, keep)
     slurm.requeue(name)
     required: list[str] | None = [] if set(bad) & set(_required(job)) else None
-    slurm.update_job(
-        name, partition=partition, exclude=exclude, num_nodes=wanted, required=required
-    )
+    with contextlib.suppress(SlurmError):  # the helper does the same; SIGTERM may be quicker
+        slurm.update_job(
+            name, partition=partition, exclude=exclude, num_nodes=wanted, required=required
+        )
     if helper_error is not None:
         raise SlurmError(
             helper_error.kind,

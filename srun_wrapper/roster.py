@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from srun_wrapper.messages import Hello, RankBeat
+from srun_wrapper.messages import Hello, Message, RankBeat
 from srun_wrapper.server import Connection
 
 AgentKey = tuple[int, str, int]  # job id, step id, node index in the real step
@@ -37,6 +37,7 @@ class Node:
     probing: bool = False
     unreachable: int = 0  # failed probes in a row
     closed_at: float | None = None  # when its connection broke
+    order: Message | None = None  # last Start, Stop or Finish: sent again on a new connection
 
     @property
     def job_id(self) -> int:
@@ -89,11 +90,14 @@ class World:
     by_rank: dict[int, Rank] = field(default_factory=dict)
     # Ranks that a slot's command started by itself (torchrun): seen by their heartbeats only.
     inner: dict[tuple[int, int], Rank] = field(default_factory=dict)
+    # Place by id(node), as the epoch began: asked for every heartbeat of every rank.
+    _place: dict[int, int] = field(default_factory=dict, repr=False)
 
     def begin(self, epoch: int) -> None:
         """Forget the last epoch's ranks; ranks get local ids in order."""
         self.epoch = epoch
         self.inner = {}
+        self._place = {id(node): place for place, node in enumerate(self.places)}
         self.by_rank = {
             rank: Rank(rank, node, local)
             for node, ranks in zip(self.places, self.ranks, strict=True)
@@ -109,12 +113,13 @@ class World:
 
     def rank_at(self, node: Node, local: int) -> Rank | None:
         """The rank of a slot; beyond the slots, the torchrun rank with that LOCAL_RANK."""
-        for place, (ranks, held) in enumerate(zip(self.ranks, self.places, strict=True)):
-            if held is node:
-                if local < len(ranks):
-                    return self.by_rank.get(ranks[local])
-                return self.inner.setdefault((place, local), Rank(-1, node, local, True))
-        return None
+        place = self._place.get(id(node))
+        if place is None or self.places[place] is not node:
+            return None  # a spare, or it has left, or it takes part from the next epoch on
+        ranks = self.ranks[place]
+        if local < len(ranks):
+            return self.by_rank.get(ranks[local])
+        return self.inner.setdefault((place, local), Rank(-1, node, local, True))
 
     def beating(self) -> list[Rank]:
         """All ranks that may have heartbeats."""

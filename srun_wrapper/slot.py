@@ -109,7 +109,10 @@ class Slot:
         """Pass a signal to the rank's process group."""
         if self._running is not None:
             try:
-                os.killpg(self._running.process.pid, signum)
+                if self._options.inherit:  # it shares our group, to keep the terminal
+                    os.kill(self._running.process.pid, signum)
+                else:
+                    os.killpg(self._running.process.pid, signum)
             except (ProcessLookupError, PermissionError):
                 pass
 
@@ -215,7 +218,7 @@ class Slot:
         record: Path,
     ) -> tuple[subprocess.Popen[bytes], list[Pump]]:
         if self._options.inherit:
-            return subprocess.Popen(command, env=env), []
+            return subprocess.Popen(command, env=env, preexec_fn=_die_with_shim), []
         sinks = open_sinks(self._options.output, rank.rank, env, truncate=order.first)
         watch = None
         if self._options.regex:

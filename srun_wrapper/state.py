@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,13 +14,16 @@ from srun_wrapper.messages import (
     Ack,
     Event,
     Exited,
+    Finish,
     Hello,
     Inspected,
     Message,
     Report,
     Signalled,
     SlotLost,
+    Start,
     Started,
+    Stop,
     Stopped,
 )
 from srun_wrapper.pace import Pace
@@ -84,6 +88,9 @@ class JobState:
         self.phases: dict[int, tuple[str, float]] = {}
         self.signalled = 0
         self.on_news: Callable[[str], None] = lambda _text: None
+        # Sources whose step numbers count from 1 in every process, wherever it resumed.
+        groups = re.compile(config.progress_regex.encode()).groups
+        self._counting = ("auto",) if groups else ("auto", "regex")
 
     # -- waiting
 
@@ -149,6 +156,11 @@ class JobState:
         node.unreachable = 0
         connection.agent = node
         connection.send(Ack(node.seen, self.interval))
+        if node.role is Role.LOST:
+            # It has been given up, and others may have its ranks: nothing of it may go on.
+            connection.send(Finish(tuple((0, 0) for _ in hello.tasks)))
+        elif node.order is not None and not _obeyed(node, node.order):
+            connection.send(node.order)  # it went under with the last connection
         return node
 
     def message(self, connection: Connection, message: Message) -> None:
@@ -214,6 +226,7 @@ class JobState:
         if rank is None:
             return
         rank.exit = (message.code or 0, message.signal or 0)
+        self.phases.pop(id(rank), None)
         if message.epoch <= self.stopping_epoch or rank.exit == (0, 0):
             return
         at = time.monotonic()
@@ -258,7 +271,7 @@ class JobState:
             ahead = rank.take(beat, now)
             key = id(rank)
             if rank.phase:
-                self.phases.setdefault(key, (rank.phase, rank.phase_since))
+                self.phases[key] = (rank.phase, rank.phase_since)
             elif key in self.phases:
                 del self.phases[key]
             if ahead:
@@ -271,7 +284,7 @@ class JobState:
         if beats > progress.beats:
             self.pace.advance(at, beats - progress.beats)
             progress.beats = beats
-        if step is not None and source != "auto":
+        if step is not None and source not in self._counting:
             progress.numbered = True
             first = step - beats + 1
             progress.resume = first if progress.resume is None else min(progress.resume, first)
@@ -286,3 +299,12 @@ class JobState:
         self.phases.clear()
         self.failures.clear()
         return self.world.epoch
+
+
+def _obeyed(node: Node, order: Message) -> bool:
+    """Whether the node is known to have received its last order."""
+    if isinstance(order, Start):
+        return node.hello.epoch >= order.epoch
+    if isinstance(order, Stop):
+        return node.stopped >= order.epoch
+    return False

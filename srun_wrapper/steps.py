@@ -64,20 +64,27 @@ def task_argv(python: str, options: TaskOptions, command: Sequence[str]) -> list
     return [*head, msgspec.json.encode(options).decode(), "--", *command]
 
 
-def main_argv(command: SrunCommand) -> list[str]:
+def main_argv(command: SrunCommand, env: Mapping[str, str]) -> list[str]:
     """srun's argv for the job's own step, without the task's own words."""
-    command = with_export(command)
+    command = with_export(command, env)
     for name, value in (("no-kill", None), ("kill-on-bad-exit", "0")):
         command = command.with_option(name, value)
     return ["srun", *command.argv()]
 
 
-def with_export(command: SrunCommand) -> SrunCommand:
-    """``--export=NONE`` or a list would keep our variables from the shim: name them."""
-    export = command.get("export")
-    if export is None or export.value is None:
+def with_export(command: SrunCommand, env: Mapping[str, str]) -> SrunCommand:
+    """``--export=NONE`` or a list would keep our variables from the shim: name them.
+
+    ``env``: srun's; ``sbatch --export=NONE`` leaves SLURM_EXPORT_ENV=NONE there.
+    """
+    option = command.get("export")
+    if option is not None:
+        export = option.value
+    else:
+        export = env.get("SRUN_EXPORT_ENV") or env.get("SLURM_EXPORT_ENV")
+    if not export:
         return command
-    words = export.value.split(",")
+    words = export.split(",")
     if "ALL" in (word.upper() for word in words):
         return command
     kept = [word for word in words if word.upper() not in ("NONE", "NIL")]
@@ -92,7 +99,9 @@ def companion_argv(
 
     An allocation that srun makes for itself ends with srun, so it can never outlive the job.
     """
-    chosen: list[Option] = [o for o in with_export(launch.command).srun if _is_task_option(o)]
+    chosen: list[Option] = [
+        o for o in with_export(launch.command, launch.env).srun if _is_task_option(o)
+    ]
     argv = ["srun", "--quiet", f"--partition={partition}", "--nodes=1", f"--ntasks={tasks}"]
     argv += [f"--ntasks-per-node={tasks}", "--exclusive", "--kill-on-bad-exit=0"]
     argv += [f"--job-name=robust-standby-{job.id}", f"--comment=robust: standby of job {job.id}"]

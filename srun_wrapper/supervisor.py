@@ -123,7 +123,7 @@ class Supervisor:
     # -- start
 
     async def _launch_step(self) -> None:
-        argv = steps.main_argv(self.launch.plan.apply(self.launch.command))
+        argv = steps.main_argv(self.launch.plan.apply(self.launch.command), self.env)
         argv += steps.task_argv(
             self.config.task_python, self.launch.options, self.launch.command.command
         )
@@ -223,6 +223,8 @@ class Supervisor:
             self._phase = "running"
 
     def _send(self, node: Node, message: Message) -> None:
+        if isinstance(message, Start | Stop | Finish):
+            node.order = message
         if node.connection is not None:
             node.connection.send(message)
 
@@ -268,7 +270,8 @@ class Supervisor:
             if plan.action == "requeue":
                 return await self._requeue(incident)
             self._replacement.leave(plan.replace, incident)
-            if await self._stop_world(incident) and await self._replacement.fill(incident):
+            filled = await self._stop_world(incident) and await self._replacement.fill(incident)
+            if filled and not state.failures:
                 incident.mark("replace")
                 break
             if state.failures:

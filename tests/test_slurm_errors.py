@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from robust_slurm.slurm.errors import KINDS, SlurmError, classify
@@ -159,6 +159,7 @@ def test_classify(
     assert (error.kind if error else None) == kind
 
 
+@settings(deadline=None)
 @given(st.integers(1, 255), st.text(max_size=2000), st.text(max_size=2000))
 def test_a_failure_is_never_lost_and_can_be_shown(code: int, stdout: str, stderr: str) -> None:
     error = classify(UPDATE, code, stdout, stderr)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from robust_slurm.slurm import job_id_for_cli, parse, values
@@ -129,6 +129,7 @@ hostile = st.lists(
 ).map(lambda parts: " ".join(parts).strip())
 
 
+@settings(deadline=None)
 @given(name=hostile, comment=hostile)
 def test_free_text_never_changes_the_other_fields(name: str, comment: str) -> None:
     assume("Comment=" not in comment)
@@ -149,6 +150,7 @@ def test_free_text_never_changes_the_other_fields(name: str, comment: str) -> No
     assert job.raw["StdOut"] == "/o"
 
 
+@settings(deadline=None)
 @given(st.text(max_size=400))
 def test_any_text_parses_or_is_refused(text: str) -> None:
     parse.fields("NodeName=n State=IDLE Reason=" + text, "node")
@@ -192,6 +194,7 @@ def test_durations(text: str, seconds: int | None) -> None:
     assert values.duration_s(text) == seconds
 
 
+@settings(deadline=None)
 @given(st.integers(0, 400 * 86400))
 def test_durations_round_trip(seconds: int) -> None:
     days, rest = divmod(seconds, 86400)
@@ -279,6 +282,7 @@ def test_folding() -> None:
             values.fold([bad])
 
 
+@settings(deadline=None)
 @given(st.sets(st.from_regex(r"[a-z]{1,4}-?[0-9]{1,3}([a-z]-?[0-9]{1,2})?", fullmatch=True)))
 def test_folding_round_trips_with_one_bracket_per_item(names: set[str]) -> None:
     folded = values.fold(names)

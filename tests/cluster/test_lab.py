@@ -109,7 +109,8 @@ import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 x = torch.tensor([float(dist.get_rank() + 1)])
 dist.all_reduce(x)
-print(x.item())
+print(x.item(), flush=True)
+dist.destroy_process_group()
 """
 
 

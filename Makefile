@@ -1,0 +1,67 @@
+# make demo    a training on a real Slurm loses a node and goes on (root, Linux, about 90 s)
+# make test    style, types and all tests (root for the tests that bring a Slurm up)
+# make bench   short runs of all benchmarks; the real ones: .venv/bin/python -m bench.recovery
+# make lint, make clean (outputs), make distclean (outputs and .venv)
+# Everything needed is installed at the first run: Debian packages by apt, the rest into .venv.
+
+PYTHON ?= /usr/bin/python3
+BIN := .venv/bin
+READY := .venv/.ready
+TORCH := torch==2.13.0
+PACKAGES := slurm-wlm slurm-wlm-basic-plugins munge iproute2 util-linux procps python3 python3-venv
+BENCHES := heartbeat overhead recovery
+
+export DEBIAN_FRONTEND = noninteractive
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export PIP_ROOT_USER_ACTION = ignore
+
+.PHONY: demo test lint bench setup packages clean distclean
+
+demo: setup
+	@$(BIN)/python -m lab.demo
+
+# All of it runs, also after a failure; the last line is pytest's summary.
+test: setup
+	@failed=0; \
+	$(MAKE) --no-print-directory lint || failed=1; \
+	$(BIN)/python -m pytest || failed=1; \
+	exit $$failed
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy examples/train_lm.py
+
+bench: setup
+	@for name in $(BENCHES); do $(BIN)/python -m bench.$$name --quick || exit 1; done
+
+setup: packages $(READY)
+
+# apt is asked only when a package is missing.
+packages:
+	@missing=""; \
+	for name in $(PACKAGES); do \
+	  dpkg-query -W -f '$${db:Status-Status}' $$name 2>/dev/null | grep -qx installed \
+	    || missing="$$missing $$name"; \
+	done; \
+	if [ -n "$$missing" ]; then \
+	  if [ "$$(id -u)" != 0 ]; then echo "missing:$$missing; run make as root" >&2; exit 1; fi; \
+	  echo "installing$$missing"; \
+	  apt-get -q update && apt-get -q install -y --no-install-recommends $$missing </dev/null; \
+	fi
+
+$(READY): pyproject.toml Makefile | packages
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "$(PYTHON) is older than 3.11; say: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q $(TORCH) numpy
+	$(BIN)/pip install -q -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf demo-out build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv

@@ -1,0 +1,80 @@
+"""What both workloads share: who am I under any launcher, and the notes for the benchmark."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+WARM_UP = 20  # steps of an incarnation that do not count for the step time
+FIRST_STEPS = "first_steps.jsonl"
+STEP = "step"
+RESULT = "result.json"
+
+
+def parse() -> argparse.Namespace:
+    """The options of a workload. ``step_time``: seconds of sleep in each step."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dir", type=Path, required=True, help="shared directory of this run")
+    parser.add_argument("--steps", type=int, default=1_000_000_000)
+    parser.add_argument("--step-time", type=float, default=0.0)
+    parser.add_argument("--save", type=int, default=10)
+    return parser.parse_args()
+
+
+@dataclass
+class Rank:
+    """This process in its training. Every incarnation notes the wall time of its first step."""
+
+    dir: Path
+    rank: int = field(init=False)
+    world: int = field(init=False)
+    _times: list[float] = field(default_factory=list)
+    _steps: int = 0
+    _step_file: int = -1
+
+    def __post_init__(self) -> None:
+        env = os.environ
+        self.rank = int(env.get("RANK") or env["SLURM_PROCID"])
+        self.world = int(env.get("WORLD_SIZE") or env["SLURM_NTASKS"])
+        if self.rank == 0:
+            flags = os.O_WRONLY | os.O_CREAT
+            self._step_file = os.open(self.dir / STEP, flags, 0o644)
+
+    def stepped(self, step: int, seconds: float) -> None:
+        """A step is done; ``seconds`` is how long it took."""
+        self._steps += 1
+        if self._steps == 1:
+            note = {"rank": self.rank, "time": time.time(), "step": step}
+            append(self.dir / FIRST_STEPS, json.dumps(note))
+        if self._steps > WARM_UP:
+            self._times.append(seconds)
+            del self._times[:-2000]
+        if self.rank == 0:
+            os.pwrite(self._step_file, b"%12d" % step, 0)
+
+    def done(self) -> None:
+        """The training is over: rank 0 leaves its median step time in seconds."""
+        if self.rank == 0:
+            result = {"step_s": statistics.median(self._times), "steps": len(self._times)}
+            atomic_write(self.dir / RESULT, json.dumps(result).encode())
+
+
+def append(path: Path, line: str) -> None:
+    """Append a line in one write, so that the lines of several ranks never mix."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(fd, line.encode() + b"\n")
+    finally:
+        os.close(fd)
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Replace a file so that a crash leaves the old or the new one."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(data)
+    temporary.replace(path)

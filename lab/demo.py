@@ -1,0 +1,288 @@
+"""`make demo`: a training on a real Slurm loses a node and goes on (root; some 90 s on 2 cores).
+
+Exit codes: 0 the training recovered and its losses equal those of the uninterrupted run; 1 not;
+130 interrupted. What the two runs wrote is in demo-out/.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lab import curves
+from lab.cluster import Cluster, Lab
+from lab.errors import LabError
+from lab.host import REPOSITORY, check_host
+from lab.spec import HEAD
+
+OUT = REPOSITORY / "demo-out"
+STEPS, SAVE_EVERY, CRASH_AT = 100, 10, 47
+VICTIM = "n3"
+START_S = 240.0  # submission -> first step: eight interpreters import torch on what cores there are
+RUN_S = 240.0  # first step -> end
+REQUEUE_S = 120.0  # Slurm's delay before a requeued job may start again
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY"}
+PHASES = ("detect", "decide", "stop", "replace", "launch", "first_step", "total")
+
+Points = dict[int, curves.Point]
+
+
+class DemoError(Exception):
+    """The demonstration did not show what it should; the message says what happened instead."""
+
+
+class Story:
+    """One line per event, with the seconds since the beginning."""
+
+    def __init__(self) -> None:
+        self.console = Console(highlight=False, soft_wrap=True)
+        self._began = time.monotonic()
+
+    def say(self, who: str, text: str, style: str = "") -> None:
+        clock = f"{time.monotonic() - self._began:6.1f} s"
+        body = f"[{style}]{escape(text)}[/]" if style else escape(text)
+        self.console.print(f"[dim]{clock}[/]  [bold]{who:<6}[/] {body}")
+
+
+class Run:
+    """One training job: submitted, followed by its loss file and its output."""
+
+    def __init__(self, lab: Lab, story: Story, who: str, script: str, name: str) -> None:
+        self.lab, self.story, self.who = lab, story, who
+        self.output = lab.shared / f"{name}.out"
+        self.losses = lab.shared / name / "loss.jsonl"
+        self._shown_step = 0
+        self._shown_lines = 0
+        argv = ["sbatch", "--parsable", f"--chdir={REPOSITORY}", f"--output={self.output}"]
+        argv += [f"examples/{script}", "--out", str(self.losses.parent)]
+        argv += ["--steps", str(STEPS), "--save-every", str(SAVE_EVERY)]
+        # The nodes of a lab have no name service, and torch warns about that in every rank.
+        env = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+        done = lab.exec(HEAD, argv, cwd=REPOSITORY, env=env, check=True)
+        self.job = int(done.stdout.strip().split(";")[0])
+        story.say(who, f"sbatch examples/{script} is job {self.job}: 4 nodes, 8 ranks, torch DDP")
+
+    def points(self) -> Points:
+        try:
+            return curves.parse(self.losses.read_text())
+        except FileNotFoundError:
+            return {}
+
+    def until(self, what: str, reached: Callable[[Points], bool], s: float) -> None:
+        """Show the run's progress until `reached(points)`; DemoError when it ends before."""
+        deadline = time.monotonic() + s
+        while True:
+            state = self.lab.job(self.job)["JobState"]  # before the files: they are complete then
+            points = self.points()
+            self._show(points)
+            if reached(points):
+                return
+            if state in ENDED:
+                raise DemoError(f"job {self.job} is {state} before {what}{self._tail()}")
+            if time.monotonic() > deadline:
+                raise DemoError(f"job {self.job} is {state}; not {what} in {s:.0f} s{self._tail()}")
+            time.sleep(0.1)
+
+    def finish(self) -> None:
+        """Wait for the job's end and show the rest; DemoError unless it completed all steps."""
+        self.until(f"step {STEPS}", lambda points: STEPS in points, RUN_S)
+        record = self.lab.wait_job(self.job, ENDED, 60)
+        self._show(self.points())
+        if record["JobState"] != "COMPLETED":
+            raise DemoError(f"job {self.job} ended as {record['JobState']}{self._tail()}")
+        self.story.say(self.who, f"job {self.job} is COMPLETED")
+
+    def _show(self, points: Points) -> None:
+        for line in self._new_lines():
+            if line.startswith("robust-srun: "):
+                self.story.say(self.who, line, "yellow")
+            elif line.startswith(("starting", "resumed")):
+                self.story.say(self.who, f"rank 0: {line}")
+        newest = max(points, default=0)
+        if newest < self._shown_step:  # the curve was taken back to a checkpoint
+            self._shown_step = newest - newest % 10
+        for step in range(self._shown_step + 1, newest + 1):
+            if step == 1 or step % 20 == 0:
+                self.story.say(self.who, f"step {step:>3}  loss {points[step].loss:.4f}", "green")
+        self._shown_step = newest
+
+    def _new_lines(self) -> list[str]:
+        try:
+            text = self.output.read_text(errors="replace")
+        except FileNotFoundError:
+            return []
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        new, self._shown_lines = lines[self._shown_lines :], len(lines)
+        return new
+
+    def _tail(self) -> str:
+        try:
+            lines = self.output.read_text(errors="replace").splitlines()[-25:]
+        except OSError as error:
+            return f"; no output: {error}"
+        return "; the end of its output:\n  " + "\n  ".join(lines)
+
+
+def main() -> int:
+    story = Story()
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGHUP, _end)
+    try:
+        check_host()
+        same = _demo(story)
+    except (DemoError, LabError) as error:
+        story.console.print(f"demo: {error}", style="bold red", markup=False)
+        return 1
+    except KeyboardInterrupt:
+        story.console.print("\ndemo: interrupted; the lab is gone")
+        return 130
+    return 0 if same else 1
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    sys.exit(128 + number)  # leaves the lab's `with` block
+
+
+def _demo(story: Story) -> bool:
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir()
+    story.console.rule("robust-slurm: a node dies under a running training")
+    with Cluster(f"demo-{os.getpid()}", nodes=4, standby=1) as lab:
+        timeout = _slurmd_timeout(lab)
+        nodes = " ".join(lab.spec.train_names)
+        story.say("lab", f"a real Slurm is up: {nodes} in partition train, s1 in standby")
+        try:
+            same = _runs(lab, story, timeout)
+        finally:
+            _collect(lab)
+    story.say("lab", "taken down, nothing of it is left")
+    return same
+
+
+def _runs(lab: Lab, story: Story, timeout: float) -> bool:
+    before = Run(lab, story, "srun", "job-before.sbatch", "before")
+    before.until("the first step", bool, START_S)
+    before.finish()
+
+    after = Run(lab, story, "robust", "job-after.sbatch", "after")
+    after.until("the first step", bool, START_S)
+    after.until(f"step {CRASH_AT}", lambda points: CRASH_AT in points, RUN_S)
+    crashed = lab.crash(VICTIM)
+    last = max(after.points())
+    story.say("fault", f"node {VICTIM} dies: link down, everything on it gone", "bold red")
+    first = min(after.points().values(), key=lambda point: point.time).epoch
+    after.until(
+        "the first step after the crash",
+        lambda points: any(point.epoch > first for point in points.values()),
+        START_S,
+    )
+    again = min(p.time for p in after.points().values() if p.epoch > first) - crashed
+    story.say("robust", f"training again {again:.1f} s after the crash", "bold green")
+    record = lab.node_records()[VICTIM]
+    story.say("slurm", f"{VICTIM} is {record['State']}: DOWN only after {timeout:.0f} s of silence")
+    _status(lab, story, after.job)
+    after.finish()
+    incident = _incident(lab, after.job)
+    _tell(story, incident, again, timeout)
+    return _compare(story, before.points(), after.points(), last)
+
+
+def _slurmd_timeout(lab: Lab) -> float:
+    config = lab.exec(HEAD, ["scontrol", "show", "config"], check=True).stdout
+    line = next(line for line in config.splitlines() if line.startswith("SlurmdTimeout"))
+    return float(line.split("=")[1].split()[0])
+
+
+def _status(lab: Lab, story: Story, job: int) -> None:
+    argv = ["robust-status", str(job)]
+    width = {"COLUMNS": str(story.console.width)}
+    done = lab.exec(HEAD, argv, env=width, timeout=30)
+    story.console.print(f"\n$ robust-status {job}", style="bold")
+    story.console.print(done.stdout, markup=False)
+    if done.returncode != 0:
+        raise DemoError(f"robust-status: exit code {done.returncode}: {done.stderr.strip()}")
+
+
+def _incident(lab: Lab, job: int) -> dict[str, Any]:
+    path = lab.shared / ".robust-slurm" / "jobs" / str(job) / "incidents.jsonl"
+    try:
+        lines = path.read_text().splitlines()
+    except FileNotFoundError:
+        raise DemoError(f"there is no {path}: robust-srun saw no incident") from None
+    if len(lines) != 1:
+        raise DemoError(f"{len(lines)} incidents in {path}; one node was crashed, once")
+    incident: dict[str, Any] = json.loads(lines[0])
+    return incident
+
+
+def _tell(story: Story, incident: dict[str, Any], again: float, timeout: float) -> None:
+    table = Table(title="the incident, from incidents.jsonl", title_justify="left")
+    for name in PHASES:
+        table.add_column(f"{name} s", justify="right")
+    table.add_row(*(f"{incident['phases'][name]:.2f}" for name in PHASES))
+    swaps = ", ".join(f"{new} for {old}" for old, new in incident["swaps"])
+    story.console.print(table)
+    story.console.print(
+        f"symptom {incident['symptom']}, cause {incident['cause']}, action {incident['action']} "
+        f"({swaps}), steps done again: {incident['lost_steps']}.\n"
+        "first_step is the time of eight fresh Pythons that import torch on "
+        f"{len(os.sched_getaffinity(0))} cores.\n"
+        f"Plain Slurm: {timeout:.0f} s (SlurmdTimeout) until it takes the node for dead, about "
+        f"{REQUEUE_S:.0f} s until the requeued job may start, then the same start-up: over "
+        f"{timeout + REQUEUE_S:.0f} s instead of {again:.1f} s.\n",
+        markup=False,
+    )
+
+
+def _compare(story: Story, one: Points, other: Points, crash: int) -> bool:
+    saved = crash - crash % SAVE_EVERY
+    table = Table(title="loss of all 8 ranks", title_justify="left")
+    table.add_column("step", justify="right")
+    for name in ("uninterrupted (srun)", f"{VICTIM} lost (robust-srun)", "difference"):
+        table.add_column(name, justify="right")
+    table.add_column("done by")
+    for step in curves.choose(other.keys() & one.keys(), (saved, saved + 1, crash, crash + 1)):
+        a, b = one[step].loss, other[step].loss
+        table.add_row(
+            str(step), f"{a:.9f}", f"{b:.9f}", f"{a - b:.1g}" if a != b else "0.0",
+            f"epoch {other[step].epoch}",
+        )  # fmt: skip
+    story.console.print(table)
+    steps = sorted(one.keys() & other.keys())
+    shown = curves.columns(steps, 60)
+    low, high = min(p.loss for p in one.values()), max(p.loss for p in one.values())
+    for name, run in (("uninterrupted", one), (f"{VICTIM} lost", other)):
+        bars = curves.chart([run[step].loss for step in shown], low, high)
+        story.console.print(f"{name:>14}  {bars}", markup=False)
+    at = sum(step < crash for step in shown)
+    story.console.print(f"{'':>14}  {'':>{at}}^ {VICTIM} dies at step {crash}", markup=False)
+    gap = curves.difference(one, other)
+    verdict = "the two curves are equal" if gap == 0 else "THE CURVES DIFFER"
+    story.console.print(
+        f"\n{len(steps)} steps, max difference {gap}: {verdict}. Both runs' files are in "
+        f"{OUT.relative_to(REPOSITORY)}/.",
+        style="bold green" if gap == 0 else "bold red",
+    )
+    return gap == 0
+
+
+def _collect(lab: Lab) -> None:
+    """Copy what the runs wrote; the lab's shared directory goes away with the lab."""
+    for path in lab.shared.glob("*.out"):
+        shutil.copyfile(path, OUT / path.name)
+    for path in lab.shared.glob("*/loss.jsonl"):
+        shutil.copyfile(path, OUT / f"{path.parent.name}-loss.jsonl")
+    for path in lab.shared.glob(".robust-slurm/jobs/*/*.json*"):
+        shutil.copyfile(path, OUT / path.name)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,137 @@
+"""``robust-status [JOBID] [--json]``: exit 0, 1 (Slurm or the job was not found), 2 (usage)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO
+
+from robust_slurm.config import Config, ConfigError, load
+from robust_slurm.slurm import Slurm, SlurmError
+from status.files import read_incidents, read_state
+from status.model import JobReport, Report, SlurmView, job_report, report
+from status.records import clean
+
+_DEADLINE_S = 8.0
+JSON_VERSION = 1
+
+
+def ask_slurm(slurm: Slurm, with_nodes: bool = True) -> SlurmView:
+    """One node call, one partition call and one job list, side by side.
+
+    ``ping`` goes first because it answers at once when slurmctld is down; the others block 9 s.
+    """
+    if not slurm.ping():
+        return SlurmView(error="no slurmctld answers `scontrol ping`; is SLURM_CONF right?")
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            states = pool.submit(slurm.job_states)
+            if not with_nodes:
+                return SlurmView(job_states=states.result())
+            nodes = pool.submit(slurm.nodes)
+            partitions = pool.submit(slurm.partitions)
+            return SlurmView(nodes.result(), tuple(partitions.result()), states.result())
+    except SlurmError as error:
+        return SlurmView(error=clean(str(error)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="robust-status", description="nodes and robust jobs: state, accusations, ETTR"
+    )
+    parser.add_argument("job", nargs="?", type=_job_id, metavar="JOBID", help="show one job")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--state-dir", metavar="DIR", help="where the jobs write (default: from robust.toml)"
+    )
+    return parser
+
+
+def _job_id(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 32):
+        raise argparse.ArgumentTypeError(f"not a job id: {text!r}")
+    return int(text)
+
+
+def main(
+    argv: Sequence[str] | None = None, slurm: Slurm | None = None, out: IO[str] | None = None
+) -> int:
+    """Print the report to ``out`` (stdout) and return the exit code."""
+    try:
+        args = _parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has printed the usage, or the help
+        return stop.code if isinstance(stop.code, int) else 2
+    try:
+        config: Config = load(cli={"robust-state-dir": args.state_dir} if args.state_dir else {})
+    except ConfigError as error:
+        print(f"robust-status: {error}", file=sys.stderr)
+        return 2
+    door = slurm if slurm is not None else Slurm(deadline_s=_DEADLINE_S)
+    target = sys.stdout if out is None else out
+    try:
+        if args.job is not None:
+            return _show_job(args.job, config.state_dir, door, args.json, target)
+        return _show_all(config, door, args.json, target)
+    except BrokenPipeError:  # `robust-status | head`
+        sys.stderr.close()
+        return 0
+
+
+def _show_all(config: Config, door: Slurm, as_json: bool, out: IO[str]) -> int:
+    view = ask_slurm(door)
+    files = read_state(config.state_dir)
+    done = report(
+        files.rosters,
+        files.accusations,
+        files.problems,
+        view,
+        config.standby_partition,
+        time.time(),
+    )
+    if as_json:
+        _print_json(done, out)
+    else:
+        from status.render import console, print_report
+
+        print_report(done, console(out))
+    return 1 if view.error else 0
+
+
+def _show_job(job_id: int, state_dir: Path, door: Slurm, as_json: bool, out: IO[str]) -> int:
+    files = read_state(state_dir, job_id)
+    incidents, problems = read_incidents(state_dir, job_id)
+    if not files.rosters and not incidents:
+        print(
+            f"robust-status: no record of job {job_id} under {state_dir / 'jobs'}; was it started "
+            "by robust-srun, with this state_dir?",
+            file=sys.stderr,
+        )
+        for problem in (*files.problems, *problems):
+            print(f"robust-status: {problem}", file=sys.stderr)
+        return 1
+    view = ask_slurm(door, with_nodes=False)
+    done = job_report(
+        job_id, files.rosters, incidents, [*files.problems, *problems], view, time.time()
+    )
+    if as_json:
+        _print_json(done, out)
+    else:
+        from status.render import console, print_job
+
+        print_job(done, console(out))
+    return 1 if view.error else 0
+
+
+def _print_json(done: Report | JobReport, out: IO[str]) -> None:
+    json.dump({"version": JSON_VERSION, **asdict(done)}, out, indent=1, allow_nan=False)
+    out.write("\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""The report: state files and Slurm's answers in, rows out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from robust_slurm.slurm.model import Node
+from status.records import Accusation, Incident, Roster, clean
+
+STALE_S = 30.0  # a supervisor reports every second or so; this long without is worth a look
+LIVE = ("starting", "running", "recovering", "terminating", "requeued", "silent")
+
+
+@dataclass(frozen=True)
+class SlurmView:
+    """Slurm's answers, or why there are none (``error``)."""
+
+    nodes: Mapping[str, Node] | None = None
+    partitions: tuple[str, ...] | None = None
+    job_states: Mapping[int, str] | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """One node. ``state`` is Slurm's set of flags, sorted; empty when Slurm was not heard."""
+
+    name: str
+    state: tuple[str, ...]
+    reason: str
+    pool: str  # "train", "standby", or "" when Slurm was not heard
+    accusations: int
+    newest_evidence: str
+    newest_time: float | None
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """One supervised step. ``status`` is its roster's word, "silent" or "ended"."""
+
+    job_id: int
+    step_id: str
+    name: str
+    user: str
+    status: str
+    slurm_state: str  # "" when Slurm was not heard or has forgotten the job
+    updated: float
+    silent_s: float
+    nodes: tuple[dict[str, Any], ...]
+    world_size: int
+    step: int | None
+    step_time_s: float | None
+    epoch: int
+    incidents: int
+    lost_steps: int
+    unproductive_s: float
+    ettr: float | None
+    note: str
+
+    @property
+    def live(self) -> bool:
+        return self.status in LIVE
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that robust-status says. ``slurm_error`` is empty when Slurm answered."""
+
+    time: float
+    slurm_error: str
+    nodes: tuple[NodeRow, ...]
+    jobs: tuple[JobRow, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """All that robust-status says about one job."""
+
+    time: float
+    slurm_error: str
+    job_id: int
+    steps: tuple[JobRow, ...]
+    incidents: tuple[Incident, ...]
+    problems: tuple[str, ...]
+
+
+def status_of(roster: Roster, slurm: SlurmView, now: float) -> str:
+    """What a step is doing, as far as its last report and Slurm together tell.
+
+    An old report of a job that Slurm does not run is a job that ended without a last word; if
+    Slurm runs it, or could not be asked, its supervisor is merely silent.
+    """
+    if roster.state in ("done", "failed"):
+        return roster.state
+    if now - roster.updated <= STALE_S:
+        return roster.state
+    if slurm.job_states is None:
+        return "silent"
+    state = slurm.job_states.get(roster.job_id, "")
+    if roster.state == "requeued" and state in ("PENDING", "REQUEUED", "COMPLETING"):
+        return "requeued"
+    return "silent" if state == "RUNNING" else "ended"
+
+
+def job_row(roster: Roster, slurm: SlurmView, now: float) -> JobRow:
+    states = slurm.job_states or {}
+    return JobRow(
+        job_id=roster.job_id,
+        step_id=roster.step_id,
+        name=roster.job_name,
+        user=roster.user,
+        status=status_of(roster, slurm, now),
+        slurm_state=states.get(roster.job_id, ""),
+        updated=roster.updated,
+        silent_s=max(0.0, now - roster.updated),
+        nodes=tuple(asdict(member) for member in roster.nodes),
+        world_size=roster.world_size,
+        step=roster.step,
+        step_time_s=roster.step_time_s,
+        epoch=roster.epoch,
+        incidents=roster.incidents,
+        lost_steps=roster.lost_steps,
+        unproductive_s=roster.unproductive_s,
+        ettr=roster.ettr,
+        note=roster.note,
+    )
+
+
+def _node_rows(
+    rosters: Iterable[Roster],
+    accusations: Iterable[Accusation],
+    slurm: SlurmView,
+    standby_partition: str,
+) -> list[NodeRow]:
+    against: dict[str, list[Accusation]] = {}
+    for accusation in accusations:
+        against.setdefault(accusation.node, []).append(accusation)
+    if slurm.nodes is not None:  # what a file calls a node is none unless Slurm knows it
+        names = list(slurm.nodes)
+    else:
+        names = sorted({m.name for roster in rosters for m in roster.nodes} | set(against))
+    return [
+        _node_row(name, (slurm.nodes or {}).get(name), against.get(name, []), standby_partition)
+        for name in names
+    ]
+
+
+def _node_row(
+    name: str, node: Node | None, against: Sequence[Accusation], standby_partition: str
+) -> NodeRow:
+    newest = max(against, key=lambda accusation: accusation.time, default=None)
+    evidence = ""
+    if newest is not None:
+        told = newest.evidence[-1] if newest.evidence else newest.symptom
+        evidence = f"job {newest.job_id}: {told}"
+    pool = ""
+    if node is not None:
+        pool = "standby" if standby_partition in node.partitions else "train"
+    return NodeRow(
+        name=name,
+        state=tuple(sorted(node.state)) if node else (),
+        reason=clean((node.reason or "") if node else ""),
+        pool=pool,
+        accusations=len(against),
+        newest_evidence=evidence,
+        newest_time=newest.time if newest else None,
+    )
+
+
+def report(
+    rosters: Sequence[Roster],
+    accusations: Sequence[Accusation],
+    problems: Sequence[str],
+    slurm: SlurmView,
+    standby_partition: str,
+    now: float,
+) -> Report:
+    """The whole cluster: every node, every live supervised step (newest job first)."""
+    told = list(problems)
+    if slurm.partitions is not None and standby_partition not in slurm.partitions:
+        told.append(
+            f"no partition {standby_partition!r} in Slurm: no job can borrow a standby node "
+            "(set standby_partition)"
+        )
+    rows = [job_row(roster, slurm, now) for roster in rosters]
+    live = sorted((r for r in rows if r.live), key=lambda r: (-r.job_id, r.step_id))
+    return Report(
+        time=now,
+        slurm_error=slurm.error,
+        nodes=tuple(_node_rows(rosters, accusations, slurm, standby_partition)),
+        jobs=tuple(live),
+        problems=tuple(told),
+    )
+
+
+def job_report(
+    job_id: int,
+    rosters: Sequence[Roster],
+    incidents: Sequence[Incident],
+    problems: Sequence[str],
+    slurm: SlurmView,
+    now: float,
+) -> JobReport:
+    """One job: every step it had, ended ones too, and its incidents, oldest first."""
+    return JobReport(
+        time=now,
+        slurm_error=slurm.error,
+        job_id=job_id,
+        steps=tuple(job_row(roster, slurm, now) for roster in rosters),
+        incidents=tuple(incidents),
+        problems=tuple(problems),
+    )

@@ -1,0 +1,220 @@
+"""What users wrote into the state directory, coerced to types: hostile input becomes plain values.
+
+A value of the wrong type, a number made to hurt, control characters in a text: each is dropped or
+replaced here, so that everything behind this module can be counted, printed and dumped as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_TEXT = 300  # characters of one value
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node of a job, as the supervisor sees it."""
+
+    name: str
+    job_id: int  # the allocation that it belongs to (a companion's differs from the job's)
+    role: str
+    ranks: tuple[int, ...]
+    silent_s: float | None
+
+
+@dataclass(frozen=True)
+class Roster:
+    """One supervised step at its last report. Times are seconds since 1970."""
+
+    job_id: int
+    step_id: str
+    job_name: str
+    user: str
+    state: str
+    epoch: int
+    updated: float
+    started: float | None
+    host: str
+    world_size: int
+    step: int | None
+    step_time_s: float | None
+    nodes: tuple[Member, ...]
+    incidents: int
+    lost_steps: int
+    unproductive_s: float
+    ettr: float | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Incident:
+    """One line of incidents.jsonl; phases in seconds."""
+
+    id: str
+    step_id: str
+    epoch: int
+    time: float
+    symptom: str
+    cause: str
+    suspects: tuple[str, ...]
+    evidence: tuple[str, ...]
+    action: str
+    outcome: str
+    phases: Mapping[str, float]
+    lost_steps: int | None
+
+
+@dataclass(frozen=True)
+class Accusation:
+    """What a job says against a node."""
+
+    node: str
+    job_id: int
+    user: str
+    time: float
+    symptom: str
+    evidence: tuple[str, ...]
+    incident: str
+
+
+def clean(value: object, limit: int = MAX_TEXT) -> str:
+    """Text without line ends, escapes or invisible characters, at most ``limit`` characters."""
+    if not isinstance(value, str):
+        return ""
+    cut = value[: limit + 1]
+    text = "".join(c if c.isprintable() else "?" for c in cut)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def number(value: object) -> float | None:
+    """A finite number that is none of JSON's surprises, or None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        return None
+    return float(value) if math.isfinite(value) and abs(value) < 1e15 else None
+
+
+def whole(value: object) -> int | None:
+    """An integer of at most 63 bits, or None."""
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 1 << 63:
+        return None
+    return value
+
+
+def roster_from(data: object) -> Roster | None:
+    """A roster, or None when job id or time are missing."""
+    if not isinstance(data, dict):
+        return None
+    job_id, updated = whole(data.get("job_id")), number(data.get("updated"))
+    if job_id is None or updated is None:
+        return None
+    supervisor = data.get("supervisor")
+    return Roster(
+        job_id=job_id,
+        step_id=clean(data.get("step_id"), 40),
+        job_name=clean(data.get("job_name"), 100),
+        user=clean(data.get("user"), 60),
+        state=clean(data.get("state"), 20),
+        epoch=whole(data.get("epoch")) or 0,
+        updated=updated,
+        started=number(data.get("started")),
+        host=clean(supervisor.get("host"), 255) if isinstance(supervisor, dict) else "",
+        world_size=whole(data.get("world_size")) or 0,
+        step=whole(data.get("step")),
+        step_time_s=number(data.get("step_time_s")),
+        nodes=tuple(_members(data.get("nodes"), job_id)),
+        incidents=whole(data.get("incidents")) or 0,
+        lost_steps=whole(data.get("lost_steps")) or 0,
+        unproductive_s=number(data.get("unproductive_s")) or 0.0,
+        ettr=number(data.get("ettr")),
+        note=clean(data.get("note")),
+    )
+
+
+def _members(data: object, job_id: int) -> Iterator[Member]:
+    for item in data if isinstance(data, list) else ():
+        if isinstance(item, dict) and (name := clean(item.get("name"), 255)):
+            ranks = item.get("ranks")
+            listed = ranks if isinstance(ranks, list) else []
+            own = whole(item.get("job_id"))
+            yield Member(
+                name=name,
+                job_id=job_id if own is None else own,
+                role=clean(item.get("role"), 20),
+                ranks=tuple(r for r in map(whole, listed) if r is not None),
+                silent_s=number(item.get("silent_s")),
+            )
+
+
+def incident_from(data: object) -> Incident | None:
+    """An incident, or None when its time is missing."""
+    if not isinstance(data, dict) or (when := number(data.get("time"))) is None:
+        return None
+    phases = data.get("phases")
+    pairs = phases.items() if isinstance(phases, dict) else ()
+    return Incident(
+        id=clean(data.get("id"), 60),
+        step_id=clean(data.get("step_id"), 40),
+        epoch=whole(data.get("epoch")) or 0,
+        time=when,
+        symptom=clean(data.get("symptom"), 40),
+        cause=clean(data.get("cause"), 40),
+        suspects=_words(data.get("suspects"), 255),
+        evidence=_words(data.get("evidence"), MAX_TEXT),
+        action=clean(data.get("action"), 40),
+        outcome=clean(data.get("outcome"), 100),
+        phases={clean(k, 30): s for k, v in list(pairs)[:30] if (s := number(v)) is not None},
+        lost_steps=whole(data.get("lost_steps")),
+    )
+
+
+def accusation_from(data: object) -> Accusation | None:
+    """An accusation, or None when node or time are missing."""
+    if not isinstance(data, dict) or (when := number(data.get("time"))) is None:
+        return None
+    node = clean(data.get("node"), 255)
+    if not node:
+        return None
+    return Accusation(
+        node=node,
+        job_id=whole(data.get("job")) or 0,
+        user=clean(data.get("user"), 60),
+        time=when,
+        symptom=clean(data.get("symptom"), 40),
+        evidence=_words(data.get("evidence"), MAX_TEXT),
+        incident=clean(data.get("incident"), 60),
+    )
+
+
+def _words(value: object, limit: int) -> tuple[str, ...]:
+    items = value if isinstance(value, list) else [value]
+    return tuple(text for item in items[:50] if (text := clean(item, limit)))
+
+
+def incidents_from(raw: bytes) -> tuple[list[Incident], int, bool]:
+    """The incidents of a file's text, how many lines were unreadable, whether the last was torn."""
+    *lines, last = raw.split(b"\n")
+    found: list[Incident] = []
+    bad = 0
+    for line in lines:
+        if not line.strip():
+            continue
+        incident = incident_from(decode(line))
+        if incident is None:
+            bad += 1
+        else:
+            found.append(incident)
+    return found, bad, bool(last.strip())
+
+
+def decode(raw: bytes) -> Any:
+    """JSON, or None for anything else (also for numbers or nesting made to hurt)."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,157 @@
+"""The report as a table for a terminal. Imports rich, so it is imported only to print one."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import IO, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from robust_slurm.slurm.values import ParseError, fold
+from status.model import JobReport, JobRow, Report
+from status.records import Incident
+
+_PHASES = ("detect", "decide", "stop", "replace", "launch", "first_step", "total")
+_BAD = {"DOWN", "DRAIN", "FAIL", "ERROR", "NOT_RESPONDING", "INVALID_REG"}
+_STATUS_STYLE = {"running": "green", "recovering": "yellow", "silent": "red", "failed": "red"}
+# Without a terminal (a pipe, a log) nothing says how wide a line may be, and cutting loses facts.
+_PIPE_WIDTH = 200
+
+
+def console(file: IO[str]) -> Console:
+    """A console that never reads markup, emoji codes or links out of data."""
+    width = None if file.isatty() else _PIPE_WIDTH
+    return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+
+
+def print_report(report: Report, out: Console) -> None:
+    """Nodes, then jobs, then what could not be read."""
+    _slurm_error(report.slurm_error, out)
+    if report.nodes:
+        table = _table("NODE", "POOL", "STATE", "REASON", "ACCUSED", "NEWEST EVIDENCE")
+        for node in report.nodes:
+            bad = bool(_BAD & set(node.state))
+            table.add_row(
+                node.name,
+                node.pool or "?",
+                Text("+".join(node.state) or "?", style="red" if bad else ""),
+                node.reason,
+                Text(str(node.accusations or ""), style="yellow"),
+                node.newest_evidence,
+            )
+        out.print(table)
+    elif not report.slurm_error:
+        out.print("Slurm has no nodes.")
+    out.print()
+    if report.jobs:
+        out.print(_jobs(report.jobs))
+    else:
+        out.print("No robust jobs are running.")
+    _problems(report.problems, out)
+
+
+def print_job(report: JobReport, out: Console) -> None:
+    """The job's steps and nodes, then its incidents."""
+    _slurm_error(report.slurm_error, out)
+    out.print(_jobs(report.steps))
+    for row in report.steps:
+        if row.note:
+            out.print(f"note of step {row.step_id}: {row.note}")
+    out.print()
+    if report.incidents:
+        table = _table("TIME", "SYMPTOM", "CAUSE", "SUSPECTS", "ACTION", "OUTCOME", "LOST STEPS")
+        for phase in _PHASES:
+            table.add_column(phase.upper(), justify="right")
+        for incident in report.incidents:
+            table.add_row(*_incident(incident))
+        out.print(table)
+        out.print("phases in seconds")
+    else:
+        out.print(f"Job {report.job_id} had no incidents.")
+    _problems(report.problems, out)
+
+
+def _incident(incident: Incident) -> list[str]:
+    lost = "" if incident.lost_steps is None else str(incident.lost_steps)
+    return [
+        _clock(incident.time),
+        incident.symptom,
+        incident.cause,
+        ",".join(incident.suspects),
+        incident.action,
+        incident.outcome,
+        lost,
+        *(_seconds(incident.phases.get(phase)) for phase in _PHASES),
+    ]
+
+
+def _jobs(rows: tuple[JobRow, ...]) -> Table:
+    table = _table("JOB", "NAME", "USER", "STATUS", "NODES", "STEP", "STEP TIME", "EPOCH")
+    for heading in ("INCIDENTS", "LOST STEPS", "ETTR"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        said = row.status
+        if said == "silent":
+            said = f"silent {row.silent_s:.0f} s"
+        table.add_row(
+            f"{row.job_id}.{row.step_id}",
+            row.name,
+            row.user,
+            Text(said, style=_STATUS_STYLE.get(row.status, "")),
+            _members(row.nodes),
+            "" if row.step is None else str(row.step),
+            "" if row.step_time_s is None else f"{row.step_time_s:.3g} s",
+            str(row.epoch),
+            str(row.incidents),
+            str(row.lost_steps),
+            "" if row.ettr is None else f"{row.ettr:.4f}",
+        )
+    return table
+
+
+def _members(nodes: tuple[Mapping[str, Any], ...]) -> str:
+    """Active nodes folded, the others counted by role: "n[1-2,5] (1 spare, 1 released)"."""
+    active = [node["name"] for node in nodes if node["role"] == "active"]
+    try:
+        text = fold(active)
+    except ParseError:  # a name that no node can have: say it as it is
+        text = ",".join(active)
+    if len(text) > 60:
+        text = f"{len(active)} nodes"
+    others = Counter(node["role"] or "?" for node in nodes if node["role"] != "active")
+    if others:
+        text += f" ({', '.join(f'{count} {role}' for role, count in sorted(others.items()))})"
+    return text.strip()
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def _slurm_error(error: str, out: Console) -> None:
+    if error:
+        out.print(Text(f"Slurm did not answer, only files are shown: {error}", style="red"))
+        out.print()
+
+
+def _problems(problems: tuple[str, ...], out: Console) -> None:
+    for problem in problems:
+        out.print(Text(f"note: {problem}", style="yellow"))
+
+
+def _clock(when: float) -> str:
+    try:
+        return time.strftime("%m-%d %H:%M:%S", time.localtime(when))
+    except (OverflowError, OSError, ValueError):
+        return "?"
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

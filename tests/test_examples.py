@@ -1,0 +1,225 @@
+"""The examples: the two job scripts, and the training that must resume exactly."""
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import jinja2
+import pytest
+
+from lab import curves
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+EXAMPLES = REPOSITORY / "examples"
+TRAIN = EXAMPLES / "train_lm.py"
+
+# -- job scripts ------------------------------------------------------------------------------
+
+
+def render(**values: object) -> str:
+    env = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(REPOSITORY / "templates"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    return env.get_template("sbatch.j2").render(**values)
+
+
+def test_job_scripts_differ_in_the_launcher_only() -> None:
+    before = (EXAMPLES / "job-before.sbatch").read_text().splitlines()
+    after = (EXAMPLES / "job-after.sbatch").read_text().splitlines()
+    assert len(before) == len(after)
+    changed = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
+    assert len(changed) == 1
+    (old, new), *_ = changed
+    assert old.startswith("srun ")
+    assert new == f"robust-{old}"
+    assert "robust" not in "\n".join(before)
+    assert "#SBATCH --no-kill" in before
+
+
+@pytest.mark.parametrize(("name", "launcher"), [("before", "srun"), ("after", "robust-srun")])
+def test_job_scripts_are_the_template(name: str, launcher: str) -> None:
+    assert (EXAMPLES / f"job-{name}.sbatch").read_text() == render(launcher=launcher)
+
+
+def test_template_options() -> None:
+    text = render(nodes=2, gpus_per_node=8, tasks_per_node=8, partition="big", command="./run.sh")
+    for line in ("--nodes=2", "--gpus-per-node=8", "--ntasks-per-node=8", "--partition=big"):
+        assert f"\n#SBATCH {line}\n" in text
+    assert text.endswith("\nrobust-srun ./run.sh\n")
+
+
+# -- curves -----------------------------------------------------------------------------------
+
+
+def curve(losses: dict[int, float]) -> dict[int, curves.Point]:
+    return {step: curves.Point(loss, 1, 0.0) for step, loss in losses.items()}
+
+
+def test_curve_is_read_and_its_torn_line_left_out() -> None:
+    text = '{"step": 1, "loss": 2.5, "epoch": 1, "time": 9}\n{"step": 2, "lo'
+    assert curves.parse(text) == {1: curves.Point(2.5, 1, 9.0)}
+    with pytest.raises(ValueError):
+        curves.parse("nonsense\n")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "gap"),
+    [
+        ({1: 1.0, 2: 0.5}, {1: 1.0, 2: 0.5}, 0.0),
+        ({1: 1.0, 2: 0.5}, {1: 1.0, 2: 0.25}, 0.25),
+        ({1: 1.0, 2: 0.5}, {1: 1.0}, float("inf")),
+        ({}, {}, float("inf")),
+    ],
+)
+def test_difference(one: dict[int, float], other: dict[int, float], gap: float) -> None:
+    assert curves.difference(curve(one), curve(other)) == gap
+
+
+def test_chart_and_choice() -> None:
+    assert curves.chart([3.0, 2.0, 1.0, 0.0], 0.0, 3.0) == "█▆▃▁"
+    assert curves.chart([1.0, 1.0], 1.0, 1.0) == "▁▁"
+    assert curves.columns(range(1, 101), 3) == [1, 51, 100]
+    assert curves.choose(range(1, 101), (47, 500), 3) == [1, 47, 51, 100]
+    assert curves.choose([], (1,)) == []
+
+
+# -- training ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def train_lm() -> ModuleType:
+    pytest.importorskip("torch")
+    spec = importlib.util.spec_from_file_location("train_lm", TRAIN)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        import gc
+
+        gc.enable()  # the script turns it off while it starts
+    return module
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        ("n1", "n1"),
+        ("n[3-5,9],m1", "n3"),
+        ("gpu-[007,012]", "gpu-007"),
+        ("b,a[1-2]", "b"),
+        ("localhost", "localhost"),
+    ],
+)
+def test_first_host(train_lm: ModuleType, hosts: str, first: str) -> None:
+    assert train_lm.first_host(hosts) == first
+
+
+def test_batch_follows_from_seed_and_step(train_lm: ModuleType) -> None:
+    import argparse
+
+    import torch
+
+    args = argparse.Namespace(seed=3, batch=4, context=8)
+    text = torch.arange(1000)
+    whole, targets = train_lm.batch_of(
+        text, argparse.Namespace(seed=3, batch=8, context=8), 5, 0, 1
+    )
+    assert torch.equal(targets, whole + 1)
+    shares = [train_lm.batch_of(text, args, 5, rank, 2)[0] for rank in (0, 1)]
+    assert torch.equal(torch.cat(shares), whole)
+    assert not torch.equal(train_lm.batch_of(text, args, 6, 0, 2)[0], shares[0])
+
+
+RANKS = 3  # with two the order of a sum could not matter
+
+
+def start(out: Path, env: dict[str, str]) -> list[subprocess.Popen[str]]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "ROBUST"))}
+    clean |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
+    argv = [sys.executable, str(TRAIN), "--out", str(out), "--steps", "16", "--save-every", "4"]
+    return [
+        subprocess.Popen(
+            argv,
+            env=clean | env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+            stderr=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+
+
+def end(ranks: list[subprocess.Popen[str]]) -> None:
+    for process in ranks:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=30)
+
+
+def losses(out: Path) -> dict[int, float]:
+    path = out / "loss.jsonl"
+    points = curves.parse(path.read_text()) if path.exists() else {}
+    return {step: point.loss for step, point in points.items()}
+
+
+def test_stopped_training_ends_with_the_same_losses(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    # Without the library it trains the same: what is found first under its name cannot be imported.
+    (tmp_path / "robust_slurm.py").write_text("raise ImportError('not here')\n")
+    whole = start(tmp_path / "whole", {"PYTHONPATH": str(tmp_path)})
+    try:
+        printed, complaints = whole[0].communicate(timeout=120)
+        assert [rank.wait(30) for rank in whole] == [0] * RANKS, complaints
+    finally:
+        end(whole)
+    expected = losses(tmp_path / "whole")
+    assert list(expected) == list(range(1, 17))
+    assert f"step 16 loss {expected[16]:.6f}" in printed
+    kept = sorted(path.name for path in (tmp_path / "whole").glob("step-*"))
+    assert kept == ["step-00000012.pt", "step-00000016.pt"]
+
+    out = tmp_path / "stopped"
+    first = start(out, {})
+    try:
+        deadline = time.monotonic() + 120
+        while max(losses(out), default=0) < 9:
+            assert time.monotonic() < deadline and first[0].poll() is None
+            time.sleep(0.01)
+    finally:
+        end(first)
+    # A newer checkpoint that is broken, half a temporary one, and a torn line: as a crash may do.
+    newest = max(out.glob("step-*.pt"))
+    done = int(newest.stem.removeprefix("step-"))
+    assert done >= 8
+    (out / "step-00000099.pt").write_bytes(newest.read_bytes()[:1000])
+    (out / "step-00000098.tmp").write_bytes(b"half")
+    with (out / "loss.jsonl").open("a") as file:
+        file.write('{"step": 1')
+
+    again = start(out, {"ROBUST_EPOCH": "2", "ROBUST_RESTART_REASON": "rank_exit: a test"})
+    try:
+        printed, complaints = again[0].communicate(timeout=120)
+        assert [rank.wait(30) for rank in again] == [0] * RANKS, complaints
+    finally:
+        end(again)
+    assert f"resumed after step {done} (epoch 2, restarted: rank_exit: a test)" in printed
+    assert "step-00000099.pt: passed over" in complaints
+    assert losses(out) == expected
+    rows = [json.loads(line) for line in (out / "loss.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, 17))
+    assert {row["epoch"] for row in rows if row["step"] > done} == {2}

@@ -1,0 +1,185 @@
+"""Who brings the job back when the batch host is lost."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from robust_slurm.slurm import Job
+from srun_wrapper.messages import Peer, PeerSay, decode_ask, encode
+from srun_wrapper.orphan import AGREE, ask_peer, claim, copy_args, elected
+from srun_wrapper.wire import Codec, WireError
+
+KEY = b"s" * 32
+SILENT = AGREE + 2.5
+
+
+@pytest.mark.parametrize(
+    ("index", "answers", "lost", "acts"),
+    [
+        (1, {}, 0, True),  # two nodes: only we are left
+        (1, {2: SILENT, 3: SILENT}, 0, True),
+        (2, {1: SILENT, 3: SILENT}, 0, False),
+        (1, {2: SILENT, 3: 0.1}, 0, False),  # 3 still hears it: a veto
+        (1, {0: 0.1, 2: SILENT}, 0, True),  # the lost host itself says nothing of worth
+        (1, {2: None, 3: None, 4: None}, 0, False),  # we are the ones cut off
+        (1, {2: None, 3: SILENT, 4: None}, 0, True),  # half is enough
+        (2, {1: None, 3: SILENT}, 0, True),  # 1 died as well
+        (9, {0: None, 1: SILENT, 2: SILENT}, 0, False),  # a place that is nobody's peer
+        (0, {1: SILENT}, None, True),  # supervisor on a node without ranks
+    ],
+)
+def test_elected(
+    index: int, answers: dict[int, float | None], lost: int | None, acts: bool
+) -> None:
+    assert elected(index, answers, lost) is acts
+
+
+def vote(island: Iterable[int], places: Iterable[int], silent: dict[int, float]) -> list[int]:
+    """Who of ``island`` acts when its members hear each other and nobody else."""
+    island = set(island)
+    return [
+        me
+        for me in sorted(island)
+        if elected(me, {p: silent[p] if p in island else None for p in places if p != me}, 0)
+    ]
+
+
+@settings(deadline=None)
+@given(st.sets(st.integers(1, 30), min_size=1, max_size=8), st.data())
+def test_exactly_one_acts_when_all_agree(places: set[int], data: st.DataObject) -> None:
+    silent = {p: data.draw(st.floats(AGREE, 60.0)) for p in places}
+    assert vote(places, places, silent) == [min(places)]
+
+
+@settings(deadline=None)
+@given(st.sets(st.integers(1, 30), min_size=2, max_size=8), st.data())
+def test_one_that_hears_the_supervisor_is_a_veto(places: set[int], data: st.DataObject) -> None:
+    hears = data.draw(st.sampled_from(sorted(places)))
+    silent = dict.fromkeys(places, SILENT)
+    silent[hears] = data.draw(st.floats(0.0, AGREE, exclude_max=True))
+    assert [p for p in vote(places, places, silent) if p != hears] == []
+
+
+@settings(deadline=None)
+@given(st.sets(st.integers(1, 30), min_size=3, max_size=8), st.data())
+def test_islands(places: set[int], data: st.DataObject) -> None:
+    """A minority never acts; within one island never more than one does."""
+    island = data.draw(st.sets(st.sampled_from(sorted(places)), min_size=1))
+    silent = dict.fromkeys(places, SILENT)
+    acting = vote(island, places, silent)
+    assert acting == ([min(island)] if 2 * len(island) >= len(places) else [])
+
+
+def test_claim_is_exclusive(tmp_path: Path) -> None:
+    job = cast(Job, SimpleNamespace(id=7, restarts=0))
+    again = cast(Job, SimpleNamespace(id=7, restarts=1))
+    (tmp_path / "jobs" / "7").mkdir(parents=True)
+    assert [claim(tmp_path, job) for _ in range(3)] == [True, False, False]
+    assert claim(tmp_path, again)
+
+
+def test_claim_without_a_shared_directory(tmp_path: Path) -> None:
+    assert claim(tmp_path / "nowhere", cast(Job, SimpleNamespace(id=7, restarts=0)))
+
+
+class Answerer:
+    """A peer's probe port that serves one connection. ``say`` None: it takes it and is mute."""
+
+    def __init__(self, say: PeerSay | None, key: bytes = KEY) -> None:
+        self._say, self._key = say, key
+        self.asked: list[int] = []
+        self._sock = socket.create_server(("127.0.0.1", 0))
+        self._sock.settimeout(5.0)
+        self.peer = Peer(3, "127.0.0.1", self._sock.getsockname()[1])
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        conn, _ = self._sock.accept()
+        codec = Codec(self._key, server=True)
+        with conn:
+            conn.settimeout(5.0)
+            conn.sendall(codec.preface())
+            while data := conn.recv(4096):
+                try:
+                    payloads = codec.feed(data)
+                except WireError:
+                    return
+                for payload in payloads:
+                    self.asked.append(decode_ask(payload).job_id)
+                    if self._say is not None:
+                        conn.sendall(codec.seal(encode(self._say)))
+
+    def close(self) -> None:
+        self._thread.join(5.0)
+        self._sock.close()
+
+
+@pytest.mark.parametrize(
+    ("say", "key", "answer"),
+    [
+        (PeerSay(3, 4.25), KEY, 4.25),
+        (PeerSay(3, 4.25), b"another step's key", None),
+        (None, KEY, None),
+    ],
+)
+def test_ask_peer(
+    say: PeerSay | None, key: bytes, answer: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("srun_wrapper.orphan.ASK", 0.3)
+    peer = Answerer(say, key)
+    assert ask_peer(peer.peer, KEY, 42) == answer
+    peer.close()
+    assert peer.asked == ([42] if key == KEY else [])
+
+
+def test_ask_a_dead_peer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    assert ask_peer(Peer(1, "127.0.0.1", port), KEY, 42) is None
+
+
+def job(**changes: Any) -> Job:
+    values: dict[str, Any] = {
+        "id": 12,
+        "name": "train",
+        "exclude": ("n9",),
+        "num_nodes": 3,
+        "account": "ai",
+        "qos": None,
+        "reservation": None,
+        "tres_per_node": "gpu:4",
+        "features": None,
+        "time_limit_s": 3600,
+        "cpus_per_task": 1,
+        "min_memory_node_mb": 0,
+        "min_memory_cpu_mb": 2048,
+        "oversubscribe": "NO",
+        "raw": {"StdOut": "/h/out", "StdErr": "(null)", "TimeLimit": "01:00:00"},
+    }
+    return cast(Job, SimpleNamespace(**(values | changes)))
+
+
+def test_copy_args_make_the_same_job_elsewhere() -> None:
+    env = {"SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS_PER_NODE": "2"}
+    args = copy_args(job(), "n1", "train,standby", env)
+    assert "--exclude=n9,n1" in args
+    assert "--nodes=4" in args  # as it was before nodes left it
+    assert {"--partition=train,standby", "--no-kill", "--exclusive", "--gres=gpu:4"} <= set(args)
+    assert {"--time=01:00:00", "--ntasks-per-node=2", "--mem-per-cpu=2048M"} <= set(args)
+    assert not [a for a in args if a.startswith(("--qos", "--error", "--mem="))]
+
+
+def test_copy_args_without_a_known_host() -> None:
+    args = copy_args(job(exclude=(), oversubscribe="OK", time_limit_s=None), "", "train", {})
+    assert "--nodes=3" in args
+    assert not [a for a in args if a.startswith(("--exclude", "--time", "--exclusive"))]

@@ -1,0 +1,79 @@
+"""What an agent concludes from a silent supervisor."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from srun_wrapper.silence import (
+    DEAD_SUPERVISOR,
+    LOST_HOST,
+    MUTE,
+    START,
+    Contact,
+    Verdict,
+    judge_silence,
+)
+
+FINE, DEAD, HOST = Verdict.FINE, Verdict.SUPERVISOR_DEAD, Verdict.HOST_LOST
+
+
+def attempt(contact: Contact, kind: str, now: float) -> None:
+    if kind == "heard":
+        contact.heard(now)
+    else:
+        contact.lost(now, refused=kind == "refused", accepted=kind == "accepted")
+
+
+@pytest.mark.parametrize(
+    ("history", "now", "verdict"),
+    [
+        ([], START - 0.1, FINE),
+        ([], START, DEAD),
+        ([("refused", 1.0)], 50.0, FINE),  # not started yet: START decides
+        ([("heard", 10.0)], 10.0 + MUTE - 1, FINE),
+        ([("heard", 10.0)], 10.0 + MUTE, DEAD),
+        ([("heard", 10.0), ("refused", 11.0)], 11.0 + DEAD_SUPERVISOR - 0.1, FINE),
+        ([("heard", 10.0), ("refused", 11.0)], 11.0 + DEAD_SUPERVISOR, DEAD),
+        ([("heard", 10.0), ("refused", 11.0), ("refused", 15.0)], 16.0, DEAD),
+        ([("heard", 10.0), ("refused", 11.0), ("heard", 12.0)], 30.0, FINE),
+        ([("heard", 10.0), ("refused", 11.0), ("accepted", 12.0)], 30.0, FINE),
+        ([("heard", 10.0), ("unreachable", 12.5)], 10.0 + LOST_HOST - 0.1, FINE),
+        ([("heard", 10.0), ("unreachable", 12.5)], 10.0 + LOST_HOST, HOST),
+        ([("heard", 10.0), ("unreachable", 12.0), ("accepted", 13.0)], 40.0, FINE),
+        ([("heard", 10.0), ("unreachable", 12.0), ("refused", 13.0)], 17.9, FINE),
+        ([("heard", 10.0), ("unreachable", 12.0), ("refused", 13.0)], 18.0, DEAD),
+    ],
+)
+def test_verdicts(history: list[tuple[str, float]], now: float, verdict: Verdict) -> None:
+    contact = Contact(since=0.0)
+    for kind, at in history:
+        attempt(contact, kind, at)
+    assert judge_silence(contact, now) is verdict
+
+
+KINDS = st.sampled_from(["heard", "refused", "unreachable", "accepted"])
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(KINDS, st.floats(0.01, 3.0)), max_size=40), st.floats(0.0, LOST_HOST / 2))
+def test_recent_words_are_always_fine(events: list[tuple[str, float]], later: float) -> None:
+    """Whatever came before: a word less than LOST_HOST ago rules every bad verdict out."""
+    contact, now = Contact(since=100.0), 100.0
+    for kind, gap in events:
+        now += gap
+        attempt(contact, kind, now)
+    contact.heard(now)
+    assert judge_silence(contact, now + later) is FINE
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(KINDS, st.floats(0.01, 3.0)), max_size=40))
+def test_a_host_that_answers_is_never_lost(events: list[tuple[str, float]]) -> None:
+    contact, now = Contact(since=100.0), 100.0
+    for kind, gap in events:
+        now += gap
+        attempt(contact, kind, now)
+        if kind != "unreachable":
+            assert judge_silence(contact, now) is not HOST

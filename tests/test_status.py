@@ -1,0 +1,362 @@
+"""robust-status: from files and Slurm's answers to rows, and from rows to a screen."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from robust_slurm.slurm import Completed, Slurm
+from robust_slurm.slurm.model import Node, node_from
+from status.cli import main
+from status.files import INCIDENTS_BYTES, read_incidents, read_state
+from status.model import SlurmView, report, status_of
+from status.records import accusation_from, incident_from, incidents_from, roster_from
+
+NOW = 1_800_000_000.0
+
+
+def roster(**changes: Any) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "job_id": 7,
+        "step_id": "0",
+        "job_name": "llm",
+        "user": "ada",
+        "state": "running",
+        "epoch": 2,
+        "updated": NOW - 1,
+        "started": NOW - 500,
+        "supervisor": {"host": "n1", "pid": 5},
+        "world_size": 4,
+        "step": 120,
+        "step_time_s": 0.25,
+        "nodes": [
+            {"name": "n1", "job_id": 7, "role": "active", "ranks": [0, 1], "silent_s": 0.2},
+            {"name": "n3", "job_id": 8, "role": "active", "ranks": [2, 3], "silent_s": 0.2},
+            {"name": "n2", "job_id": 7, "role": "released", "ranks": [], "silent_s": 99.0},
+        ],
+        "incidents": 1,
+        "lost_steps": 3,
+        "unproductive_s": 5.5,
+        "ettr": 0.989,
+        "note": "",
+        **changes,
+    }
+
+
+def incident(**changes: Any) -> dict[str, Any]:
+    return {
+        "v": 1,
+        "id": "i1",
+        "job": 7,
+        "step_id": "0",
+        "epoch": 1,
+        "time": NOW - 100,
+        "symptom": "node_lost",
+        "cause": "node",
+        "suspects": ["n2"],
+        "evidence": ["silent for 3 s", "ping failed"],
+        "action": "swap_companion",
+        "outcome": "recovered",
+        "phases": {"detect": 2.5, "decide": 0.01, "total": 5.5},
+        "lost_steps": 3,
+        **changes,
+    }
+
+
+def accusation(**changes: Any) -> dict[str, Any]:
+    return {
+        "v": 1,
+        "node": "n2",
+        "job": 7,
+        "user": "ada",
+        "time": NOW - 100,
+        "symptom": "node_lost",
+        "evidence": ["silent for 3 s", "ping failed"],
+        "incident": "i1",
+        **changes,
+    }
+
+
+def node(name: str, state: str, partitions: str, reason: str = "") -> Node:
+    record = {"NodeName": name, "State": state, "Partitions": partitions, "Reason": reason}
+    return node_from(record)
+
+
+NODES = {
+    "n1": node("n1", "MIXED", "train"),
+    "n2": node("n2", "DOWN*+DRAIN", "train", "robust: node_lost"),
+    "n3": node("n3", "MIXED", "standby"),
+    "n4": node("n4", "IDLE", "train,standby"),
+}
+
+
+def view(**states: str) -> SlurmView:
+    numbered = {int(key[1:]): state for key, state in states.items()}
+    return SlurmView(NODES, ("train", "standby"), numbered)
+
+
+@pytest.mark.parametrize(
+    ("state", "age", "slurm", "status"),
+    [
+        ("running", 1, view(j7="RUNNING"), "running"),
+        ("recovering", 1, view(j7="RUNNING"), "recovering"),
+        ("running", 1, view(), "running"),  # Slurm may lag behind; the supervisor just spoke
+        ("running", 31, view(), "ended"),
+        ("running", 31, view(j7="COMPLETED"), "ended"),
+        ("running", 31, view(j7="RUNNING"), "silent"),
+        ("running", 31, SlurmView(error="down"), "silent"),
+        ("running", 1, SlurmView(error="down"), "running"),
+        ("done", 31, view(j7="RUNNING"), "done"),
+        ("failed", 1, view(), "failed"),
+        ("requeued", 31, view(j7="PENDING"), "requeued"),
+        ("requeued", 31, view(j7="CANCELLED"), "ended"),
+    ],
+)
+def test_status_of_a_step(state: str, age: float, slurm: SlurmView, status: str) -> None:
+    told = roster_from(roster(state=state, updated=NOW - age))
+    assert told is not None
+    assert status_of(told, slurm, NOW) == status
+
+
+def test_report_of_a_cluster() -> None:
+    told = [roster_from(roster()), roster_from(roster(job_id=5, updated=NOW - 900))]
+    against = [
+        accusation_from(accusation()),
+        accusation_from(accusation(time=NOW - 50, job=9, evidence=["again"])),
+        accusation_from(accusation(node="made-up")),
+    ]
+    done = report(
+        [r for r in told if r], [a for a in against if a], [], view(j7="RUNNING"), "standby", NOW
+    )
+    rows = {row.name: row for row in done.nodes}
+    assert set(rows) == {"n1", "n2", "n3", "n4"}
+    assert rows["n2"].state == ("DOWN", "DRAIN", "NOT_RESPONDING")
+    assert rows["n2"].reason == "robust: node_lost"
+    assert rows["n2"].accusations == 2
+    assert rows["n2"].newest_evidence == "job 9: again"
+    assert [rows[n].pool for n in rows] == ["train", "train", "standby", "standby"]
+    (job,) = done.jobs
+    assert (job.job_id, job.status, job.slurm_state, job.ettr) == (7, "running", "RUNNING", 0.989)
+    assert done.problems == ()
+
+
+def test_without_slurm_the_files_still_speak() -> None:
+    told, against = roster_from(roster()), accusation_from(accusation(node="n9"))
+    assert told is not None
+    assert against is not None
+    done = report([told], [against], [], SlurmView(error="down"), "standby", NOW)
+    assert [row.name for row in done.nodes] == ["n1", "n2", "n3", "n9"]
+    assert {row.pool for row in done.nodes} == {""}
+    assert done.slurm_error == "down"
+
+
+def test_a_missing_standby_partition_is_told() -> None:
+    done = report([], [], [], view(), "spare", NOW)
+    assert "no partition 'spare'" in done.problems[0]
+
+
+def test_torn_and_bad_lines_are_skipped_and_counted() -> None:
+    good = json.dumps(incident()).encode()
+    found, bad, torn = incidents_from(good + b"\n{not json\n\n[]\n" + good + b"\n" + good[:40])
+    assert (len(found), bad, torn) == (2, 2, True)
+    assert incidents_from(b"") == ([], 0, False)
+    assert incidents_from(good + b"\n")[2] is False
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+
+
+def texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from texts([*value, *value.values()])
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from texts(item)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_hostile_values_become_plain_ones(data: st.DataObject) -> None:
+    for build, example in (
+        (roster_from, roster()),
+        (incident_from, incident()),
+        (accusation_from, accusation()),
+    ):
+        changed = dict(example)
+        for key in data.draw(st.lists(st.sampled_from(sorted(example)), max_size=4)):
+            changed[key] = data.draw(json_values)
+        made = build(changed)
+        if made is not None:
+            json.dumps(asdict(made), allow_nan=False)
+            assert all(text.isprintable() for text in texts(asdict(made)))
+
+
+HURTING = [
+    b"[" * 100_000,
+    b'{"job_id":1e999,"updated":NaN}',
+    b'{"job_id":' + b"9" * 5000 + b"}",
+    b"\xff\xfe\x00",
+    b"null",
+    b"",
+]
+
+
+@pytest.mark.parametrize("content", HURTING, ids=range(len(HURTING)))
+def test_hurting_files_are_told_not_raised(tmp_path: Path, content: bytes) -> None:
+    job = tmp_path / "jobs" / "7"
+    (job / "accusations").mkdir(parents=True)
+    (job / "roster.0.json").write_bytes(content)
+    (job / "accusations" / "n1.x.json").write_bytes(content)
+    found = read_state(tmp_path)
+    assert (found.rosters, found.accusations) == ([], [])
+    assert len(found.problems) == 2
+
+
+def test_links_pipes_and_huge_files_are_not_read(tmp_path: Path) -> None:
+    job = tmp_path / "jobs" / "7"
+    (job / "accusations").mkdir(parents=True)
+    (tmp_path / "elsewhere.json").write_text(json.dumps(roster()))
+    (job / "roster.0.json").symlink_to(tmp_path / "elsewhere.json")
+    os.mkfifo(job / "roster.1.json")
+    with (job / "accusations" / "n1.a.json").open("wb") as file:
+        file.truncate(1 << 30)
+    found = read_state(tmp_path)
+    assert (found.rosters, found.accusations) == ([], [])
+    assert any("not a regular file" in problem for problem in found.problems)
+    assert any("larger than" in problem for problem in found.problems)
+
+
+def test_only_the_newest_end_of_a_huge_incident_file_is_read(tmp_path: Path) -> None:
+    job = tmp_path / "jobs" / "7"
+    job.mkdir(parents=True)
+    line = json.dumps(incident(evidence=["x" * 1000])).encode() + b"\n"
+    count = INCIDENTS_BYTES // len(line) + 100
+    (job / "incidents.jsonl").write_bytes(line * count)
+    found, problems = read_incidents(tmp_path, 7)
+    assert 0 < len(found) < count
+    assert problems == []
+
+
+NODE_TEXT = (
+    "NodeName=n1 State=MIXED Partitions=train\n"
+    "NodeName=n2 State=IDLE+DRAIN Partitions=train  Reason=robust: bad [x] [root@1795251695]\n"
+    "NodeName=n3 State=IDLE Partitions=standby\n"
+)
+UP = {
+    "ping": "Slurmctld(primary) at head is UP\n",
+    "node": NODE_TEXT,
+    "partition": "PartitionName=train State=UP Nodes=n1\nPartitionName=standby State=UP\n",
+    "-h": "7|RUNNING\n",
+}
+
+
+def answering(answers: Mapping[str, str]) -> Slurm:
+    def run(
+        argv: Sequence[str],
+        deadline_s: float,
+        input: str | None,
+        env: Mapping[str, str],
+        cwd: Path | None,
+    ) -> Completed:
+        for word, text in answers.items():
+            if word in argv:
+                return Completed(0, text, "")
+        return Completed(1, "Slurmctld(primary) at head is DOWN\n", "Unable to contact slurm")
+
+    return Slurm(run, environ={})
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ROBUST_CONFIG", raising=False)
+    monkeypatch.setattr("status.cli.time.time", lambda: NOW)
+    monkeypatch.setenv("TZ", "UTC")
+    job = tmp_path / "state" / "jobs" / "7"
+    (job / "accusations").mkdir(parents=True)
+    evil = "\x1b[31mred\x1b[0m [bold]x[/bold] \x9b2J\u202e"
+    (job / "roster.0.json").write_text(json.dumps(roster(job_name=evil)))
+    (job / "incidents.jsonl").write_text(json.dumps(incident(outcome=evil)) + "\n{torn")
+    (job / "accusations" / "n2.i1.json").write_text(json.dumps(accusation(evidence=[evil])))
+    return tmp_path / "state"
+
+
+def shown(argv: list[str], slurm: Slurm, state_dir: Path) -> tuple[int, str]:
+    out = io.StringIO()
+    code = main([*argv, f"--state-dir={state_dir}"], slurm, out)
+    return code, out.getvalue()
+
+
+def test_table(state_dir: Path) -> None:
+    code, text = shown([], answering(UP), state_dir)
+    assert code == 0
+    assert re.search(
+        r"^n2 +train +DRAIN\+IDLE +robust: bad \[x\] +1 +job 7: \?\[31mred", text, re.M
+    )
+    assert re.search(r"^n3 +standby +IDLE", text, re.M)
+    assert re.search(r"^7\.0 .*\[bold\]x.* ada +running +n\[1,3\] \(1 released\) +120 +0\.25 s +2 "
+                     r"+1 +3 +0\.9890$", text, re.M)  # fmt: skip
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+
+
+def test_job_table(state_dir: Path) -> None:
+    code, text = shown(["7"], answering(UP), state_dir)
+    assert code == 0
+    assert "node_lost" in text
+    assert "swap_companion" in text
+    assert "5.50" in text
+    assert "torn last line skipped" in text
+    assert "\x1b" not in text
+
+
+def test_json(state_dir: Path) -> None:
+    code, text = shown(["--json"], answering(UP), state_dir)
+    data = json.loads(text)
+    assert code == 0
+    assert data["version"] == 1
+    assert data["nodes"][1]["state"] == ["DRAIN", "IDLE"]
+    assert data["jobs"][0]["nodes"][1]["job_id"] == 8
+    code, text = shown(["7", "--json"], answering(UP), state_dir)
+    assert json.loads(text)["incidents"][0]["phases"]["total"] == 5.5
+
+
+def test_no_jobs_is_said(tmp_path: Path, state_dir: Path) -> None:
+    code, text = shown([], answering(UP), tmp_path / "empty")
+    assert code == 0
+    assert "No robust jobs are running." in text
+
+
+def test_slurm_down(state_dir: Path) -> None:
+    code, text = shown([], answering({}), state_dir)
+    assert code == 1
+    assert "Slurm did not answer" in text
+    assert "running" in text
+    assert shown(["7"], answering({}), state_dir)[0] == 1
+
+
+def test_unknown_job_and_bad_arguments(
+    state_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shown(["4000"], answering(UP), state_dir)[0] == 1
+    assert "no record of job 4000" in capsys.readouterr().err
+    for bad in (["x"], ["-3"], ["0"], ["1", "2"], ["--nope"], ["9" * 5000]):
+        assert shown(bad, answering(UP), state_dir)[0] == 2
+    monkeypatch.setenv("ROBUST_SPARES", "many")
+    assert shown([], answering(UP), state_dir)[0] == 2
