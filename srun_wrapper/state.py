@@ -183,7 +183,10 @@ class JobState:
         elif isinstance(message, Report):
             connection.send(Ack(node.seen, self.interval))
             if message.epoch == self.world.epoch and node.role is Role.ACTIVE:
+                stepping = self.world.all_stepped()
                 self._beats(node, message)
+                if stepping:
+                    return  # steps as ever: nobody waits for that
         elif isinstance(message, Inspected):
             self.inspections.get(message.token, {})[node.key] = message
         self.changed.set()
@@ -201,7 +204,7 @@ class JobState:
         if isinstance(message, Started):
             rank = self._rank(node, message.epoch, message.local)
             if rank is not None:
-                rank.started = True
+                self.world.note_started(rank)
         elif isinstance(message, Exited):
             self._exited(node, message)
         elif isinstance(message, Stopped):
@@ -225,7 +228,7 @@ class JobState:
         rank = self._rank(node, message.epoch, message.local)
         if rank is None:
             return
-        rank.exit = (message.code or 0, message.signal or 0)
+        self.world.note_exit(rank, message.code or 0, message.signal or 0)
         self.phases.pop(id(rank), None)
         if message.epoch <= self.stopping_epoch or rank.exit == (0, 0):
             return
@@ -268,7 +271,9 @@ class JobState:
             rank = self.world.rank_at(node, beat.local)
             if rank is None:
                 continue
+            first = rank.beats == 0 and rank.rank >= 0 and rank.exit is None
             ahead = rank.take(beat, now)
+            self.world.stepped += first and rank.beats > 0
             key = id(rank)
             if rank.phase:
                 self.phases[key] = (rank.phase, rank.phase_since)
