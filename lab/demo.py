@@ -186,6 +186,7 @@ def _runs(lab: Lab, story: Story, timeout: float) -> bool:
     )
     again = min(p.time for p in after.points().values() if p.epoch > first) - crashed
     story.say("robust", f"training again {again:.1f} s after the crash", "bold green")
+    after.until("the steps after it", lambda points: max(points, default=0) > last + 3, RUN_S)
     record = lab.node_records()[VICTIM]
     story.say("slurm", f"{VICTIM} is {record['State']}: DOWN only after {timeout:.0f} s of silence")
     _status(lab, story, after.job)

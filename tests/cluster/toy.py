@@ -2,7 +2,8 @@
 
 Every step all ranks exchange a number through rank 0 (as an all-reduce does), report the step,
 and every ``--save`` steps rank 0 writes a checkpoint (atomic rename). The loss depends on every
-step before it, so a wrong resume shows. Faults on command, in epoch ``--epoch`` only.
+step before it, so a wrong resume shows. Faults on command at the steps ``--at``: in epoch
+``--epoch`` only (0: in all), on the node ``--node`` only, each but once with ``--once``.
 """
 
 from __future__ import annotations
@@ -26,14 +27,19 @@ parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--step-time", type=float, default=0.05)
 parser.add_argument("--save", type=int, default=5)
 parser.add_argument("--fault", default="")
-parser.add_argument("--at", type=int, default=0)
+parser.add_argument("--at", type=lambda text: [int(n) for n in text.split(",")], default=[])
 parser.add_argument("--rank", type=int, default=1)
 parser.add_argument("--epoch", type=int, default=1)
 parser.add_argument("--seconds", type=float, default=15.0)
+parser.add_argument("--node", default="")
+parser.add_argument("--once", action="store_true")
 parser.add_argument("--no-beat", action="store_true")
+parser.add_argument("--ignore-term", action="store_true")
 args = parser.parse_args()
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+node = os.environ["SLURMD_NODENAME"]
 checkpoint = args.dir / "checkpoint.json"
+HELD_PORT = 45111  # of the grandchild
 
 
 def connect() -> list[socket.socket]:
@@ -78,10 +84,17 @@ def all_reduce(value: float) -> float:
 
 
 def fault(step: int) -> None:
-    if not (args.fault and step == args.at and rank == args.rank):
+    if not (args.fault and step in args.at and rank == args.rank):
         return
     if args.epoch and robust_slurm.epoch() != args.epoch:
         return
+    if args.node and node != args.node:
+        return
+    if args.once:
+        try:
+            (args.dir / f"fired-{step}").touch(exist_ok=False)
+        except FileExistsError:
+            return
     if args.fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif args.fault == "exit":
@@ -94,6 +107,8 @@ def fault(step: int) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif args.fault == "sleep":
         time.sleep(3600)
+    elif args.fault == "pause":
+        time.sleep(args.seconds)
     elif args.fault == "phase":
         with robust_slurm.phase("eval"):
             time.sleep(args.seconds)
@@ -102,15 +117,21 @@ def fault(step: int) -> None:
         while time.monotonic() < end:
             pass
     elif args.fault == "grandchild":
-        # Detached from our process group, ignores SIGTERM, keeps the master port busy.
+        # Detached from our process group, ignores SIGTERM, keeps a port busy.
         code = (
-            "import signal,socket,time;signal.signal(15,1);s=socket.socket();"
-            "s.bind(('',0));s.listen();time.sleep(3600)"
+            "import signal,socket,time;signal.signal(signal.SIGTERM,signal.SIG_IGN);"
+            f"s=socket.create_server(('',{HELD_PORT}));print('held',flush=True);time.sleep(3600)"
         )
-        subprocess.Popen([sys.executable, "-c", code, "grandchild"], start_new_session=True)
+        argv = [sys.executable, "-c", code, "grandchild"]
+        child = subprocess.Popen(argv, start_new_session=True, stdout=subprocess.PIPE)
+        assert child.stdout is not None and child.stdout.readline() == b"held\n"
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+if args.ignore_term:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if args.fault == "grandchild" and rank == args.rank:
+    socket.create_server(("", HELD_PORT)).close()  # fails while an old grandchild holds it
 state = {"step": 0, "loss": 1.0}
 if checkpoint.exists():
     state = json.loads(checkpoint.read_text())
@@ -131,4 +152,5 @@ while step < args.steps:
             temporary.replace(checkpoint)
 if rank == 0:
     (args.dir / "final.json").write_text(json.dumps({"step": step, "loss": loss}))
-print(f"rank {rank} done on {os.environ['SLURMD_NODENAME']}", flush=True)
+gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "none")
+print(f"rank {rank} done on {node} in epoch {robust_slurm.epoch()} gpus {gpus}", flush=True)

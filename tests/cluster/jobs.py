@@ -1,0 +1,249 @@
+"""Toy trainings under robust-srun in a lab, as their user sees them: files, exit codes, Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lab import Lab
+from lab.ranks import Process, scan
+from srun_wrapper.incident import PHASES
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TOY = Path(__file__).with_name("toy.py")
+WAIT = 60.0
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
+
+
+def until(condition: Callable[[], Any], what: str, timeout: float = WAIT) -> None:
+    """Wait for a condition; AssertionError naming it after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
+        time.sleep(0.02)
+
+
+def reference(steps: int, world: int) -> float:
+    """The loss that toy.py ends with when nothing ever goes wrong (the same float operations)."""
+    loss = 1.0
+    for step in range(1, steps + 1):
+        total = 0.0
+        for rank in range(world):
+            total += (rank + 1) * step
+        loss = loss * 0.99 + total * 1e-6
+    return loss
+
+
+@dataclass
+class Training:
+    """One toy training; everything it leaves is below ``dir``, on the lab's shared directory."""
+
+    lab: Lab
+    dir: Path
+    world: int
+    steps: int
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    job: int = 0
+
+    @property
+    def state(self) -> Path:
+        return self.dir / "state"
+
+    # -- starting
+
+    def line(self, robust: Sequence[str], toy: Sequence[str]) -> str:
+        """A robust-srun command line."""
+        words = ["robust-srun", *robust, "python", str(TOY), "--dir", str(self.dir)]
+        return " ".join([*words, "--steps", str(self.steps), *toy])
+
+    def exports(self) -> dict[str, str]:
+        return {
+            "TOY_TOKEN": self.token,
+            "PYTHONPATH": str(REPOSITORY),
+            "ROBUST_STATE_DIR": str(self.state),
+        }
+
+    def submit(self, body: str, sbatch: Sequence[str]) -> None:
+        lines = [f"export {name}={value}" for name, value in self.exports().items()]
+        args = ["-o", str(self.dir / "out"), "--open-mode=append", "-D", str(self.dir), *sbatch]
+        self.job = self.lab.sbatch("\n".join(["#!/bin/bash", *lines, body, ""]), args)
+
+    # -- what it says
+
+    def out(self) -> str:
+        path = self.dir / "out"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def says(self, pattern: str) -> bool:
+        return re.search(pattern, self.out(), re.MULTILINE) is not None
+
+    def job_dir(self, job: int = 0) -> Path:
+        return self.state / "jobs" / str(job or self.job)
+
+    def records(self, name: str, job: int = 0) -> list[dict[str, Any]]:
+        path = self.job_dir(job) / name
+        if not path.exists():
+            return []
+        lines = path.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def incidents(self, job: int = 0) -> list[dict[str, Any]]:
+        return self.records("incidents.jsonl", job)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [e for e in self.records("events.jsonl") if e["event"] == name]
+
+    def rosters(self, job: int = 0) -> list[dict[str, Any]]:
+        found = sorted(self.job_dir(job).glob("roster.*.json"))
+        return [json.loads(path.read_text()) for path in found]
+
+    def accusations(self, job: int = 0) -> dict[str, dict[str, Any]]:
+        """By node."""
+        found = self.job_dir(job).glob("accusations/*.json")
+        records = [json.loads(path.read_text()) for path in found]
+        return {record["node"]: record for record in records}
+
+    def final(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.dir / "final.json").read_text())
+        return found
+
+    def nodes(self) -> str:
+        """The node list of the job now, as Slurm writes it."""
+        return self.lab.job(self.job)["NodeList"]
+
+    # -- waiting
+
+    def until(self, condition: Callable[[], Any], what: str, timeout: float = WAIT) -> None:
+        try:
+            until(condition, what, timeout)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.story()}") from None
+
+    def wait_step(self, step: int, timeout: float = WAIT) -> None:
+        self.until(lambda: self.says(rf"^step {step} "), f"step {step}", timeout)
+
+    def wait_says(self, pattern: str, timeout: float = WAIT) -> None:
+        self.until(lambda: self.says(pattern), f"output {pattern!r}", timeout)
+
+    def wait_end(self, timeout: float = WAIT) -> int:
+        """Wait for the end of the job; its exit code (negative: a signal)."""
+        record: dict[str, str] = {}
+
+        def ended() -> bool:
+            record.update(self.lab.job(self.job))
+            return record["JobState"] in ENDED
+
+        self.until(ended, f"end of job {self.job}", timeout)
+        code, _, signum = record["ExitCode"].partition(":")
+        return -int(signum) if int(signum) else int(code)
+
+    def story(self) -> str:
+        """For a failed test's report."""
+        events = [
+            f"{event.pop('time'):.2f} {json.dumps(event)}" for event in self.records("events.jsonl")
+        ]
+        return "\n".join(["--- output", self.out()[-3000:], "--- events", *events[-40:]])
+
+    # -- its processes
+
+    def processes(self, word: str = "", rank: int | None = None) -> list[Process]:
+        """What runs of it on any node: with ``word`` in the command line, of one rank."""
+        return [
+            process
+            for process in scan()
+            if process.environ.get("TOY_TOKEN") == self.token
+            and (rank is None or process.environ.get("RANK") == str(rank))
+            and word in command_line(process.pid)
+        ]
+
+    def kill(self, word: str, rank: int | None = None) -> None:
+        """SIGKILL for the first such process."""
+        os.kill(self.processes(word, rank)[0].pid, signal.SIGKILL)
+
+    # -- what must be true of every training
+
+    def check_done(self, code: int = 0, timeout: float = WAIT) -> None:
+        """It ended well, with the loss of an undisturbed run, and left nothing behind."""
+        got = self.wait_end(timeout)
+        assert got == code, f"exit code {got}\n{self.story()}"
+        assert self.final() == {"step": self.steps, "loss": reference(self.steps, self.world)}
+        self.check_clean()
+
+    def check_clean(self) -> None:
+        """No process of it on any node, no directory of the shims in memory."""
+        self.until(
+            lambda: not self.processes(),
+            f"end of {[command_line(p.pid) for p in self.processes()]}",
+            15.0,
+        )
+        faults = self.lab.faults()
+        for name in self.lab.spec.compute_names:
+            if faults.get(name) == "up":
+                found = self.lab.exec(name, ["ls", "/dev/shm"]).stdout
+                assert "robust-" not in found, f"{name}: {found}"
+
+    def only_incident(self, **expected: Any) -> dict[str, Any]:
+        """The one incident of the job, complete, with these values."""
+        found = self.incidents()
+        assert len(found) == 1, self.story()
+        check_incident(found[0], **expected)
+        return found[0]
+
+
+def check_incident(record: dict[str, Any], **expected: Any) -> None:
+    """The record is complete and has these values."""
+    assert {key: record[key] for key in expected} == expected, record
+    phases = record["phases"]
+    assert list(phases) == [*PHASES, "total"]
+    assert all(seconds >= 0 for seconds in phases.values()), phases
+    assert abs(sum(phases[name] for name in PHASES) - phases["total"]) < 0.01, phases
+    assert record["evidence"] and record["why"]
+
+
+def command_line(pid: int) -> str:
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    return raw.replace(b"\0", b" ").decode(errors="replace")
+
+
+def prepared(lab: Lab, world: int, steps: int = 40) -> Training:
+    """A training whose directory exists; nothing is started."""
+    directory = lab.shared / f"toy-{secrets.token_hex(4)}"
+    directory.mkdir()
+    os.chown(directory, lab.uid, lab.uid)
+    return Training(lab, directory, world, steps)
+
+
+def start(
+    lab: Lab,
+    nodes: int = 2,
+    per_node: int = 1,
+    *,
+    toy: str = "",
+    robust: str = "",
+    sbatch: str = "",
+    steps: int = 40,
+    spares: int = 0,
+    world: int | None = None,
+    no_kill: bool = True,
+) -> Training:
+    """Submit a toy training on ``nodes`` nodes and ``spares`` more (options are split at blanks).
+
+    ``world``: the number of ranks where it is not nodes x per_node.
+    """
+    training = prepared(lab, world or nodes * per_node, steps)
+    options = [*([f"--robust-spares={spares}"] if spares else []), *robust.split()]
+    size = [f"-N{nodes + spares}", f"--ntasks-per-node={per_node}"]
+    kill = ["--no-kill"] if no_kill else []
+    training.submit(training.line(options, toy.split()), [*size, *kill, *sbatch.split()])
+    return training

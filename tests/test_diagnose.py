@@ -1,0 +1,175 @@
+"""From symptoms to causes."""
+
+from __future__ import annotations
+
+import signal
+from itertools import permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from srun_wrapper.diagnose import (
+    Failure,
+    Symptom,
+    diagnose,
+    is_cascade,
+    killed_by,
+    last_error,
+    root_of,
+    signal_name,
+    signature,
+)
+
+TRACEBACK = """Traceback (most recent call last):
+  File "train.py", line 12, in <module>
+    main()
+ValueError: bad shape 17 at 0x7f00dead
+"""
+GLOO = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:4242"
+NCCL = "torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call failed possibly"
+
+
+def crash(tail: str = "", **fields: object) -> Failure:
+    values: dict[str, object] = {"code": 1, "rank": 0, "node": "n1", "at": 10.0, "last_good": 9.9}
+    return Failure("crash", tail=tail, **(values | fields))  # type: ignore[arg-type]
+
+
+def lost(node: str, at: float = 10.0) -> Failure:
+    return Failure("node_lost", at, at - 2, node, evidence=(f"{node}: no word",))
+
+
+@pytest.mark.parametrize(
+    ("tail", "error"),
+    [
+        (TRACEBACK, "ValueError: bad shape 17 at 0x7f00dead"),
+        (TRACEBACK + "some library: shutting down\n", "ValueError: bad shape 17 at 0x7f00dead"),
+        ("[rank3]: torch.OutOfMemoryError: CUDA", "[rank3]: torch.OutOfMemoryError: CUDA"),
+        ("my.module.CustomException", "my.module.CustomException"),
+        ("KeyboardInterrupt\n", "KeyboardInterrupt"),
+        ("line one\n  last words  \n\n", "last words"),
+        ("", ""),
+        (" \n\n", ""),
+    ],
+)
+def test_last_error(tail: str, error: str) -> None:
+    assert last_error(tail) == error
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (crash(TRACEBACK), crash(TRACEBACK, rank=5, node="n7", at=99.0), True),
+        (crash("ValueError: rank 3 of 8"), crash("ValueError: rank 12 of 8"), True),
+        (crash("[rank0]: ValueError: x"), crash("[rank7]: ValueError: x"), True),
+        (crash("E: at 0xdeadBEEF"), crash("E: at 0x1"), True),
+        (crash("ValueError: a"), crash("ValueError: b"), False),
+        (crash("x", code=1), crash("x", code=2), False),
+        (crash("x", code=None, signal=9), crash("x", code=None, signal=11), False),
+    ],
+)
+def test_signature(one: Failure, other: Failure, same: bool) -> None:
+    assert (signature(one) == signature(other)) is same
+
+
+@pytest.mark.parametrize(
+    ("failure", "cascade"),
+    [
+        (crash(GLOO), True),
+        (crash(NCCL), True),
+        (crash("x" * 5000 + "\nConnection reset by peer"), True),
+        (crash("Connection reset by peer\n" + "x" * 5000), False),  # long ago, not of its death
+        (crash(TRACEBACK), False),
+        (crash(GLOO, code=None, signal=signal.SIGKILL), False),
+        (crash(GLOO, code=137), False),  # the same through a shell
+        (crash(GLOO, code=None, signal=signal.SIGSEGV), False),
+        (crash(NCCL, code=None, signal=signal.SIGABRT), True),
+        (crash(NCCL, code=134), True),
+        (crash("assertion failed", code=None, signal=signal.SIGABRT), False),
+        (lost("n1"), False),
+    ],
+)
+def test_is_cascade(failure: Failure, cascade: bool) -> None:
+    assert is_cascade(failure) is cascade
+
+
+@pytest.mark.parametrize(
+    ("failure", "cause", "suspects"),
+    [
+        (crash(TRACEBACK), "user", ()),
+        (crash("", code=3), "user", ()),
+        (crash("", code=None, signal=9), "unknown", ()),
+        (crash("", code=137), "unknown", ()),  # a shell around a program that was killed
+        (crash("", code=None, signal=11), "unknown", ()),
+        (crash("", code=None, signal=signal.SIGBUS), "node", ("n1",)),
+        (crash("", code=128 + signal.SIGBUS), "node", ("n1",)),
+        (crash(GLOO), "transient", ()),
+        (crash("", code=2, launched=False), "user", ()),
+        (crash("RuntimeError: CUDA error: uncorrectable ECC error encountered"), "node", ("n1",)),
+        (crash("OSError: [Errno 116] Stale file handle: '/data/x'"), "node", ("n1",)),
+        (crash("OSError: [Errno 5] Input/output error"), "node", ("n1",)),
+        (crash("NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus"), "node", ("n1",)),
+        (crash("torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB"), "user", ()),
+        (crash("", code=255), "user", ()),
+    ],
+)
+def test_causes(failure: Failure, cause: str, suspects: tuple[str, ...]) -> None:
+    found = diagnose([failure])
+    assert (found.cause, found.suspects) == (cause, suspects)
+    assert found.evidence[0].startswith("rank 0 on n1: ")
+
+
+def test_killed_by() -> None:
+    assert killed_by(crash(code=None, signal=9)) == 9
+    assert killed_by(crash(code=139)) == signal.SIGSEGV
+    assert [killed_by(crash(code=c)) for c in (0, 1, 127, 128, 254, 255)] == [None] * 6
+
+
+def test_a_lost_node_explains_the_others() -> None:
+    seen = [crash(GLOO, rank=3, node="n2", at=9.0), lost("n3", 12.0), lost("n4", 12.1)]
+    for order in permutations(seen):
+        found = diagnose(order)
+        assert (found.symptom, found.cause) == ("node_lost", "node")
+        assert set(found.suspects) == {"n3", "n4"}
+        assert set(found.evidence) == {"n3: no word", "n4: no word"}
+
+
+def test_the_first_own_death_explains_later_ones() -> None:
+    own = crash(TRACEBACK, rank=2, at=5.0)
+    assert root_of([crash(GLOO, rank=1, at=4.0), own, crash(TRACEBACK, rank=7, at=6.0)]) is own
+
+
+def test_a_hang_is_nobodys_fault_until_shown() -> None:
+    hang = Failure("hang", 9.0, 1.0, "n2", 3, evidence=("no rank did anything",), suspects=("n2",))
+    found = diagnose([hang])
+    assert (found.cause, found.suspects, found.signature) == ("unknown", ("n2",), "hang")
+
+
+def test_signal_names() -> None:
+    assert [signal_name(s) for s in (9, 15, 300)] == ["SIGKILL", "SIGTERM", "signal 300"]
+
+
+SYMPTOMS: list[Symptom] = ["crash", "node_lost", "hang", "stuck"]
+FAILURES = st.builds(
+    Failure,
+    st.sampled_from(SYMPTOMS),
+    st.floats(0, 100),
+    st.floats(0, 100),
+    st.sampled_from(["n1", "n2", "n3"]),
+    st.integers(0, 9),
+    st.none() | st.integers(0, 255),
+    st.none() | st.integers(1, 64),
+    st.text(max_size=50) | st.sampled_from([GLOO, NCCL, TRACEBACK]),
+    st.booleans(),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(FAILURES, min_size=1, max_size=6))
+def test_any_failures_have_a_diagnosis(failures: list[Failure]) -> None:
+    found = diagnose(failures)
+    assert found.root in failures
+    assert set(found.suspects) <= {f.node for f in failures} | {""}
+    if any(f.symptom == "node_lost" for f in failures):
+        assert found.cause == "node"
+    assert len(found.signature) <= 300

@@ -1,0 +1,121 @@
+"""Incidents: times, records, lines."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from srun_wrapper.diagnose import Diagnosis, Failure, diagnose
+from srun_wrapper.incident import PHASES, Incident, describe, ettr
+from srun_wrapper.ladder import Plan
+
+
+def incident(diagnosis: Diagnosis | None = None, last_good: float = 99.5) -> Incident:
+    lost = Failure("node_lost", 100.0, last_good, "n3", evidence=("n3: silent",))
+    return Incident("0-1", 4, diagnosis or diagnose([lost]), last_good, 100.0)
+
+
+def test_phases_and_the_line() -> None:
+    it = incident()
+    it.marks = {"decide": 100.1, "stop": 100.3, "replace": 100.3, "launch": 101.0}
+    it.marks["first_step"] = 103.0
+    it.swaps.append(("n3", "n5"))
+    it.step_before, it.resume_step = 120, 101
+    assert it.phases() == pytest.approx(
+        {
+            "detect": 0.5,
+            "decide": 0.1,
+            "stop": 0.2,
+            "replace": 0.0,
+            "launch": 0.7,
+            "first_step": 2.0,
+            "total": 3.5,
+        }
+    )
+    assert it.line() == (
+        "recovered from node lost on n3 in 3.50 s (detect 0.50, decide 0.10, stop 0.20, "
+        "replace 0.00, launch 0.70, first_step 2.00); n5 took the ranks of n3; 20 steps lost"
+    )
+
+
+def test_the_record_is_json_with_every_field() -> None:
+    it = incident()
+    it.plan = Plan("swap_spare", ("n3",), "a spare")
+    it.outcome = "recovered"
+    record = json.loads(json.dumps(it.record(42, "0")))
+    assert {k: record[k] for k in ("id", "job", "epoch", "symptom", "cause", "action")} == {
+        "id": "0-1",
+        "job": 42,
+        "epoch": 4,
+        "symptom": "node_lost",
+        "cause": "node",
+        "action": "swap_spare",
+    }
+    assert record["suspects"] == ["n3"] and record["evidence"] == ["n3: silent"]
+    assert set(record["phases"]) == {*PHASES, "total"}
+    assert record["lost_steps"] is None and record["outcome"] == "recovered"
+    assert incident().record(1, "0")["action"] == "none"
+
+
+def test_a_hang_without_suspects_has_a_place() -> None:
+    line = incident(diagnose([Failure("hang", 100.0, 99.0, "")])).line()
+    assert "  " not in line and line.startswith("recovered from hang on ")
+
+
+@pytest.mark.parametrize(
+    ("before", "resume", "lost"),
+    [(None, 1, None), (9, None, None), (9, 10, 0), (9, 9, 1), (9, 1, 9), (9, 30, 0)],
+)
+def test_lost_steps(before: int | None, resume: int | None, lost: int | None) -> None:
+    it = incident()
+    it.step_before, it.resume_step = before, resume
+    assert it.lost_steps == lost
+
+
+def test_one_lost_step_is_singular() -> None:
+    it = incident()
+    it.step_before = it.resume_step = 7
+    assert it.line().endswith("; 1 step lost")
+
+
+def test_a_mark_is_set_once() -> None:
+    it = incident()
+    it.mark("stop")
+    first = it.marks["stop"]
+    assert first == pytest.approx(time.monotonic(), abs=5.0)
+    it.mark("stop")
+    assert it.marks["stop"] == first
+
+
+@settings(deadline=None)
+@given(
+    st.floats(0, 1e6),
+    st.floats(-5, 1e3),
+    st.dictionaries(st.sampled_from(PHASES[1:]), st.floats(-10, 1e3)),
+)
+def test_phases_add_up(start: float, detect: float, marks: dict[str, float]) -> None:
+    """Whatever was marked, in any order: no negative phase, and the sum is the total."""
+    failure = Failure("node_lost", start + detect, start, "n1")
+    it = Incident("0-1", 1, diagnose([failure]), start, start + detect)
+    it.marks = {name: start + detect + at for name, at in marks.items()}
+    phases = it.phases()
+    total = phases.pop("total")
+    assert all(seconds >= 0 for seconds in phases.values())
+    if detect >= 0:
+        assert sum(phases.values()) == pytest.approx(total, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "unproductive", "ratio"),
+    [(0.0, 0.0, None), (10.0, 0.0, 1.0), (10.0, 2.5, 0.75), (10.0, 20.0, 0.0), (10.0, -1.0, 1.0)],
+)
+def test_ettr(elapsed: float, unproductive: float, ratio: float | None) -> None:
+    assert ettr(elapsed, unproductive) == ratio
+
+
+def test_describe() -> None:
+    assert describe(["a", "b"]) == "a; b"

@@ -1,0 +1,165 @@
+"""The recovery ladder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from srun_wrapper.diagnose import Diagnosis, Failure, diagnose
+from srun_wrapper.ladder import GAVE_UP, NOTHING_LEFT, Budget, Means, Plan, plan, suspect_nodes
+
+
+def crash(tail: str = "", node: str = "n1", **fields: Any) -> Diagnosis:
+    values: dict[str, Any] = {"code": 1, "rank": 0} | fields
+    return diagnose([Failure("crash", 1.0, 0.9, node, tail=tail, **values)])
+
+
+def lost(*nodes: str) -> Diagnosis:
+    return diagnose([Failure("node_lost", 1.0, 0.0, n, evidence=("silent",)) for n in nodes])
+
+
+def hang(*suspects: str) -> Diagnosis:
+    first = suspects[0] if suspects else ""
+    return diagnose([Failure("hang", 1.0, 0.0, first, suspects=suspects)])
+
+
+KILLED: dict[str, Any] = {"code": None, "signal": 9}
+ECC = "CUDA error: uncorrectable ECC error encountered"
+
+
+def means(
+    spares: int = 0, companions: int = 0, requeue: bool = False, max_restarts: int = 3
+) -> Means:
+    return Means(spares, companions, requeue, max_restarts)
+
+
+def decide(history: list[Diagnosis], vacant: tuple[str, ...], have: Means) -> Plan:
+    """The plan for the last failure of a history without progress."""
+    budget = Budget()
+    for diagnosis in history:
+        budget.spend(diagnosis)
+    return plan(history[-1], vacant, budget, have)
+
+
+@pytest.mark.parametrize(
+    ("history", "vacant", "have", "action", "replace"),
+    [
+        ([crash(**KILLED)], (), means(), "restart", ()),
+        ([crash(**KILLED)] * 2, (), means(spares=1), "swap_spare", ("n1",)),
+        ([crash(**KILLED)] * 2, (), means(), "restart", ()),  # nothing to replace it with
+        ([crash(**KILLED), crash(node="n2", **KILLED)], (), means(spares=1), "restart", ()),
+        ([crash("ValueError: x")], (), means(spares=1), "restart", ()),
+        ([crash("ValueError: x")] * 2, (), means(spares=1), "stop", ()),
+        ([crash("ValueError: x"), crash("ValueError: y")], (), means(), "restart", ()),
+        ([crash(code=2, launched=False)], (), means(spares=1), "stop", ()),
+        ([crash(ECC)], (), means(spares=1), "swap_spare", ("n1",)),
+        ([crash(ECC)], (), means(companions=1), "swap_companion", ("n1",)),
+        ([crash(ECC)], (), means(requeue=True), "restart", ()),
+        ([lost("n2")], ("n2",), means(spares=1), "swap_spare", ("n2",)),
+        ([lost("n2")], ("n2",), means(spares=1, companions=9), "swap_spare", ("n2",)),
+        ([lost("n2")], ("n2",), means(companions=1), "swap_companion", ("n2",)),
+        ([lost("n2", "n3")], ("n2", "n3"), means(1, 1), "swap_companion", ("n2", "n3")),
+        ([lost("n2")], ("n2",), means(requeue=True), "requeue", ("n2",)),
+        ([lost("n2")], ("n2",), means(), "stop", ("n2",)),
+        # A suspect may stay when only the lost node can be replaced.
+        ([crash(ECC)], ("n2",), means(spares=1), "swap_spare", ("n2",)),
+        ([crash(ECC)], ("n2",), means(spares=2), "swap_spare", ("n2", "n1")),
+        ([crash(ECC)], ("n2",), means(requeue=True), "requeue", ("n2", "n1")),
+        ([hang()], (), means(spares=1), "restart", ()),
+        ([hang()] * 3, (), means(spares=1), "restart", ()),
+        ([hang("n1")], (), means(spares=1), "restart", ()),
+        ([hang("n1")] * 2, (), means(spares=1), "swap_spare", ("n1",)),
+        ([hang("n1", "n2")] * 2, (), means(spares=2), "restart", ()),
+        ([crash(**KILLED)] * 4, (), means(spares=1), "stop", ()),
+        ([crash(**KILLED)], (), means(max_restarts=0), "stop", ()),
+    ],
+)
+def test_plan(
+    history: list[Diagnosis],
+    vacant: tuple[str, ...],
+    have: Means,
+    action: str,
+    replace: tuple[str, ...],
+) -> None:
+    chosen = decide(history, vacant, have)
+    assert (chosen.action, chosen.replace) == (action, replace)
+    assert chosen.why
+
+
+@pytest.mark.parametrize(
+    ("history", "vacant", "code"),
+    [
+        ([crash("ValueError: x")] * 2, (), 0),  # the rank's own exit code
+        ([crash(**KILLED)] * 4, (), 0),
+        ([hang()] * 4, (), GAVE_UP),
+        ([lost("n1")] * 4, ("n1",), GAVE_UP),
+        ([lost("n1")], ("n1",), NOTHING_LEFT),
+    ],
+)
+def test_exit_codes(history: list[Diagnosis], vacant: tuple[str, ...], code: int) -> None:
+    chosen = decide(history, vacant, means())
+    assert (chosen.action, chosen.code) == ("stop", code)
+
+
+def test_progress_refills_everything() -> None:
+    budget, have = Budget(), means(spares=1)
+    for _ in range(20):
+        budget.refill()
+        budget.spend(crash("ValueError: x"))
+        assert plan(crash("ValueError: x"), (), budget, have).action == "restart"
+
+
+def test_suspects_need_two_failures_or_evidence() -> None:
+    assert suspect_nodes(crash(ECC), {}) == ("n1",)
+    assert suspect_nodes(crash(**KILLED), {"n1": 1}) == ()
+    assert suspect_nodes(crash(**KILLED), {"n1": 2, "n2": 5}) == ("n1",)
+    assert suspect_nodes(crash("ValueError: x"), {"n1": 5}) == ()
+    assert suspect_nodes(hang(), {"": 5}) == ()
+
+
+NODES = st.sampled_from(["n1", "n2", "n3", "n4"])
+FAILED = st.one_of(
+    st.builds(lambda n: crash(node=n, **KILLED), NODES),
+    st.builds(lambda n, t: crash(f"ValueError: {t}", node=n), NODES, st.sampled_from("abcdef")),
+    st.builds(lambda n: crash(ECC, node=n), NODES),
+    st.builds(lambda ns: lost(*ns), st.lists(NODES, min_size=1, max_size=3, unique=True)),
+    st.builds(lambda ns: hang(*ns), st.lists(NODES, max_size=3, unique=True)),
+)
+HISTORY = st.lists(
+    st.tuples(FAILED, st.booleans(), st.integers(0, 3), st.integers(0, 3), st.booleans()),
+    max_size=30,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(HISTORY, st.integers(0, 5))
+def test_any_history(
+    history: list[tuple[Diagnosis, bool, int, int, bool]], max_restarts: int
+) -> None:
+    budget = Budget()
+    in_a_row = 0
+    for diagnosis, progress, spares, companions, requeue in history:
+        if progress:
+            budget.refill()
+            in_a_row = 0
+        budget.spend(diagnosis)
+        vacant = diagnosis.suspects if diagnosis.symptom == "node_lost" else ()
+        chosen = plan(diagnosis, vacant, budget, Means(spares, companions, requeue, max_restarts))
+        if chosen.action == "stop":
+            return
+        if chosen.action == "requeue":
+            assert requeue and vacant and spares + companions < len(vacant)
+            assert set(vacant) <= set(chosen.replace)
+            return
+        in_a_row += 1
+        assert in_a_row <= max_restarts
+        assert set(vacant) <= set(chosen.replace)  # a lost node is always replaced
+        if chosen.action == "restart":
+            assert chosen.replace == ()
+        elif chosen.action == "swap_spare":
+            assert 0 < len(chosen.replace) <= spares
+        else:
+            assert spares < len(chosen.replace) <= spares + companions
