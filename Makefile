@@ -28,10 +28,11 @@ test: setup
 	exit $$failed
 
 lint: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/mypy examples/train_lm.py
+	@failed=0; \
+	for check in "ruff check ." "ruff format --check ." "mypy" "mypy examples/train_lm.py"; do \
+	  echo "$$check"; $(BIN)/$$check || failed=1; \
+	done; \
+	exit $$failed
 
 bench: setup
 	@for name in $(BENCHES); do $(BIN)/python -m bench.$$name --quick || exit 1; done

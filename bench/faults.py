@@ -26,6 +26,9 @@ ONE_HOST = 4  # ranks of the cases on one host
 LONG_NODES = "n[1-4]"  # of the jobs that live through all runs
 CRASH_NODES = ("n5", "n6", "n7", "n8", "n9")  # the last one is the spare
 LAB_NODES = 9
+# torch >= 2.5 shares one store with all incarnations, and a restarted gloo or NCCL then finds the
+# addresses of the dead one (pytorch issue 135712): torchrun's restart works only with this.
+TORCHRUN_ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 class Case(Protocol):
@@ -171,7 +174,7 @@ class TorchrunKill:
             self._process = self._lab.popen(
                 "n1",
                 [*argv, *training.command(STEP_TIME)],
-                env=training.env(),
+                env={**training.env(), **TORCHRUN_ENV},
                 cwd=training.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -7,7 +7,6 @@ times ``hostname``; cases ``toy`` and ``torch`` compare the step times of the sa
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ LIMIT = 1800.0
 QUICK_RUNS = 2
 STEPS = {"toy": (400, 0.004), "torch": (400, 0.0)}  # steps per run, s of sleep in each
 QUICK_STEPS = 100
+Samples = dict[tuple[str, str], list[float]]
+"""Seconds by (what, launcher), in the order of the runs."""
 
 
 def start(results: Results) -> None:
@@ -51,9 +52,7 @@ def _steps(results: Results, workload: str) -> None:
         _add(results, f"{what}{suffix}", found, what)
 
 
-def _add(
-    results: Results, name: str, found: Mapping[tuple[str, str], list[float]], what: str
-) -> None:
+def _add(results: Results, name: str, found: Samples, what: str) -> None:
     bare, robust = (found[what, launcher] for launcher in LAUNCHERS)
     results.add(f"{name}.srun_s", bare, "s")
     results.add(f"{name}.robust_srun_s", robust, "s")
@@ -68,7 +67,7 @@ def _runs(results: Results) -> int:
     return results.runs or (QUICK_RUNS if results.quick else MIN_SAMPLES)
 
 
-def _in_job(options: list[str], per_node: int) -> dict[tuple[str, str], list[float]]:
+def _in_job(options: list[str], per_node: int) -> Samples:
     """Run the driver as a batch job; its samples by (what, launcher)."""
     with Cluster(nodes=NODES, standby=0) as lab:
         directory = lab.shared / "bench-overhead"
@@ -89,8 +88,8 @@ exec python -m bench.overhead_driver --out {out} {" ".join(options)}
     return _sorted(notes)
 
 
-def _sorted(notes: list[dict[str, Any]]) -> dict[tuple[str, str], list[float]]:
-    found: dict[tuple[str, str], list[float]] = {}
+def _sorted(notes: list[dict[str, Any]]) -> Samples:
+    found: Samples = {}
     for note in notes:
         if "value" in note:
             found.setdefault((note["what"], note["launcher"]), []).append(float(note["value"]))

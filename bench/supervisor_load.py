@@ -44,7 +44,7 @@ from srun_wrapper.steps import Launch
 from srun_wrapper.supervisor import Supervisor
 from srun_wrapper.task import TaskOptions
 
-NODES = 1250
+NODES = int(os.environ.get("BENCH_NODES", "1250"))
 RANKS = 8
 STEP_TIME = 1.0  # s per training step of the simulated job
 CONNECTS = 64  # connections being made at the same time

@@ -110,7 +110,7 @@ class Agent:
         self._probe = self._listen_probe()
         if place.local_tasks == 1:
             self._connect()
-        self._tick()
+        self._next_tick = self._loop.later(0.0, self._tick)
 
     # -- the node's other shims
 
@@ -279,6 +279,8 @@ class Agent:
             self._start = order
             self._first_beats.clear()
             self._forget_records(order.epoch)
+            self._next_tick.cancel()
+            self._next_tick = self._loop.later(FAST, self._tick)
         elif isinstance(order, Stop):
             self._stopping_epoch = order.epoch or -1
         elif isinstance(order, Finish):
@@ -365,7 +367,7 @@ class Agent:
             self._contact.report_at = now + self._interval
             self._to_server(Report(self._start.epoch if self._start else 0, tuple(beats)))
         waiting = self._start is not None and len(self._first_beats) < len(self._start.ranks)
-        self._loop.later(FAST if waiting else self._interval, self._tick)
+        self._next_tick = self._loop.later(FAST if waiting else self._interval, self._tick)
 
     def _report(self, epoch: int = 0) -> None:
         """Report now; of an epoch that is over only its own steps."""

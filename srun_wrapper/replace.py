@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from robust_slurm.slurm import Job, SlurmError
+from robust_slurm.slurm import Job, Partition, SlurmError
 from robust_slurm.slurm.run import without_slurm
 from srun_wrapper import steps
 from srun_wrapper.incident import Incident
@@ -16,7 +17,7 @@ from srun_wrapper.ladder import Means
 from srun_wrapper.messages import Finish, Stop
 from srun_wrapper.report import say
 from srun_wrapper.requeue import put_back
-from srun_wrapper.roster import Node, Role
+from srun_wrapper.roster import AgentKey, Node, Role
 
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
 MAX_COMPANIONS = 64
 SLURM_TRIES = 30
 SLURM_PAUSE = 10.0  # s between tries while slurmctld is away
+
+
+def companion_minutes(job: Job, partition: Partition, now: float) -> int:
+    """Time limit of a companion: what is left of the job's, at most the partition's."""
+    left = job.end_time - now if job.end_time else 365 * 86400.0
+    most = partition.max_time_s if partition.max_time_s else left
+    return max(1, math.ceil(min(left, most) / 60))
 
 
 class Replacement:
@@ -37,6 +45,7 @@ class Replacement:
         self._numbers = itertools.count(1)
         self._companions: dict[int, asyncio.subprocess.Process] = {}
         self._bad: list[str] = []  # every node that ever left this job
+        self._suspected: set[AgentKey] = set()  # alive, but to leave the job
         self._tasks: set[asyncio.Task[None]] = set()
 
     def means(self, companions: int | None = None) -> Means:
@@ -58,11 +67,19 @@ class Replacement:
                 continue
             if node.role is not Role.LOST:
                 node.role = Role.LOST
+                self._suspected.add(node.key)
                 if node.connection is not None:
                     node.connection.send(Stop(self._state.world.epoch, 0.0))
             if name not in self._bad:
                 self._bad.append(name)
                 self._accuse(node, incident)
+
+    def take_back(self, names: tuple[str, ...]) -> None:
+        """Nothing can replace them: suspects that are alive go on, lost nodes cannot."""
+        for node in self._state.nodes.values():
+            if node.name in names and node.key in self._suspected and node.connection:
+                self._suspected.discard(node.key)
+                node.role = Role.ACTIVE
 
     def _accuse(self, node: Node, incident: Incident) -> None:
         diagnosis = incident.diagnosis
@@ -146,17 +163,24 @@ class Replacement:
     async def _companions_for(self, places: list[int], incident: Incident) -> bool:
         state = self._state
         partition = self._config.standby_partition
+        slurm = self._boss.slurm
         try:
-            job = await asyncio.to_thread(self._boss.slurm.job, state.job_id)
+            job, partitions = await asyncio.gather(
+                asyncio.to_thread(slurm.job, state.job_id), asyncio.to_thread(slurm.partitions)
+            )
         except SlurmError as err:
             say(f"cannot ask for a standby node: {err}")
             return False
+        if partition not in partitions:
+            say(f"no partition {partition!r} to take a node from (standby_partition)")
+            return False
+        minutes = companion_minutes(job, partitions[partition], time.time())
         asked = {}
         for place in places:
             number = next(self._numbers)
             tasks = len(state.world.ranks[place])
             asked[number] = place
-            await self._ask(number, job, partition, tasks)
+            await self._ask(number, job, partition, tasks, minutes)
 
         def came() -> dict[int, Node]:
             return {
@@ -192,11 +216,8 @@ class Replacement:
             )
         return not missing
 
-    async def _ask(self, number: int, job: Job, partition: str, tasks: int) -> None:
-        left = job.end_time - time.time() if job.end_time else 365 * 86400.0
-        argv = steps.companion_argv(
-            self._boss.launch, job, partition, tasks, self._bad, max(1, int(left // 60))
-        )
+    async def _ask(self, number: int, job: Job, partition: str, tasks: int, minutes: int) -> None:
+        argv = steps.companion_argv(self._boss.launch, job, partition, tasks, self._bad, minutes)
         argv += steps.task_argv(
             self._config.task_python, self._boss.launch.options, self._boss.launch.command.command
         )

@@ -96,6 +96,9 @@ class World:
     started: int = 0
     stepped: int = 0
     exited: int = 0
+    # Numbers of the ranks that have ever made a step: where steps are seen in the output, that
+    # may be rank 0 alone.
+    steppers: set[int] = field(default_factory=set)
 
     def begin(self, epoch: int) -> None:
         """Forget the last epoch's ranks; ranks get local ids in order."""
@@ -137,8 +140,13 @@ class World:
     def note_exit(self, rank: Rank, code: int, signum: int) -> None:
         if rank.exit is None:
             self.exited += 1
-            self.stepped += rank.beats == 0  # a rank that has ended is not waited for
+            # A rank that has ended is not waited for.
+            self.stepped += rank.beats == 0 and rank.rank in self.steppers
         rank.exit = (code, signum)
+
+    def note_first_step(self, rank: Rank) -> None:
+        self.stepped += 1
+        self.steppers.add(rank.rank)
 
     # Counted, not searched: these are asked after every message of ten thousand ranks.
 
@@ -149,7 +157,8 @@ class World:
         return self.started >= len(self.by_rank)
 
     def all_stepped(self) -> bool:
-        return self.stepped >= len(self.by_rank)
+        """All ranks that have made steps before have made one in this epoch."""
+        return self.stepped >= len(self.steppers)
 
 
 def real_world(nodes: list[Node]) -> tuple[list[Node], list[tuple[int, ...]]]:

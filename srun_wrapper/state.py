@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from srun_wrapper.roster import AgentKey, Node, Rank, Role, World
 from srun_wrapper.server import Connection
 
 MANY_NODES = 256
+ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(slots=True)
@@ -86,7 +88,8 @@ class JobState:
         self.stopping_epoch = 0  # exits of this epoch and older ones are of our own making
         self.inspections: dict[int, dict[AgentKey, Inspected]] = {}
         self.phases: dict[int, tuple[str, float]] = {}
-        self.signalled = 0
+        self.signalled = 0  # the signal that ends the step, once it is being ended
+        self.passed_on: set[int] = set()  # other signals that the ranks were sent on purpose
         self.on_news: Callable[[str], None] = lambda _text: None
         # Sources whose step numbers count from 1 in every process, wherever it resumed.
         groups = re.compile(config.progress_regex.encode()).groups
@@ -214,9 +217,12 @@ class JobState:
         elif isinstance(message, SlotLost):
             self._fail_node(node, "node_lost", f"a robust-task of {node.name} died")
         elif isinstance(message, Signalled):
-            node.signalled = message.signum
-            if all(n.signalled for n in self.live()):
-                self.signalled = message.signum
+            if message.signum in ENDING:
+                node.signalled = message.signum
+                if all(n.signalled for n in self.live()):
+                    self.signalled = message.signum
+            else:
+                self.passed_on.add(message.signum)
 
     def _rank(self, node: Node, epoch: int, local: int) -> Rank | None:
         if epoch != self.world.epoch or node.role is not Role.ACTIVE:
@@ -231,6 +237,9 @@ class JobState:
         self.world.note_exit(rank, message.code or 0, message.signal or 0)
         self.phases.pop(id(rank), None)
         if message.epoch <= self.stopping_epoch or rank.exit == (0, 0):
+            return
+        if message.signal in self.passed_on:
+            self.signalled = message.signal  # somebody sent it, and it is no fault to die of it
             return
         at = time.monotonic()
         self.failures.append(
@@ -273,7 +282,8 @@ class JobState:
                 continue
             first = rank.beats == 0 and rank.rank >= 0 and rank.exit is None
             ahead = rank.take(beat, now)
-            self.world.stepped += first and rank.beats > 0
+            if first and rank.beats:
+                self.world.note_first_step(rank)
             key = id(rank)
             if rank.phase:
                 self.phases[key] = (rank.phase, rank.phase_since)

@@ -106,8 +106,7 @@ def companion_argv(
     argv += [f"--ntasks-per-node={tasks}", "--exclusive", "--kill-on-bad-exit=0"]
     argv += [f"--job-name=robust-standby-{job.id}", f"--comment=robust: standby of job {job.id}"]
     argv += [f"--time={minutes}", "--no-kill"]
-    if job.tres_per_node:
-        argv.append(f"--gres={job.tres_per_node}")
+    argv += _per_node(launch, job)
     for name, value in (("account", job.account), ("qos", job.qos)):
         if value and value not in ("(null)", "N/A"):
             argv.append(f"--{name}={value}")
@@ -116,6 +115,19 @@ def companion_argv(
     argv += launch.companion_output
     for option in chosen:
         argv += option.words
+    return argv
+
+
+def _per_node(launch: Launch, job: Job) -> list[str]:
+    """What the job has on each node, asked for again: GPUs, cores per task, all memory."""
+    argv = ["--mem=0"]
+    gpus = launch.env.get("SLURM_GPUS_ON_NODE", "")
+    if job.tres_per_node:
+        argv.append(f"--gres={job.tres_per_node}")
+    elif gpus.isdigit() and int(gpus) > 0:
+        argv.append(f"--gres=gpu:{gpus}")
+    if job.cpus_per_task > 1 and launch.command.get("cpus-per-task") is None:
+        argv.append(f"--cpus-per-task={job.cpus_per_task}")
     return argv
 
 

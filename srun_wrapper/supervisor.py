@@ -278,6 +278,7 @@ class Supervisor:
                 self._close(incident, "superseded by another failure")
                 return None
             # No replacement came: the next rung, with what is left.
+            self._replacement.take_back(plan.replace)
             means = self._replacement.means(companions=0)
         reason = f"{diagnosis.symptom}: {diagnosis.evidence[0] if diagnosis.evidence else ''}"
         self._begin_epoch(reason)
@@ -336,7 +337,7 @@ class Supervisor:
         """Wait for the new epoch's first step everywhere; False if another failure came."""
         state = self.state
         world = state.world
-        stepped_before = self.account.first_step is not None
+        stepped_before = bool(world.steppers)
 
         def over() -> bool:
             return bool(state.failures) or state.signalled > 0 or self._srun_ended()
@@ -469,6 +470,7 @@ class Supervisor:
             loop.add_signal_handler(signum, self._terminate, signum)
 
     def _forward(self, signum: int) -> None:
+        self.state.passed_on.add(signum)
         self.broadcast(Signal(signum))
 
     def _terminate(self, signum: int) -> None:

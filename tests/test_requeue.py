@@ -1,0 +1,189 @@
+"""The last rung: how a job goes back to the queue."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from robust_slurm.slurm import Job, Slurm, SlurmError
+from srun_wrapper.requeue import helper_script, partitions_for, put_back
+
+
+def job(**changes: Any) -> Job:
+    values: dict[str, Any] = {
+        "id": 12,
+        "array_job_id": None,
+        "array_task_id": None,
+        "batch": True,
+        "partition": "train",
+        "nodes": ("n1", "n2", "n3"),
+        "num_nodes": 3,
+        "requeue": True,
+        "exclude": ("n9",),
+        "account": None,
+        "raw": {},
+    }
+    return cast(Job, SimpleNamespace(**(values | changes)))
+
+
+class Recorder:
+    """Stands for the door to Slurm; ``fail`` names the call that is refused."""
+
+    def __init__(self, the_job: Job, fail: str = "") -> None:
+        self._job, self._fail = the_job, fail
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def _call(self, called: str, /, **args: Any) -> None:
+        if called == self._fail:
+            raise SlurmError("denied", (called,), f"{called} refused")
+        self.calls.append((called, args))
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+    def args(self, name: str) -> dict[str, Any]:
+        return next(args for called, args in self.calls if called == name)
+
+    def job(self, _job_id: int) -> Job:
+        return self._job
+
+    def partitions(self) -> dict[str, object]:
+        return {"train": None, "standby": None}
+
+    def submit(self, script: str, *, args: Sequence[str], **more: Any) -> int:
+        self._call("submit", script=script, args=list(args), **more)
+        return 13
+
+    def shrink(self, job_id: int, keep: Sequence[str]) -> None:
+        self._call("shrink", job_id=job_id, keep=list(keep))
+
+    def requeue(self, name: str) -> None:
+        self._call("requeue", name=name)
+
+    def update_job(self, name: str, **changes: Any) -> None:
+        self._call("update_job", name=name, **changes)
+
+
+def run(
+    the_job: Job, bad: Sequence[str] = ("n2",), fail: str = "", standby: str = "standby"
+) -> Recorder:
+    recorder = Recorder(the_job, fail)
+    put_back(cast(Slurm, recorder), 12, bad, standby, 3)
+    return recorder
+
+
+@pytest.mark.parametrize(
+    ("partition", "standby", "both"),
+    [
+        ("train", "standby", "train,standby"),
+        ("train,standby", "standby", "train,standby"),
+        ("a,b", "c", "a,b,c"),
+        ("train", "", "train"),
+    ],
+)
+def test_partitions_for(partition: str, standby: str, both: str) -> None:
+    assert partitions_for(job(partition=partition), standby) == both
+
+
+def test_put_back_in_the_right_order() -> None:
+    done = run(job())
+    # The helper must be there before our own end, the lost node gone before the requeue.
+    assert done.names() == ["submit", "shrink", "requeue", "update_job"]
+    assert done.args("shrink")["keep"] == ["n1", "n3"]
+    update = done.args("update_job")
+    assert update["partition"] == "train,standby"
+    assert tuple(update["exclude"]) == ("n9", "n2")
+    assert update["num_nodes"] == 3
+    submitted = done.args("submit")
+    assert "--exclude=n9,n2" in submitted["args"]
+    assert "scontrol update JobId=12 " in submitted["script"]
+
+
+def test_nothing_to_shrink() -> None:
+    assert "shrink" not in run(job(nodes=("n1", "n3"))).names()
+    assert "shrink" not in run(job(nodes=("n2",))).names()  # nothing would be left
+
+
+def test_a_job_that_forbids_requeueing_is_asked_to_allow_it() -> None:
+    done = run(job(requeue=False))
+    assert done.calls[0] == ("update_job", {"name": "12", "requeue": True})
+
+
+def test_an_array_task_is_named_as_such() -> None:
+    done = run(job(array_job_id=10, array_task_id="4"))
+    assert done.args("requeue")["name"] == "10_4"
+    assert "scontrol update JobId=10_4 " in done.args("submit")["script"]
+
+
+def test_an_unknown_standby_partition_is_not_named() -> None:
+    assert run(job(), standby="nope").args("update_job")["partition"] == "train"
+
+
+def test_interactive_jobs_cannot_be_requeued() -> None:
+    with pytest.raises(SlurmError, match="only batch jobs"):
+        run(job(batch=False))
+
+
+def test_a_refused_requeue_is_an_error() -> None:
+    with pytest.raises(SlurmError, match="requeue refused"):
+        run(job(), fail="requeue")
+
+
+def test_without_a_helper_it_only_takes_longer() -> None:
+    recorder = Recorder(job(), "submit")
+    with pytest.raises(SlurmError, match="requeued, but it will start only in about two minutes"):
+        put_back(cast(Slurm, recorder), 12, ("n2",), "standby", 3)
+    assert "requeue" in recorder.names()
+
+
+def helper(tmp_path: Path, states: Sequence[str], refuse: int = 0) -> list[str]:
+    """Run the helper with an scontrol that shows these states in turn; returns its updates."""
+    (tmp_path / "states").write_text("\n".join(states) + "\n")
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(
+        "#!/bin/sh\n"
+        f'cd "{tmp_path}"\n'
+        'if [ "$1" = update ]; then shift; echo "$@" >> updates\n'
+        f"  [ $(wc -l < updates) -gt {refuse} ]; exit $?; fi\n"
+        "[ -s states ] || exit 1\n"
+        "head -n 1 states; sed -i 1d states\n"
+    )
+    scontrol.chmod(0o755)
+    script = helper_script("12", ["ExcNodeList=n1,n2", "StartTime=now"])
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = subprocess.run(["sh", "-s"], input=script.encode(), env=env, timeout=20, check=False)
+    assert ended.returncode == 0
+    updates = tmp_path / "updates"
+    return updates.read_text().splitlines() if updates.exists() else []
+
+
+WANTED = "JobId=12 ExcNodeList=n1,n2 StartTime=now"
+
+
+def test_the_helper_starts_a_pending_job(tmp_path: Path) -> None:
+    states = ["JobState=RUNNING X", "JobState=COMPLETING X", "JobState=PENDING X"]
+    assert helper(tmp_path, states) == [WANTED]
+
+
+def test_the_helper_tries_again_while_it_is_refused(tmp_path: Path) -> None:
+    assert helper(tmp_path, ["JobState=PENDING X"] * 5, refuse=2) == [WANTED] * 3
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "COMPLETED", "FAILED", "TIMEOUT"])
+def test_the_helper_leaves_a_finished_job_alone(tmp_path: Path, state: str) -> None:
+    assert helper(tmp_path, [f"JobState={state} X"] * 2) == []
+
+
+def test_the_helper_ends_when_the_job_is_gone(tmp_path: Path) -> None:
+    assert helper(tmp_path, []) == []
+
+
+def test_nothing_of_the_changes_is_shell() -> None:
+    script = helper_script("12", ["ExcNodeList=n[1-2]", "Comment=a b; rm -rf /"])
+    assert "'ExcNodeList=n[1-2]' 'Comment=a b; rm -rf /'" in script

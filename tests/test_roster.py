@@ -1,0 +1,88 @@
+"""Nodes, places and ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from srun_wrapper.messages import Hello, RankBeat
+from srun_wrapper.roster import Node, Rank, Role, World, planned_world, real_world
+
+
+def node(index: int, tasks: tuple[int, ...] = (0,), role: Role = Role.ACTIVE) -> Node:
+    hello = Hello(12, "0", index, f"n{index}", tasks, 4, 8, 1, 2, 0, 0)
+    return Node((12, "0", index), f"n{index}", "10.0.0.1", hello, None, role, 0.0, 2)
+
+
+def test_real_world_is_as_srun_made_it() -> None:
+    nodes = [node(2, (4, 5)), node(0, (0, 1)), node(1, (2, 3))]
+    places, ranks = real_world(nodes)
+    assert [n.name for n in places] == ["n0", "n1", "n2"]
+    assert ranks == [(0, 1), (2, 3), (4, 5)]
+
+
+def test_planned_world_leaves_the_last_nodes_as_spares() -> None:
+    nodes = [node(2), node(0), node(1)]
+    places, ranks = planned_world(nodes, ((0, 2), (1, 3)))
+    assert [n.name for n in places] == ["n0", "n1"]
+    assert ranks == [(0, 2), (1, 3)]
+
+
+def test_ranks_stay_where_the_places_are() -> None:
+    first, second, spare = node(0), node(1), node(2, role=Role.SPARE)
+    world = World(0, [first, second], [(0, 2), (1, 3)])
+    assert world.rank_at(first, 0) is None or world.by_rank == {}  # no epoch yet
+    world.begin(1)
+    rank = world.rank_at(second, 1)
+    assert rank is not None and (rank.rank, rank.local, rank.node) == (3, 1, second)
+    assert world.rank_at(spare, 0) is None
+    world.places[1] = spare
+    # Until the next epoch begins nobody holds ranks 1 and 3.
+    assert world.rank_at(spare, 0) is None and world.rank_at(second, 0) is None
+    world.begin(2)
+    taken = world.rank_at(spare, 1)
+    assert taken is not None and (taken.rank, taken.node) == (3, spare)
+    assert world.size == 4 and sorted(world.by_rank) == [0, 1, 2, 3]
+    assert world.place_of(spare) == 1
+
+
+def test_ranks_beyond_the_slots_are_torchruns() -> None:
+    only = node(0)
+    world = World(0, [only], [(0,)])
+    world.begin(1)
+    inner = world.rank_at(only, 3)
+    assert inner is not None and inner.rank == -1 and inner.started
+    assert world.rank_at(only, 3) is inner
+    assert len(world.beating()) == 2 and len(world.by_rank) == 1
+    world.begin(2)
+    assert len(world.beating()) == 1
+
+
+def test_completeness() -> None:
+    world = World(0, [node(0)], [(0, 1)])
+    world.begin(1)
+    one, two = world.by_rank.values()
+    assert not (world.all_started() or world.all_stepped() or world.all_exited())
+    one.started = two.started = True
+    one.beats, two.exit = 1, (0, 0)
+    assert world.all_started() and world.all_stepped() and not world.all_exited()
+    one.exit = (1, 0)
+    assert world.all_exited()
+
+
+@pytest.mark.parametrize(
+    ("beats", "ahead"), [([1], [1]), ([3, 3, 7], [3, 0, 4]), ([5, 2, 4], [5, 0, 2])]
+)
+def test_take_counts_new_steps(beats: list[int], ahead: list[int]) -> None:
+    rank = Rank(0, node(0), 0)
+    got = [rank.take(RankBeat(0, n, n, 0.5), 100.0 + n) for n in beats]
+    assert got == ahead
+    assert rank.last_beat == pytest.approx(99.5 + max(beats))
+
+
+def test_take_keeps_the_phase() -> None:
+    rank = Rank(0, node(0), 0)
+    rank.take(RankBeat(0, None, 0, 0.0, "eval", 3.0, "explicit"), 50.0)
+    assert (rank.phase, rank.phase_since, rank.last_beat) == ("eval", 47.0, 0.0)
+    rank.take(RankBeat(0, 9, 1, 1.0, "", 0.0, "explicit", 0.25, 1.5), 60.0)
+    assert (rank.phase, rank.phase_since, rank.step) == ("", 0.0, 9)
+    assert (rank.last_beat, rank.loss, rank.grad_norm) == (59.0, 0.25, 1.5)

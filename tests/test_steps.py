@@ -1,0 +1,153 @@
+"""srun's command lines for the job's own step and for companions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from robust_slurm.config import flags
+from robust_slurm.slurm import Job
+from srun_wrapper.layout import StepPlan
+from srun_wrapper.srun_options import SrunCommand, split
+from srun_wrapper.steps import Launch, Secrets, companion_argv, main_argv, start, task_argv
+from srun_wrapper.task import TaskOptions
+
+SECRETS = Secrets(b"\xab" * 32, 4711)
+OURS = "ROBUST_STEP_KEY,ROBUST_PORT,ROBUST_COMPANION"
+
+
+def command(*words: str) -> SrunCommand:
+    return split([*words, "python", "train.py"], flags())
+
+
+def job(**changes: Any) -> Job:
+    values: dict[str, Any] = {
+        "id": 12,
+        "tres_per_node": "gpu:h100:4",
+        "account": "ai",
+        "qos": "N/A",
+    }
+    return cast(Job, SimpleNamespace(**(values | changes)))
+
+
+def launch(*words: str, env: dict[str, str] | None = None) -> Launch:
+    out = ("--output=log", "--open-mode=append")
+    return Launch(command(*words), StepPlan(), TaskOptions(), env or {}, out)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), ["srun", "--no-kill", "--kill-on-bad-exit=0"]),
+        (("-N4", "-n", "8"), ["srun", "-N4", "-n", "8", "--no-kill", "--kill-on-bad-exit=0"]),
+        (("-K1", "-k"), ["srun", "--no-kill", "--kill-on-bad-exit=0"]),
+        (("--no-kill=off",), ["srun", "--no-kill", "--kill-on-bad-exit=0"]),
+    ],
+)
+def test_main_argv(words: tuple[str, ...], expected: list[str]) -> None:
+    assert main_argv(command(*words), {}) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "export"),
+    [
+        ((), {}, None),
+        (("--export=ALL",), {}, "--export=ALL"),
+        (("--export=ALL,A=1",), {}, "--export=ALL,A=1"),
+        (("--export=NONE",), {}, f"--export={OURS}"),
+        (("--export=A,B=2",), {}, f"--export=A,B=2,{OURS}"),
+        # What sbatch --export=NONE leaves in the job's environment.
+        ((), {"SLURM_EXPORT_ENV": "NONE"}, f"--export={OURS}"),
+        ((), {"SRUN_EXPORT_ENV": "A", "SLURM_EXPORT_ENV": "NONE"}, f"--export=A,{OURS}"),
+        ((), {"SLURM_EXPORT_ENV": "ALL"}, None),
+        (("--export=ALL",), {"SLURM_EXPORT_ENV": "NONE"}, "--export=ALL"),
+    ],
+)
+def test_our_variables_always_reach_the_shim(
+    words: tuple[str, ...], env: dict[str, str], export: str | None
+) -> None:
+    for argv in (
+        main_argv(command(*words), env),
+        companion_argv(launch(*words, env=env), job(), "standby", 2, (), 60),
+    ):
+        found = [word for word in argv if word.startswith("--export")]
+        assert found == ([export] if export else [])
+
+
+def test_companion_argv() -> None:
+    words = ("-N4", "-n8", "--cpus-per-task=3", "--output=log", "-w", "n[1-4]", "--label")
+    argv = companion_argv(launch(*words), job(), "standby", 2, ("n3", "n9"), 90)
+    assert argv[0] == "srun"
+    assert {"--partition=standby", "--nodes=1", "--ntasks=2", "--time=90"} <= set(argv)
+    assert {"--exclude=n3,n9", "--gres=gpu:h100:4", "--account=ai", "--no-kill"} <= set(argv)
+    assert {"--cpus-per-task=3", "--output=log", "--open-mode=append"} <= set(argv)
+    # Nothing of how many and where comes from the job's own step.
+    assert not {"-N4", "-n8", "-w", "n[1-4]", "--label", "--qos=N/A"} & set(argv)
+
+
+def test_companion_argv_without_extras() -> None:
+    plain = job(tres_per_node=None, account=None, qos=None)
+    argv = companion_argv(launch(), plain, "standby", 1, (), 1)
+    assert not [w for w in argv if w.startswith(("--gres", "--account", "--qos", "--exclude"))]
+
+
+def test_containers_are_kept() -> None:
+    argv = companion_argv(launch("--container-image=x.sqsh"), job(), "standby", 1, (), 1)
+    assert "--container-image=x.sqsh" in argv
+
+
+def test_the_key_travels_by_environment_only() -> None:
+    words = [
+        *main_argv(command(), {}),
+        *task_argv("", TaskOptions(state_dir="/s"), ("python", "train.py")),
+        *companion_argv(launch(), job(), "standby", 1, (), 1),
+    ]
+    assert SECRETS.key.hex() not in " ".join(words)
+    assert SECRETS.env(3) == {
+        "ROBUST_STEP_KEY": "ab" * 32,
+        "ROBUST_PORT": "4711",
+        "ROBUST_COMPANION": "3",
+    }
+
+
+def test_task_argv() -> None:
+    argv = task_argv("", TaskOptions(regex="a b"), ("python", "-c", "x y"))
+    assert argv[:4] == [sys.executable, "-I", "-m", "srun_wrapper.task"]
+    assert argv[5:] == ["--", "python", "-c", "x y"]
+    assert task_argv("/opt/py", TaskOptions(), ("a",))[0] == "/opt/py"
+
+
+def test_start_runs_with_the_given_environment() -> None:
+    async def check() -> int:
+        words = ["/bin/sh", "-c", 'test "$A" = 1 && test -z "$HOME"']
+        return await (await start(words, {"A": "1"}, own_session=True)).wait()
+
+    assert asyncio.run(check()) == 0
+
+
+def test_srun_ends_with_its_parent() -> None:
+    """The kernel tells srun when robust-srun dies, however it dies."""
+    code = (
+        "import asyncio, os\n"
+        "from srun_wrapper.steps import start\n"
+        "async def go():\n"
+        "    p = await start(['sh', '-c', 'trap \"echo told; exit\" TERM; echo ready;'\n"
+        "                     ' while :; do sleep 0.05; done'], os.environ, own_session=True)\n"
+        "    await asyncio.sleep(0.3)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "asyncio.run(go())\n"
+    )
+
+    async def check() -> bytes:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, env=dict(os.environ)
+        )
+        out, _ = await asyncio.wait_for(process.communicate(), 20.0)
+        return out
+
+    assert asyncio.run(check()).split() == [b"ready", b"told"]
