@@ -7,7 +7,6 @@ first slots of the first A nodes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ from srun_wrapper.world import (
     fold_hosts,
     format_tasks_per_node,
     node_env,
+    parse_tasks_per_node,
     rank_env,
     world_env,
 )
@@ -180,14 +180,3 @@ def _cyclic(world: int, nodes: int) -> tuple[tuple[int, ...], ...]:
 
 def _nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
-
-
-def parse_tasks_per_node(text: str) -> list[int]:
-    """``"2(x3),1"`` -> ``[2, 2, 2, 1]``. Raises ValueError for anything else."""
-    counts: list[int] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part, re.ASCII)
-        if found is None:
-            raise ValueError(f"not a tasks-per-node list: {text!r}")
-        counts += [int(found[1])] * int(found[2] or 1)
-    return counts

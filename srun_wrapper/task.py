@@ -26,7 +26,6 @@ import msgspec
 from robust_slurm.ledger import append_line
 from srun_wrapper import proc
 from srun_wrapper.agent import Agent, Place, shim_address
-from srun_wrapper.layout import parse_tasks_per_node
 from srun_wrapper.link import Link
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import (
@@ -42,6 +41,7 @@ from srun_wrapper.messages import (
 from srun_wrapper.silence import Verdict
 from srun_wrapper.sinks import OutputPlan
 from srun_wrapper.slot import SECRETS, Slot, SlotOptions
+from srun_wrapper.world import parse_tasks_per_node
 
 PASSED_ON = (
     signal.SIGHUP,

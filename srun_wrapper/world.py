@@ -94,6 +94,17 @@ def format_tasks_per_node(counts: Sequence[int]) -> str:
     return ",".join(f"{count}(x{n})" if n > 1 else str(count) for count, n in runs)
 
 
+def parse_tasks_per_node(text: str) -> list[int]:
+    """``"2(x3),1"`` -> ``[2, 2, 2, 1]``. Raises ValueError for anything else."""
+    counts: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part, re.ASCII)
+        if found is None:
+            raise ValueError(f"not a tasks-per-node list: {text!r}")
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
+
+
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})", re.DOTALL | re.ASCII)
 
 

@@ -61,12 +61,36 @@ def test_completeness() -> None:
     world = World(0, [node(0)], [(0, 1)])
     world.begin(1)
     one, two = world.by_rank.values()
-    assert not (world.all_started() or world.all_stepped() or world.all_exited())
-    one.started = two.started = True
-    one.beats, two.exit = 1, (0, 0)
-    assert world.all_started() and world.all_stepped() and not world.all_exited()
-    one.exit = (1, 0)
-    assert world.all_exited()
+    assert not (world.all_started() or world.all_exited())
+    world.note_started(one)
+    world.note_started(one)
+    assert not world.all_started()
+    world.note_started(two)
+    assert world.all_started()
+    world.note_exit(one, 0, 0)
+    world.note_exit(one, 0, 0)
+    assert not world.all_exited()
+    world.note_exit(two, 0, 9)
+    assert world.all_exited() and two.exit == (0, 9)
+    world.begin(2)
+    assert not (world.all_started() or world.all_exited())
+
+
+def test_only_ranks_that_ever_stepped_are_waited_for() -> None:
+    world = World(0, [node(0)], [(0, 1, 2)])
+    world.begin(1)
+    for number in (0, 1):
+        rank = world.by_rank[number]
+        rank.take(RankBeat(0, 1, 1, 0.0), 1.0)
+        world.note_first_step(rank)
+    world.begin(2)
+    zero, one = world.by_rank[0], world.by_rank[1]
+    assert not world.all_stepped()
+    zero.take(RankBeat(0, 2, 1, 0.0), 2.0)
+    world.note_first_step(zero)
+    assert not world.all_stepped()
+    world.note_exit(one, 0, 0)
+    assert world.all_stepped()
 
 
 @pytest.mark.parametrize(

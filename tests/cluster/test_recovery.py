@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import Any
 
+import pytest
 from conftest import LabFactory
-from jobs import Training, check_incident, start
+from jobs import Training, check_incident, prepared, reference, start, until
 
 from lab import Cluster
 
@@ -48,3 +51,285 @@ def test_one_rank_alone(lab: Cluster) -> None:
     training = start(lab, 1, toy="--fault kill --at 8 --rank 0", steps=15)
     training.check_done()
     training.only_incident(symptom="crash", action="restart", lost_steps=2)
+
+
+def test_user_code_without_beats(lab: Cluster) -> None:
+    regex = r"--robust-progress-regex='step (\d+)'"
+    toy = "--no-beat --fault kill --at 13"
+    training = start(lab, 2, toy=toy, robust=regex, steps=40)
+    training.wait_says("recovered from crash")
+    assert not training.says("^step 40 ")  # the line comes when training goes on, not at its end
+    training.check_done()
+    training.only_incident(symptom="crash", action="restart", lost_steps=2)
+
+
+def test_progress_refills_the_budget(lab: Cluster) -> None:
+    toy = "--fault kill --at 6,11,16,21 --once --epoch 0 --save 1"
+    training = start(lab, 2, toy=toy, robust="--robust-max-restarts=2", steps=25)
+    training.check_done()
+    found = training.incidents()
+    assert [i["action"] for i in found] == ["restart"] * 4
+    assert [i["epoch"] for i in found] == [1, 2, 3, 4]
+
+
+def test_rank_that_ignores_sigterm(lab: Cluster) -> None:
+    robust = "--robust-stop-grace=0.5"
+    # The others wait in their sleep for the end of the grace, not in a broken connection.
+    toy = "--fault kill --at 8 --ignore-term --step-time 2 --save 1"
+    training = start(lab, 2, toy=toy, robust=robust, steps=9)
+    training.wait_step(2)
+    training.kill("toy.py", rank=1)
+    training.until(training.incidents, "incident")
+    training.lab.exec("head", ["scancel", str(training.job)])
+    training.wait_end()
+    training.check_clean()
+    record = training.incidents()[0]
+    check_incident(record, symptom="crash", action="restart")
+    assert 0.5 <= record["phases"]["stop"] < 5
+
+
+def test_grandchild_that_holds_a_port_is_gone_before_the_restart(lab: Cluster) -> None:
+    training = start(lab, 2, toy="--fault grandchild --at 8", steps=20)
+    training.check_done()  # toy.py fails in epoch 2 if the port is still held
+    training.only_incident(symptom="crash", action="restart")
+
+
+def test_two_steps_of_one_job_do_not_disturb_each_other(lab: Cluster) -> None:
+    one, two = prepared(lab, 2, 30), prepared(lab, 2, 30)
+    two.state.symlink_to(one.state)
+    half = "-N1 -n2 --exact"
+    lines = [one.line([half], ["--fault", "kill", "--at", "8"]) + " & a=$!"]
+    lines += [two.line([half], []) + " & b=$!", "wait $a && wait $b"]
+    one.submit("\n".join(lines), ["-N2", "--ntasks-per-node=2", "--no-kill"])
+    two.job = one.job
+    one.check_done()
+    assert two.final() == {"step": 30, "loss": reference(30, 2)}
+    record = one.only_incident(symptom="crash", action="restart")
+    states = {r["step_id"]: (r["state"], r["epoch"]) for r in one.rosters()}
+    other = {"0": "1", "1": "0"}[record["step_id"]]
+    assert states == {record["step_id"]: ("done", 2), other: ("done", 1)}
+
+
+def test_two_jobs_on_one_node_do_not_disturb_each_other(lab: Cluster) -> None:
+    here = "-w n2 -c1 --oversubscribe"
+    jobs = [start(lab, 1, 2, toy=f, sbatch=here) for f in ("--fault kill --at 8", "")]
+    for training in jobs:
+        training.check_done()
+    assert [len(training.incidents()) for training in jobs] == [1, 0]
+
+
+# -- a node is lost: spare, companion ---------------------------------------------------------
+
+
+def test_spare_takes_over(new_lab: LabFactory) -> None:
+    lab = new_lab()
+    training = start(lab, 2, 2, spares=1)
+    training.wait_step(8)
+    assert roles(training) == {"n1": "active", "n2": "active", "n3": "spare"}
+    lab.crash("n2")
+    training.wait_says("recovered from")
+    evicted(training, "n2", left="n[1,3]")
+    training.check_done()
+    record = training.only_incident(
+        symptom="node_lost",
+        cause="node",
+        action="swap_spare",
+        suspects=["n2"],
+        swaps=[["n2", "n3"]],
+        outcome="recovered",
+    )
+    assert record["lost_steps"] <= 5 and record["phases"]["detect"] < 8
+    assert "n3 took the ranks of n2" in training.out()
+    assert training.says("^rank 2 done on n3 in epoch 2")
+    assert roles(training) == {"n1": "active", "n2": "lost", "n3": "active"}
+
+
+def test_companion_takes_over_with_its_gpus(new_lab: LabFactory) -> None:
+    lab = new_lab(nodes=2, gpus=2)
+    training = start(lab, 2, 2, sbatch="--gres=gpu:h100:2")
+    training.wait_step(8)
+    lab.crash("n2")
+    training.wait_says("recovered from")
+    evicted(training, "n2", left="n1")
+    training.check_done()
+    training.only_incident(action="swap_companion", suspects=["n2"], swaps=[["n2", "s1"]])
+    assert training.says("^rank 3 done on s1 in epoch 2 gpus 0,1")
+    until(lambda: lab.nodes()["s1"] == {"IDLE"}, "standby node given back")
+
+
+def test_companion_gets_as_many_slots_as_its_place(new_lab: LabFactory) -> None:
+    lab = new_lab(nodes=4)
+    # Ranks 0 and 1 on n2, one each on n3 and n4; the batch host n1 has none.
+    training = start(lab, 4, robust="-N3 -n4 --relative=1", sbatch="--ntasks-per-node=2", world=4)
+    training.wait_step(8)
+    lab.crash("n2")  # rank 0, the master, is on it
+    training.check_done()
+    training.only_incident(action="swap_companion", swaps=[["n2", "s1"]])
+    assert training.says("^rank 0 done on s1") and training.says("^rank 1 done on s1")
+
+
+def test_node_lost_during_the_recovery(new_lab: LabFactory) -> None:
+    lab = new_lab(nodes=4)
+    training = start(lab, 3, spares=1)
+    training.wait_step(8)
+    lab.crash("n2")
+    training.until(lambda: training.events("failure"), "failure noticed")
+    lab.crash("n3")
+    training.check_done()
+    found = training.incidents()
+    assert found[-1]["outcome"] == "recovered"
+    swaps = [tuple(pair) for record in found for pair in record["swaps"]]
+    assert len(swaps) >= 2 and {old for old, _ in swaps} >= {"n2", "n3"}
+    assert {name for name, role in roles(training).items() if role == "active"} == {
+        "n1",
+        "n4",
+        "s1",
+    }
+    assert set(training.accusations()) == {"n2", "n3"}
+
+
+def test_two_crashes_one_after_another(new_lab: LabFactory) -> None:
+    lab = new_lab(nodes=4, standby=0)
+    training = start(lab, 2, spares=2, steps=60)
+    for count, (victim, step) in enumerate([("n2", 8), ("", 30)], start=1):
+        training.wait_step(step)
+        taken = victim or training.incidents()[0]["swaps"][0][1]
+        lab.crash(taken)
+        training.until(lambda n=count: len(training.incidents()) == n, "incident")
+    training.check_done()
+    found = training.incidents()
+    assert [i["action"] for i in found] == ["swap_spare", "swap_spare"]
+    assert found[0]["swaps"][0][1] == found[1]["swaps"][0][0]
+
+
+def test_spare_that_dies_idle_disturbs_nobody(new_lab: LabFactory) -> None:
+    lab = new_lab()
+    training = start(lab, 2, spares=1, steps=120, robust="--robust-verbose")
+    training.wait_step(8)
+    lab.crash("n3")
+    training.wait_says("n3 is lost")
+    assert not training.incidents()
+    lab.crash("n2")
+    training.check_done()
+    training.only_incident(action="swap_companion", swaps=[["n2", "s1"]])
+
+
+def test_node_whose_processes_all_stop(new_lab: LabFactory) -> None:
+    lab = new_lab()
+    training = start(lab, 2, spares=1, steps=60)
+    training.wait_step(8)
+    lab.hang("n2")
+    training.until(training.incidents, "incident")
+    training.until(lambda: training.nodes() == "n[1,3]", "shrink")
+    lab.crash("n2")  # its processes cannot end by themselves any more
+    training.check_done()
+    training.only_incident(action="swap_spare", suspects=["n2"], cause="node")
+
+
+def test_node_that_is_cut_off_ends_its_ranks(new_lab: LabFactory) -> None:
+    lab = new_lab()
+    training = start(lab, 2, spares=1, steps=400)
+    training.wait_step(8)
+    before = {p.pid for p in training.processes("toy.py", rank=1)}
+    lab.partition("n2")
+    training.wait_says("recovered from")
+    training.until(
+        lambda: not before & {p.pid for p in training.processes("toy.py")}, "end of the cut ranks"
+    )
+    lab.heal("n2")
+    step = int(training.out().rpartition("\nstep ")[2].split()[0])
+    training.wait_step(step + 10)
+    training.only_incident(action="swap_spare", swaps=[["n2", "n3"]])
+    training.lab.exec("head", ["scancel", str(training.job)])
+    training.wait_end()
+    training.check_clean()
+
+
+def test_job_without_no_kill_is_warned_and_recovers(new_lab: LabFactory) -> None:
+    lab = new_lab()
+    training = start(lab, 2, spares=1, no_kill=False)
+    training.wait_step(8)
+    assert training.says("^robust-srun: warning: .*#SBATCH --no-kill$")
+    lab.crash("n2")
+    training.wait_says("recovered from")
+    evicted(training, "n2", left="n[1,3]")
+    training.check_done()
+
+
+def test_uncorrectable_memory_error_costs_the_node_at_once(new_lab: LabFactory) -> None:
+    lab = new_lab()
+    training = start(lab, 2, spares=1, toy="--fault ecc --at 8")
+    training.check_done()
+    record = training.only_incident(
+        symptom="crash", cause="node", action="swap_spare", suspects=["n2"]
+    )
+    assert any("memory error" in line for line in record["evidence"])
+    assert any("memory error" in line for line in training.accusations()["n2"]["evidence"])
+
+
+# -- hangs ------------------------------------------------------------------------------------
+
+
+def test_stopped_rank_is_a_hang(lab: Cluster) -> None:
+    training = start(lab, 2, 2, toy="--fault stop --at 13", robust=QUICK_HANG)
+    training.check_done()
+    record = training.only_incident(symptom="hang", action="restart", suspects=["n1"])
+    assert 1.5 < record["phases"]["detect"] < 15
+    assert any("rank 1 is stopped" in line for line in record["evidence"])
+
+
+def test_sleeping_rank_is_a_hang(lab: Cluster) -> None:
+    training = start(lab, 2, 2, toy="--fault sleep --at 13", robust=QUICK_HANG)
+    training.check_done()
+    record = training.only_incident(symptom="hang", action="restart")
+    assert any("no rank did anything" in line for line in record["evidence"])
+
+
+@pytest.mark.parametrize(
+    "toy",
+    ["--fault phase --at 13", "--fault busy --at 13", "--fault pause --at 1"],
+    ids=["phase", "unmarked evaluation", "slow first step"],
+)
+def test_no_false_alarm(lab: Cluster, toy: str) -> None:
+    training = start(lab, 2, 2, toy=f"{toy} --seconds 7", robust=QUICK_HANG, steps=20)
+    training.check_done()
+    assert not training.incidents()
+    assert training.rosters()[-1]["epoch"] == 1
+
+
+def test_node_that_hangs_twice_is_swapped(new_lab: LabFactory) -> None:
+    lab = new_lab()
+    toy = "--fault stop --at 8 --epoch 0 --node n2 --rank 2"
+    training = start(lab, 2, 2, spares=1, toy=toy, robust=QUICK_HANG)
+    training.check_done()
+    first, second = training.incidents()
+    check_incident(first, symptom="hang", action="restart", suspects=["n2"])
+    check_incident(second, symptom="hang", action="swap_spare", swaps=[["n2", "n3"]])
+    assert training.accusations()["n2"]["symptom"] == "hang"
+
+
+# -- the supervisor, the state directory ------------------------------------------------------
+
+
+def test_supervisor_that_is_killed_leaves_no_rank(lab: Cluster) -> None:
+    training = start(lab, 2, 2, steps=1000)
+    training.wait_step(5)
+    training.kill("robust-srun")
+    training.until(lambda: not training.processes("toy.py"), "end of all ranks", 12.0)
+    assert training.wait_end() == 128 + 9
+    training.check_clean()
+
+
+@pytest.mark.parametrize("how", ["removed", "unwritable"])
+def test_state_directory_lost_on_the_way(lab: Cluster, how: str) -> None:
+    training = start(lab, 2, toy="--fault kill --at 30", steps=40)
+    training.wait_step(5)
+    if how == "removed":
+        shutil.rmtree(training.state, ignore_errors=True)
+        shutil.rmtree(training.state, ignore_errors=True)  # a record may come in between
+    else:
+        os.chmod(training.job_dir(), 0o500)
+        os.chown(training.job_dir(), 0, 0)
+    training.check_done()
+    assert training.says("^robust-srun: recovered from crash")
+    assert training.says(r"^robust-srun: \d+ records were not written: ")
