@@ -129,7 +129,7 @@ def attach(local_rank: int | None = None) -> bool:
 
 
 def epoch() -> int:
-    """How many times the world of ranks was restarted before this incarnation; 0 at first."""
+    """Number of this incarnation of the world of ranks: 1 at first; 0 outside robust-srun."""
     return _env_int("ROBUST_EPOCH") or 0
 
 

@@ -18,7 +18,7 @@ from srun_wrapper.state import JobState
 def say(text: str) -> None:
     """One line to the user, by one write, so that it does not mix with the ranks' output."""
     try:
-        os.write(2, f"robust-srun: {text}\n".encode())
+        os.write(2, f"robust-srun: {text}\n".encode(errors="backslashreplace"))
     except OSError:
         pass
 

@@ -32,6 +32,7 @@ from srun_wrapper.world import node_env, rank_env, world_env
 ALL_HELLO = 60.0  # s between the first and the last shim's report
 SETTLE = 0.3  # s to wait for the root of a failure that looks like a consequence
 SETTLE_MAX = 4.0
+SETTLE_NODES = 1.5  # s for other silent nodes to be judged when one is lost
 STOP_MARGIN = 12.0  # s over the grace for a node to end its ranks
 LAUNCH = 30.0  # s for a node to start its ranks
 END = 20.0  # s for shims and srun to end
@@ -70,6 +71,7 @@ class Supervisor:
         self._replacement: Replacement | None = None
         self._interrupts: list[float] = []
         self._ending = False
+        self._next_roster = 0.0
         self._node_watch = NodeWatch(self.state)
 
     # -- the whole life
@@ -179,7 +181,6 @@ class Supervisor:
     def _begin_epoch(self, reason: str) -> None:
         """Send every place its part of the next epoch."""
         state = self.state
-        resume = state.progress.best if state.progress.numbered else None
         epoch = state.new_epoch()
         world = state.world
         master = next(n for n, ranks in zip(world.places, world.ranks, strict=True) if 0 in ranks)
@@ -190,7 +191,6 @@ class Supervisor:
             master_addr=master.address,
             master_port=master.free_port,
             restart_reason=reason,
-            resume_step=resume,
             job_id=state.job_id,
             step_id=state.step_id,
         )
@@ -275,6 +275,7 @@ class Supervisor:
                 incident.mark("replace")
                 break
             if state.failures:
+                self.budget.failures -= 1  # nothing was tried: the next one will be
                 self._close(incident, "superseded by another failure")
                 return None
             # No replacement came: the next rung, with what is left.
@@ -292,9 +293,17 @@ class Supervisor:
         return None
 
     async def _settle(self) -> None:
-        """Wait while all failures seen look like consequences of one that is not seen yet."""
+        """Wait for what belongs together.
+
+        While all failures seen look like consequences, their root is still to come; and when a
+        node is lost, others that are silent now (the same switch, the same power) go with it.
+        """
         state = self.state
         began = time.monotonic()
+        while any(f.symptom == "node_lost" for f in state.failures) and (
+            self._node_watch.doubtful() and time.monotonic() - began < SETTLE_NODES
+        ):
+            await asyncio.sleep(0.02)
         while all(is_cascade(f) for f in state.failures) and not state.signalled:
             waited = time.monotonic() - began
             open_question = (
@@ -492,20 +501,26 @@ class Supervisor:
 
     async def _watch(self) -> None:
         hang = HangWatch(self.state)
-        next_roster = 0.0
-        while True:
-            now = time.monotonic()
-            if self._ending:
-                return
-            self._node_watch.look(now)
-            if self.account.first_step is None and self.state.progress.beats:
-                self.account.first_step = now
-            if not self.state.failures:
-                hang.look(now)
-            if now >= next_roster:
-                next_roster = now + ROSTER_EVERY
-                self._write_roster()
+        told: set[str] = set()
+        while not self._ending:
+            try:
+                self._look(time.monotonic(), hang)
+            except Exception as err:  # noqa: BLE001 - a slip in a watch must not end the job
+                text = f"{type(err).__name__}: {err}"
+                if text not in told:
+                    told.add(text)
+                    say(f"internal error while watching, going on: {text}")
             await asyncio.sleep(TICK)
+
+    def _look(self, now: float, hang: HangWatch) -> None:
+        self._node_watch.look(now)
+        if self.account.first_step is None and self.state.progress.beats:
+            self.account.first_step = now
+        if not self.state.failures:
+            hang.look(now)
+        if now >= self._next_roster:
+            self._next_roster = now + ROSTER_EVERY
+            self._write_roster()
 
     def _write_roster(self) -> None:
         name = self.env.get("SLURM_JOB_NAME", "")

@@ -1,0 +1,249 @@
+"""robust-srun's command line: what it takes over from srun, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from robust_slurm.config import FIELDS, Config, flag, flags
+from srun_wrapper.cli import allocation, check_regex, has_no_kill, take_output
+from srun_wrapper.sinks import OutputPlan
+from srun_wrapper.srun_options import UsageError, split
+from srun_wrapper.step_request import effective
+
+Taken = tuple[list[str], dict[str, str], OutputPlan, tuple[str, ...]]
+
+
+def take(*words: str, **env: str) -> Taken:
+    command = split([*words, "python", "train.py"], flags())
+    rest, kept, plan, companion = take_output(command, effective(command, env), env)
+    return rest.argv(), kept, plan, companion
+
+
+@pytest.mark.parametrize(
+    ("words", "left", "plan", "companion"),
+    [
+        (("-N2",), ["-N2"], OutputPlan(), ()),
+        (("-l",), [], OutputPlan(label=True), ()),
+        (("-lu",), ["-u"], OutputPlan(label=True, unbuffered=True), ()),
+        (
+            ("--output=log.%j",),
+            ["--output=log.%j"],
+            OutputPlan(),
+            ("--output=log.%j", "--open-mode=append"),
+        ),
+        (
+            ("-o", "log", "-e", "err"),
+            ["-o", "log", "-e", "err"],
+            OutputPlan(),
+            ("--output=log", "--open-mode=append", "--error=err", "--open-mode=append"),
+        ),
+        (("-o", "log-%t"), [], OutputPlan(out="log-%t", err="log-%t"), ()),
+        (
+            ("-o", "log-%t", "-e", "err"),
+            ["-e", "err"],
+            OutputPlan(out="log-%t"),
+            ("--error=err", "--open-mode=append"),
+        ),
+        (("-e", "err-%N"), [], OutputPlan(err="err-%N"), ()),
+        (("--output=3",), [], OutputPlan(only_out=3, only_err=3), ()),
+        (("--output=3", "-e", "e-%t"), [], OutputPlan(only_out=3, err="e-%t"), ()),
+        (
+            ("--output=none",),
+            ["--output=none"],
+            OutputPlan(),
+            ("--output=none", "--open-mode=append"),
+        ),
+        (
+            ("-o", "%t", "--open-mode=append"),
+            ["--open-mode=append"],
+            OutputPlan(out="%t", err="%t", append=True),
+            (),
+        ),
+        (("--pty", "-l", "-o", "x-%t"), ["--pty", "-l", "-o", "x-%t"], OutputPlan(), ()),
+    ],
+)
+def test_take_output(
+    words: tuple[str, ...], left: list[str], plan: OutputPlan, companion: tuple[str, ...]
+) -> None:
+    assert take(*words) == (left, {}, plan, companion)
+
+
+@pytest.mark.parametrize(
+    ("env", "plan", "gone"),
+    [
+        ({"SLURM_LABELIO": "1"}, OutputPlan(label=True), {"SLURM_LABELIO"}),
+        ({"SLURM_STDOUTMODE": "o-%t"}, OutputPlan(out="o-%t", err="o-%t"), {"SLURM_STDOUTMODE"}),
+        # Newer names of the same: left there, srun would open the files as well.
+        ({"SRUN_OUTPUT": "o-%t"}, OutputPlan(out="o-%t", err="o-%t"), {"SRUN_OUTPUT"}),
+        ({"SRUN_ERROR": "e-%t"}, OutputPlan(err="e-%t"), {"SRUN_ERROR"}),
+        (
+            {"SRUN_ERROR": "e-%t", "SLURM_STDERRMODE": "x"},
+            OutputPlan(err="e-%t"),
+            {"SRUN_ERROR", "SLURM_STDERRMODE"},
+        ),
+        ({"SLURM_STDOUTMODE": "plain", "HOME": "/h"}, OutputPlan(), set()),
+        ({"SLURM_LABELIO": "0"}, OutputPlan(), set()),
+    ],
+)
+def test_output_from_the_environment(env: dict[str, str], plan: OutputPlan, gone: set[str]) -> None:
+    _, kept, taken, _ = take(**env)
+    assert taken == plan
+    assert kept == {name: value for name, value in env.items() if name not in gone}
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("#SBATCH --no-kill", True),
+        ("#SBATCH --no-kill\r", True),
+        ("#SBATCH -k", True),
+        ("#SBATCH -N 4 --no-kill -t 10", True),
+        ("#SBATCH\t-N4\t-k", True),
+        ("#SBATCH -Hk", True),
+        ("#SBATCH --no-kill # keep it", True),
+        ("#SBATCH --no-kill=off", False),
+        ("#SBATCH --no-killing", False),
+        ("#SBATCH -Jbenchmark", False),
+        ("#SBATCH -J my-k", False),
+        ("#SBATCH -p trunk", False),
+        ("##SBATCH --no-kill", False),
+        ("# SBATCH --no-kill", False),
+        ("srun --no-kill x", False),
+        ("#SBATCH -N 4\n--no-kill", False),
+        ("", False),
+    ],
+)
+def test_has_no_kill(line: str, found: bool) -> None:
+    script = f"#!/bin/sh\n#SBATCH -t 5\n{line}\necho hi\n"
+    assert has_no_kill(script, {}) is found
+    assert has_no_kill(script, {"SBATCH_NO_KILL": ""})
+
+
+@pytest.mark.parametrize(
+    ("env", "nodes"),
+    [
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}, 4),
+        ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}, 2),
+        ({}, None),
+        ({"SLURM_JOB_ID": "7"}, None),
+        ({"SLURM_JOB_ID": "x", "SLURM_NNODES": "2"}, None),
+        ({"SLURM_NNODES": "2"}, None),
+    ],
+)
+def test_allocation(env: dict[str, str], nodes: int | None) -> None:
+    if nodes is not None:
+        assert allocation(env) == nodes
+        return
+    with pytest.raises(UsageError, match="no allocation: .*sbatch script or after salloc"):
+        allocation(env)
+
+
+@pytest.mark.parametrize("regex", ["(", "step (?P<step", r"\u00e9", "\udcff"])
+def test_bad_regex(regex: str) -> None:
+    with pytest.raises(UsageError, match="--robust-progress-regex="):
+        check_regex(Config(progress_regex=regex))
+    check_regex(Config(progress_regex=r"step (?P<step>\d+) é"))
+
+
+class Shell:
+    """Runs the command in an environment of its own, with an srun that must not be reached."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.bin = base / "bin"
+        self.bin.mkdir()
+        srun = self.bin / "srun"
+        srun.write_text('#!/bin/sh\necho "srun got: $*"\n')
+        srun.chmod(0o755)
+        self.env = {
+            "PATH": f"{self.bin}:/usr/bin:/bin",
+            "HOME": str(base),
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NUM_NODES": "2",
+            "SLURM_NNODES": "2",
+            "ROBUST_STATE_DIR": str(base / "state"),
+        }
+
+    def __call__(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        full = {k: v for k, v in (self.env | env).items() if v != "UNSET"}
+        return subprocess.run(
+            [sys.executable, "-m", "srun_wrapper.cli", *words],
+            env=full,
+            cwd=self.base,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "says"),
+    [
+        (("hostname",), {"SLURM_JOB_ID": "UNSET"}, "no allocation"),
+        (("--robust-spare=1", "hostname"), {}, "did you mean --robust-spares?"),
+        (("--robust-nonsense", "hostname"), {}, "--robust-help lists all"),
+        (("--robust-spares=2", "hostname"), {}, "leaves no node to run on"),
+        (("--robust-spares=x", "hostname"), {}, "spares = 'x'"),
+        (("--robust-spares",), {}, "--robust-spares needs a value"),
+        (("--robust-progress-regex=(", "hostname"), {}, "--robust-progress-regex='('"),
+        (("hostname",), {"ROBUST_STATE_DIR": "/proc/nowhere"}, "set state_dir"),
+        (("hostname",), {"PATH": "/nowhere"}, "srun is not on PATH"),
+        (("hostname",), {"ROBUST_REQUEUE": "perhaps"}, "environment ROBUST_REQUEUE"),
+        (("-N2",), {}, "no command given"),
+        ((), {}, "no command given"),
+    ],
+)
+def test_bad_input_is_code_2_and_one_clear_line(
+    shell: Shell, words: tuple[str, ...], env: dict[str, str], says: str
+) -> None:
+    done = shell(*words, **env)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("robust-srun: error: ")
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
+
+
+def test_words_that_are_no_text(shell: Shell) -> None:
+    done = subprocess.run(
+        [sys.executable.encode(), b"-m", b"srun_wrapper.cli", b"--robust-\xff", b"x"],
+        env={os.fsencode(k): os.fsencode(v) for k, v in shell.env.items()},
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert b"unknown option --robust-" in done.stderr and b"Traceback" not in done.stderr
+
+
+def test_help_needs_neither_slurm_nor_a_job(shell: Shell) -> None:
+    done = shell("--robust-help", PATH="/nowhere", SLURM_JOB_ID="UNSET")
+    assert done.returncode == 0 and done.stderr == ""
+    for name, f in FIELDS.items():
+        assert flag("no_" + name if f.default is True else name) in done.stdout
+    assert done.stdout.count("[default: ") == len(FIELDS)
+    for code in ("120", "121", "122"):
+        assert code in done.stdout
+
+
+def test_sruns_own_help_is_sruns(shell: Shell) -> None:
+    done = shell("--mpi=list", "-N2", SLURM_JOB_ID="UNSET")
+    assert (done.returncode, done.stdout) == (0, "srun got: --mpi=list -N2\n")
+
+
+def test_a_file_in_the_way_of_the_state_dir(shell: Shell) -> None:
+    (shell.base / "state").write_text("")
+    done = shell("hostname")
+    assert done.returncode == 2
+    assert f"cannot write {shell.base}/state/jobs/7: " in done.stderr
