@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import resource
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ TASK_OPTIONS = frozenset(
 )
 PRIVATE = ("ROBUST_STEP_KEY", "ROBUST_PORT", "ROBUST_COMPANION")
 _libc = ctypes.CDLL(None)
+_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,5 +146,12 @@ async def start(
     )
 
 
+def raise_file_limit() -> None:
+    """One connection per node can be more than the usual soft limit of open files."""
+    hard = _FILES[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _follow_parent() -> None:
     _libc.prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
+    resource.setrlimit(resource.RLIMIT_NOFILE, _FILES)  # srun hands our limits on to the ranks

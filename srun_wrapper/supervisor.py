@@ -77,6 +77,7 @@ class Supervisor:
     # -- the whole life
 
     async def run(self) -> int:
+        steps.raise_file_limit()
         server, port = await listen(self.key, self._message, self.state.closed)
         self._secrets = steps.Secrets(self.key, port)
         self._catch_signals()
