@@ -8,6 +8,7 @@ See docs/bench.md for what is measured and how to read it.
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ RATIOS = (  # (slower, faster)
     ("torchrun_kill", "rank_kill_torch"),
 )
 QUICK_RUNS = 2
+WENT_WRONG = (BenchError, LabError, OSError, subprocess.SubprocessError)
 Found = dict[str, list[dict[str, float]]]
 """By case: for each fault, seconds by phase."""
 
@@ -77,15 +79,18 @@ def take_turns(
                     continue
                 try:
                     phases = case.once()
-                except (BenchError, LabError) as error:
+                except WENT_WRONG as error:
                     failed.add(name)
                     tell(f"{name}, run {run + 1}: {error}")
                     continue
                 found.setdefault(name, []).append(phases)
                 shown = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in phases.items())
                 tell(f"{name} {run + 1}/{runs}: {shown}")
-        for case in cases.values():
-            case.close()
+        for name, case in cases.items():
+            try:
+                case.close()
+            except WENT_WRONG as error:  # the lab's end ends it too; the numbers are in
+                tell(f"{name}, at its end: {error}")
     return found
 
 
@@ -111,7 +116,7 @@ def measure(results: Results, names: Sequence[str]) -> bool:
             waiting = waiting or pool.submit(plain_requeue, runs, tell)
             try:
                 found[PLAIN] = waiting.result()
-            except (BenchError, LabError, ValueError) as error:
+            except (*WENT_WRONG, ValueError) as error:
                 failed.add(PLAIN)
                 tell(f"{PLAIN}: {error}")
     for name in names:

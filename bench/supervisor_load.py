@@ -13,7 +13,6 @@ import asyncio
 import mmap
 import os
 import random
-import resource
 import signal
 import socket
 import struct
@@ -40,11 +39,11 @@ from srun_wrapper.messages import (
 )
 from srun_wrapper.server import Connection
 from srun_wrapper.srun_options import split
-from srun_wrapper.steps import Launch
+from srun_wrapper.steps import Launch, raise_file_limit
 from srun_wrapper.supervisor import Supervisor
 from srun_wrapper.task import TaskOptions
 
-NODES = int(os.environ.get("BENCH_NODES", "1250"))
+NODES = int(os.environ.get("BENCH_NODES", "1250"))  # the tests take fewer
 RANKS = 8
 STEP_TIME = 1.0  # s per training step of the simulated job
 CONNECTS = 64  # connections being made at the same time
@@ -100,8 +99,7 @@ class LoadedSupervisor(Supervisor):
     async def _launch_step(self) -> None:
         argv = [sys.executable, "-m", "bench.supervisor_load", "feed"]
         env = {**os.environ, **self._secrets.env()}
-        self._srun = await asyncio.create_subprocess_exec(*argv, env=env)
-        self._srun_task = asyncio.create_task(self._srun.wait())
+        await self.step.start(argv, env, own_session=False)
 
     def _message(self, connection: Connection, message: Message) -> None:
         super()._message(connection, message)
@@ -112,8 +110,8 @@ class LoadedSupervisor(Supervisor):
                 self._complete = time.monotonic()
         self._count()
 
-    def _begin_epoch(self, reason: str) -> None:
-        super()._begin_epoch(reason)
+    def begin_epoch(self, reason: str) -> None:
+        super().begin_epoch(reason)
         self._started = time.monotonic()
         self._count()
 
@@ -134,12 +132,6 @@ def serve(state_dir: Path, counters: Path) -> int:
         return await LoadedSupervisor(launch, state_dir, CounterFile(counters)).run()
 
     return asyncio.run(run())
-
-
-def raise_file_limit() -> None:
-    """One connection per node is more than the usual soft limit of open files."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 # ---------------------------------------------------------------- the feeder's process

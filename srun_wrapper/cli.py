@@ -62,6 +62,7 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
     check_regex(config)
     nodes = allocation(env)
     request = effective(command, env)
+    refuse_multi_prog(request)
     plan = plan_step(request, nodes, config.spares, env.get("SLURM_TASKS_PER_NODE"))
     prepare(config.job_dir(int(env["SLURM_JOB_ID"])))
     warn(config, env)
@@ -93,6 +94,15 @@ def allocation(env: Mapping[str, str]) -> int:
             "use it in an sbatch script or after salloc"
         )
     return int(nodes)
+
+
+def refuse_multi_prog(request: StepRequest) -> None:
+    if request.multi_prog:
+        raise UsageError(
+            "--multi-prog is not supported: every task runs robust-task, which starts one command; "
+            "let a shell choose by rank instead: robust-srun bash -c 'case $SLURM_PROCID in "
+            "0) exec first;; *) exec others;; esac'"
+        )
 
 
 def check_regex(config: Config) -> None:

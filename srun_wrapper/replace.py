@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from robust_slurm.slurm import Job, Partition, SlurmError
@@ -45,6 +45,7 @@ class Replacement:
         self._numbers = itertools.count(1)
         self._companions: dict[int, asyncio.subprocess.Process] = {}
         self._bad: list[str] = []  # every node that ever left this job
+        self._released: set[str] = set()  # those that Slurm has back
         self._suspected: set[AgentKey] = set()  # alive, but to leave the job
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -102,19 +103,30 @@ class Replacement:
             process = self._companions.pop(node.companion, None) if node.companion else None
             if process is not None and process.returncode is None:
                 process.terminate()
-        names = [n.name for n in gone if not n.companion and n.name != self._state.own_node]
+        names = [
+            n.name
+            for n in gone
+            if not n.companion and n.name not in (self._state.own_node, *self._released)
+        ]
         self._in_background(self._release(names, incident))
 
     async def _release(self, names: list[str], incident: Incident) -> None:
+        await self._insist(
+            f"release {','.join(names)} from the job (until then unused in it)",
+            lambda: self._give_back(names),
+        )
+        if self._config.drain == "direct":
+            await self._insist("drain the bad node", lambda: self._drain(incident))
+
+    async def _insist(self, what: str, call: Callable[[], None]) -> None:
+        """Call Slurm, again while slurmctld is away; a refusal is only said."""
         for attempt in range(SLURM_TRIES):
             try:
-                await asyncio.to_thread(self._give_back, names)
-                if self._config.drain == "direct":
-                    await asyncio.to_thread(self._drain, incident)
+                await asyncio.to_thread(call)
                 return
             except SlurmError as err:
                 if attempt == 0:
-                    say(f"cannot release {','.join(names)} from the job yet: {err}")
+                    say(f"cannot {what}: {err}")
                 if err.kind not in ("timeout", "unreachable"):
                     return
             await asyncio.sleep(SLURM_PAUSE)
@@ -126,6 +138,7 @@ class Replacement:
         if keep and len(keep) < len(job.nodes):
             slurm.shrink(self._state.job_id, keep)
             self._boss.ledger.event("released", nodes=[n for n in job.nodes if n in names])
+        self._released.update(names)
 
     def _drain(self, incident: Incident) -> None:
         assert incident.plan is not None

@@ -54,7 +54,9 @@ def open_sinks(plan: OutputPlan, rank: int, env: Mapping[str, str], *, truncate:
     goes on in the same file.
     """
     out = _sink(1, plan.out, plan.only_out, plan, rank, env, truncate)
-    err = out if plan.err and plan.err == plan.out else None
+    # srun: equal names share one stream, and for a single task that is its stdout.
+    shared = plan.err == plan.out if plan.err else plan.only_err == plan.only_out is not None
+    err = out if shared else None
     if err is None:
         err = _sink(2, plan.err, plan.only_err, plan, rank, env, truncate)
     width = label_width(int(env["SLURM_NTASKS"]))

@@ -59,6 +59,13 @@ class Launch:
     env: Mapping[str, str]
     companion_output: tuple[str, ...] = ()  # srun options for a companion's streams
 
+    @property
+    def job_name(self) -> str | None:
+        """SLURM_JOB_NAME as srun would set it; None: as the real step has it."""
+        if self.command.get("job-name") is not None:
+            return None
+        return self.env.get("SLURM_JOB_NAME") or step_name(self.command.command)
+
 
 def task_argv(python: str, options: TaskOptions, command: Sequence[str]) -> list[str]:
     # -I: neither the user's PYTHONPATH nor files in the working directory can change the shim.
@@ -69,9 +76,16 @@ def task_argv(python: str, options: TaskOptions, command: Sequence[str]) -> list
 def main_argv(command: SrunCommand, env: Mapping[str, str]) -> list[str]:
     """srun's argv for the job's own step, without the task's own words."""
     command = with_export(command, env)
+    if command.get("job-name") is None:  # the step is named after the user's program, not ours
+        command = command.with_option("job-name", step_name(command.command))
     for name, value in (("no-kill", None), ("kill-on-bad-exit", "0")):
         command = command.with_option(name, value)
     return ["srun", *command.argv()]
+
+
+def step_name(words: Sequence[str]) -> str:
+    """The name that srun gives a step without --job-name."""
+    return words[0].rpartition("/")[2]
 
 
 def with_export(command: SrunCommand, env: Mapping[str, str]) -> SrunCommand:

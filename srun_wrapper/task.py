@@ -280,7 +280,8 @@ def end_like(code: int, signum: int) -> None:
     """End this process as the rank ended, so that srun reports it as it always does."""
     if signum:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.signal(signum, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # SIGKILL has no other disposition to begin with
+            signal.signal(signum, signal.SIG_DFL)
         os.kill(os.getpid(), signum)
     sys.stdout.flush()
     os._exit(code or (128 + signum if signum else 0))

@@ -139,7 +139,7 @@ def test_allocation(env: dict[str, str], nodes: int | None) -> None:
     if nodes is not None:
         assert allocation(env) == nodes
         return
-    with pytest.raises(UsageError, match="no allocation: .*sbatch script or after salloc"):
+    with pytest.raises(UsageError, match=r"no allocation: .*sbatch script or after salloc"):
         allocation(env)
 
 

@@ -43,6 +43,7 @@ def test_killed_rank_restarts_in_place(lab: Cluster) -> None:
     assert training.out().count("robust-srun: recovered from crash") == 1
     assert training.says(r"^step 11 .*\n(.*\n)*step 11 ")  # steps 11 and 12 were done again
     assert not training.accusations()
+    assert "warning" not in training.out()
     roster = training.rosters()[-1]
     assert (roster["state"], roster["epoch"], roster["step"]) == ("done", 2, 25)
 
@@ -73,19 +74,12 @@ def test_progress_refills_the_budget(lab: Cluster) -> None:
 
 
 def test_rank_that_ignores_sigterm(lab: Cluster) -> None:
-    robust = "--robust-stop-grace=0.5"
-    # The others wait in their sleep for the end of the grace, not in a broken connection.
-    toy = "--fault kill --at 8 --ignore-term --step-time 2 --save 1"
-    training = start(lab, 2, toy=toy, robust=robust, steps=9)
-    training.wait_step(2)
-    training.kill("toy.py", rank=1)
-    training.until(training.incidents, "incident")
-    training.lab.exec("head", ["scancel", str(training.job)])
-    training.wait_end()
-    training.check_clean()
-    record = training.incidents()[0]
-    check_incident(record, symptom="crash", action="restart")
-    assert 0.5 <= record["phases"]["stop"] < 5
+    # Rank 0 sleeps in its step for longer than the grace: it does not see the broken connection.
+    toy = "--fault kill --at 2 --ignore-term --step-time 1.5 --save 1"
+    training = start(lab, 2, toy=toy, robust="--robust-stop-grace=0.5", steps=3)
+    training.check_done()
+    record = training.only_incident(symptom="crash", action="restart")
+    assert 0.4 <= record["phases"]["stop"] < 1.5
 
 
 def test_grandchild_that_holds_a_port_is_gone_before_the_restart(lab: Cluster) -> None:
@@ -100,7 +94,7 @@ def test_two_steps_of_one_job_do_not_disturb_each_other(lab: Cluster) -> None:
     half = "-N1 -n2 --exact"
     lines = [one.line([half], ["--fault", "kill", "--at", "8"]) + " & a=$!"]
     lines += [two.line([half], []) + " & b=$!", "wait $a && wait $b"]
-    one.submit("\n".join(lines), ["-N2", "--ntasks-per-node=2", "--no-kill"])
+    one.submit("\n".join(lines), ["-N2", "--ntasks-per-node=2"])
     two.job = one.job
     one.check_done()
     assert two.final() == {"step": 30, "loss": reference(30, 2)}
@@ -195,7 +189,7 @@ def test_two_crashes_one_after_another(new_lab: LabFactory) -> None:
         training.wait_step(step)
         taken = victim or training.incidents()[0]["swaps"][0][1]
         lab.crash(taken)
-        training.until(lambda n=count: len(training.incidents()) == n, "incident")
+        training.wait_says(rf"(recovered from(.|\n)*){{{count}}}")
     training.check_done()
     found = training.incidents()
     assert [i["action"] for i in found] == ["swap_spare", "swap_spare"]
@@ -240,9 +234,7 @@ def test_node_that_is_cut_off_ends_its_ranks(new_lab: LabFactory) -> None:
     step = int(training.out().rpartition("\nstep ")[2].split()[0])
     training.wait_step(step + 10)
     training.only_incident(action="swap_spare", swaps=[["n2", "n3"]])
-    training.lab.exec("head", ["scancel", str(training.job)])
-    training.wait_end()
-    training.check_clean()
+    assert training.nodes() == "n[1,3]"
 
 
 def test_job_without_no_kill_is_warned_and_recovers(new_lab: LabFactory) -> None:
@@ -271,7 +263,7 @@ def test_uncorrectable_memory_error_costs_the_node_at_once(new_lab: LabFactory) 
 
 
 def test_stopped_rank_is_a_hang(lab: Cluster) -> None:
-    training = start(lab, 2, 2, toy="--fault stop --at 13", robust=QUICK_HANG)
+    training = start(lab, 2, 2, toy="--fault stop --at 25", robust=QUICK_HANG)
     training.check_done()
     record = training.only_incident(symptom="hang", action="restart", suspects=["n1"])
     assert 1.5 < record["phases"]["detect"] < 15
@@ -279,7 +271,7 @@ def test_stopped_rank_is_a_hang(lab: Cluster) -> None:
 
 
 def test_sleeping_rank_is_a_hang(lab: Cluster) -> None:
-    training = start(lab, 2, 2, toy="--fault sleep --at 13", robust=QUICK_HANG)
+    training = start(lab, 2, 2, toy="--fault sleep --at 25", robust=QUICK_HANG)
     training.check_done()
     record = training.only_incident(symptom="hang", action="restart")
     assert any("no rank did anything" in line for line in record["evidence"])
@@ -287,11 +279,11 @@ def test_sleeping_rank_is_a_hang(lab: Cluster) -> None:
 
 @pytest.mark.parametrize(
     "toy",
-    ["--fault phase --at 13", "--fault busy --at 13", "--fault pause --at 1"],
+    ["--fault phase --at 25", "--fault busy --at 25", "--fault pause --at 1"],
     ids=["phase", "unmarked evaluation", "slow first step"],
 )
 def test_no_false_alarm(lab: Cluster, toy: str) -> None:
-    training = start(lab, 2, 2, toy=f"{toy} --seconds 7", robust=QUICK_HANG, steps=20)
+    training = start(lab, 2, 2, toy=f"{toy} --seconds 7", robust=QUICK_HANG, steps=35)
     training.check_done()
     assert not training.incidents()
     assert training.rosters()[-1]["epoch"] == 1
@@ -299,7 +291,7 @@ def test_no_false_alarm(lab: Cluster, toy: str) -> None:
 
 def test_node_that_hangs_twice_is_swapped(new_lab: LabFactory) -> None:
     lab = new_lab()
-    toy = "--fault stop --at 8 --epoch 0 --node n2 --rank 2"
+    toy = "--fault stop --at 25 --epoch 0 --node n2 --rank 2 --save 100"  # back to step 1
     training = start(lab, 2, 2, spares=1, toy=toy, robust=QUICK_HANG)
     training.check_done()
     first, second = training.incidents()
@@ -317,7 +309,9 @@ def test_supervisor_that_is_killed_leaves_no_rank(lab: Cluster) -> None:
     training.kill("robust-srun")
     training.until(lambda: not training.processes("toy.py"), "end of all ranks", 12.0)
     assert training.wait_end() == 128 + 9
-    training.check_clean()
+    training.check_gone()
+    training = start(lab, 4, steps=5)  # takes away what the killed shims left in memory
+    training.check_done()
 
 
 @pytest.mark.parametrize("how", ["removed", "unwritable"])
@@ -328,7 +322,7 @@ def test_state_directory_lost_on_the_way(lab: Cluster, how: str) -> None:
         shutil.rmtree(training.state, ignore_errors=True)
         shutil.rmtree(training.state, ignore_errors=True)  # a record may come in between
     else:
-        os.chmod(training.job_dir(), 0o500)
+        training.job_dir().chmod(0o500)
         os.chown(training.job_dir(), 0, 0)
     training.check_done()
     assert training.says("^robust-srun: recovered from crash")

@@ -1,0 +1,69 @@
+"""The job's own srun: started once, watched, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Mapping, Sequence
+
+from srun_wrapper import steps
+from srun_wrapper.state import JobState
+
+END = 20.0  # s for shims and srun to end
+LAST_OUTPUT = 1.0  # s for srun to pass on the last output after all shims have ended
+
+
+class RealStep:
+    """srun's process. ``state.changed`` is set when it ends."""
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[int] | None = None
+
+    async def start(
+        self, argv: Sequence[str], env: Mapping[str, str], *, own_session: bool
+    ) -> None:
+        self._process = await steps.start(argv, env, own_session=own_session)
+        self._task = asyncio.create_task(self._process.wait())
+        self._task.add_done_callback(lambda _task: self._state.changed.set())
+
+    @property
+    def ended(self) -> bool:
+        return self._task is not None and self._task.done()
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code as a shell gives it (128 + signal); None while it runs."""
+        code = self._process.returncode if self._process is not None else None
+        return code if code is None or code >= 0 else 128 - code
+
+    def send_signal(self, signum: int) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signum)
+
+    async def end(self, swapped: bool = False) -> None:
+        """Wait for srun; one that does not end is terminated.
+
+        After a swap srun waits for ever for the tasks of the node that left, although Slurm has
+        completed the step; there is nothing more to hear from it once the shims are gone.
+        """
+        if self._task is None:
+            return
+        state = self._state
+        patience: tuple[tuple[int, float], ...] = (
+            (0, END),
+            (signal.SIGTERM, 10.0),
+            (signal.SIGKILL, 5.0),
+        )
+        if swapped:
+            await state.until(lambda: not any(n.connection for n in state.live()), END)
+            patience = ((0, LAST_OUTPUT), (signal.SIGKILL, 5.0))
+        for signum, seconds in patience:
+            if self._task.done():
+                return
+            if signum:
+                self.send_signal(signum)
+            await asyncio.wait([self._task], timeout=seconds)

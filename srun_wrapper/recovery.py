@@ -1,0 +1,211 @@
+"""One recovery after another: from failures to a running epoch, or to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import time
+from typing import TYPE_CHECKING
+
+from srun_wrapper import ladder
+from srun_wrapper.diagnose import Failure, diagnose, is_cascade
+from srun_wrapper.incident import Incident
+from srun_wrapper.messages import Stop
+from srun_wrapper.replace import Replacement
+from srun_wrapper.report import say
+from srun_wrapper.roster import Role
+
+if TYPE_CHECKING:
+    from srun_wrapper.supervisor import Supervisor
+
+SETTLE = 0.3  # s to wait for the root of a failure that looks like a consequence
+SETTLE_MAX = 4.0
+SETTLE_NODES = 1.5  # s for other silent nodes to be judged when one is lost
+STOP_MARGIN = 12.0  # s over the grace for a node to end its ranks
+LAUNCH = 30.0  # s for a node to start its ranks
+
+
+class Recovery:
+    """Carries the ladder's plans out; keeps the budget."""
+
+    def __init__(self, supervisor: Supervisor, replacement: Replacement) -> None:
+        self._boss = supervisor
+        self._state = supervisor.state
+        self._replacement = replacement
+        self._budget = ladder.Budget()
+        self._numbers = itertools.count(1)
+
+    async def handle(self) -> int | None:
+        """Handle what has failed; an exit code when the job must end."""
+        state = self._state
+        self._boss.phase = "recovering"
+        await self._settle()
+        if state.signalled:
+            return None
+        failures = list(state.failures)
+        state.failures.clear()
+        state.stopping_epoch = state.world.epoch
+        if state.progress.since_failure():
+            self._budget.refill()
+        state.progress.failed()
+        diagnosis = diagnose(failures)
+        self._budget.spend(diagnosis)
+        root = diagnosis.root
+        incident = Incident(
+            f"{self._state.step_id}-{next(self._numbers)}",
+            state.world.epoch,
+            diagnosis,
+            root.last_good,
+            root.at,
+        )
+        self._boss.ledger.event("failure", symptom=diagnosis.symptom, evidence=diagnosis.evidence)
+        means = self._replacement.means()
+        while True:
+            incident.plan = ladder.plan(diagnosis, state.vacant(), self._budget, means)
+            incident.mark("decide")
+            plan = incident.plan
+            self._boss.news(f"{'; '.join(diagnosis.evidence)} -> {plan.action} ({plan.why})")
+            if plan.action == "stop":
+                return await self._give_up(incident, root)
+            if plan.action == "requeue":
+                return await self._requeue(incident)
+            self._replacement.leave(plan.replace, incident)
+            filled = await self._stop_world(incident) and await self._replacement.fill(incident)
+            if filled and not state.failures:
+                incident.mark("replace")
+                break
+            if state.failures:
+                self._budget.failures -= 1  # nothing was tried: the next one will be
+                self._close(incident, "superseded by another failure")
+                return None
+            # No replacement came: the next rung, with what is left.
+            self._replacement.take_back(plan.replace)
+            means = self._replacement.means(companions=0)
+        reason = f"{diagnosis.symptom}: {diagnosis.evidence[0] if diagnosis.evidence else ''}"
+        self._boss.begin_epoch(reason)
+        self._replacement.release(incident)
+        if not await self._until_stepping(incident):
+            self._close(incident, "superseded by another failure")
+            return None
+        self._close(incident, "recovered")
+        say(incident.line())
+        self._boss.phase = "running"
+        return None
+
+    async def _settle(self) -> None:
+        """Wait for what belongs together.
+
+        While all failures seen look like consequences, their root is still to come; and when a
+        node is lost, others that are silent now (the same switch, the same power) go with it.
+        """
+        state = self._state
+        began = time.monotonic()
+        while any(f.symptom == "node_lost" for f in state.failures) and (
+            self._boss.node_watch.doubtful() and time.monotonic() - began < SETTLE_NODES
+        ):
+            await asyncio.sleep(0.02)
+        while all(is_cascade(f) for f in state.failures) and not state.signalled:
+            waited = time.monotonic() - began
+            open_question = (
+                waited < SETTLE or self._boss.node_watch.doubtful() or self._being_signalled()
+            )
+            if waited >= SETTLE_MAX or not open_question:
+                return
+            await asyncio.sleep(0.02)
+        while self._being_signalled() and time.monotonic() - began < SETTLE:
+            await asyncio.sleep(0.02)
+
+    def _being_signalled(self) -> bool:
+        """Some shims were signalled by Slurm: is the whole step being ended?"""
+        return not self._state.signalled and any(n.signalled for n in self._state.live())
+
+    async def _stop_world(self, incident: Incident) -> bool:
+        """End all ranks of this epoch on the nodes that stay; False if another failure came."""
+        state = self._state
+        epoch = state.world.epoch
+        staying = [n for n in state.world.places if n.role is Role.ACTIVE]
+        for node in staying:
+            self._boss.send(node, Stop(epoch, self._boss.config.stop_grace))
+        done = await state.until(
+            lambda: bool(state.failures)
+            or all(n.stopped >= epoch or n.role is Role.LOST for n in staying),
+            self._boss.config.stop_grace + STOP_MARGIN,
+        )
+        for node in staying:
+            if node.role is Role.ACTIVE and node.stopped >= epoch and node.stuck:
+                pids = ", ".join(map(str, node.stuck))
+                state.lose(node, f"processes survive SIGKILL (pids {pids})", "stuck")
+            elif not done and node.role is Role.ACTIVE and node.stopped < epoch:
+                state.lose(node, "its ranks could not be stopped", "stuck")
+        incident.mark("stop")
+        if state.progress.numbered:
+            incident.step_before = state.progress.best  # the last reports are in now
+        return not state.failures
+
+    async def _until_stepping(self, incident: Incident) -> bool:
+        """Wait for the new epoch's first step everywhere; False if another failure came."""
+        state = self._state
+        world = state.world
+        stepped_before = bool(world.steppers)
+
+        def over() -> bool:
+            return bool(state.failures) or state.signalled > 0 or self._boss.step.ended
+
+        launched = await state.until(lambda: over() or world.all_started(), LAUNCH)
+        incident.mark("launch")
+        if not launched:
+            for node in {
+                id(r.node): r.node for r in world.by_rank.values() if not r.started
+            }.values():
+                state.lose(node, f"did not start its ranks in {LAUNCH:g} s")
+        if state.failures:
+            return False
+        if stepped_before:
+            await state.until(lambda: over() or world.all_stepped(), None)
+            if state.failures:
+                return False
+            incident.resume_step = state.progress.resume
+        incident.mark("first_step")
+        return True
+
+    def _close(self, incident: Incident, outcome: str) -> None:
+        incident.outcome = outcome
+        self._boss.account.incident(incident, self._state.pace.step_time())
+        self._boss.ledger.incident(incident.record(self._state.job_id, self._state.step_id))
+        self._boss.write_roster()
+
+    async def _give_up(self, incident: Incident, root: Failure) -> int:
+        assert incident.plan is not None
+        code = incident.plan.code
+        own = root.code if root.code is not None else 128 + (root.signal or 0)
+        code = code or own or ladder.GAVE_UP
+        await self._stop_world(incident)
+        self._close(incident, f"stopped: {incident.plan.why}")
+        say(f"stopped: {incident.plan.why}: {'; '.join(incident.diagnosis.evidence)}")
+        if root.tail.strip():
+            say(f"last output of rank {root.rank} on {root.node}:")
+            with contextlib.suppress(OSError):
+                os.write(2, root.tail.rstrip().encode(errors="replace") + b"\n")
+        self._boss.phase = "failed"
+        await self._boss.finish()
+        return code
+
+    async def _requeue(self, incident: Incident) -> int:
+        assert incident.plan is not None
+        self._replacement.leave(incident.plan.replace, incident)
+        await self._stop_world(incident)
+        error = await self._replacement.requeue(incident)
+        if error:
+            say(error)
+            self._close(incident, f"requeue failed: {error}")
+            self._boss.phase = "failed"
+            await self._boss.finish()
+            return ladder.NOTHING_LEFT
+        self._boss.phase = "requeued"
+        self._close(incident, "requeued")
+        bad = ",".join(incident.plan.replace)
+        say(f"no node can replace {bad}: the job goes back to the queue without {bad}")
+        await self._boss.finish()
+        return ladder.REQUEUED

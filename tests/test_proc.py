@@ -1,0 +1,142 @@
+"""Process trees, with real processes. Each test runs in a child of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from srun_wrapper import proc
+
+# The shell starts two sleeps, one of them in a session of its own.
+TREE = "sleep 60 & setsid sleep 60 & wait"
+
+
+def wait(ready: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait for a condition; raises TimeoutError."""
+    deadline = time.monotonic() + seconds
+    pause = 0.002
+    while not ready():
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        signal.sigtimedwait([], pause)
+
+
+def names(pids: list[int]) -> list[str]:
+    found = []
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/comm") as file:
+                found.append(file.read().strip())
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def alone(work: Callable[[], None]) -> None:
+    """Run ``work`` in a process without other children."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException as err:
+            os.write(2, f"in the child: {type(err).__name__}: {err}\n".encode())
+            raise
+        finally:
+            proc.end_all(proc.descendants(os.getpid()))
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_descendants() -> None:
+    def work() -> None:
+        shell = subprocess.Popen(["sh", "-c", TREE])
+        wait(lambda: names(proc.descendants(os.getpid())) == ["sh", "sleep", "sleep"])
+        below = proc.descendants(os.getpid())
+        assert below[0] == shell.pid
+        assert sorted(proc.descendants(shell.pid)) == sorted(below[1:])
+        assert proc.children(os.getpid()) == [shell.pid]
+        assert proc._children_by_scan(os.getpid()) == [shell.pid]
+        assert sorted(proc._children_by_scan(shell.pid)) == sorted(proc.children(shell.pid))
+
+    alone(work)
+
+
+def test_a_process_that_is_gone_has_none() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait(10)
+    assert proc.children(gone.pid) == proc.descendants(gone.pid) == []
+    assert proc.usage([gone.pid]).state == ""
+    proc.send([gone.pid], signal.SIGTERM)
+    proc.end_all([gone.pid])
+
+
+def test_a_subreaper_gets_the_orphans_and_ends_them_all() -> None:
+    def work() -> None:
+        proc.become_subreaper()
+        shell = subprocess.Popen(["sh", "-c", TREE])
+        wait(lambda: len(proc.descendants(os.getpid())) == 3)
+        os.kill(shell.pid, signal.SIGKILL)
+        wait(lambda: shell.pid in proc.reap())
+        # Both, whatever session they are in, are ours now.
+        wait(lambda: names(proc.children(os.getpid())) == ["sleep", "sleep"])
+        assert not proc.childless()
+        proc.end_all(proc.descendants(os.getpid()))
+        ended: dict[int, int] = {}
+
+        def all_reaped() -> bool:
+            ended.update(proc.reap())
+            return len(ended) == 2
+
+        wait(all_reaped)
+        assert {os.waitstatus_to_exitcode(status) for status in ended.values()} == {-9}
+        assert proc.childless() and proc.reap() == {}
+
+    alone(work)
+
+
+def test_an_unreaped_child_is_still_a_child() -> None:
+    def work() -> None:
+        assert proc.childless()
+        child = subprocess.Popen(["true"])
+        wait(lambda: proc.usage([child.pid]).state == "Z")
+        assert not proc.childless()
+        assert list(proc.reap()) == [child.pid]
+        assert proc.childless()
+
+    alone(work)
+
+
+def test_die_with_parent() -> None:
+    code = (
+        "import os, signal, subprocess, sys\n"
+        "from srun_wrapper import proc\n"
+        "child = subprocess.Popen(['sleep', '60'],"
+        " preexec_fn=lambda: proc.die_with_parent(signal.SIGKILL))\n"
+        "print(child.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
+    )
+    child = int(done.stdout)
+    wait(lambda: proc.usage([child]).state in ("", "Z"))
+
+
+def test_usage() -> None:
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        wait(lambda: proc.usage([busy.pid]).cpu > 0.05)
+        assert proc.usage([busy.pid]).io > 0
+        os.kill(busy.pid, signal.SIGSTOP)
+        wait(lambda: proc.usage([busy.pid]).state == "T")
+        assert proc.usage([os.getpid(), busy.pid]).state == "T"  # the most telling one
+    finally:
+        busy.kill()
+        busy.wait(10)
