@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from robust_slurm.record import BeatReader, scan
+from srun_wrapper.beats import NodeBeats
 from srun_wrapper.link import Link
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import (
@@ -29,7 +29,6 @@ from srun_wrapper.messages import (
     Message,
     PeerAsk,
     PeerSay,
-    RankBeat,
     Report,
     Signalled,
     SlotHello,
@@ -99,7 +98,7 @@ class Agent:
         self._start: Start | None = None
         self._stopped: dict[int, Stopped] = {}
         self._stopping_epoch = 0
-        self._readers: dict[int, BeatReader] = {}
+        self._beats = NodeBeats(run_dir)
         self._first_beats: set[int] = set()
         self._samples: dict[int, dict[int, Inspected]] = {}
         self._contact = Contact(since=time.monotonic())
@@ -278,7 +277,7 @@ class Agent:
             self._stopping_epoch = self._start.epoch if self._start else -1
             self._start = order
             self._first_beats.clear()
-            self._forget_records(order.epoch)
+            self._beats.begin(order.epoch)
             self._next_tick.cancel()
             self._next_tick = self._loop.later(FAST, self._tick)
         elif isinstance(order, Stop):
@@ -359,56 +358,20 @@ class Agent:
         if self._finished:
             return
         self._watch_supervisor()
-        beats = self._read_beats()
+        beats = self._beats.read()
         fresh = {b.local for b in beats if b.beats} - self._first_beats
         self._first_beats |= fresh
         now = time.monotonic()
         if fresh or now >= self._contact.report_at:
             self._contact.report_at = now + self._interval
-            self._to_server(Report(self._start.epoch if self._start else 0, tuple(beats)))
+            self._to_server(Report(self._start.epoch if self._start else 0, beats))
         waiting = self._start is not None and len(self._first_beats) < len(self._start.ranks)
         self._next_tick = self._loop.later(FAST if waiting else self._interval, self._tick)
 
     def _report(self, epoch: int = 0) -> None:
         """Report now; of an epoch that is over only its own steps."""
         if self._start is not None and epoch in (0, self._start.epoch):
-            self._to_server(Report(self._start.epoch, tuple(self._read_beats())))
-
-    def _forget_records(self, epoch: int) -> None:
-        for reader in self._readers.values():
-            reader.close()
-        self._readers.clear()
-        for path in self._run_dir.glob("*.beat"):
-            number = path.name.partition("-")[0]
-            if number.isdigit() and int(number) < epoch - 1:
-                path.unlink(missing_ok=True)
-
-    def _read_beats(self) -> list[RankBeat]:
-        if self._start is None:
-            return []
-        for local, path in scan(str(self._run_dir), self._start.epoch).items():
-            if local not in self._readers:
-                self._readers[local] = BeatReader(path)
-        beats = []
-        now = time.monotonic()
-        for local, reader in self._readers.items():
-            beat = reader.read()
-            if beat is None:
-                continue
-            beats.append(
-                RankBeat(
-                    local,
-                    beat.step,
-                    beat.beats,
-                    max(0.0, now - beat.t_mono) if beat.beats else 0.0,
-                    beat.phase,
-                    max(0.0, now - beat.phase_since) if beat.phase else 0.0,
-                    beat.source or "",
-                    beat.loss,
-                    beat.grad_norm,
-                )
-            )
-        return beats
+            self._to_server(Report(self._start.epoch, self._beats.read()))
 
     def close(self) -> None:
         """Give sockets back; pending messages to the shims have been sent."""

@@ -20,7 +20,7 @@ from srun_wrapper.report import say
 from srun_wrapper.sinks import OutputPlan
 from srun_wrapper.srun_options import SrunCommand, UsageError, split
 from srun_wrapper.step_request import StepRequest, effective
-from srun_wrapper.steps import Launch
+from srun_wrapper.steps import Launch, step_name
 from srun_wrapper.supervisor import Supervisor
 from srun_wrapper.task import TaskOptions
 
@@ -76,7 +76,7 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         config.standby_partition,
         config.requeue == "auto",
     )
-    launch = Launch(command, plan, options, kept, companion)
+    launch = Launch(command, plan, options, kept, companion, rank_env(command, request, env))
     return asyncio.run(supervise(config, launch))
 
 
@@ -94,6 +94,16 @@ def allocation(env: Mapping[str, str]) -> int:
             "use it in an sbatch script or after salloc"
         )
     return int(nodes)
+
+
+def rank_env(command: SrunCommand, request: StepRequest, env: Mapping[str, str]) -> dict[str, str]:
+    """What srun would set for options that it is not given as the user gave them."""
+    given = command.get("job-name")
+    name = given.value if given is not None else env.get("SLURM_JOB_NAME")
+    found = {"SLURM_JOB_NAME": name or step_name(command.command)}
+    if request.label and not request.pty:
+        found["SLURM_LABELIO"] = "1"
+    return found
 
 
 def refuse_multi_prog(request: StepRequest) -> None:

@@ -37,7 +37,9 @@ class Incident:
         self.wall = time.time() - (time.monotonic() - self.detected)
 
     def mark(self, phase: str) -> None:
-        self.marks.setdefault(phase, time.monotonic())
+        """A phase has ended now. Only the replacement is tried again, rung by rung."""
+        if phase == "replace" or phase not in self.marks:
+            self.marks[phase] = time.monotonic()
 
     def phases(self) -> dict[str, float]:
         """Seconds per phase; a phase that did not happen took 0."""

@@ -73,8 +73,8 @@ class Recovery:
                 return await self._requeue(incident)
             self._replacement.leave(plan.replace, incident)
             filled = await self._stop_world(incident) and await self._replacement.fill(incident)
+            incident.mark("replace")
             if filled and not state.failures:
-                incident.mark("replace")
                 break
             if state.failures:
                 self._budget.failures -= 1  # nothing was tried: the next one will be
@@ -197,6 +197,7 @@ class Recovery:
         self._replacement.leave(incident.plan.replace, incident)
         await self._stop_world(incident)
         error = await self._replacement.requeue(incident)
+        incident.mark("replace")
         if error:
             say(error)
             self._close(incident, f"requeue failed: {error}")

@@ -193,8 +193,6 @@ class Slot:
             )
         env = {k: v for k, v in os.environ.items() if k not in STALE}
         env |= torchrun_env | order.env | rank.env
-        if self._options.output.label:
-            env["SLURM_LABELIO"] = "1"  # as srun does
         env["ROBUST_BEAT_DIR"] = str(self._run_dir)
         env["ROBUST_AUTO"] = "1" if self._options.auto and not self._options.regex else "0"
         paths = [str(HOOK_DIR), env.get("PYTHONPATH", "")]

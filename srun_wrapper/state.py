@@ -7,7 +7,6 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from robust_slurm.config import Config
 from srun_wrapper.diagnose import Failure, Symptom
@@ -28,47 +27,12 @@ from srun_wrapper.messages import (
     Stopped,
 )
 from srun_wrapper.pace import Pace
+from srun_wrapper.progress import Progress
 from srun_wrapper.roster import AgentKey, Node, Rank, Role, World
 from srun_wrapper.server import Connection
 
 MANY_NODES = 256
 ENDING = (signal.SIGTERM, signal.SIGINT)
-
-
-@dataclass(slots=True)
-class Progress:
-    """Steps done so far, over all epochs."""
-
-    best: int | None = None  # highest step completed by any rank, None without numbered steps
-    beats: int = 0  # steps seen in this epoch by the rank that is furthest
-    resume: int | None = None  # first step completed in this epoch
-    numbered: bool = False  # step numbers come from the script, not from counting
-    at_failure: int | None = None  # ``best`` at the last failure
-    beats_at_failure: int | None = None  # ``beats`` of the last failed epoch
-
-    def since_failure(self) -> bool:
-        """Whether the epoch that ends now brought the job further than the last failure.
-
-        With counted steps (torch hook) the absolute step is unknown: an epoch that ends after
-        as many steps as the one before it is taken for the same spot.
-        """
-        if self.numbered:
-            return self.best is not None and (
-                self.at_failure is None or self.best > self.at_failure
-            )
-        if not self.beats:
-            return False
-        if self.beats_at_failure is None:
-            return True
-        return abs(self.beats - self.beats_at_failure) > max(2, self.beats_at_failure // 10)
-
-    def failed(self) -> None:
-        self.at_failure = self.best
-        self.beats_at_failure = self.beats
-
-    def new_epoch(self) -> None:
-        self.beats = 0
-        self.resume = None
 
 
 class JobState:

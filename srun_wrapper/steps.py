@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -58,13 +58,7 @@ class Launch:
     options: TaskOptions
     env: Mapping[str, str]
     companion_output: tuple[str, ...] = ()  # srun options for a companion's streams
-
-    @property
-    def job_name(self) -> str | None:
-        """SLURM_JOB_NAME as srun would set it; None: as the real step has it."""
-        if self.command.get("job-name") is not None:
-            return None
-        return self.env.get("SLURM_JOB_NAME") or step_name(self.command.command)
+    rank_env: Mapping[str, str] = field(default_factory=dict)  # what only our srun sees otherwise
 
 
 def task_argv(python: str, options: TaskOptions, command: Sequence[str]) -> list[str]:

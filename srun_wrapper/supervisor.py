@@ -163,8 +163,8 @@ class Supervisor:
 
     def begin_epoch(self, reason: str) -> None:
         """Send every place its part of the next epoch."""
-        extra = {} if self.launch.job_name is None else {"SLURM_JOB_NAME": self.launch.job_name}
-        for node, order in start_orders(self.state, self.config.stop_grace, reason, extra):
+        grace, extra = self.config.stop_grace, self.launch.rank_env
+        for node, order in start_orders(self.state, grace, reason, extra):
             self.send(node, order)
         world = self.state.world
         names = [n.name for n in world.places]

@@ -91,28 +91,34 @@ class Boss:
             self.connections.append(connection)
         if self.mute:
             return
-        self.heard.append(message)
         self.state.message(connection, message)
+        self.heard.append(message)
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [m for m in self.heard if isinstance(m, kind)]
 
     def order(self, message: Message) -> None:
+        self.do(self._order, message)
+
+    def _order(self, message: Message) -> None:
         (node,) = self.state.nodes.values()
         if isinstance(message, Start | Stop | Finish):
             node.order = message
         if node.connection is not None:
-            self.do(node.connection.send, message)
+            node.connection.send(message)
 
     def activate(self) -> None:
         """Make the world of the one node that has reported, as the supervisor does."""
+        self.do(self._activate)
+
+    def _activate(self) -> None:
         places, ranks = real_world(list(self.state.nodes.values()))
         places[0].role = Role.ACTIVE
         self.state.world = World(0, places, ranks)
-        self.do(self.state.new_epoch)
+        self.state.new_epoch()
 
     def cut(self) -> None:
-        for connection in self.connections:
+        for connection in list(self.connections):
             self.do(connection.close)
 
     def die(self) -> None:

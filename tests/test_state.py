@@ -29,9 +29,10 @@ from srun_wrapper.messages import (
     Stop,
     Stopped,
 )
+from srun_wrapper.progress import Progress
 from srun_wrapper.roster import Node, Role, World, planned_world
 from srun_wrapper.server import Connection
-from srun_wrapper.state import JobState, Progress
+from srun_wrapper.state import JobState
 
 
 class Line:

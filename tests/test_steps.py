@@ -31,6 +31,7 @@ def job(**changes: Any) -> Job:
         "tres_per_node": "gpu:h100:4",
         "account": "ai",
         "qos": "N/A",
+        "cpus_per_task": 1,
     }
     return cast(Job, SimpleNamespace(**(values | changes)))
 
@@ -43,14 +44,16 @@ def launch(*words: str, env: dict[str, str] | None = None) -> Launch:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ((), ["srun", "--no-kill", "--kill-on-bad-exit=0"]),
-        (("-N4", "-n", "8"), ["srun", "-N4", "-n", "8", "--no-kill", "--kill-on-bad-exit=0"]),
-        (("-K1", "-k"), ["srun", "--no-kill", "--kill-on-bad-exit=0"]),
-        (("--no-kill=off",), ["srun", "--no-kill", "--kill-on-bad-exit=0"]),
+        ((), ["--job-name=python"]),
+        (("-N4", "-n", "8"), ["-N4", "-n", "8", "--job-name=python"]),
+        (("-K1", "-k"), ["--job-name=python"]),
+        (("--no-kill=off",), ["--job-name=python"]),
+        (("-J", "mine"), ["-J", "mine"]),
     ],
 )
 def test_main_argv(words: tuple[str, ...], expected: list[str]) -> None:
-    assert main_argv(command(*words), {}) == expected
+    argv = main_argv(command(*words), {})
+    assert argv == ["srun", *expected, "--no-kill", "--kill-on-bad-exit=0"]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +97,22 @@ def test_companion_argv_without_extras() -> None:
     plain = job(tres_per_node=None, account=None, qos=None)
     argv = companion_argv(launch(), plain, "standby", 1, (), 1)
     assert not [w for w in argv if w.startswith(("--gres", "--account", "--qos", "--exclude"))]
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "fields", "has", "has_not"),
+    [
+        ((), {}, {"cpus_per_task": 4}, "--cpus-per-task=4", "--cpus-per-task=1"),
+        (("-c2",), {}, {"cpus_per_task": 4}, "-c2", "--cpus-per-task=4"),
+        ((), {"SLURM_GPUS_ON_NODE": "8"}, {"tres_per_node": None}, "--gres=gpu:8", "--gres="),
+        ((), {"SLURM_GPUS_ON_NODE": "8"}, {}, "--gres=gpu:h100:4", "--gres=gpu:8"),
+    ],
+)
+def test_a_companion_has_what_a_node_of_the_job_has(
+    words: tuple[str, ...], env: dict[str, str], fields: dict[str, Any], has: str, has_not: str
+) -> None:
+    argv = companion_argv(launch(*words, env=env), job(**fields), "standby", 1, (), 1)
+    assert has in argv and has_not not in argv
 
 
 def test_containers_are_kept() -> None:

@@ -36,8 +36,8 @@ def test_the_programs_own_error_stops_the_job(lab: Cluster) -> None:
     check_incident(first, symptom="crash", cause="user", action="restart")
     check_incident(second, symptom="crash", cause="user", suspects=[])
     said = training.out().rpartition("robust-srun: stopped: ")[2]
-    assert "Traceback (most recent call last):" in said
-    assert said.rstrip().endswith("ValueError: bad sample 8")
+    trace = said.partition("Traceback (most recent call last):")[2]
+    assert "ValueError: bad sample 8" in trace.splitlines()
     assert not training.accusations()
 
 
@@ -66,8 +66,7 @@ def test_nothing_left_and_no_requeue(new_lab: LabFactory) -> None:
     training.wait_step(8)
     lab.crash("n2")
     stopped(training, code=121, incidents=1)
-    assert training.says("[Ii]nvalid partition")  # srun's own words about the missing partition
-    assert training.says("partition standby gave 0 of 1 nodes")
+    assert training.says("no partition 'standby'")
     check_incident(training.incidents()[0], symptom="node_lost", cause="node", suspects=["n2"])
     assert training.accusations()["n2"]["evidence"]
 

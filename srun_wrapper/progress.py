@@ -1,0 +1,41 @@
+"""How far the job has come, and whether it came further since it last failed (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Progress:
+    """Steps done so far, over all epochs."""
+
+    best: int | None = None  # highest step completed by any rank, None without numbered steps
+    beats: int = 0  # steps seen in this epoch by the rank that is furthest
+    resume: int | None = None  # first step completed in this epoch
+    numbered: bool = False  # step numbers come from the script, not from counting
+    at_failure: int | None = None  # ``best`` at the last failure
+    beats_at_failure: int | None = None  # ``beats`` of the last failed epoch
+
+    def since_failure(self) -> bool:
+        """Whether the epoch that ends now brought the job further than the last failure.
+
+        With counted steps (torch hook) the absolute step is unknown: an epoch that ends after
+        as many steps as the one before it is taken for the same spot.
+        """
+        if self.numbered:
+            return self.best is not None and (
+                self.at_failure is None or self.best > self.at_failure
+            )
+        if not self.beats:
+            return False
+        if self.beats_at_failure is None:
+            return True
+        return abs(self.beats - self.beats_at_failure) > max(2, self.beats_at_failure // 10)
+
+    def failed(self) -> None:
+        self.at_failure = self.best
+        self.beats_at_failure = self.beats
+
+    def new_epoch(self) -> None:
+        self.beats = 0
+        self.resume = None

@@ -1,0 +1,72 @@
+"""A DDP training of seconds, for fault tests; no call to robust_slurm: torch's hook must do.
+
+Model and data follow from the step's number, so an interrupted run that resumes right ends with
+exactly the loss of one that was not. Rank 0 saves by atomic rename every ``--save`` steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--dir", type=Path, required=True)
+parser.add_argument("--steps", type=int, default=40)
+parser.add_argument("--step-time", type=float, default=0.02)
+parser.add_argument("--save", type=int, default=10)
+parser.add_argument("--kill-rank", type=int, default=-1)
+parser.add_argument("--kill-at", type=int, default=25)
+parser.add_argument("--wait-at", type=int, default=0, help="stay in this step until there is 'go'")
+args = parser.parse_args()
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+first = os.environ.get("ROBUST_EPOCH", "1") == "1"
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+network = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))
+model = DistributedDataParallel(network)
+optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
+path = args.dir / "checkpoint.pt"
+step = 0
+if path.exists():
+    state = torch.load(path, weights_only=True)
+    network.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    step = int(state["step"])
+loss = torch.zeros(())
+while step < args.steps:
+    step += 1
+    time.sleep(args.step_time)
+    if first and rank == args.kill_rank and step == args.kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if first and args.wait_at == step:
+        (args.dir / f"waiting.{rank}").touch()
+        deadline = time.monotonic() + 60
+        while not (args.dir / "go").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+    batch = torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * step + rank))
+    optimizer.zero_grad()
+    loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
+    loss.backward()
+    optimizer.step()
+    if rank == 0 and step % args.save == 0:
+        part = {"model": network.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        temporary = path.with_suffix(".tmp")
+        torch.save(part, temporary)
+        temporary.replace(path)
+if rank == 0:
+    final = {"step": step, "loss": float(loss.detach()), "epoch": os.environ.get("ROBUST_EPOCH")}
+    (args.dir / "final.json").write_text(json.dumps(final))
+dist.barrier()
+dist.destroy_process_group()
+print(f"rank {rank} done on {os.environ['SLURMD_NODENAME']}", flush=True)
