@@ -107,8 +107,12 @@ def root_of(failures: Sequence[Failure]) -> Failure:
     return min(failures, key=lambda f: (is_cascade(f), order[f.symptom], f.at))
 
 
-def diagnose(failures: Sequence[Failure]) -> Diagnosis:
-    """Name the cause and the suspect nodes of failures that were seen together."""
+def diagnose(failures: Sequence[Failure], world_nodes: int = 1) -> Diagnosis:
+    """Name the cause and the suspect nodes of failures that were seen together.
+
+    ``world_nodes``: on how many nodes ranks were to run. A command that cannot be run on some of
+    them only is those nodes' fault (a mount that is missing), on all of them the user's.
+    """
     root = root_of(failures)
     lost = tuple(dict.fromkeys(f.node for f in failures if f.symptom in ("node_lost", "stuck")))
     if root.symptom in ("node_lost", "stuck"):
@@ -117,6 +121,12 @@ def diagnose(failures: Sequence[Failure]) -> Diagnosis:
         return Diagnosis(root.symptom, "node", lost, evidence, root.symptom, root)
     if root.symptom == "hang":
         return Diagnosis("hang", "unknown", root.suspects, root.evidence, "hang", root)
+    unable = [f for f in failures if not f.launched]
+    nodes = tuple(dict.fromkeys(f.node for f in unable))
+    if unable and len(nodes) < world_nodes:
+        first = unable[0]
+        lines = (f"{', '.join(nodes)} cannot run the command", last_error(first.tail))
+        return Diagnosis("crash", "node", nodes, lines, signature(first), first)
     return _diagnose_crash(root)
 
 

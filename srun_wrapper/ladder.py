@@ -65,7 +65,7 @@ def plan(diagnosis: Diagnosis, vacant: tuple[str, ...], budget: Budget, means: M
     already includes this failure.
     """
     repeats = budget.signatures.get(diagnosis.signature, 0)
-    if not diagnosis.root.launched:
+    if not diagnosis.root.launched and diagnosis.cause != "node":
         return Plan("stop", (), "the command cannot be run")
     if diagnosis.cause == "user" and repeats >= 2:
         return Plan("stop", (), "the same error twice without progress: it is the program's own")

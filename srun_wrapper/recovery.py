@@ -50,7 +50,7 @@ class Recovery:
         if state.progress.since_failure():
             self._budget.refill()
         state.progress.failed()
-        diagnosis = diagnose(failures)
+        diagnosis = diagnose(failures, len(state.world.places))
         self._budget.spend(diagnosis)
         root = diagnosis.root
         incident = Incident(
@@ -114,7 +114,9 @@ class Recovery:
             if waited >= SETTLE_MAX or not open_question:
                 return
             await asyncio.sleep(0.02)
-        while self._being_signalled() and time.monotonic() - began < SETTLE:
+        while time.monotonic() - began < SETTLE and (
+            self._being_signalled() or any(not f.launched for f in state.failures)
+        ):
             await asyncio.sleep(0.02)
 
     def _being_signalled(self) -> bool:

@@ -245,6 +245,9 @@ class JobState:
             if rank is None:
                 continue
             first = rank.beats == 0 and rank.rank >= 0 and rank.exit is None
+            if beat.beats < rank.beats:  # torchrun started its rank again by itself
+                self.progress.beats = 0
+                rank.beats = 0
             ahead = rank.take(beat, now)
             if first and rank.beats:
                 self.world.note_first_step(rank)

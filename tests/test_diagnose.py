@@ -173,3 +173,13 @@ def test_any_failures_have_a_diagnosis(failures: list[Failure]) -> None:
     if any(f.symptom == "node_lost" for f in failures):
         assert found.cause == "node"
     assert len(found.signature) <= 300
+
+
+def test_a_command_that_cannot_run_on_some_nodes_only_is_those_nodes_fault() -> None:
+    failures = [
+        Failure("crash", 1.0, 0.9, "n2", rank=r, code=2, tail="cannot run", launched=False)
+        for r in (2, 3)
+    ]
+    found = diagnose(failures, world_nodes=2)
+    assert (found.cause, found.suspects) == ("node", ("n2",))
+    assert diagnose(failures, world_nodes=1).cause == "user"

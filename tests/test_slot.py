@@ -266,8 +266,8 @@ def test_a_restart_leaves_nothing_of_the_last_epoch(drive: Any) -> None:
     d = drive("sh", "-c", "setsid sleep 60 & echo epoch $ROBUST_EPOCH >&2; sleep 60")
     first = d.launch(epoch=1)
     d.wait_stderr("epoch 1")
+    d.wait(lambda: len(d.below()) == 3)
     before = set(d.below())
-    assert len(before) == 3
     second = d.launch(epoch=2)
     d.wait_stderr("epoch 2")
     d.wait(lambda: len(d.below()) == 3)

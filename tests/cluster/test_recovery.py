@@ -12,7 +12,8 @@ from jobs import Training, check_incident, prepared, reference, start, until
 
 from lab import Cluster
 
-QUICK_HANG = "--robust-hang-floor=2"
+# The limit is ten times the longest time between two reports with a step, and at least the floor.
+QUICK_HANG = "--robust-hang-floor=2 --robust-interval=0.2"
 
 
 def evicted(training: Training, node: str, left: str) -> None:
@@ -75,11 +76,11 @@ def test_progress_refills_the_budget(lab: Cluster) -> None:
 
 def test_rank_that_ignores_sigterm(lab: Cluster) -> None:
     # Rank 0 sleeps in its step for longer than the grace: it does not see the broken connection.
-    toy = "--fault kill --at 2 --ignore-term --step-time 1.5 --save 1"
-    training = start(lab, 2, toy=toy, robust="--robust-stop-grace=0.5", steps=3)
+    toy = "--fault kill --at 2 --ignore-term --step-time 1 --save 1"
+    training = start(lab, 2, toy=toy, robust="--robust-stop-grace=0.3", steps=2)
     training.check_done()
     record = training.only_incident(symptom="crash", action="restart")
-    assert 0.4 <= record["phases"]["stop"] < 1.5
+    assert 0.25 <= record["phases"]["stop"] < 1
 
 
 def test_grandchild_that_holds_a_port_is_gone_before_the_restart(lab: Cluster) -> None:
@@ -198,7 +199,7 @@ def test_two_crashes_one_after_another(new_lab: LabFactory) -> None:
 
 def test_spare_that_dies_idle_disturbs_nobody(new_lab: LabFactory) -> None:
     lab = new_lab()
-    training = start(lab, 2, spares=1, steps=120, robust="--robust-verbose")
+    training = start(lab, 2, spares=1, steps=200, robust="--robust-verbose")
     training.wait_step(8)
     lab.crash("n3")
     training.wait_says("n3 is lost")
@@ -222,7 +223,7 @@ def test_node_whose_processes_all_stop(new_lab: LabFactory) -> None:
 
 def test_node_that_is_cut_off_ends_its_ranks(new_lab: LabFactory) -> None:
     lab = new_lab()
-    training = start(lab, 2, spares=1, steps=400)
+    training = start(lab, 2, spares=1, steps=800)
     training.wait_step(8)
     before = {p.pid for p in training.processes("toy.py", rank=1)}
     lab.partition("n2")
@@ -283,7 +284,7 @@ def test_sleeping_rank_is_a_hang(lab: Cluster) -> None:
     ids=["phase", "unmarked evaluation", "slow first step"],
 )
 def test_no_false_alarm(lab: Cluster, toy: str) -> None:
-    training = start(lab, 2, 2, toy=f"{toy} --seconds 7", robust=QUICK_HANG, steps=35)
+    training = start(lab, 2, 2, toy=f"{toy} --seconds 5", robust=QUICK_HANG, steps=35)
     training.check_done()
     assert not training.incidents()
     assert training.rosters()[-1]["epoch"] == 1
@@ -316,7 +317,7 @@ def test_supervisor_that_is_killed_leaves_no_rank(lab: Cluster) -> None:
 
 @pytest.mark.parametrize("how", ["removed", "unwritable"])
 def test_state_directory_lost_on_the_way(lab: Cluster, how: str) -> None:
-    training = start(lab, 2, toy="--fault kill --at 30", steps=40)
+    training = start(lab, 2, toy="--fault kill --at 50", steps=60)
     training.wait_step(5)
     if how == "removed":
         shutil.rmtree(training.state, ignore_errors=True)

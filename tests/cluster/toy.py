@@ -24,7 +24,7 @@ import robust_slurm
 parser = argparse.ArgumentParser()
 parser.add_argument("--dir", type=Path, required=True)
 parser.add_argument("--steps", type=int, default=100)
-parser.add_argument("--step-time", type=float, default=0.05)
+parser.add_argument("--step-time", type=float, default=0.03)
 parser.add_argument("--save", type=int, default=5)
 parser.add_argument("--fault", default="")
 parser.add_argument("--at", type=lambda text: [int(n) for n in text.split(",")], default=[])
