@@ -16,6 +16,7 @@ from robust_slurm.ledger import StateDirError, prepare
 from robust_slurm.slurm import Slurm
 from srun_wrapper import output
 from srun_wrapper.layout import plan_step
+from srun_wrapper.orphan import SIZE
 from srun_wrapper.report import say
 from srun_wrapper.sinks import OutputPlan
 from srun_wrapper.srun_options import SrunCommand, UsageError, split
@@ -75,6 +76,7 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         str(config.state_dir),
         config.standby_partition,
         config.requeue == "auto",
+        {name: env[name] for name in SIZE if name in env},
     )
     launch = Launch(command, plan, options, kept, companion, rank_env(command, request, env))
     return asyncio.run(supervise(config, launch))

@@ -24,6 +24,7 @@ from srun_wrapper.wire import Codec, WireError
 ASK = 1.0  # s for one peer to answer
 AGREE = LOST_HOST / 2  # a peer that has heard nothing for this long agrees
 DEADLINE = 8.0  # s per Slurm command
+SIZE = ("SLURM_JOB_NUM_NODES", "SLURM_NTASKS_PER_NODE")  # what a companion's own job hides
 
 
 def elected(index: int, answers: Mapping[int, float | None], lost: int | None) -> bool:
@@ -66,9 +67,18 @@ def ask_peer(peer: Peer, key: bytes, job_id: int) -> float | None:
     return None
 
 
-def claim(state_dir: Path, job: Job) -> bool:
+def accused(job_dir: Path) -> list[str]:
+    """Nodes that the job has lost before; Slurm may still take them for good ones."""
+    try:
+        names = [path.name for path in (job_dir / "accusations").glob("*.json")]
+    except OSError:
+        return []
+    return sorted({name.rsplit(".", 2)[0] for name in names})  # NODE.INCIDENT.json
+
+
+def claim(job_dir: Path, job: Job) -> bool:
     """Be the only one to act, by an exclusive file beside the job's records."""
-    path = state_dir / "jobs" / str(job.id) / f"rescued.{job.restarts}"
+    path = job_dir / f"rescued.{job.restarts}"
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except FileExistsError:
@@ -82,11 +92,15 @@ def rescue(
     place: Place,
     key: bytes,
     start: Start,
-    state_dir: Path,
+    job_dir: Path,
     standby: str,
+    size: Mapping[str, str],
     report: Callable[[str], None],
 ) -> None:
-    """Ask the peers, and if this agent is elected bring the job back. Blocks for seconds."""
+    """Ask the peers, and if this agent is elected bring the job back. Blocks for seconds.
+
+    ``job_dir``: the job's records. ``size``: the variables ``SIZE`` of the job.
+    """
     slurm = Slurm(deadline_s=DEADLINE)
     others = [p for p in start.peers if p.index != start.index]
     lost = next((p.index for p in others if p.host == place.server), None)
@@ -103,10 +117,11 @@ def rescue(
         if not job.batch:
             report(f"job {job_id} is interactive: it cannot be brought back")
             return
-        if not claim(state_dir, job):
+        if not claim(job_dir, job):
             report("another agent is bringing the job back")
             return
-        new = resubmit(slurm, job, job.batch_host or "", standby)
+        bad = [*([job.batch_host] if job.batch_host else []), *accused(job_dir)]
+        new = resubmit(slurm, job, bad, standby, size)
     except SlurmError as err:
         report(f"cannot bring job {job_id} back: {err}")
         return
@@ -117,7 +132,9 @@ def rescue(
         report(f"the nodes of job {job_id} are not free yet: {err}")
 
 
-def resubmit(slurm: Slurm, job: Job, bad: str, standby: str) -> int:
+def resubmit(
+    slurm: Slurm, job: Job, bad: Sequence[str], standby: str, size: Mapping[str, str]
+) -> int:
     """Submit the job's script again without ``bad``, end the old job. Returns the new id.
 
     The old job cannot complete while its batch host is silent, and as long as it completes none
@@ -127,10 +144,10 @@ def resubmit(slurm: Slurm, job: Job, bad: str, standby: str) -> int:
     script = slurm.batch_script(job.id)
     known = slurm.partitions()
     partition = partitions_for(job, standby if standby in known else "")
-    args = copy_args(job, bad, partition, os.environ)
+    args = copy_args(job, bad, partition, size)
     slurm.update_job(job.id, requeue=False)  # or Slurm would run it a second time, later
     new = slurm.submit(script, args=args, cwd=Path(job.work_dir) if job.work_dir else None)
-    helper = [f"--partition={partition}", *helper_args(job, f"robust-cancel-{job.id}", [bad])]
+    helper = [f"--partition={partition}", *helper_args(job, f"robust-cancel-{job.id}", bad)]
     slurm.submit(f"#!/bin/sh\nscancel {job.id}\n", args=helper)
     return new
 
@@ -141,14 +158,14 @@ def let_go(slurm: Slurm, job: Job) -> None:
     slurm.cancel(job.id)
 
 
-def copy_args(job: Job, bad: str, partition: str, env: Mapping[str, str]) -> list[str]:
+def copy_args(job: Job, bad: Sequence[str], partition: str, env: Mapping[str, str]) -> list[str]:
     """sbatch options that make the copy what the job was, whatever its command line said.
 
-    ``env``: of a task of the job; has the size the allocation had before any node left it.
+    ``env``: the variables ``SIZE`` as they were before any node left the job.
     """
     raw = job.raw
     nodes = env.get("SLURM_JOB_NUM_NODES") or str(job.num_nodes)
-    exclude = ",".join(dict.fromkeys([*job.exclude, *([bad] if bad else [])]))
+    exclude = ",".join(dict.fromkeys([*job.exclude, *bad]))
     args = [
         f"--job-name={job.name}",
         f"--partition={partition}",

@@ -25,7 +25,7 @@ import msgspec
 
 from robust_slurm.ledger import append_line
 from srun_wrapper import proc
-from srun_wrapper.agent import Agent, Place, shim_address
+from srun_wrapper.agent import Agent, Place, job_of, shim_address
 from srun_wrapper.link import Link
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import (
@@ -67,6 +67,7 @@ class TaskOptions(msgspec.Struct, frozen=True):
     state_dir: str = ""
     standby_partition: str = ""
     requeue: bool = False
+    size: dict[str, str] = {}  # of the job, as robust-srun's environment has it (orphan.SIZE)
 
 
 def place_from(env: Mapping[str, str]) -> Place:
@@ -254,26 +255,31 @@ class Shim:
         from srun_wrapper import orphan  # not needed by the thousands of shims that never do this
 
         place, options = self._place, self._options
-        self._report(f"{verdict.value}: ending the ranks")
+        job = job_of(place, start) if start is not None else place.job_id
+        job_dir = Path(options.state_dir) / "jobs" / str(job)
+
+        def report(text: str) -> None:
+            self._report(job_dir, text)
+
+        report(f"{verdict.value}: ending the ranks")
         if verdict is Verdict.HOST_LOST and start is not None and options.requeue:
-            state_dir = Path(options.state_dir)
             standby = options.standby_partition
-            orphan.rescue(place, self._key, start, state_dir, standby, self._report)
+            orphan.rescue(place, self._key, start, job_dir, standby, options.size, report)
         if place.companion:
-            orphan.release_companion(place, self._report)
+            orphan.release_companion(place, report)
 
     def _abandoned(self) -> None:
         assert self._agent is not None
         self._agent.broadcast(Finish(tuple((1, 0) for _ in range(self._place.local_tasks))))
 
-    def _report(self, text: str) -> None:
-        """Say it, and write it down: srun may be gone, and stderr with it."""
-        sys.stderr.write(f"robust-task: {self._place.node}: {text}\n")
-        job = self._place.job_id
-        path = Path(self._options.state_dir) / "jobs" / str(job) / "events.jsonl"
+    def _report(self, job_dir: Path, text: str) -> None:
+        """Write it down and say it: srun may be gone, and stderr with it."""
         event = {"time": time.time(), "event": "orphan", "node": self._place.node, "text": text}
         with contextlib.suppress(OSError):
-            append_line(path, event)
+            append_line(job_dir / "events.jsonl", event)
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"robust-task: {self._place.node}: {text}\n")
+            sys.stderr.flush()
 
 
 def end_like(code: int, signum: int) -> None:

@@ -171,7 +171,7 @@ def job(**changes: Any) -> Job:
 
 def test_copy_args_make_the_same_job_elsewhere() -> None:
     env = {"SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS_PER_NODE": "2"}
-    args = copy_args(job(), "n1", "train,standby", env)
+    args = copy_args(job(), ["n1"], "train,standby", env)
     assert "--exclude=n9,n1" in args
     assert "--nodes=4" in args  # as it was before nodes left it
     assert {"--partition=train,standby", "--no-kill", "--exclusive", "--gres=gpu:4"} <= set(args)
@@ -180,6 +180,6 @@ def test_copy_args_make_the_same_job_elsewhere() -> None:
 
 
 def test_copy_args_without_a_known_host() -> None:
-    args = copy_args(job(exclude=(), oversubscribe="OK", time_limit_s=None), "", "train", {})
+    args = copy_args(job(exclude=(), oversubscribe="OK", time_limit_s=None), [], "train", {})
     assert "--nodes=3" in args
     assert not [a for a in args if a.startswith(("--exclude", "--time", "--exclusive"))]
