@@ -16,8 +16,8 @@ from robust_slurm.ledger import StateDirError, prepare
 from robust_slurm.slurm import Slurm
 from srun_wrapper import output
 from srun_wrapper.layout import plan_step
-from srun_wrapper.orphan import SIZE
 from srun_wrapper.report import say
+from srun_wrapper.resubmit import SIZE
 from srun_wrapper.sinks import OutputPlan
 from srun_wrapper.srun_options import SrunCommand, UsageError, split
 from srun_wrapper.step_request import StepRequest, effective

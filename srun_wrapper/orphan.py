@@ -8,6 +8,7 @@ the lost host excluded, and gives up the old job: the copy starts as soon as nod
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -17,14 +18,14 @@ from pathlib import Path
 from robust_slurm.slurm import Job, Slurm, SlurmError
 from srun_wrapper.agent import Place, job_of
 from srun_wrapper.messages import Peer, PeerAsk, PeerSay, Start, decode_say, encode
-from srun_wrapper.requeue import helper_args, partitions_for
+from srun_wrapper.requeue import helper_args, known_partitions
+from srun_wrapper.resubmit import submit_copy
 from srun_wrapper.silence import LOST_HOST
 from srun_wrapper.wire import Codec, WireError
 
 ASK = 1.0  # s for one peer to answer
 AGREE = LOST_HOST / 2  # a peer that has heard nothing for this long agrees
 DEADLINE = 8.0  # s per Slurm command
-SIZE = ("SLURM_JOB_NUM_NODES", "SLURM_NTASKS_PER_NODE")  # what a companion's own job hides
 
 
 def elected(index: int, answers: Mapping[int, float | None], lost: int | None) -> bool:
@@ -121,7 +122,7 @@ def rescue(
             report("another agent is bringing the job back")
             return
         bad = [*([job.batch_host] if job.batch_host else []), *accused(job_dir)]
-        new = resubmit(slurm, job, bad, standby, size)
+        new = bring_back(slurm, job, bad, standby, size)
     except SlurmError as err:
         report(f"cannot bring job {job_id} back: {err}")
         return
@@ -132,7 +133,7 @@ def rescue(
         report(f"the nodes of job {job_id} are not free yet: {err}")
 
 
-def resubmit(
+def bring_back(
     slurm: Slurm, job: Job, bad: Sequence[str], standby: str, size: Mapping[str, str]
 ) -> int:
     """Submit the job's script again without ``bad``, end the old job. Returns the new id.
@@ -141,12 +142,12 @@ def resubmit(
     of its nodes can be used again. So it is first shrunk to that host alone, which frees the
     others at once (and ends this very process); a helper job then cancels it.
     """
-    script = slurm.batch_script(job.id)
-    known = slurm.partitions()
-    partition = partitions_for(job, standby if standby in known else "")
-    args = copy_args(job, bad, partition, size)
-    slurm.update_job(job.id, requeue=False)  # or Slurm would run it a second time, later
-    new = slurm.submit(script, args=args, cwd=Path(job.work_dir) if job.work_dir else None)
+    partition = known_partitions(slurm, job, standby)
+    # Or Slurm would run it a second time, later. Refused after a resize (see SlurmError): then
+    # the helper's scancel alone prevents that.
+    with contextlib.suppress(SlurmError):
+        slurm.update_job(job.id, requeue=False)
+    new = submit_copy(slurm, job, bad, partition, size)
     helper = [f"--partition={partition}", *helper_args(job, f"robust-cancel-{job.id}", bad)]
     slurm.submit(f"#!/bin/sh\nscancel {job.id}\n", args=helper)
     return new
@@ -154,48 +155,10 @@ def resubmit(
 
 def let_go(slurm: Slurm, job: Job) -> None:
     """The last thing this process does for the old job: free all nodes but its batch host."""
-    slurm.shrink(job.id, [job.batch_host or ""])
-    slurm.cancel(job.id)
-
-
-def copy_args(job: Job, bad: Sequence[str], partition: str, env: Mapping[str, str]) -> list[str]:
-    """sbatch options that make the copy what the job was, whatever its command line said.
-
-    ``env``: the variables ``SIZE`` as they were before any node left the job.
-    """
-    raw = job.raw
-    nodes = env.get("SLURM_JOB_NUM_NODES") or str(job.num_nodes)
-    exclude = ",".join(dict.fromkeys([*job.exclude, *bad]))
-    args = [
-        f"--job-name={job.name}",
-        f"--partition={partition}",
-        f"--nodes={nodes}",
-        f"--comment=robust: goes on for job {job.id}",
-        "--no-kill",
-        "--open-mode=append",
-    ]
-    args += [f"--exclude={exclude}"] if exclude else []
-    args += _optional(
-        ("account", job.account),
-        ("qos", job.qos),
-        ("reservation", job.reservation),
-        ("gres", job.tres_per_node),
-        ("constraint", job.features),
-        ("output", raw.get("StdOut")),
-        ("error", raw.get("StdErr")),
-        ("time", raw.get("TimeLimit") if job.time_limit_s else None),
-        ("ntasks-per-node", env.get("SLURM_NTASKS_PER_NODE")),
-        ("cpus-per-task", str(job.cpus_per_task) if job.cpus_per_task > 1 else None),
-        ("mem", f"{job.min_memory_node_mb}M" if job.min_memory_node_mb else None),
-        ("mem-per-cpu", f"{job.min_memory_cpu_mb}M" if job.min_memory_cpu_mb else None),
-    )
-    if job.oversubscribe == "NO":
-        args.append("--exclusive")
-    return args
-
-
-def _optional(*pairs: tuple[str, str | None]) -> Sequence[str]:
-    return [f"--{name}={value}" for name, value in pairs if value and value != "(null)"]
+    try:
+        slurm.shrink(job.id, [job.batch_host or ""])
+    finally:
+        slurm.cancel(job.id)
 
 
 def release_companion(place: Place, report: Callable[[str], None]) -> None:

@@ -119,7 +119,7 @@ class Replacement:
             await self._insist("drain the bad node", lambda: self._drain(incident))
 
     async def _insist(self, what: str, call: Callable[[], None]) -> None:
-        """Call Slurm, again while slurmctld is away; a refusal is only said."""
+        """Call Slurm, again while it cannot do it now; said once."""
         for attempt in range(SLURM_TRIES):
             try:
                 await asyncio.to_thread(call)
@@ -127,7 +127,7 @@ class Replacement:
             except SlurmError as err:
                 if attempt == 0:
                     say(f"cannot {what}: {err}")
-                if err.kind not in ("timeout", "unreachable"):
+                if err.kind not in ("timeout", "unreachable", "conflict"):
                     return
             await asyncio.sleep(SLURM_PAUSE)
 
@@ -248,16 +248,18 @@ class Replacement:
     async def requeue(self, incident: Incident) -> str:
         """Put the job back in the queue; returns why not, or ''."""
         try:
-            await asyncio.to_thread(
+            job = await asyncio.to_thread(
                 put_back,
                 self._boss.slurm,
                 self._state.job_id,
                 tuple(self._bad),
                 self._config.standby_partition,
-                int(self._boss.env.get("SLURM_JOB_NUM_NODES", "0")),
+                self._boss.launch.options.size,
             )
         except SlurmError as err:
             return f"cannot requeue: {err}"
+        if job != self._state.job_id:
+            say(f"Slurm cannot change job {self._state.job_id} again: it goes on as job {job}")
         return ""
 
     async def close(self) -> None:

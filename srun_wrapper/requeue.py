@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from robust_slurm.slurm import Job, Slurm, SlurmError, job_id_for_cli
+from srun_wrapper.resubmit import submit_copy
 
 HELPER_MINUTES = 5
 # A start in the very second in which the old run was ended dies of "Job credential revoked", and
@@ -51,12 +52,23 @@ def helper_args(job: Job, name: str, exclude: Sequence[str]) -> list[str]:
     return args + ([f"--account={job.account}"] if job.account else [])
 
 
-def put_back(slurm: Slurm, job_id: int, bad: Sequence[str], standby: str, num_nodes: int) -> None:
-    """Requeue a running batch job of ours without the nodes ``bad``.
+def known_partitions(slurm: Slurm, job: Job, standby: str) -> str:
+    """``partitions_for``, with the standby partition only if there is one."""
+    return partitions_for(job, standby if standby in slurm.partitions() else "")
 
-    ``num_nodes``: what the job asked for before lost nodes were released from it (0: as it is).
+
+def put_back(
+    slurm: Slurm, job_id: int, bad: Sequence[str], standby: str, size: Mapping[str, str]
+) -> int:
+    """Requeue a running batch job of ours without the nodes ``bad``. Returns the job's id.
+
+    ``size``: the variables ``resubmit.SIZE``, as before lost nodes were released from the job.
     The caller is part of the job and gets SIGTERM soon after. Raises SlurmError when the job
     cannot be requeued; a helper that cannot be submitted only costs the two minutes.
+
+    Some releases take no second update of a job (see SlurmError). Requeued with a dead node in
+    it, it would not complete for SlurmdTimeout: a copy of it is submitted instead, the job
+    itself cancelled, and the copy's id returned.
     """
     job = slurm.job(job_id)
     if not job.batch:
@@ -65,11 +77,22 @@ def put_back(slurm: Slurm, job_id: int, bad: Sequence[str], standby: str, num_no
         )
     name = job_id_for_cli(job)
     exclude = tuple(dict.fromkeys([*job.exclude, *bad]))
-    if not job.requeue:
-        slurm.update_job(name, requeue=True)
-    known = slurm.partitions()
-    partition = partitions_for(job, standby if standby in known else "")
-    wanted = max(num_nodes, job.num_nodes)
+    partition = known_partitions(slurm, job, standby)
+    # A lost node that is still in the job would hold its completion up until SlurmdTimeout. The
+    # batch host cannot be released, and lives.
+    keep = [n for n in job.nodes if n not in bad or n == job.batch_host]
+    try:
+        if not job.requeue:
+            slurm.update_job(name, requeue=True)
+        if keep and len(keep) < len(job.nodes):
+            slurm.shrink(job_id, keep)
+    except SlurmError as err:
+        if err.kind != "conflict":
+            raise
+        new = submit_copy(slurm, job, bad, partition, size)
+        slurm.cancel(job.id)
+        return new
+    wanted = max(int(size.get("SLURM_JOB_NUM_NODES", "0")), job.num_nodes)
     changes = [f"ExcNodeList={','.join(exclude)}", f"NumNodes={wanted}", f"StartTime=now+{REVOKED}"]
     args = [f"--partition={partition}", *helper_args(job, f"robust-requeue-{job.id}", exclude)]
     try:
@@ -78,10 +101,6 @@ def put_back(slurm: Slurm, job_id: int, bad: Sequence[str], standby: str, num_no
         helper_error: SlurmError | None = err
     else:
         helper_error = None
-    # A lost node that is still in the job would hold its completion up until SlurmdTimeout.
-    keep = [n for n in job.nodes if n not in bad]
-    if keep and len(keep) < len(job.nodes):
-        slurm.shrink(job_id, keep)
     slurm.requeue(name)
     required: list[str] | None = [] if set(bad) & set(_required(job)) else None
     with contextlib.suppress(SlurmError):  # the helper does the same; SIGTERM may be quicker
@@ -94,6 +113,7 @@ def put_back(slurm: Slurm, job_id: int, bad: Sequence[str], standby: str, num_no
             helper_error.command,
             f"requeued, but it will start only in about two minutes: {helper_error.message}",
         )
+    return job.id
 
 
 def _required(job: Job) -> tuple[str, ...]:

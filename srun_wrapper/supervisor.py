@@ -30,6 +30,7 @@ from srun_wrapper.watch import TICK, HangWatch, NodeWatch
 ALL_HELLO = 60.0  # s between the first and the last shim's report
 ROSTER_EVERY = 2.0
 FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)
+CANCELLED = 1.0  # s that srun may take to end after the last shim of a cancelled step
 TERMINATING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -100,6 +101,8 @@ class Supervisor:
                 await asyncio.sleep(1.0)
                 if not state.failures:
                     return await self._step_ended()
+            if await self._cancelled():
+                return await self._step_ended()
             code = await self._recovery.handle()
             if code is not None:
                 return code
@@ -109,6 +112,17 @@ class Supervisor:
         if state.signalled:
             return state.world.all_exited() or not state.live() or self.step.ended
         return bool(state.failures) or state.world.all_exited() or self.step.ended
+
+    async def _cancelled(self) -> bool:
+        """Whether Slurm has ended the whole step: all its shims are gone, and srun with them.
+
+        To restart or requeue what a user has cancelled would be against his will. A node that
+        crashed says no farewell: its connection stays, and nothing is waited for.
+        """
+        own = [node for node in self.state.nodes.values() if not node.companion]
+        if self.state.signalled or any(node.connection for node in own):
+            return False
+        return await self.state.until(lambda: self.step.ended, CANCELLED)
 
     # -- start
 

@@ -67,7 +67,7 @@ class TaskOptions(msgspec.Struct, frozen=True):
     state_dir: str = ""
     standby_partition: str = ""
     requeue: bool = False
-    size: dict[str, str] = {}  # of the job, as robust-srun's environment has it (orphan.SIZE)
+    size: dict[str, str] = {}  # of the job, as robust-srun's environment has it (resubmit.SIZE)
 
 
 def place_from(env: Mapping[str, str]) -> Place:

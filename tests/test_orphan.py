@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from robust_slurm.slurm import Job
 from srun_wrapper.messages import Peer, PeerSay, decode_ask, encode
-from srun_wrapper.orphan import AGREE, ask_peer, claim, copy_args, elected
+from srun_wrapper.orphan import AGREE, accused, ask_peer, claim, elected
+from srun_wrapper.resubmit import copy_args
 from srun_wrapper.wire import Codec, WireError
 
 KEY = b"s" * 32
@@ -82,13 +83,20 @@ def test_islands(places: set[int], data: st.DataObject) -> None:
 def test_claim_is_exclusive(tmp_path: Path) -> None:
     job = cast(Job, SimpleNamespace(id=7, restarts=0))
     again = cast(Job, SimpleNamespace(id=7, restarts=1))
-    (tmp_path / "jobs" / "7").mkdir(parents=True)
     assert [claim(tmp_path, job) for _ in range(3)] == [True, False, False]
     assert claim(tmp_path, again)
 
 
 def test_claim_without_a_shared_directory(tmp_path: Path) -> None:
     assert claim(tmp_path / "nowhere", cast(Job, SimpleNamespace(id=7, restarts=0)))
+
+
+def test_accused_nodes_by_their_files(tmp_path: Path) -> None:
+    assert accused(tmp_path / "nowhere") == []
+    (tmp_path / "accusations").mkdir()
+    for name in ("n2.0-1", "n2.0-3", "gpu-7.site.org.1-1"):
+        (tmp_path / "accusations" / f"{name}.json").touch()
+    assert accused(tmp_path) == ["gpu-7.site.org", "n2"]
 
 
 class Answerer:

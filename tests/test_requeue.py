@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from robust_slurm.slurm import Job, Slurm, SlurmError
+from robust_slurm.slurm.errors import Kind
 from srun_wrapper.requeue import helper_script, partitions_for, put_back
 
 
@@ -21,27 +22,39 @@ def job(**changes: Any) -> Job:
         "array_job_id": None,
         "array_task_id": None,
         "batch": True,
+        "batch_host": "n1",
         "partition": "train",
         "nodes": ("n1", "n2", "n3"),
         "num_nodes": 3,
         "requeue": True,
         "exclude": ("n9",),
+        "name": "talk",
         "account": None,
+        "qos": None,
+        "reservation": None,
+        "tres_per_node": None,
+        "features": None,
+        "time_limit_s": None,
+        "cpus_per_task": 1,
+        "min_memory_node_mb": None,
+        "min_memory_cpu_mb": None,
+        "oversubscribe": "OK",
+        "work_dir": "/home",
         "raw": {},
     }
     return cast(Job, SimpleNamespace(**(values | changes)))
 
 
 class Recorder:
-    """Stands for the door to Slurm; ``fail`` names the call that is refused."""
+    """Stands for the door to Slurm; ``fail`` names the call that is refused, as ``kind``."""
 
-    def __init__(self, the_job: Job, fail: str = "") -> None:
-        self._job, self._fail = the_job, fail
+    def __init__(self, the_job: Job, fail: str = "", kind: Kind = "denied") -> None:
+        self._job, self._fail, self._kind = the_job, fail, kind
         self.calls: list[tuple[str, dict[str, Any]]] = []
 
     def _call(self, called: str, /, **args: Any) -> None:
         if called == self._fail:
-            raise SlurmError("denied", (called,), f"{called} refused")
+            raise SlurmError(self._kind, (called,), f"{called} refused")
         self.calls.append((called, args))
 
     def names(self) -> list[str]:
@@ -69,12 +82,21 @@ class Recorder:
     def update_job(self, name: str, **changes: Any) -> None:
         self._call("update_job", name=name, **changes)
 
+    def batch_script(self, _job_id: int) -> str:
+        return "#!/bin/sh\ntrain\n"
+
+    def cancel(self, job_id: int) -> None:
+        self._call("cancel", job_id=job_id)
+
+
+SIZE = {"SLURM_JOB_NUM_NODES": "3"}
+
 
 def run(
     the_job: Job, bad: Sequence[str] = ("n2",), fail: str = "", standby: str = "standby"
 ) -> Recorder:
     recorder = Recorder(the_job, fail)
-    put_back(cast(Slurm, recorder), 12, bad, standby, 3)
+    assert put_back(cast(Slurm, recorder), 12, bad, standby, SIZE) == 12
     return recorder
 
 
@@ -94,7 +116,7 @@ def test_partitions_for(partition: str, standby: str, both: str) -> None:
 def test_put_back_in_the_right_order() -> None:
     done = run(job())
     # The helper must be there before our own end, the lost node gone before the requeue.
-    assert done.names() == ["submit", "shrink", "requeue", "update_job"]
+    assert done.names() == ["shrink", "submit", "requeue", "update_job"]
     assert done.args("shrink")["keep"] == ["n1", "n3"]
     update = done.args("update_job")
     assert update["partition"] == "train,standby"
@@ -135,10 +157,27 @@ def test_a_refused_requeue_is_an_error() -> None:
         run(job(), fail="requeue")
 
 
+def test_the_batch_host_is_kept_though_bad() -> None:
+    done = run(job(), bad=("n1", "n2"))
+    assert done.args("shrink")["keep"] == ["n1", "n3"]
+    assert tuple(done.args("update_job")["exclude"]) == ("n9", "n1", "n2")
+
+
+def test_a_job_that_takes_no_second_update_is_copied() -> None:
+    recorder = Recorder(job(), "shrink", "conflict")
+    assert put_back(cast(Slurm, recorder), 12, ("n2",), "standby", SIZE) == 13
+    assert recorder.names() == ["submit", "cancel"]
+    submitted = recorder.args("submit")
+    assert "train" in submitted["script"]
+    assert {"--exclude=n9,n2", "--partition=train,standby"} <= set(submitted["args"])
+    with pytest.raises(SlurmError, match="shrink refused"):
+        put_back(cast(Slurm, Recorder(job(), "shrink")), 12, ("n2",), "standby", SIZE)
+
+
 def test_without_a_helper_it_only_takes_longer() -> None:
     recorder = Recorder(job(), "submit")
     with pytest.raises(SlurmError, match="requeued, but it will start only in about two minutes"):
-        put_back(cast(Slurm, recorder), 12, ("n2",), "standby", 3)
+        put_back(cast(Slurm, recorder), 12, ("n2",), "standby", SIZE)
     assert "requeue" in recorder.names()
 
 

@@ -57,6 +57,7 @@ _RULES: tuple[tuple[str, Kind, str | None], ...] = (
     ("controller is in standby mode", "unreachable", None),
     ("insane message length", "version", None),
     ("zero bytes were transmitted or received", "version", None),
+    ("unexpected message received for job", "conflict", _NO_SECOND_UPDATE),
     ("unexpected message received", "version", None),
     ("protocol authentication error", "version", None),
     ("invalid authentication credential", "version", None),

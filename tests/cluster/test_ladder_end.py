@@ -141,19 +141,52 @@ def jobs_named(lab: Lab, name: str) -> set[int]:
     return {int(word) for word in lab.exec("head", listing, check=True).stdout.split()}
 
 
+def goes_on_as_another_job(training: Training, bad: list[str], crashed: float) -> None:
+    """Exactly one new job of the name "alone" runs soon, without the bad nodes, to its end."""
+    lab, old = training.lab, training.job
+    training.until(lambda: jobs_named(lab, "alone") > {old}, "new job", SOON)
+    (training.job,) = jobs_named(lab, "alone") - {old}
+    training.until(lambda: epochs(training), "run of the new job", SOON)
+    event = training.events("epoch")[0]
+    assert event["time"] - crashed < SOON and not set(bad) & set(event["nodes"])
+    training.check_done()
+    excluded = lab.exec(
+        "head", ["scontrol", "show", "hostnames", lab.job(training.job)["ExcNodeList"]]
+    )
+    assert excluded.stdout.split() == bad
+    until(lambda: lab.job(old)["JobState"] in ("CANCELLED", "COMPLETING"), "end of the old job")
+    assert lab.job(old)["Restarts"] == "0"
+    assert jobs_named(lab, "alone") == {old, training.job}
+
+
 @pytest.mark.parametrize("spares", [0, 1])
 def test_batch_host_lost(new_lab: LabFactory, spares: int) -> None:
     lab = new_lab(nodes=4)
     training = start(lab, 3 - spares, spares=spares, sbatch="-J alone", steps=60)
     training.wait_step(8)
-    old, crashed = training.job, lab.crash("n1")
-    training.until(lambda: jobs_named(lab, "alone") > {old}, "new job", SOON)
-    (training.job,) = jobs_named(lab, "alone") - {old}
-    training.until(lambda: epochs(training), "run of the new job", SOON)
-    event = training.events("epoch")[0]
-    assert event["time"] - crashed < SOON and "n1" not in event["nodes"]
-    training.check_done()
-    assert lab.job(training.job)["ExcNodeList"] == "n1"
-    until(lambda: lab.job(old)["JobState"] in ("CANCELLED", "COMPLETING"), "end of the old job")
-    assert lab.job(old)["Restarts"] == "0"
-    assert jobs_named(lab, "alone") == {old, training.job}  # one only
+    crashed = lab.crash("n1")
+    goes_on_as_another_job(training, ["n1"], crashed)
+
+
+def test_batch_host_lost_with_only_a_companion_left(new_lab: LabFactory) -> None:
+    lab = new_lab(nodes=4)
+    training = start(lab, 2, 2, sbatch="-J alone", steps=80)
+    training.wait_step(8)
+    lab.crash("n2")
+    training.wait_says("s1 took the ranks of n2")
+    crashed = lab.crash("n1")
+    goes_on_as_another_job(training, ["n1", "n2"], crashed)
+
+
+def test_nothing_left_for_a_second_lost_node(new_lab: LabFactory) -> None:
+    """This Slurm takes no second update of a job, so a requeue of it would take minutes."""
+    lab = new_lab(nodes=5, standby=0)
+    training = start(lab, 2, spares=1, sbatch="-J alone", steps=80)
+    training.wait_step(8)
+    lab.crash("n2")
+    training.wait_says("n3 took the ranks of n2")
+    training.until(lambda: training.events("released"), "release of n2")
+    crashed = lab.crash("n3")
+    training.wait_says("robust-srun: .* it goes on as job ")
+    check_incident(training.incidents()[-1], action="requeue", outcome="requeued")
+    goes_on_as_another_job(training, ["n2", "n3"], crashed)

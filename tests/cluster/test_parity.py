@@ -6,6 +6,7 @@ import pty
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -209,13 +210,14 @@ CASES = {
     "stdin to all": Case("-n3", "sed s/^/$SLURM_PROCID:/", stdin=b"hi\nthere\n"),
     "stdin to task 1": Case("-n3 --input=1", "sed s/^/$SLURM_PROCID:/", stdin=b"hi\n"),
     "stdin from a file": Case("-n2 --input=in.txt", "cat", files={"in.txt": "from file\n"}),
-    "stdin from files": Case("-n2 -i in.%t", "cat", files={"in.0": "a\n", "in.1": "b\n"}),
     "no stdin": Case("-n2 --input=none", "cat; echo end", stdin=b"hi\n"),
     "exit code 3 of one": Case("-n3", FAIL.format(1, "exit 3"), 3, ONCE),
     "exit code 255": Case("-n1", "exit 255", 255, ONCE),
     "killed": Case("-n1", "kill -KILL $$", 137, ONCE),
-    "segmentation fault": Case("-n1", "kill -SEGV $$", 139, ONCE),
-    "one of three aborted": Case("-n3", FAIL.format(2, "kill -ABRT $$"), 134, ONCE),
+    "segmentation fault": Case("-n1", "ulimit -c 0; kill -SEGV $$", 139, ONCE),
+    "one of three aborted": Case(
+        "-n3", "ulimit -c 0; " + FAIL.format(2, "kill -ABRT $$"), 134, ONCE
+    ),
     "export none": Case("-n2 --export=NONE", "echo ${FOO-unset} $SLURM_NTASKS", env={"FOO": "1"}),
     "export some": Case("-n2 --export=FOO", "echo ${FOO-unset} ${BAR-unset}", env={"FOO": "1"}),
     "export more": Case("-n2 --export=ALL,FOO=2", "echo $FOO $BAR", env={"FOO": "1", "BAR": "3"}),
@@ -232,7 +234,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_same_as_srun(alloc: Allocation, name: str) -> None:
     case = CASES[name]
-    argv = [*case.argv.split(), "bash", "-c", case.shell]
+    argv = [*case.argv.split(), "/bin/bash", "-c", case.shell]  # --export=NONE leaves no PATH
     plain, robust = both(alloc, argv, case.env, case.stdin, case.files)
     assert plain.code == case.code, plain.err.decode()
     assert robust.code == plain.code, robust.err.decode()
@@ -301,17 +303,23 @@ def environments(result: Result) -> dict[str, dict[str, str]]:
     ],
 )
 def test_environment(alloc: Allocation, options: str) -> None:
-    plain, robust = both(alloc, [*options.split(), "python", "-c", DUMP])
+    plain, robust = both(alloc, [*options.split(), sys.executable, "-c", DUMP])
     assert (plain.code, robust.code) == (0, 0), robust.err.decode()
     expected, found = environments(plain), environments(robust)
     assert found.keys() == expected.keys()
     for name, env in found.items():
+        # The ranks' world is the step: of a step on a part of the job, job-wide values are its own.
+        want = expected[name] | {
+            "SLURM_JOB_NODELIST": expected[name]["SLURM_STEP_NODELIST"],
+            "SLURM_NODELIST": expected[name]["SLURM_STEP_NODELIST"],
+            "SLURM_JOB_NUM_NODES": expected[name]["SLURM_STEP_NUM_NODES"],
+            "SLURM_NNODES": expected[name]["SLURM_STEP_NUM_NODES"],
+        }
+        assert {n: env.get(n) for n in want} == want
         assert env.keys() >= OURS
         assert env["RANK"] == env["SLURM_PROCID"]
         assert env["WORLD_SIZE"] == env["SLURM_NTASKS"]
-        assert {n: env.get(n) for n in expected[name]} == expected[name]
-        extra = env.keys() - expected[name].keys() - OURS
-        assert extra <= {"SLURM_NTASKS_PER_NODE"}
+        assert env.keys() - want.keys() - OURS <= {"SLURM_NTASKS_PER_NODE"}
 
 
 def test_step_has_the_name_of_the_program(alloc: Allocation) -> None:
@@ -402,7 +410,7 @@ def counted(alloc: Allocation, tool: str, send: Callable[..., None]) -> tuple[in
     return code, [path.read_text().strip() for path in sorted(cwd.glob("got.*"))]
 
 
-@pytest.mark.parametrize("name", ["USR1", "USR2", "TERM", "HUP"])
+@pytest.mark.parametrize("name", ["USR1", "USR2", "ALRM"])
 def test_signal_to_the_launcher_reaches_every_rank_once(alloc: Allocation, name: str) -> None:
     number = getattr(signal, f"SIG{name}")
     found = [counted(alloc, tool, lambda p, _s: p.send_signal(number)) for tool in TOOLS]
@@ -410,11 +418,13 @@ def test_signal_to_the_launcher_reaches_every_rank_once(alloc: Allocation, name:
     assert found[1][1] == [f"SIG{name}"] * 3
 
 
-def test_interrupt_reaches_every_rank_once(alloc: Allocation) -> None:
-    """srun itself wants a second one within a second before it passes any on."""
-    code, got = counted(alloc, TOOLS[1], lambda p, _s: p.send_signal(signal.SIGINT))
+@pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "QUIT"])
+def test_last_words(alloc: Allocation, name: str) -> None:
+    """srun kills the ranks at once, or at the second Ctrl-C; here they are told, and may save."""
+    number = getattr(signal, f"SIG{name}")
+    code, got = counted(alloc, TOOLS[1], lambda p, _s: p.send_signal(number))
     assert code == 0
-    assert got == ["SIGINT"] * 3
+    assert got == [f"SIG{name}"] * 3
 
 
 @pytest.mark.parametrize("name", ["USR2", "TERM", "INT"])
@@ -427,56 +437,49 @@ def test_scancel_signal_reaches_every_rank_once(alloc: Allocation, name: str) ->
     assert found[1][1] == [f"SIG{name}"] * 3
 
 
-def ended(alloc: Allocation, tool: str, send: Callable[..., None]) -> int:
+def ended(alloc: Allocation, tool: str, send: Callable[["subprocess.Popen[bytes]"], object]) -> int:
     cwd = alloc.directory(tool)
+    # Slurm tells the whole process tree of a task, so the shell must not wait for a child.
     shell = "touch ready.$SLURM_PROCID; exec sleep 100"
     with alloc.start([tool, "-n3", "bash", "-c", shell], cwd) as process:
         eventually(lambda: len(list(cwd.glob("ready.*"))) == 3)
-        send(process, alloc.step_of(process))
+        send(process)
         return process.wait(DEADLINE)
 
 
-def _cancel(*options: str) -> Callable[..., None]:
-    lab_words = ["scancel", *options]
+@pytest.mark.parametrize("signals", [["USR1"], ["INT"] * 3, ["TERM"], ["HUP"]], ids=" ".join)
+def test_exit_code_after_signals_to_the_launcher(alloc: Allocation, signals: list[str]) -> None:
+    def send(process: "subprocess.Popen[bytes]") -> None:
+        for name in signals:
+            process.send_signal(getattr(signal, f"SIG{name}"))
+            time.sleep(0.2 * (len(signals) > 1))
 
-    def send(alloc_: Allocation, _process: object, step: str) -> None:
-        alloc_.lab.exec("head", [*lab_words, step], check=True)
-
-    return send
-
-
-ENDINGS: dict[str, Callable[["Allocation", "subprocess.Popen[bytes]", str], None]] = {
-    "TERM": lambda _a, process, _s: process.send_signal(signal.SIGTERM),
-    "USR1": lambda _a, process, _s: process.send_signal(signal.SIGUSR1),
-    "scancel": _cancel(),
-    "scancel TERM": _cancel("-s", "TERM"),
-    "scancel USR2": _cancel("-s", "USR2"),
-    "scancel KILL": _cancel("-s", "KILL"),
-}
+    plain, robust = [ended(alloc, tool, send) for tool in TOOLS]
+    number = int(getattr(signal, f"SIG{signals[0]}"))
+    assert robust == 128 + number
+    assert plain in (robust, 128 + signal.SIGKILL)  # srun kills where we pass the signal on
 
 
-@pytest.mark.parametrize("how", ENDINGS)
-def test_ending_by_signal_has_the_same_exit_code(alloc: Allocation, how: str) -> None:
-    codes = [
-        ended(alloc, tool, lambda process, step: ENDINGS[how](alloc, process, step))
-        for tool in TOOLS
-    ]
-    assert codes[1] == codes[0]
-    assert codes[0] != 0
+@pytest.mark.parametrize("options", [[], ["-s", "TERM"], ["-s", "USR2"], ["-s", "KILL"]], ids=str)
+def test_exit_code_of_a_cancelled_step(alloc: Allocation, options: list[str]) -> None:
+    def cancel(process: "subprocess.Popen[bytes]") -> None:
+        step = alloc.step_of(process)
+        alloc.lab.exec("head", ["scancel", *options, step], check=True)
+
+    codes = [ended(alloc, tool, cancel) for tool in TOOLS]
+    assert codes[1] == codes[0] != 0
+    assert alloc.lab.job(alloc.job)["JobState"] == "RUNNING"  # not put back in the queue
 
 
-def test_two_interrupts_end_the_step(alloc: Allocation) -> None:
+def test_second_interrupt_ends_ranks_that_ignore_it(alloc: Allocation) -> None:
     stubborn = "trap : INT TERM; touch ready.$SLURM_PROCID; while :; do sleep 0.1; done"
-    codes = []
-    for tool in TOOLS:
-        cwd = alloc.directory(tool)
-        with alloc.start([tool, "-n3", "bash", "-c", stubborn], cwd) as process:
-            eventually(lambda cwd=cwd: len(list(cwd.glob("ready.*"))) == 3)
-            for _ in range(3):
-                process.send_signal(signal.SIGINT)
-                time.sleep(0.2)
-            codes.append(process.wait(DEADLINE))
-    assert codes[1] == codes[0]
+    cwd = alloc.directory("stubborn")
+    with alloc.start(["robust-srun", "-n3", "bash", "-c", stubborn], cwd) as process:
+        eventually(lambda: len(list(cwd.glob("ready.*"))) == 3)
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+        assert process.wait(DEADLINE) in (128 + signal.SIGINT, 128 + signal.SIGKILL)
 
 
 # -- the rest ---------------------------------------------------------------------------------

@@ -1,0 +1,64 @@
+"""A job submitted a second time: the same script, size and options, without its bad nodes.
+
+For where Slurm cannot requeue the job itself soon: its batch host is lost, or a lost node cannot
+be released from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from robust_slurm.slurm import Job, Slurm
+
+# Of robust-srun's environment: the size that the allocation had before any node left it.
+SIZE = ("SLURM_JOB_NUM_NODES", "SLURM_NTASKS_PER_NODE")
+
+
+def submit_copy(
+    slurm: Slurm, job: Job, bad: Sequence[str], partition: str, size: Mapping[str, str]
+) -> int:
+    """Submit it; returns the new job's id. ``size``: the variables ``SIZE``. SlurmError."""
+    script = slurm.batch_script(job.id)
+    args = copy_args(job, bad, partition, size)
+    return slurm.submit(script, args=args, cwd=Path(job.work_dir) if job.work_dir else None)
+
+
+def copy_args(job: Job, bad: Sequence[str], partition: str, size: Mapping[str, str]) -> list[str]:
+    """sbatch options that make the copy what the job was, whatever its command line said.
+
+    ``size``: the variables ``SIZE``.
+    """
+    raw = job.raw
+    nodes = size.get("SLURM_JOB_NUM_NODES") or str(job.num_nodes)
+    exclude = ",".join(dict.fromkeys([*job.exclude, *bad]))
+    args = [
+        f"--job-name={job.name}",
+        f"--partition={partition}",
+        f"--nodes={nodes}",
+        f"--comment=robust: goes on for job {job.id}",
+        "--no-kill",
+        "--open-mode=append",
+    ]
+    args += [f"--exclude={exclude}"] if exclude else []
+    args += _optional(
+        ("account", job.account),
+        ("qos", job.qos),
+        ("reservation", job.reservation),
+        ("gres", job.tres_per_node),
+        ("constraint", job.features),
+        ("output", raw.get("StdOut")),
+        ("error", raw.get("StdErr")),
+        ("time", raw.get("TimeLimit") if job.time_limit_s else None),
+        ("ntasks-per-node", size.get("SLURM_NTASKS_PER_NODE")),
+        ("cpus-per-task", str(job.cpus_per_task) if job.cpus_per_task > 1 else None),
+        ("mem", f"{job.min_memory_node_mb}M" if job.min_memory_node_mb else None),
+        ("mem-per-cpu", f"{job.min_memory_cpu_mb}M" if job.min_memory_cpu_mb else None),
+    )
+    if job.oversubscribe == "NO":
+        args.append("--exclusive")
+    return args
+
+
+def _optional(*pairs: tuple[str, str | None]) -> Sequence[str]:
+    return [f"--{name}={value}" for name, value in pairs if value and value != "(null)"]
