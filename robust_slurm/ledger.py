@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import queue
+import stat
 import tempfile
 import threading
 import time
@@ -36,7 +37,7 @@ def prepare(job_dir: Path, deadline: float = 10.0) -> None:
 
     def attempt() -> None:
         try:
-            (job_dir / "accusations").mkdir(parents=True, exist_ok=True)
+            make_job_dir(job_dir)
             with tempfile.NamedTemporaryFile(dir=job_dir, prefix=".probe-"):
                 pass
             failure.append("")
@@ -52,6 +53,25 @@ def prepare(job_dir: Path, deadline: float = 10.0) -> None:
             f"cannot write {job_dir}: {reason}; set state_dir (--robust-state-dir=DIR, "
             "ROBUST_STATE_DIR or robust.toml) to a directory that you can write on all nodes"
         )
+
+
+def make_job_dir(job_dir: Path) -> None:
+    """Make ``<state_dir>/jobs/<id>`` of our own; ``jobs`` is everybody's, as /tmp is.
+
+    Raises OSError, also when the job's directory is a link or another user's.
+    """
+    jobs = job_dir.parent
+    jobs.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        jobs.mkdir()
+        jobs.chmod(0o1777)
+    except FileExistsError:
+        pass
+    job_dir.mkdir(exist_ok=True)
+    status = job_dir.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise PermissionError(errno.EPERM, "it is a link or belongs to another user")
+    (job_dir / "accusations").mkdir(exist_ok=True)
 
 
 class JobLedger:
@@ -111,7 +131,7 @@ class JobLedger:
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """Append one JSON line in a single write, so that lines of several writers never mix."""
     line = json.dumps(record, separators=(",", ":"), default=str).encode() + b"\n"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":

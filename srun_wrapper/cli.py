@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ from robust_slurm.slurm import Slurm
 from srun_wrapper import output
 from srun_wrapper.layout import plan_step
 from srun_wrapper.report import say
-from srun_wrapper.resubmit import SIZE
+from srun_wrapper.resubmit import SCRIPT_WORDS, SIZE
 from srun_wrapper.sinks import OutputPlan
 from srun_wrapper.srun_options import SrunCommand, UsageError, split
 from srun_wrapper.step_request import StepRequest, effective
@@ -76,7 +77,7 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         str(config.state_dir),
         config.standby_partition,
         config.requeue == "auto",
-        {name: env[name] for name in SIZE if name in env},
+        job_size(env),
     )
     launch = Launch(command, plan, options, kept, companion, rank_env(command, request, env))
     return asyncio.run(supervise(config, launch))
@@ -84,6 +85,15 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
 
 async def supervise(config: Config, launch: Launch) -> int:
     return await Supervisor(config, launch, Slurm()).run()
+
+
+def job_size(env: Mapping[str, str]) -> dict[str, str]:
+    """What a copy of this job would need to be the same (see ``resubmit``)."""
+    size = {name: env[name] for name in SIZE if name in env}
+    words = script_words(env)
+    if words:
+        size[SCRIPT_WORDS] = json.dumps(words[1:])
+    return size
 
 
 def allocation(env: Mapping[str, str]) -> int:
@@ -135,23 +145,32 @@ def warn(config: Config, env: Mapping[str, str]) -> None:
 
 
 def batch_script(env: Mapping[str, str]) -> str | None:
-    """The text of the batch script that we run in, from our ancestors' command lines."""
-    if env.get("ENVIRONMENT") != "BATCH":
+    """The text of the batch script that we run in; None outside one."""
+    words = script_words(env)
+    try:
+        return Path(words[0]).read_text(errors="replace") if words else None
+    except OSError:
         return None
+
+
+def script_words(env: Mapping[str, str]) -> list[str]:
+    """The batch script and its arguments, from our ancestors' command lines; else empty."""
+    if env.get("ENVIRONMENT") != "BATCH":
+        return []
     pid = os.getppid()
     for _ in range(8):
         try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-            for word in words:
-                if word.endswith("/slurm_script"):
-                    return Path(word).read_text(errors="replace")
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
             status = Path(f"/proc/{pid}/stat").read_text()
         except (OSError, UnicodeDecodeError):
-            return None
+            return []
+        for index, word in enumerate(words):
+            if word.endswith("/slurm_script"):
+                return words[index:]
         pid = int(status.rpartition(")")[2].split()[1])
         if pid <= 1:
-            return None
-    return None
+            return []
+    return []
 
 
 def has_no_kill(script: str, env: Mapping[str, str]) -> bool:

@@ -24,6 +24,9 @@ SETTLE = 0.3  # s to wait for the root of a failure that looks like a consequenc
 SETTLE_MAX = 4.0
 SETTLE_NODES = 1.5  # s for other silent nodes to be judged when one is lost
 STOP_MARGIN = 12.0  # s over the grace for a node to end its ranks
+STEADY = 3600.0  # s: an epoch that ran this long was progress, whatever it reported
+SRUN_END = 1.0  # s for srun to end when its tasks have
+ENDED = "ended by a signal"
 LAUNCH = 30.0  # s for a node to start its ranks
 
 
@@ -44,10 +47,13 @@ class Recovery:
         await self._settle()
         if state.signalled:
             return None
+        if await self._step_is_over():
+            return await self._boss.step_ended()
         failures = list(state.failures)
         state.failures.clear()
         state.stopping_epoch = state.world.epoch
-        if state.progress.since_failure():
+        steady = time.monotonic() - state.pace.epoch_since >= STEADY
+        if steady or state.progress.since_failure():
             self._budget.refill()
         state.progress.failed()
         diagnosis = diagnose(failures, len(state.world.places))
@@ -76,8 +82,12 @@ class Recovery:
             incident.mark("replace")
             if filled and not state.failures:
                 break
+            if state.signalled:
+                self._close(incident, ENDED)
+                return None
             if state.failures:
-                self._budget.failures -= 1  # nothing was tried: the next one will be
+                if all(f.symptom != "hang" for f in state.failures):
+                    self._budget.failures -= 1  # nothing was tried: the next one will be
                 self._close(incident, "superseded by another failure")
                 return None
             # No replacement came: the next rung, with what is left.
@@ -88,6 +98,9 @@ class Recovery:
         self._replacement.release(incident)
         if not await self._until_stepping(incident):
             self._close(incident, "superseded by another failure")
+            return None
+        if state.signalled:
+            self._close(incident, ENDED)
             return None
         self._close(incident, "recovered")
         say(incident.line())
@@ -119,6 +132,15 @@ class Recovery:
         ):
             await asyncio.sleep(0.02)
 
+    async def _step_is_over(self) -> bool:
+        """Whether all agents are gone because srun is, not because of their nodes."""
+        state = self._state
+        if not all(
+            f.symptom == "node_lost" and "refuses" in str(f.evidence) for f in state.failures
+        ):
+            return False
+        return await state.until(lambda: self._boss.step.ended, SRUN_END)
+
     def _being_signalled(self) -> bool:
         """Some shims were signalled by Slurm: is the whole step being ended?"""
         return not self._state.signalled and any(n.signalled for n in self._state.live())
@@ -132,6 +154,7 @@ class Recovery:
             self._boss.send(node, Stop(epoch, self._boss.config.stop_grace))
         done = await state.until(
             lambda: bool(state.failures)
+            or state.signalled > 0
             or all(n.stopped >= epoch or n.role is Role.LOST for n in staying),
             self._boss.config.stop_grace + STOP_MARGIN,
         )
@@ -139,7 +162,12 @@ class Recovery:
             if node.role is Role.ACTIVE and node.stopped >= epoch and node.stuck:
                 pids = ", ".join(map(str, node.stuck))
                 state.lose(node, f"processes survive SIGKILL (pids {pids})", "stuck")
-            elif not done and node.role is Role.ACTIVE and node.stopped < epoch:
+            elif (
+                not done
+                and not state.signalled
+                and node.role is Role.ACTIVE
+                and node.stopped < epoch
+            ):
                 state.lose(node, "its ranks could not be stopped", "stuck")
         incident.mark("stop")
         if state.progress.numbered:

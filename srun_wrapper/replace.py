@@ -210,7 +210,12 @@ class Replacement:
             ]
 
         await state.until(
-            lambda: len(came()) == len(asked) or bool(refused()) or bool(state.failures),
+            lambda: (
+                len(came()) == len(asked)
+                or bool(refused())
+                or bool(state.failures)
+                or state.signalled > 0
+            ),
             self._config.standby_wait,
         )
         ready = came()
@@ -218,6 +223,7 @@ class Replacement:
             self._take_place(asked[number], node, incident)
         missing = [number for number in asked if number not in ready]
         for number in missing:
+            state.awaited.discard(number)  # it may still come: then it is sent away
             process = self._companions.pop(number, None)
             if process is not None and process.returncode is None:
                 process.terminate()
@@ -235,7 +241,9 @@ class Replacement:
             self._config.task_python, self._boss.launch.options, self._boss.launch.command.command
         )
         env = {**without_slurm(self._boss.env), **self._secrets.env(number)}
-        process = await steps.start(argv, env, own_session=True)
+        self._state.awaited.add(number)
+        # Nobody's input but the job's own srun's.
+        process = await steps.start(argv, env, own_session=True, stdin=asyncio.subprocess.DEVNULL)
         self._companions[number] = process
         self._in_background(self._notice_end(process))
 

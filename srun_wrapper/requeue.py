@@ -93,7 +93,10 @@ def put_back(
         slurm.cancel(job.id)
         return new
     wanted = max(int(size.get("SLURM_JOB_NUM_NODES", "0")), job.num_nodes)
-    changes = [f"ExcNodeList={','.join(exclude)}", f"NumNodes={wanted}", f"StartTime=now+{REVOKED}"]
+    required: list[str] | None = [] if set(bad) & set(_required(job)) else None
+    changes = [f"Partition={partition}", f"ExcNodeList={','.join(exclude)}", f"NumNodes={wanted}"]
+    changes += ["ReqNodeList="] if required is not None else []
+    changes += [f"StartTime=now+{REVOKED}"]
     args = [f"--partition={partition}", *helper_args(job, f"robust-requeue-{job.id}", exclude)]
     try:
         slurm.submit(helper_script(name, changes), args=args)
@@ -102,7 +105,6 @@ def put_back(
     else:
         helper_error = None
     slurm.requeue(name)
-    required: list[str] | None = [] if set(bad) & set(_required(job)) else None
     with contextlib.suppress(SlurmError):  # the helper does the same; SIGTERM may be quicker
         slurm.update_job(
             name, partition=partition, exclude=exclude, num_nodes=wanted, required=required

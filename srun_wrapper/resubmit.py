@@ -6,13 +6,22 @@ be released from it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from robust_slurm.slurm import Job, Slurm
 
-# Of robust-srun's environment: the size that the allocation had before any node left it.
-SIZE = ("SLURM_JOB_NUM_NODES", "SLURM_NTASKS_PER_NODE")
+# Of robust-srun's environment: the size that the allocation had before any node left it, with
+# sbatch's option for each.
+SIZE = {
+    "SLURM_JOB_NUM_NODES": "nodes",
+    "SLURM_NTASKS": "ntasks",
+    "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
+    "SLURM_GPUS": "gpus",
+    "SLURM_GPUS_PER_TASK": "gpus-per-task",
+}
+SCRIPT_WORDS = "script"  # and the words behind the script's name, as JSON
 
 
 def submit_copy(
@@ -21,21 +30,22 @@ def submit_copy(
     """Submit it; returns the new job's id. ``size``: the variables ``SIZE``. SlurmError."""
     script = slurm.batch_script(job.id)
     args = copy_args(job, bad, partition, size)
+    if words := json.loads(size.get(SCRIPT_WORDS, "[]")):
+        args += ["/dev/stdin", *words]
     return slurm.submit(script, args=args, cwd=Path(job.work_dir) if job.work_dir else None)
 
 
 def copy_args(job: Job, bad: Sequence[str], partition: str, size: Mapping[str, str]) -> list[str]:
     """sbatch options that make the copy what the job was, whatever its command line said.
 
-    ``size``: the variables ``SIZE``.
+    ``size``: the variables ``SIZE``; without a number of nodes in it, as many as the job has.
     """
+    size = {"SLURM_JOB_NUM_NODES": str(job.num_nodes), **size}
     raw = job.raw
-    nodes = size.get("SLURM_JOB_NUM_NODES") or str(job.num_nodes)
     exclude = ",".join(dict.fromkeys([*job.exclude, *bad]))
     args = [
         f"--job-name={job.name}",
         f"--partition={partition}",
-        f"--nodes={nodes}",
         f"--comment=robust: goes on for job {job.id}",
         "--no-kill",
         "--open-mode=append",
@@ -50,7 +60,7 @@ def copy_args(job: Job, bad: Sequence[str], partition: str, size: Mapping[str, s
         ("output", raw.get("StdOut")),
         ("error", raw.get("StdErr")),
         ("time", raw.get("TimeLimit") if job.time_limit_s else None),
-        ("ntasks-per-node", size.get("SLURM_NTASKS_PER_NODE")),
+        *((option, size.get(name)) for name, option in SIZE.items()),
         ("cpus-per-task", str(job.cpus_per_task) if job.cpus_per_task > 1 else None),
         ("mem", f"{job.min_memory_node_mb}M" if job.min_memory_node_mb else None),
         ("mem-per-cpu", f"{job.min_memory_cpu_mb}M" if job.min_memory_cpu_mb else None),

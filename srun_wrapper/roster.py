@@ -35,6 +35,7 @@ class Node:
     stuck: tuple[int, ...] = ()
     signalled: int = 0
     probing: bool = False
+    second_way: bool | None = None  # whether its probe port answers while it is well
     unreachable: int = 0  # failed probes in a row
     closed_at: float | None = None  # when its connection broke
     order: Message | None = None  # last Start, Stop or Finish: sent again on a new connection

@@ -53,6 +53,7 @@ class JobState:
         self.inspections: dict[int, dict[AgentKey, Inspected]] = {}
         self.phases: dict[int, tuple[str, float]] = {}
         self.signalled = 0  # the signal that ends the step, once it is being ended
+        self.awaited: set[int] = set()  # companions that were asked for and may still come
         self.passed_on: set[int] = set()  # other signals that the ranks were sent on purpose
         self.on_news: Callable[[str], None] = lambda _text: None
         # Sources whose step numbers count from 1 in every process, wherever it resumed.
@@ -111,6 +112,8 @@ class JobState:
             role = Role.SPARE
             node = Node(key, hello.node, connection.peer, hello, None, role, now, hello.free_port)
             node.companion = hello.companion
+            if hello.companion and hello.companion not in self.awaited:
+                node.role = Role.LOST  # too late: another way was taken without it
             self.nodes[key] = node
             if not hello.companion:
                 self.step_id = hello.step_id

@@ -23,7 +23,7 @@ TASK_OPTIONS = frozenset(
     {
         *("accel-bind", "bcast", "bcast-exclude", "chdir", "container", "container-id"),
         *("cpu-bind", "cpus-per-gpu", "cpus-per-task", "cores-per-socket", "export"),
-        *("export-file", "gpu-bind", "gpus-per-task", "hint", "mem-bind", "mpi"),
+        *("export-file", "gpu-bind", "gpus-per-task", "hint", "mem-bind", "mpi", "overcommit"),
         *("network", "profile", "propagate", "resv-ports", "send-libs", "slurmd-debug"),
         *("task-epilog", "task-prolog", "threads-per-core", "tmp", "tres-bind"),
         *("tres-per-task", "unbuffered", "euid", "pty", "wckey", "uenv"),
@@ -146,11 +146,19 @@ def _is_task_option(option: Option) -> bool:
 
 
 async def start(
-    argv: Sequence[str], env: Mapping[str, str], *, own_session: bool
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    own_session: bool,
+    stdin: int | None = None,
 ) -> asyncio.subprocess.Process:
-    """Start srun on our own stdin, stdout and stderr; it is told when we die."""
+    """Start srun on our own stdin (or ``stdin``), stdout and stderr; it is told when we die."""
     return await asyncio.create_subprocess_exec(
-        *argv, env=dict(env), start_new_session=own_session, preexec_fn=_follow_parent
+        *argv,
+        env=dict(env),
+        stdin=stdin,
+        start_new_session=own_session,
+        preexec_fn=_follow_parent,
     )
 
 

@@ -76,6 +76,9 @@ class Supervisor:
             missing = await self._wait_for_shims()
             if missing is not None:
                 return missing
+            if self.state.signalled:
+                await self.finish()
+                return 128 + self.state.signalled
             self._first_world()
             watcher = asyncio.create_task(self._watch())
             self.begin_epoch("")
@@ -100,9 +103,9 @@ class Supervisor:
             if self.step.ended and not state.failures:
                 await asyncio.sleep(1.0)
                 if not state.failures:
-                    return await self._step_ended()
+                    return await self.step_ended()
             if await self._cancelled():
-                return await self._step_ended()
+                return await self.step_ended()
             code = await self._recovery.handle()
             if code is not None:
                 return code
@@ -110,7 +113,8 @@ class Supervisor:
     def _something_to_do(self) -> bool:
         state = self.state
         if state.signalled:
-            return state.world.all_exited() or not state.live() or self.step.ended
+            stopped = state.stopping_epoch >= state.world.epoch
+            return stopped or state.world.all_exited() or not state.live() or self.step.ended
         return bool(state.failures) or state.world.all_exited() or self.step.ended
 
     async def _cancelled(self) -> bool:
@@ -198,7 +202,7 @@ class Supervisor:
 
     # -- the end
 
-    async def _step_ended(self) -> int:
+    async def step_ended(self) -> int:
         """srun ended although ranks should be running: someone cancelled the step."""
         code = self.step.code
         say(f"the step was ended by Slurm (srun exit code {code})")
@@ -273,7 +277,8 @@ class Supervisor:
         self.node_watch.look(now)
         if self.account.first_step is None and self.state.progress.beats:
             self.account.first_step = now
-        if not self.state.failures:
+        # Ranks that are being stopped make no step, and that is no hang.
+        if not self.state.failures and self.state.stopping_epoch < self.state.world.epoch:
             hang.look(now)
         if now >= self._next_roster:
             self._next_roster = now + ROSTER_EVERY

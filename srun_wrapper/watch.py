@@ -14,6 +14,7 @@ from srun_wrapper.state import JobState
 
 TICK = 0.1
 PROBE_TIMEOUT = 0.5
+MANY_PROBES = 64  # at a time, while all nodes are asked once at the start
 PROBES = 2  # both must fail: one lost packet must not cost a node
 MUTE = 10.0  # s of silence of a node whose kernel still answers
 WINDOW = 1.0  # s over which ranks are inspected
@@ -38,22 +39,37 @@ class NodeWatch:
 
     def look(self, now: float) -> None:
         for node in self._state.live():
+            if node.probing:
+                continue
             broken = node.closed_at is not None and now - node.closed_at > 0.3
-            if (broken or now - node.last_word > self.patience()) and not node.probing:
-                node.probing = True
-                task = asyncio.create_task(self._probe(node))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+            doubtful = broken or now - node.last_word > self.patience()
+            first = node.second_way is None and len(self._tasks) < MANY_PROBES
+            if doubtful or first:
+                self._start_probe(node)
+
+    def _start_probe(self, node: Node) -> None:
+        node.probing = True
+        task = asyncio.create_task(self._probe(node))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _probe(self, node: Node) -> None:
         before = node.last_word
         port = node.hello.probe_port
         answer = await probe(node.address, port, PROBE_TIMEOUT)
         node.probing = False
+        silent = time.monotonic() - node.last_word
+        if node.second_way is None and node.connection and silent <= self.patience():
+            # A firewall between would make every stumble look like a loss: then silence decides.
+            node.second_way = answer == "accepted"
+            if not node.second_way:
+                self._state.on_news(f"{node.name}: port {port} is {answer} though it is well")
+            return
         if node.last_word > before or node.role is Role.LOST:
             return
-        silent = time.monotonic() - node.last_word
         where = f"{node.address}:{port}"
+        if node.second_way is False:
+            answer = "accepted"
         if answer == "refused":
             self._state.lose(node, f"its robust-task is gone ({where} refuses)")
         elif answer == "unreachable":

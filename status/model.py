@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from robust_slurm.slurm.model import Node
+from robust_slurm.slurm.model import FINISHED, Node
 from status.records import Accusation, Incident, Roster, clean
 
 STALE_S = 30.0  # a supervisor reports every second or so; this long without is worth a look
@@ -95,6 +95,8 @@ def status_of(roster: Roster, slurm: SlurmView, now: float) -> str:
     """
     if roster.state in ("done", "failed"):
         return roster.state
+    if slurm.job_states is not None and slurm.job_states.get(roster.job_id) in FINISHED:
+        return "ended"
     if now - roster.updated <= STALE_S:
         return roster.state
     if slurm.job_states is None:

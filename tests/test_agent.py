@@ -66,6 +66,7 @@ class Boss:
     def __init__(self) -> None:
         self.key = secrets.token_bytes(32)
         self.state = JobState(Config(interval=0.1, progress_regex=r"step (\d+)"), 12, "n0")
+        self.state.awaited.add(1)
         self.heard: list[Message] = []
         self.connections: list[Connection] = []
         self.mute = False

@@ -314,6 +314,7 @@ def test_named_prefers_the_node_that_is_in_the_job() -> None:
     job = Job()
     job.state.lose(job.node(1), "gone")
     line = Line()
+    job.state.awaited.add(1)
     again = hello(1, companion=1)
     job.state.message(as_connection(line), again)
     found = job.state.named("n1")
@@ -481,3 +482,11 @@ class Membership(RuleBasedStateMachine):
 
 Membership.TestCase.settings = settings(deadline=None, max_examples=150, stateful_step_count=40)
 TestMembership = Membership.TestCase
+
+
+def test_a_companion_that_comes_too_late_is_sent_away() -> None:
+    job = Job()
+    line = Line()
+    job.state.message(as_connection(line), hello(9, companion=7))
+    assert isinstance(line.sent[-1], Finish)
+    assert not any(n.companion for n in job.state.live())

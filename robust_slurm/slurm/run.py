@@ -83,6 +83,9 @@ def query_env(environ: Mapping[str, str]) -> dict[str, str]:
     return env | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 
+_ENDS_US = {("scontrol", "requeue")}
+
+
 def run_command(
     argv: Sequence[str],
     deadline_s: float,
@@ -97,9 +100,13 @@ def run_command(
         raise SlurmError(
             "other", argv, f"{argv[0]} is not in PATH", "install Slurm's client commands here"
         )
+    words = [program, *argv[1:]]
+    if tuple(argv[:2]) in _ENDS_US:
+        # Its effect, a SIGTERM to the whole job, reaches this command too, before it has answered.
+        words = ["/bin/sh", "-c", 'trap "" TERM; exec "$@"', "sh", *words]
     try:
         process = subprocess.Popen(
-            [program, *argv[1:]],
+            words,
             stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,5 +1,6 @@
 """robust-srun beside srun in one allocation: the same output, files, environment and exit code."""
 
+import contextlib
 import json
 import os
 import pty
@@ -7,8 +8,10 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,19 +39,23 @@ class Allocation:
     lab: Cluster
     job: int
     env: dict[str, str]
-    count: int = 0
 
     def directory(self, tool: str) -> Path:
-        self.count += 1
-        path = self.lab.shared / f"{self.count}-{tool}"
-        path.mkdir()
+        path = Path(tempfile.mkdtemp(prefix=f"{tool}-", dir=self.lab.shared))
+        path.chmod(0o755)
         os.chown(path, self.lab.uid, self.lab.uid)
         return path
 
+    @contextlib.contextmanager
     def start(
         self, argv: list[str], cwd: Path, env: dict[str, str] | None = None, **popen: Any
-    ) -> "subprocess.Popen[bytes]":
-        return self.lab.popen("n1", argv, env=self.env | (env or {}), cwd=cwd, **popen)
+    ) -> "Iterator[subprocess.Popen[bytes]]":
+        process = self.lab.popen("n1", argv, env=self.env | (env or {}), cwd=cwd, **popen)
+        try:
+            yield process
+        finally:
+            process.kill()  # the command dies with it
+            process.wait()
 
     def run(
         self, argv: list[str], cwd: Path, env: dict[str, str] | None = None, stdin: bytes = b""
@@ -56,10 +63,7 @@ class Allocation:
         pipe = subprocess.PIPE
         source = pipe if stdin else subprocess.DEVNULL
         with self.start(argv, cwd, env, stdin=source, stdout=pipe, stderr=pipe) as process:
-            try:
-                out, err = process.communicate(stdin or None, timeout=DEADLINE)
-            finally:
-                process.kill()
+            out, err = process.communicate(stdin or None, timeout=DEADLINE)
         return Result(process.returncode, out, err, cwd)
 
     def step_of(self, process: "subprocess.Popen[bytes]") -> str:
@@ -121,13 +125,22 @@ def allocate(lab: Cluster, *options: str) -> Allocation:
 
 
 @pytest.fixture(scope="module")
-def timed(lab: Cluster) -> Allocation:
-    """A job of its own that meets its time limit while the other tests run."""
-    return allocate(lab, "-N1", "-w", f"n{NODES + 1}", "--time=1")
+def timed(lab: Cluster) -> dict[str, tuple[int, Path]]:
+    """Per tool a job that meets its time limit, of a minute, while the other tests run."""
+    found = {}
+    for tool in TOOLS:
+        cwd = lab.shared / f"timed-{tool}"
+        cwd.mkdir()
+        os.chown(cwd, lab.uid, lab.uid)
+        (cwd / "count.py").write_text(_COUNT)
+        script = f"#!/bin/bash\nexport ROBUST_STATE_DIR=state\n{tool} -n2 python count.py\n"
+        options = ["-N1", "-n2", "-w", f"n{NODES + 1}", "--time=1", "-D", str(cwd)]
+        found[tool] = (lab.sbatch(script, options), cwd)
+    return found
 
 
 @pytest.fixture(scope="module")
-def alloc(lab: Cluster) -> Allocation:
+def alloc(lab: Cluster, timed: object) -> Allocation:
     options = ["-w", f"n[1-{NODES}]", "--ntasks-per-node=4", "--gres=gpu:h100:4", "--exclusive"]
     found = allocate(lab, f"-N{NODES}", *options)
     # What describes sbatch's own wishes would only make both tools warn about every -n.
@@ -144,14 +157,18 @@ def both(
     stdin: bytes = b"",
     files: dict[str, str] | None = None,
 ) -> tuple[Result, Result]:
-    results = []
-    for tool in TOOLS:
+    """Run the same words under both, side by side in directories of their own."""
+
+    def run(tool: str) -> Result:
         cwd = alloc.directory(tool)
         for name, text in (files or {}).items():
             (cwd / name).write_text(text)
             os.chown(cwd / name, alloc.lab.uid, alloc.lab.uid)
-        results.append(alloc.run([tool, *argv], cwd, env, stdin))
-    return results[0], results[1]
+        return alloc.run([tool, *argv], cwd, env, stdin)
+
+    with ThreadPoolExecutor(2) as pool:
+        plain, robust = pool.map(run, TOOLS)
+    return plain, robust
 
 
 # -- the table --------------------------------------------------------------------------------
@@ -258,13 +275,13 @@ def test_bytes_come_through_unharmed_and_in_order(alloc: Allocation) -> None:
     assert robust.out == plain.out
     assert robust.err_lines == plain.err_lines
     # Lines of two ranks may mix, but each rank's stay in order, labelled or not.
-    count = "for i in $(seq 20000); do echo $SLURM_PROCID $i; done"
+    count = "for i in $(seq 5000); do echo $SLURM_PROCID $i; done"
     for options in ("-n2", "-ln2"):
         plain, robust = both(alloc, [*options.split(), "bash", "-c", count])
         assert sorted(robust.out.splitlines()) == sorted(plain.out.splitlines())
         for rank in (b"0", b"1"):
             words = [line.split() for line in robust.out.splitlines()]
-            assert [int(w[-1]) for w in words if w[-2] == rank] == list(range(1, 20001))
+            assert [int(w[-1]) for w in words if w[-2] == rank] == list(range(1, 5001))
 
 
 # -- the ranks' environment -------------------------------------------------------------------
@@ -373,9 +390,7 @@ def test_the_key_stands_nowhere(alloc: Allocation) -> None:
     robust = alloc.run(["robust-srun", "-n2", "python", "-c", _LOOK], alloc.directory("look"))
     assert [x for x in robust.out_lines if x.startswith(b"seen")] == [b"seen []"] * 2
     assert b"srun_wrapper.task" in robust.out  # the shims' own command lines were among them
-    assert b"KEY" not in robust.out.replace(b"seen []", b"").replace(_LOOK.encode(), b"").replace(
-        b"ROBUST_STEP_KEY", b"", robust.out.count(b"hidden = ")
-    )
+    assert not re.search(rb"[0-9a-f]{64}", robust.out)
 
 
 # -- signals ----------------------------------------------------------------------------------
@@ -386,11 +401,11 @@ rank = os.environ["SLURM_PROCID"]
 def got(number, frame):
     with open("got." + rank, "a") as file:
         print(signal.Signals(number).name, file=file)
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
-    signal.signal(number, got)
+for name in ("INT", "TERM", "USR1", "USR2", "HUP", "QUIT", "ALRM"):
+    signal.signal(getattr(signal, "SIG" + name), got)
 with open("ready." + rank, "w"):
     pass
-end = time.monotonic() + 60
+end = time.monotonic() + 300
 while not os.path.exists("end") and time.monotonic() < end:
     time.sleep(0.02)
 """
@@ -410,7 +425,7 @@ def counted(alloc: Allocation, tool: str, send: Callable[..., None]) -> tuple[in
     return code, [path.read_text().strip() for path in sorted(cwd.glob("got.*"))]
 
 
-@pytest.mark.parametrize("name", ["USR1", "USR2", "ALRM"])
+@pytest.mark.parametrize("name", ["USR1", "USR2"])
 def test_signal_to_the_launcher_reaches_every_rank_once(alloc: Allocation, name: str) -> None:
     number = getattr(signal, f"SIG{name}")
     found = [counted(alloc, tool, lambda p, _s: p.send_signal(number)) for tool in TOOLS]
@@ -447,7 +462,7 @@ def ended(alloc: Allocation, tool: str, send: Callable[["subprocess.Popen[bytes]
         return process.wait(DEADLINE)
 
 
-@pytest.mark.parametrize("signals", [["USR1"], ["INT"] * 3, ["TERM"], ["HUP"]], ids=" ".join)
+@pytest.mark.parametrize("signals", [["USR1"], ["INT"] * 2, ["TERM"], ["HUP"]], ids=" ".join)
 def test_exit_code_after_signals_to_the_launcher(alloc: Allocation, signals: list[str]) -> None:
     def send(process: "subprocess.Popen[bytes]") -> None:
         for name in signals:
@@ -534,3 +549,16 @@ def test_in_a_real_batch_script(lab: Cluster, alloc: Allocation) -> None:
         text = (lab.shared / f"batch.{tool}").read_text()
         codes.append((record["ExitCode"], sorted(text.splitlines())))
     assert codes[1] == codes[0]
+
+
+def test_time_limit(lab: Cluster, timed: dict[str, tuple[int, Path]]) -> None:
+    """The ranks get Slurm's SIGTERM once, then its SIGKILL; nothing is restarted."""
+    seen = []
+    for job, cwd in timed.values():
+        record = lab.wait_job(job, {"TIMEOUT", "COMPLETED", "FAILED", "CANCELLED"}, 150)
+        # Slurm ends the batch script by SIGTERM too, so what runs in it may pass on a second one.
+        got = [set(path.read_text().split()) for path in sorted(cwd.glob("got.*"))]
+        seen.append((record["JobState"], record["Restarts"], got))
+    assert seen == [("TIMEOUT", "0", [{"SIGTERM"}] * 2)] * 2
+    cwd = timed[TOOLS[1]][1]
+    assert not list(cwd.glob("state/jobs/*/incidents.jsonl"))
