@@ -139,7 +139,10 @@ def restart_reason() -> str | None:
 
 
 def resume_step() -> int | None:
-    """The last step that robust-srun knows of from the incarnation before; None if unknown."""
+    """The step to resume from, when the launcher knows it; None while the script finds it itself.
+
+    In this release scripts load their own checkpoints, so it is always None.
+    """
     return _env_int("ROBUST_RESUME_STEP")
 
 

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import itertools
 import os
+import signal
 import time
 from typing import TYPE_CHECKING
 
 from srun_wrapper import ladder
-from srun_wrapper.diagnose import Failure, diagnose, is_cascade
+from srun_wrapper.diagnose import Failure, diagnose, is_cascade, killed_by
 from srun_wrapper.incident import Incident
 from srun_wrapper.messages import Stop
 from srun_wrapper.replace import Replacement
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 SETTLE = 0.3  # s to wait for the root of a failure that looks like a consequence
 SETTLE_MAX = 4.0
 SETTLE_NODES = 1.5  # s for other silent nodes to be judged when one is lost
+# Signals that people send: the news that Slurm sent one to all may come after a rank's death of it.
+SENDABLE = {
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
+    *(signal.SIGTERM, signal.SIGALRM),
+}
 STOP_MARGIN = 12.0  # s over the grace for a node to end its ranks
 STEADY = 3600.0  # s: an epoch that ran this long was progress, whatever it reported
 SRUN_END = 1.0  # s for srun to end when its tasks have
@@ -127,8 +133,13 @@ class Recovery:
             if waited >= SETTLE_MAX or not open_question:
                 return
             await asyncio.sleep(0.02)
-        while time.monotonic() - began < SETTLE and (
-            self._being_signalled() or any(not f.launched for f in state.failures)
+        while (
+            not state.signalled
+            and time.monotonic() - began < SETTLE
+            and (
+                self._being_signalled()
+                or any(not f.launched or killed_by(f) in SENDABLE for f in state.failures)
+            )
         ):
             await asyncio.sleep(0.02)
 

@@ -227,7 +227,7 @@ class Replacement:
             process = self._companions.pop(number, None)
             if process is not None and process.returncode is None:
                 process.terminate()
-        if missing and not state.failures:
+        if missing and not state.failures and not state.signalled:
             why = "srun's message is above" if refused() else "none became free"
             say(
                 f"partition {partition} gave {len(ready)} of {len(asked)} nodes within "

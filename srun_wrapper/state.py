@@ -190,6 +190,11 @@ class JobState:
                     self.signalled = message.signum
             else:
                 self.passed_on.add(message.signum)
+                # A rank's death of it may have been reported first.
+                died = [f for f in self.failures if f.signal == message.signum]
+                if died:
+                    self.failures[:] = [f for f in self.failures if f not in died]
+                    self.signalled = message.signum
 
     def _rank(self, node: Node, epoch: int, local: int) -> Rank | None:
         if epoch != self.world.epoch or node.role is not Role.ACTIVE:
