@@ -90,7 +90,8 @@ def put_back(
         if err.kind != "conflict":
             raise
         new = submit_copy(slurm, job, bad, partition, size)
-        slurm.cancel(job.id)
+        with contextlib.suppress(SlurmError):  # scancel may die of the signal that it asks for
+            slurm.cancel(job.id)
         return new
     wanted = max(int(size.get("SLURM_JOB_NUM_NODES", "0")), job.num_nodes)
     required: list[str] | None = [] if set(bad) & set(_required(job)) else None
@@ -104,7 +105,11 @@ def put_back(
         helper_error: SlurmError | None = err
     else:
         helper_error = None
-    slurm.requeue(name)
+    try:
+        slurm.requeue(name)
+    except SlurmError:  # scontrol may die of the signal that it asks for, as part of this job
+        if slurm.job(job_id).running:
+            raise
     with contextlib.suppress(SlurmError):  # the helper does the same; SIGTERM may be quicker
         slurm.update_job(
             name, partition=partition, exclude=exclude, num_nodes=wanted, required=required

@@ -23,6 +23,7 @@ def job(**changes: Any) -> Job:
         "array_task_id": None,
         "batch": True,
         "batch_host": "n1",
+        "running": True,
         "partition": "train",
         "nodes": ("n1", "n2", "n3"),
         "num_nodes": 3,
@@ -172,6 +173,20 @@ def test_a_job_that_takes_no_second_update_is_copied() -> None:
     assert {"--exclude=n9,n2", "--partition=train,standby"} <= set(submitted["args"])
     with pytest.raises(SlurmError, match="shrink refused"):
         put_back(cast(Slurm, Recorder(job(), "shrink")), 12, ("n2",), "standby", SIZE)
+
+
+def test_scontrol_killed_by_its_own_requeue_is_no_error() -> None:
+    assert run(job(running=False), fail="requeue").names() == ["shrink", "submit", "update_job"]
+
+
+def test_scancel_killed_by_its_own_signal_is_no_error() -> None:
+    class Ending(Recorder):
+        def cancel(self, job_id: int) -> None:
+            super().cancel(job_id)
+            raise SlurmError("other", ("scancel",), "exit code -15, no message")
+
+    recorder = Ending(job(), "shrink", "conflict")
+    assert put_back(cast(Slurm, recorder), 12, ("n2",), "standby", SIZE) == 13
 
 
 def test_without_a_helper_it_only_takes_longer() -> None:

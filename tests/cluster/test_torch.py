@@ -1,0 +1,137 @@
+"""Real torch over gloo: steps are seen without a change to the script, and every fault survived."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import LabFactory
+from jobs import Training, command_line, prepared
+
+from lab import Lab
+
+pytest.importorskip("torch")
+
+SCRIPT = Path(__file__).with_name("tiny_ddp.py")
+STEPS = 40
+WAIT_AT = 25  # the script's
+WAIT = 120.0  # s; importing torch in every rank is most of it
+
+
+class Ddp(Training):
+    """tiny_ddp.py in place of the toy; it saves at steps 10, 20, …"""
+
+    def exports(self) -> dict[str, str]:
+        return super().exports() | {"OMP_NUM_THREADS": "1"}  # more would fight for 2 cores
+
+    def words(self, *options: str) -> str:
+        return " ".join([str(SCRIPT), "--dir", str(self.dir), f"--steps={self.steps}", *options])
+
+    def roster(self) -> dict[str, Any]:
+        return self.rosters()[-1]
+
+    def wait_epoch(self, epoch: int, counted: int) -> None:
+        """All ranks of the epoch wait in step 25, and ``counted`` steps were seen."""
+        ready = f"waiting.{epoch}.*"
+        self.until(lambda: len(list(self.dir.glob(ready))) == self.world, f"epoch {epoch}", WAIT)
+        self.until(lambda: self.roster()["step"] == counted, f"{counted} steps in the roster", 20)
+
+    def check(self, *, epoch: int, loss: float | None = None) -> None:
+        assert self.wait_end(WAIT) == 0, self.story()
+        final = self.final()
+        assert (final["step"], final["epoch"]) == (STEPS, epoch), self.story()
+        assert loss is None or final["loss"] == loss
+        for rank in range(self.world):
+            assert self.says(rf"^rank {rank} done"), self.story()
+        self.check_gone()
+
+
+def ddp(lab: Lab, world: int = 4) -> Ddp:
+    return Ddp(lab, prepared(lab, world).dir, world, STEPS)
+
+
+@pytest.fixture(scope="module")
+def loss(module_lab: Lab) -> Iterator[float]:
+    """The loss at the end of a run that nothing disturbs, and, with --robust-no-auto, observes."""
+    training = ddp(module_lab)
+    options = ["-N2", "--ntasks-per-node=2"]
+    training.submit(f"robust-srun --robust-no-auto python {training.words()}", options)
+    training.check(epoch=1)
+    assert training.roster()["step"] is None
+    assert not training.incidents()
+    yield float(training.final()["loss"])
+
+
+@pytest.mark.timeout(400)
+def test_ddp_without_a_beat(new_lab: LabFactory, loss: float) -> None:
+    """A rank killed, then a node lost; the ranks report nothing, torch's hook counts the steps."""
+    lab = new_lab(nodes=3, standby=0)
+    training = ddp(lab)
+    options = ["-N3", "--ntasks-per-node=2"]
+    training.submit(f"robust-srun --robust-spares=1 python {training.words('--waits=2')}", options)
+    training.wait_epoch(1, WAIT_AT - 1)
+    training.kill(str(SCRIPT), rank=2)
+    training.wait_epoch(2, WAIT_AT - 1 - 20)
+    lab.crash("n2")
+    training.check(epoch=3, loss=loss)
+    assert training.says(r"^rank 2 done on n3")
+    killed, lost = training.incidents()
+    assert (killed["symptom"], killed["action"], killed["swaps"]) == ("crash", "restart", [])
+    assert (lost["symptom"], lost["action"]) == ("node_lost", "swap_spare")
+    assert lost["swaps"] == [["n2", "n3"]]
+    assert killed["outcome"] == lost["outcome"] == "recovered"
+
+
+def inner_ranks(training: Ddp) -> dict[int, int]:
+    """RANK -> pid of the processes that torchrun started."""
+    return {
+        int(process.environ["RANK"]): process.pid
+        for process in training.processes(str(SCRIPT))
+        if "TORCHELASTIC_RUN_ID" in process.environ and "torchrun" not in command_line(process.pid)
+    }
+
+
+@pytest.mark.timeout(400)
+def test_torchrun(new_lab: LabFactory, loss: float) -> None:
+    """One task per node; an inner rank killed, then a node lost and a companion in its place."""
+    lab = new_lab(nodes=2, standby=1)
+    training = ddp(lab)
+    # The endpoint is what most scripts compute: the batch host, the job's first node.
+    command = "torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d"
+    command += f" --rdzv-endpoint=$(hostname):29513 {training.words('--waits=2')}"
+    training.submit(f"robust-srun {command}", ["-N2", "--ntasks-per-node=1", "-c2"])
+    training.wait_epoch(1, WAIT_AT - 1)
+    first = inner_ranks(training)
+    assert sorted(first) == list(range(training.world))
+    os.kill(first[3], signal.SIGKILL)
+    training.wait_epoch(2, WAIT_AT - 1 - 20)
+    assert not set(first.values()) & set(inner_ranks(training).values())  # the world began anew
+    lab.crash("n2")
+    training.check(epoch=3, loss=loss)
+    assert training.says(r"done on s1")
+    killed, lost = training.incidents()
+    assert (killed["symptom"], killed["action"], killed["swaps"]) == ("crash", "restart", [])
+    assert (lost["symptom"], lost["action"]) == ("node_lost", "swap_companion")
+    assert lost["swaps"] == [["n2", "s1"]]
+
+
+def test_shell_around_python(lab: Lab) -> None:
+    """Steps are seen through a shell that stays, and nothing outlives the shell."""
+    training = ddp(lab, world=2)
+    script = training.dir / "run.sh"
+    command = f"{sys.executable} {training.words('--waits=1')}"
+    script.write_text(f"echo start $SLURM_PROCID\n{command}\nexit $?\n")
+    training.submit(f"robust-srun bash {script}", ["-N2", "--ntasks-per-node=1"])
+    training.wait_epoch(1, WAIT_AT - 1)
+    before = {p.pid for rank in (0, 1) for p in training.processes(rank=rank)}
+    assert len(before) >= 4  # a shell and its python each
+    training.kill("run.sh", rank=1)
+    training.until(lambda: not before & {p.pid for p in training.processes()}, "the old ranks' end")
+    training.check(epoch=2)
+    training.only_incident(symptom="crash", action="restart")
+    assert training.out().count("start 0") == training.out().count("start 1") == 2
