@@ -37,6 +37,7 @@ class Node:
     probing: bool = False
     second_way: bool | None = None  # whether its probe port answers while it is well
     unreachable: int = 0  # failed probes in a row
+    refused: bool = False  # its kernel says that its shim is gone
     closed_at: float | None = None  # when its connection broke
     order: Message | None = None  # last Start, Stop or Finish: sent again on a new connection
 

@@ -122,6 +122,7 @@ class JobState:
         node.connection = connection
         node.hello = hello
         node.closed_at = None
+        node.refused = False
         node.last_word = now
         node.unreachable = 0
         connection.agent = node

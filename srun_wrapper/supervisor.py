@@ -30,7 +30,7 @@ from srun_wrapper.watch import TICK, HangWatch, NodeWatch
 ALL_HELLO = 60.0  # s between the first and the last shim's report
 ROSTER_EVERY = 2.0
 FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)
-CANCELLED = 1.0  # s that srun may take to end after the last shim of a cancelled step
+CANCELLED = 1.5  # s to see that all shims of a cancelled step are gone, or srun
 TERMINATING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -82,7 +82,10 @@ class Supervisor:
             self._first_world()
             watcher = asyncio.create_task(self._watch())
             self.begin_epoch("")
-            return await self._life()
+            code = await self._life()
+            if self.phase not in ("failed", "requeued"):
+                self.phase = "failed" if code else "done"
+            return code
         finally:
             if watcher is not None:
                 watcher.cancel()
@@ -118,15 +121,21 @@ class Supervisor:
         return bool(state.failures) or state.world.all_exited() or self.step.ended
 
     async def _cancelled(self) -> bool:
-        """Whether Slurm has ended the whole step: all its shims are gone, and srun with them.
+        """Whether Slurm has ended the whole step: all its shims are gone from nodes that live.
 
         To restart or requeue what a user has cancelled would be against his will. A node that
-        crashed says no farewell: its connection stays, and nothing is waited for.
+        crashed says no farewell: its connection stays, and nothing is waited for. srun ends too,
+        but after a swap only much later.
         """
-        own = [node for node in self.state.nodes.values() if not node.companion]
-        if self.state.signalled or any(node.connection for node in own):
+        spares = (node for node in self.state.nodes.values() if node.role is Role.SPARE)
+        own = [node for node in (*self.state.world.places, *spares) if not node.companion]
+        if self.state.signalled or not own or any(node.connection for node in own):
             return False
-        return await self.state.until(lambda: self.step.ended, CANCELLED)
+
+        def over() -> bool:
+            return self.step.ended or all(node.refused for node in own)
+
+        return await self.state.until(over, CANCELLED)
 
     # -- start
 
@@ -203,11 +212,14 @@ class Supervisor:
     # -- the end
 
     async def step_ended(self) -> int:
-        """srun ended although ranks should be running: someone cancelled the step."""
-        code = self.step.code
-        say(f"the step was ended by Slurm (srun exit code {code})")
-        self.phase = "terminating"
-        return 1 if code is None else code
+        """The step ended although ranks should be running: someone cancelled it."""
+        self._ending = True
+        for node in self.state.live():  # companions, whose steps are others
+            self.send(node, finish_order(self.state.world, node))
+        await self.step.end(self._swapped())
+        code = self.step.code or 128 + signal.SIGKILL
+        say(f"the step was ended by Slurm (exit code {code})")
+        return code
 
     async def finish(self) -> int:
         """Let every shim end like its rank; returns the step's exit code as srun computes it."""
@@ -220,15 +232,16 @@ class Supervisor:
             for r in state.world.by_rank.values()
             if r.exit is not None
         ]
-        if self.phase in ("running", "starting"):
-            self.phase = "terminating" if state.signalled else "done"
-        swapped = any(n.role is Role.LOST or n.companion for n in state.nodes.values())
+        swapped = self._swapped()
         await self.step.end(swapped)
         if not swapped and self.step.code is not None:
             return self.step.code
         if state.signalled and not any(codes):
             return 128 + state.signalled
         return max(codes, default=0)
+
+    def _swapped(self) -> bool:
+        return any(n.role is Role.LOST or n.companion for n in self.state.nodes.values())
 
     # -- signals
 

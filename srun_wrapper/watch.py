@@ -71,6 +71,7 @@ class NodeWatch:
         if node.second_way is False:
             answer = "accepted"
         if answer == "refused":
+            node.refused = True
             self._state.lose(node, f"its robust-task is gone ({where} refuses)")
         elif answer == "unreachable":
             node.unreachable += 1
