@@ -59,6 +59,7 @@ def main() -> None:
             torch.save({**parts, "step": step}, buffer)
             atomic_write(checkpoint, buffer.getvalue())
     rank.done()
+    torch.distributed.barrier()  # a rank that leaves first can abort the other in gloo
     torch.distributed.destroy_process_group()
 
 

@@ -144,13 +144,21 @@ class Recovery:
             await asyncio.sleep(0.02)
 
     async def _step_is_over(self) -> bool:
-        """Whether all agents are gone because srun is, not because of their nodes."""
+        """Whether Slurm has ended the whole step: all its shims are gone from nodes that live.
+
+        To restart or requeue what a user has cancelled would be against his will. A node that
+        crashed says no farewell: its connection stays, and nothing is waited for. srun ends too,
+        but after a swap only much later.
+        """
         state = self._state
-        if not all(
-            f.symptom == "node_lost" and "refuses" in str(f.evidence) for f in state.failures
-        ):
+        own = [node for node in (*state.world.places, *state.spares()) if not node.companion]
+        if not own or any(node.connection for node in own):
             return False
-        return await state.until(lambda: self._boss.step.ended, SRUN_END)
+
+        def over() -> bool:
+            return self._boss.step.ended or all(node.refused for node in own)
+
+        return await state.until(over, SRUN_END)
 
     def _being_signalled(self) -> bool:
         """Some shims were signalled by Slurm: is the whole step being ended?"""

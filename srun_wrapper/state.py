@@ -19,6 +19,7 @@ from srun_wrapper.messages import (
     Inspected,
     Message,
     Report,
+    Signal,
     Signalled,
     SlotLost,
     Start,
@@ -185,17 +186,25 @@ class JobState:
         elif isinstance(message, SlotLost):
             self._fail_node(node, "node_lost", f"a robust-task of {node.name} died")
         elif isinstance(message, Signalled):
-            if message.signum in ENDING:
-                node.signalled = message.signum
-                if all(n.signalled for n in self.live()):
-                    self.signalled = message.signum
-            else:
-                self.passed_on.add(message.signum)
-                # A rank's death of it may have been reported first.
-                died = [f for f in self.failures if f.signal == message.signum]
-                if died:
-                    self.failures[:] = [f for f in self.failures if f not in died]
-                    self.signalled = message.signum
+            self._signalled(node, message.signum)
+
+    def _signalled(self, node: Node, signum: int) -> None:
+        """Slurm signalled a node's shims, and the ranks there with them."""
+        own = [n for n in self.live() if not n.companion] or self.live()
+        if own and node is own[0]:  # Slurm does not know that companions' steps belong to this one
+            for other in self.live():
+                if other.companion and other.connection is not None and other is not node:
+                    other.connection.send(Signal(signum))
+        if signum in ENDING:
+            node.signalled = signum
+            if all(n.signalled for n in own):
+                self.signalled = signum
+            return
+        self.passed_on.add(signum)
+        died = [f for f in self.failures if f.signal == signum]
+        if died:  # a rank's death of it was reported first
+            self.failures[:] = [f for f in self.failures if f not in died]
+            self.signalled = signum
 
     def _rank(self, node: Node, epoch: int, local: int) -> Rank | None:
         if epoch != self.world.epoch or node.role is not Role.ACTIVE:

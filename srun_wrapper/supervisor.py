@@ -30,7 +30,6 @@ from srun_wrapper.watch import TICK, HangWatch, NodeWatch
 ALL_HELLO = 60.0  # s between the first and the last shim's report
 ROSTER_EVERY = 2.0
 FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)
-CANCELLED = 1.5  # s to see that all shims of a cancelled step are gone, or srun
 TERMINATING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -107,8 +106,6 @@ class Supervisor:
                 await asyncio.sleep(1.0)
                 if not state.failures:
                     return await self.step_ended()
-            if await self._cancelled():
-                return await self.step_ended()
             code = await self._recovery.handle()
             if code is not None:
                 return code
@@ -119,23 +116,6 @@ class Supervisor:
             stopped = state.stopping_epoch >= state.world.epoch
             return stopped or state.world.all_exited() or not state.live() or self.step.ended
         return bool(state.failures) or state.world.all_exited() or self.step.ended
-
-    async def _cancelled(self) -> bool:
-        """Whether Slurm has ended the whole step: all its shims are gone from nodes that live.
-
-        To restart or requeue what a user has cancelled would be against his will. A node that
-        crashed says no farewell: its connection stays, and nothing is waited for. srun ends too,
-        but after a swap only much later.
-        """
-        spares = (node for node in self.state.nodes.values() if node.role is Role.SPARE)
-        own = [node for node in (*self.state.world.places, *spares) if not node.companion]
-        if self.state.signalled or not own or any(node.connection for node in own):
-            return False
-
-        def over() -> bool:
-            return self.step.ended or all(node.refused for node in own)
-
-        return await self.state.until(over, CANCELLED)
 
     # -- start
 

@@ -67,7 +67,12 @@ def test_through_a_node_crash(new_lab: LabFactory) -> None:
 
     lab.crash("n2")
     training.until(lambda: training.incidents(), "the incident", 60)
-    training.until(lambda: report(lab, training)["jobs"][0]["epoch"] == 2, "epoch 2")
+
+    def goes_on() -> bool:
+        (job,) = report(lab, training)["jobs"]
+        return (job["epoch"], job["status"]) == (2, "running")
+
+    training.until(goes_on, "epoch 2 in the report")
     after = report(lab, training)
     (job,) = after["jobs"]
     assert job["status"] == "running" and job["incidents"] == 1
