@@ -133,7 +133,7 @@ def test_standby_disabled_then_requeued(new_lab: LabFactory) -> None:
     crashed = lab.crash("n2")
     goes_on_without(training, "n2", crashed)
     record = training.only_incident(action="requeue", suspects=["n2"], outcome="requeued")
-    assert record["phases"]["replace"] < 1
+    assert record["phases"]["replace"] < 20  # less than it would wait for a standby node
 
 
 def jobs_named(lab: Lab, name: str) -> set[int]:

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import LabFactory
+from jobs import start, until
 
 from lab import Cluster
 
@@ -484,6 +486,24 @@ def test_exit_code_of_a_cancelled_step(alloc: Allocation, options: list[str]) ->
     codes = [ended(alloc, tool, cancel) for tool in TOOLS]
     assert codes[1] == codes[0] != 0
     assert alloc.lab.job(alloc.job)["JobState"] == "RUNNING"  # not put back in the queue
+
+
+@pytest.mark.parametrize("options", [[], ["-s", "TERM"]], ids=str)
+def test_step_cancelled_after_a_swap_stays_cancelled(
+    new_lab: LabFactory, options: list[str]
+) -> None:
+    """The companion's step is another one to Slurm: it ends with the first."""
+    lab = new_lab(nodes=2, standby=1)
+    training = start(lab, 2, steps=3000)
+    training.wait_step(5)
+    lab.crash("n2")
+    training.until(lambda: training.incidents(), "the recovery")
+    lab.exec("head", ["scancel", *options, f"{training.job}.0"], check=True)
+    assert training.wait_end(20) == 128 + (signal.SIGTERM if options else signal.SIGKILL)
+    assert lab.job(training.job)["JobState"] == "FAILED"  # of that code, not put back
+    assert len(training.incidents()) == 1
+    training.check_gone()
+    until(lambda: lab.nodes()["s1"] == {"IDLE"}, "the companion has gone home")
 
 
 def test_second_interrupt_ends_ranks_that_ignore_it(alloc: Allocation) -> None:

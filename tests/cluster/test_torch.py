@@ -69,17 +69,27 @@ def loss(module_lab: Lab) -> Iterator[float]:
 
 @pytest.mark.timeout(400)
 def test_ddp_without_a_beat(new_lab: LabFactory, loss: float) -> None:
-    """A rank killed, then a node lost; the ranks report nothing, torch's hook counts the steps."""
+    """A rank killed, then a node lost; the ranks report nothing, torch's hook counts the steps.
+
+    Every rank is a shell that waits for its python; nothing of it may outlive the shell.
+    """
     lab = new_lab(nodes=3, standby=0)
     training = ddp(lab)
+    script = training.dir / "run.sh"
+    command = f"{sys.executable} {training.words('--waits=2')}"
+    script.write_text(f"echo start $SLURM_PROCID\n{command}\nexit $?\n")
     options = ["-N3", "--ntasks-per-node=2"]
-    training.submit(f"robust-srun --robust-spares=1 python {training.words('--waits=2')}", options)
+    training.submit(f"robust-srun --robust-spares=1 bash {script}", options)
     training.wait_epoch(1, WAIT_AT - 1)
-    training.kill(str(SCRIPT), rank=2)
+    before = {p.pid for rank in range(training.world) for p in training.processes(rank=rank)}
+    assert len(before) >= 2 * training.world  # a shell and its python each
+    training.kill("run.sh", rank=2)
     training.wait_epoch(2, WAIT_AT - 1 - 20)
+    assert not before & {p.pid for p in training.processes()}
     lab.crash("n2")
     training.check(epoch=3, loss=loss)
     assert training.says(r"^rank 2 done on n3")
+    assert [training.out().count(f"start {rank}\n") for rank in range(training.world)] == [3] * 4
     killed, lost = training.incidents()
     assert (killed["symptom"], killed["action"], killed["swaps"]) == ("crash", "restart", [])
     assert (lost["symptom"], lost["action"]) == ("node_lost", "swap_spare")
@@ -118,20 +128,3 @@ def test_torchrun(new_lab: LabFactory, loss: float) -> None:
     assert (killed["symptom"], killed["action"], killed["swaps"]) == ("crash", "restart", [])
     assert (lost["symptom"], lost["action"]) == ("node_lost", "swap_companion")
     assert lost["swaps"] == [["n2", "s1"]]
-
-
-def test_shell_around_python(lab: Lab) -> None:
-    """Steps are seen through a shell that stays, and nothing outlives the shell."""
-    training = ddp(lab, world=2)
-    script = training.dir / "run.sh"
-    command = f"{sys.executable} {training.words('--waits=1')}"
-    script.write_text(f"echo start $SLURM_PROCID\n{command}\nexit $?\n")
-    training.submit(f"robust-srun bash {script}", ["-N2", "--ntasks-per-node=1"])
-    training.wait_epoch(1, WAIT_AT - 1)
-    before = {p.pid for rank in (0, 1) for p in training.processes(rank=rank)}
-    assert len(before) >= 4  # a shell and its python each
-    training.kill("run.sh", rank=1)
-    training.until(lambda: not before & {p.pid for p in training.processes()}, "the old ranks' end")
-    training.check(epoch=2)
-    training.only_incident(symptom="crash", action="restart")
-    assert training.out().count("start 0") == training.out().count("start 1") == 2
