@@ -108,9 +108,9 @@ class Recovery:
         if state.signalled:
             self._close(incident, ENDED)
             return None
+        self._boss.phase = "running"
         self._close(incident, "recovered")
         say(incident.line())
-        self._boss.phase = "running"
         return None
 
     async def _settle(self) -> None:

@@ -62,7 +62,9 @@ def test_user_code_without_beats(lab: Cluster) -> None:
     training.check_done()
     said = training.out()  # the line comes when training goes on, not at its end
     assert said.index("recovered from crash") < said.index("step 40 ")
-    training.only_incident(symptom="crash", action="restart", lost_steps=2)
+    found = training.only_incident(symptom="crash", action="restart")
+    # Rank 0 may be ended before or after it has printed the step that rank 1 had just finished.
+    assert found["lost_steps"] in (1, 2)
 
 
 def test_progress_refills_the_budget(lab: Cluster) -> None:
