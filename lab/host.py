@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from lab import fake_nvml
 from lab import spec as texts
 from lab.errors import LabError
 from lab.spec import ROOT, UID, LabSpec
@@ -53,6 +54,8 @@ def bring_up(spec: LabSpec, owner: int = 0) -> None:
     """
     check_host()
     texts.check_spec(spec)
+    if spec.gpus:
+        fake_nvml.check_compiler()
     lock = _claim(spec)
     try:
         _write_files(spec)
@@ -151,6 +154,9 @@ def _write_files(spec: LabSpec) -> None:
         path = spec.dir / "dev" / f"nvidia{index}"
         os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
         path.chmod(0o666)
+    if spec.gpus:  # below the mount point of the nodes' tmpfs: its path is the one they will see
+        (spec.node_dir / "gpu").mkdir(mode=0o755)
+        fake_nvml.make_cache(fake_nvml.build(spec.node_dir / "gpu"), spec.loader_cache)
 
 
 def _read_answer(fd: int) -> str:

@@ -18,10 +18,12 @@ CLONE_NEWNET = 0x40000000
 MS_RDONLY = 0x1
 MS_NOSUID = 0x2
 MS_NODEV = 0x4
+MS_NOEXEC = 0x8
 MS_REMOUNT = 0x20
 MS_BIND = 0x1000
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
+MNT_DETACH = 0x2
 
 _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
 _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C
@@ -65,6 +67,20 @@ def mount(source: str, target: str, fstype: str, flags: int = 0, options: str = 
 def bind(source: str, target: str) -> None:
     """Show `source` (a file, or a directory with what is mounted below it) at `target`."""
     mount(source, target, "", MS_BIND | MS_REC)
+
+
+def unmount(target: str) -> None:
+    """Take the last mount at `target` away; who still uses it keeps it."""
+    _check(_libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
+
+
+def enter_namespace(path: str) -> None:
+    """Move this process (it must have one thread) to a namespace, say "/proc/7/ns/mnt"."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _check(_libc.setns(fd, 0), f"setns {path}")
+    finally:
+        os.close(fd)
 
 
 def sethostname(name: str) -> None:

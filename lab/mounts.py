@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from lab import linux
+from lab import linux, plant
 from lab.spec import HEAD, LabSpec
 
 OWN_DIRS = {"/tmp": 0o1777, "/dev/shm": 0o1777}
+# What `fill` fills takes the machine's memory.
+_SIZES = {"/tmp": "size=256m"}
+_SPOOL_SIZE = "size=64m"
 
 
 class Cover(NamedTuple):
@@ -65,7 +68,8 @@ def apply_cover(cover: Cover) -> None:
     """Mount `cover` in the mount namespace of this process."""
     held = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in cover.shown]
     flags = linux.MS_NOSUID | linux.MS_NODEV
-    linux.mount("tmpfs", cover.top, "tmpfs", flags, f"mode={cover.mode:o}")
+    options = ",".join(filter(None, [f"mode={cover.mode:o}", _SIZES.get(cover.top)]))
+    linux.mount("tmpfs", cover.top, "tmpfs", flags, options)
     for path, fd in held:
         source = f"/proc/self/fd/{fd}"
         target = Path(path)
@@ -89,8 +93,11 @@ def build_view(spec: LabSpec, node: str, covers: Iterable[Cover]) -> None:
         linux.bind(str(etc / name), f"/etc/{name}")
     if Path("/etc/slurm").is_dir():  # commands find the lab even without SLURM_CONF
         linux.bind(str(etc), "/etc/slurm")
-    linux.mount("tmpfs", str(spec.node_dir), "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=755")
-    if Path("/sys/fs/cgroup").is_dir():  # slurmd starts without, and cannot touch the host's
-        linux.mount("tmpfs", "/sys/fs/cgroup", "tmpfs", linux.MS_RDONLY, "mode=755")
+    library = plant.copy_library(spec)
+    quiet = linux.MS_NOSUID | linux.MS_NODEV
+    linux.mount("tmpfs", str(spec.node_dir), "tmpfs", quiet, "mode=755")
+    plant.fresh_sys()
     if node != HEAD:
-        (spec.node_dir / "spool").mkdir(mode=0o755)
+        spec.spool.mkdir(mode=0o755)
+        linux.mount("tmpfs", str(spec.spool), "tmpfs", quiet, f"mode=755,{_SPOOL_SIZE}")
+        plant.plant(spec, node, library)

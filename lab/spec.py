@@ -27,6 +27,7 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True):
     standby: int = 1
     gpus: int = 0
     cpus: int = 8
+    scratch: bool = False
     slurm_conf: dict[str, str] = {}
     visible: tuple[str, ...] = ()
 
@@ -42,8 +43,23 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def node_dir(self) -> Path:
-        """A mount point that holds a tmpfs of its own in every node (slurmd's spool)."""
+        """A mount point that holds a tmpfs of its own in every node (hardware, slurmd's spool)."""
         return self.dir / "node"
+
+    @property
+    def spool(self) -> Path:
+        """SlurmdSpoolDir: another tmpfs of the node's own."""
+        return self.node_dir / "spool"
+
+    @property
+    def scratch_dir(self) -> Path:
+        """Where a node's shared file system is mounted, with `scratch`, and may go stale."""
+        return self.node_dir / "scratch"
+
+    @property
+    def loader_cache(self) -> Path:
+        """The /etc/ld.so.cache of nodes with GPUs."""
+        return self.dir / "etc" / "ld.so.cache"
 
     @property
     def munge_socket(self) -> Path:
@@ -153,7 +169,7 @@ def slurm_conf(spec: LabSpec) -> str:
         "StateSaveLocation": f"{spec.dir}/spool",
         "SlurmctldPidFile": f"{spec.node_dir}/slurmctld.pid",
         "SlurmctldLogFile": str(spec.log("slurmctld")),
-        "SlurmdSpoolDir": f"{spec.node_dir}/spool",
+        "SlurmdSpoolDir": str(spec.spool),
         "SlurmdPidFile": f"{spec.node_dir}/slurmd.pid",
         "SlurmdLogFile": f"{spec.dir}/log/slurmd-%n.log",
         "SlurmdParameters": "config_overrides",  # more CPUs than this machine has

@@ -177,9 +177,13 @@ class Stop(Message):
 
 
 class Signal(Message):
-    """Pass a signal to the ranks."""
+    """Pass a signal to the ranks.
+
+    ``early``: it was sent before they were started, and waits until they are ready for it.
+    """
 
     signum: int
+    early: bool = False
 
 
 class Inspect(Message):

@@ -95,6 +95,17 @@ def reap() -> dict[int, int]:
         ended[pid] = status
 
 
+def expects(pid: int, signum: int) -> bool:
+    """Whether a process handles, ignores or blocks a signal; False if it is gone."""
+    masks = ("SigCgt:", "SigIgn:", "SigBlk:")
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            found = [int(line.split()[1], 16) for line in file if line.startswith(masks)]
+    except OSError:
+        return False
+    return any(mask >> (signum - 1) & 1 for mask in found)
+
+
 def childless() -> bool:
     """True when this process has no child left, not even an adopted or unreaped one."""
     try:

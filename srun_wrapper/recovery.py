@@ -116,13 +116,21 @@ class Recovery:
     async def _settle(self) -> None:
         """Wait for what belongs together.
 
-        While all failures seen look like consequences, their root is still to come; and when a
-        node is lost, others that are silent now (the same switch, the same power) go with it.
+        While all failures seen look like consequences, their root is still to come; when a node
+        is lost, others that are silent now (the same switch, the same power) go with it; and what
+        one node cannot run, the others may only be slower to refuse.
         """
         state = self._state
         began = time.monotonic()
         while any(f.symptom == "node_lost" for f in state.failures) and (
             self._boss.node_watch.doubtful() and time.monotonic() - began < SETTLE_NODES
+        ):
+            await asyncio.sleep(0.02)
+        while (  # a command that cannot be run: here only, or everywhere?
+            any(not f.launched for f in state.failures)
+            and not state.signalled
+            and not state.world.all_tried()
+            and time.monotonic() - began < SETTLE_MAX
         ):
             await asyncio.sleep(0.02)
         while all(is_cascade(f) for f in state.failures) and not state.signalled:
@@ -155,8 +163,12 @@ class Recovery:
         if not own or any(node.connection for node in own):
             return False
 
+        # A shim behind a firewall cannot be asked; that its connection ended too must do.
+        asked = [node for node in own if node.second_way is not False]
+
         def over() -> bool:
-            return self._boss.step.ended or all(node.refused for node in own)
+            gone = bool(asked) and all(node.refused for node in asked)
+            return self._boss.step.ended or gone
 
         return await state.until(over, SRUN_END)
 

@@ -158,6 +158,13 @@ class World:
     def all_started(self) -> bool:
         return self.started >= len(self.by_rank)
 
+    def all_tried(self) -> bool:
+        """No rank is still to be started: each was, or ended before, or its node is lost."""
+        return all(
+            rank.started or rank.exit is not None or rank.node.role is Role.LOST
+            for rank in self.by_rank.values()
+        )
+
     def all_stepped(self) -> bool:
         """All ranks that have made steps before have made one in this epoch."""
         return self.stepped >= len(self.steppers)

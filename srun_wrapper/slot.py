@@ -36,6 +36,7 @@ from srun_wrapper.world import STALE
 KILL_DEADLINE = 10.0  # a process that survives SIGKILL this long is stuck in the kernel
 CHECK = 0.01
 TAIL_WAIT = 0.05
+READY = 30.0  # s for a new rank to get ready for a signal that came before it
 NOT_FOUND = 2  # srun's own exit code when a task's command cannot be run
 SECRETS = ("ROBUST_STEP_KEY", "ROBUST_PORT", "ROBUST_COMPANION")
 
@@ -97,7 +98,10 @@ class Slot:
             self._next = None
             self._stop(order.grace)
         elif isinstance(order, Signal):
-            self.signal(order.signum)
+            if order.early:
+                self._signal_when_ready(order.signum, time.monotonic() + READY)
+            else:
+                self.signal(order.signum)
         elif isinstance(order, Inspect):
             self._inspect(order)
         elif isinstance(order, Finish):
@@ -115,6 +119,15 @@ class Slot:
                     os.killpg(self._running.process.pid, signum)
             except (ProcessLookupError, PermissionError):
                 pass
+
+    def _signal_when_ready(self, signum: int, give_up_at: float) -> None:
+        # In its first moments a rank would die of a signal that it is going to handle.
+        running = self._running
+        ready = running is not None and proc.expects(running.process.pid, signum)
+        if ready or time.monotonic() >= give_up_at:
+            self.signal(signum)
+        else:
+            self._loop.later(0.1, lambda: self._signal_when_ready(signum, give_up_at))
 
     def kill(self) -> None:
         """End everything below this shim at once, without ceremony."""

@@ -56,6 +56,8 @@ class JobState:
         self.signalled = 0  # the signal that ends the step, once it is being ended
         self.awaited: set[int] = set()  # companions that were asked for and may still come
         self.passed_on: set[int] = set()  # other signals that the ranks were sent on purpose
+        self.early: set[int] = set()  # those of them that came when there were no ranks to get them
+        self.ending = False  # the shims are told to finish
         self.on_news: Callable[[str], None] = lambda _text: None
         # Sources whose step numbers count from 1 in every process, wherever it resumed.
         groups = re.compile(config.progress_regex.encode()).groups
@@ -128,8 +130,9 @@ class JobState:
         node.unreachable = 0
         connection.agent = node
         connection.send(Ack(node.seen, self.interval))
-        if node.role is Role.LOST:
-            # It has been given up, and others may have its ranks: nothing of it may go on.
+        if node.role is Role.LOST or (self.ending and node.order is None):
+            # It has been given up, and others may have its ranks: nothing of it may go on. Or it
+            # comes when all is over.
             connection.send(Finish(tuple((0, 0) for _ in hello.tasks)))
         elif node.order is not None and not _obeyed(node, node.order):
             connection.send(node.order)  # it went under with the last connection
@@ -188,6 +191,12 @@ class JobState:
         elif isinstance(message, Signalled):
             self._signalled(node, message.signum)
 
+    def pass_on(self, signum: int) -> None:
+        """Someone sends the ranks a signal that does not end the step."""
+        self.passed_on.add(signum)
+        if self.failures or self.stopping_epoch >= self.world.epoch:
+            self.early.add(signum)  # no ranks yet, or they are to be stopped: the next ones get it
+
     def _signalled(self, node: Node, signum: int) -> None:
         """Slurm signalled a node's shims, and the ranks there with them."""
         own = [n for n in self.live() if not n.companion] or self.live()
@@ -200,7 +209,7 @@ class JobState:
             if all(n.signalled for n in own):
                 self.signalled = signum
             return
-        self.passed_on.add(signum)
+        self.pass_on(signum)
         died = [f for f in self.failures if f.signal == signum]
         if died:  # a rank's death of it was reported first
             self.failures[:] = [f for f in self.failures if f not in died]

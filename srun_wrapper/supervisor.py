@@ -56,7 +56,6 @@ class Supervisor:
         self.phase = "starting"
         self.step = RealStep(self.state)
         self._interrupts: list[float] = []
-        self._ending = False
         self._next_roster = 0.0
         self.node_watch = NodeWatch(self.state)
 
@@ -73,11 +72,9 @@ class Supervisor:
         try:
             await self._launch_step()
             missing = await self._wait_for_shims()
-            if missing is not None:
-                return missing
-            if self.state.signalled:
+            if missing is not None or self.state.signalled:
                 await self.finish()
-                return 128 + self.state.signalled
+                return missing or 128 + self.state.signalled
             self._first_world()
             watcher = asyncio.create_task(self._watch())
             self.begin_epoch("")
@@ -128,13 +125,16 @@ class Supervisor:
         await self.step.start(argv, env, own_session=not self.launch.options.inherit)
 
     async def _wait_for_shims(self) -> int | None:
-        """Wait until every node of the step has reported; an exit code if it never will."""
+        """Wait until every node of the step has reported; an exit code if it never will.
+
+        Not when the step is to end: some may have died of the signal before they could report.
+        """
         state = self.state
         await state.until(lambda: bool(state.nodes) or self.step.ended, None)
 
         def complete() -> bool:
             wanted = next(iter(state.nodes.values())).hello.step_nodes if state.nodes else 1
-            return len(state.nodes) >= wanted or self.step.ended
+            return len(state.nodes) >= wanted or self.step.ended or state.signalled > 0
 
         await state.until(complete, ALL_HELLO)
         if self.step.ended:
@@ -143,7 +143,7 @@ class Supervisor:
             return code
         wanted = next(iter(state.nodes.values())).hello.step_nodes
         needed = self.launch.plan.active_nodes or wanted
-        if len(state.nodes) < needed:
+        if len(state.nodes) < needed and not state.signalled:
             say(
                 f"{wanted - len(state.nodes)} of {wanted} nodes did not start robust-task within "
                 f"{ALL_HELLO:g} s, {needed} are needed; look at slurmd's log on the nodes missing "
@@ -173,6 +173,9 @@ class Supervisor:
         grace, extra = self.config.stop_grace, self.launch.rank_env
         for node, order in start_orders(self.state, grace, reason, extra):
             self.send(node, order)
+        for signum in sorted(self.state.early):
+            self.broadcast(Signal(signum, early=True))
+        self.state.early.clear()
         world = self.state.world
         names = [n.name for n in world.places]
         self.ledger.event("epoch", epoch=world.epoch, nodes=names, why=reason)
@@ -193,7 +196,7 @@ class Supervisor:
 
     async def step_ended(self) -> int:
         """The step ended although ranks should be running: someone cancelled it."""
-        self._ending = True
+        self.state.ending = True
         for node in self.state.live():  # companions, whose steps are others
             self.send(node, finish_order(self.state.world, node))
         await self.step.end(self._swapped())
@@ -204,7 +207,7 @@ class Supervisor:
     async def finish(self) -> int:
         """Let every shim end like its rank; returns the step's exit code as srun computes it."""
         state = self.state
-        self._ending = True
+        state.ending = True
         for node in state.live():
             self.send(node, finish_order(state.world, node))
         codes = [
@@ -233,7 +236,7 @@ class Supervisor:
             loop.add_signal_handler(signum, self._terminate, signum)
 
     def _forward(self, signum: int) -> None:
-        self.state.passed_on.add(signum)
+        self.state.pass_on(signum)
         self.broadcast(Signal(signum))
 
     def _terminate(self, signum: int) -> None:
@@ -256,7 +259,7 @@ class Supervisor:
     async def _watch(self) -> None:
         hang = HangWatch(self.state)
         told: set[str] = set()
-        while not self._ending:
+        while not self.state.ending:
             try:
                 self._look(time.monotonic(), hang)
             except Exception as err:  # noqa: BLE001 - a slip in a watch must not end the job

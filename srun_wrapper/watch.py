@@ -79,8 +79,10 @@ class NodeWatch:
                 why = f"no word for {silent:.1f} s and {where} unreachable {PROBES} times"
                 self._state.lose(node, why)
         elif silent > max(MUTE, 4 * self._state.interval):
-            why = f"no word for {silent:.1f} s though its kernel answers: all processes stopped?"
-            self._state.lose(node, why)
+            more = "though its kernel answers: all processes stopped?"
+            if node.second_way is False:
+                more = f"and {where} cannot be asked (a firewall between?)"
+            self._state.lose(node, f"no word for {silent:.1f} s {more}")
         else:
             node.unreachable = 0
 

@@ -1,4 +1,7 @@
-"""Slurm's ways of writing times, sizes, states and node lists, as Python values. Pure."""
+"""Slurm's ways of writing times, sizes, states and node lists, as Python values. Pure.
+
+ClusterShell is imported only for real lists: the node gate drains its own node without it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
-
+_NODE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,255}", re.ASCII)
 _NOTHING = frozenset({"", "(null)", "none", "n/a", "unknown", "none assigned", "n/s", "invalid"})
 _ENDLESS = frozenset({"UNLIMITED", "INFINITE", "PARTITION_LIMIT", "NONE", "INVALID", "NOT_SET"})
 
@@ -126,6 +128,10 @@ def expand(value: str | None) -> tuple[str, ...]:
     text = optional(value)
     if text is None:
         return ()
+    if _NODE_NAME.fullmatch(text):
+        return (text,)
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
     names: dict[str, None] = {}
     try:
         for item in _top_level(text):
@@ -151,12 +157,18 @@ def fold(names: Iterable[str]) -> str:
 
     Only the last index is folded, which every release reads also for names like "r1-n2".
     """
+    wanted = dict.fromkeys(names)
+    for name in wanted:
+        if _NODE_NAME.fullmatch(name) is None:
+            raise ParseError(f"not a node name: {name[:80]!r}")
+    if len(wanted) < 2:
+        return "".join(wanted)
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
     nodes = NodeSet(resolver=RESOLVER_NOGROUP)
     nodes.fold_axis = (-1,)
     try:
-        for name in names:
-            if re.fullmatch(r"[A-Za-z0-9_.-]{1,255}", name, re.ASCII) is None:
-                raise ParseError(f"not a node name: {name[:80]!r}")
+        for name in wanted:
             nodes.update(NodeSet(name, resolver=RESOLVER_NOGROUP))
     except NodeSetException as error:
         raise ParseError(f"not a node name: {error}") from error

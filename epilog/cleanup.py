@@ -1,0 +1,180 @@
+"""Clearing what a job left on the node: its processes, then its memory and files."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from epilog import files, processes
+from epilog.processes import Process
+from health.accusations import printable
+from health.aside import aside
+from health.check import Condition
+from health.finding import Finding
+
+GRACE_S = 2.0  # between SIGTERM and SIGKILL
+_ROUNDS_S = 0.2  # how long one round of SIGKILL is waited for before the next look
+_CLOCK_S = 0.02  # by which a file's time may lag behind the clock
+_SHOWN = 5  # processes named in the evidence
+
+LEFT = Condition(
+    "leftover-processes",
+    "FAIL",
+    "user",
+    "clear-leftovers",
+    "processes of the job's user that SIGKILL did not end within the epilog's time",
+)
+STUCK = Condition(
+    "leftover-processes-stuck",
+    "FAIL",
+    "node",
+    "reboot",
+    "processes of the job's user that hang in the kernel (state D) and take no signal",
+)
+HUNG = Condition(
+    "cleanup-hung",
+    "FAIL",
+    "node",
+    "reboot",
+    "the processes of the node cannot even be listed in time: /proc hangs with one of them",
+)
+FAILED = Condition(
+    "cleanup-error", "ERROR", "tool", "none", "the clean-up of processes broke; nothing is proven"
+)
+FILES = Condition(
+    "leftover-files",
+    "WARN",
+    "user",
+    "none",
+    "files or memory of the job's user could not be removed",
+)
+CONDITIONS = (LEFT, STUCK, HUNG, FAILED, FILES)
+
+
+class Cleared(NamedTuple):
+    """What came of it: ``ended`` processes, ``removed`` files and IPC objects."""
+
+    ended: int
+    removed: int
+    findings: list[Finding]
+
+    @property
+    def worth_telling(self) -> bool:
+        return bool(self.ended or self.removed or self.findings)
+
+
+def clear(
+    job: int,
+    uid: int,
+    mode: str,
+    steps: Iterable[int],
+    dirs: Sequence[str],
+    deadline_s: float,
+) -> Cleared:
+    """Clear the job's leftovers and say what stayed.
+
+    ``mode``: "user", "job" or "never"; ``steps``: jobs with steps here (slurmd's spool); ``dirs``:
+    where files of the user are removed once no other job of that user is here, and no process.
+    """
+    if uid <= 0 or mode == "never":
+        return Cleared(0, 0, [])
+    until = time.monotonic() + deadline_s
+    here = list(steps)
+    said, error = aside(lambda: end_leftovers(job, uid, mode, here, 0.7 * deadline_s), deadline_s)
+    if error:
+        if error.startswith("no answer"):
+            return Cleared(0, 0, [HUNG.found(f"no list of processes: {error}")])
+        return Cleared(0, 0, [FAILED.found(f"clearing the processes of job {job}: {error}")])
+    left = [Process(*row) for row in said["left"]]
+    findings = _found(left)
+    removed = 0
+    if said["alone"] and not left and uid >= processes.FIRST_USER:
+        time_left = max(0.5, until - time.monotonic())
+        before = float(said["looked"]) - _CLOCK_S
+        answer, error = aside(lambda: remove_files(uid, dirs, before, 0.9 * time_left), time_left)
+        removed, stayed = answer if not error else (0, [error])
+        if stayed:
+            text = printable("; ".join(stayed))
+            findings.append(FILES.found(f"not removed of uid {uid}: {text}"))
+    return Cleared(int(said["ended"]), int(removed), findings)
+
+
+def still_there(job: int, uid: int, mode: str, steps: Iterable[int], deadline_s: float) -> bool:
+    """Whether any leftover of the job can be seen now; True also if that cannot be told."""
+
+    def look() -> bool:
+        found = processes.scan(uid)
+        alone = not processes.others(found, steps, job, uid)
+        return bool(processes.leftovers(found, job, uid, mode, alone))
+
+    answer, error = aside(look, deadline_s)
+    return bool(error or answer)
+
+
+def end_leftovers(
+    job: int, uid: int, mode: str, steps: Sequence[int], budget_s: float
+) -> dict[str, Any]:
+    """SIGTERM, a grace, SIGKILL until none is left or the time is over. May hang: in a child."""
+    until = time.monotonic() + budget_s
+    ended: set[tuple[int, int]] = set()
+    looked = 0.0
+
+    def look() -> tuple[list[Process], bool]:
+        nonlocal looked
+        looked = time.time()
+        found = processes.scan(uid)
+        alone = not processes.others(found, steps, job, uid)
+        return processes.leftovers(found, job, uid, mode, alone), alone
+
+    left, alone = look()
+    asked = [p for p in left if processes.send(p, signal.SIGTERM)]
+    processes.wait_gone(asked, min(until, time.monotonic() + GRACE_S))
+    ended.update((p.pid, p.start) for p in asked)
+    while left:
+        left, alone = look()
+        if not left or time.monotonic() >= until:
+            break
+        for p in left:
+            if processes.send(p, signal.SIGKILL):
+                ended.add((p.pid, p.start))
+        processes.wait_gone(left, min(until, time.monotonic() + _ROUNDS_S))
+    return {
+        "ended": len(ended - {(p.pid, p.start) for p in left}),
+        "left": left,
+        "alone": alone,
+        "looked": looked,
+    }
+
+
+def remove_files(
+    uid: int, dirs: Sequence[str], before: float, budget_s: float
+) -> tuple[int, list[str]]:
+    """Remove the user's shared memory and files: how much went, what did not. May hang."""
+    until = time.monotonic() + budget_s
+    removed = files.clear_ipc(uid, before)
+    stayed: list[str] = []
+    for path in dirs:
+        try:
+            gone, left = files.clear_dir(path, uid, before, until)
+        except OSError as error:
+            gone, left = 0, [error.strerror or str(error)]
+        removed += gone
+        stayed += [f"{path}/{name}" for name in left]
+    return removed, stayed
+
+
+def _found(left: Sequence[Process]) -> list[Finding]:
+    out = []
+    for condition, which in (
+        (STUCK, [p for p in left if p.state == "D"]),
+        (LEFT, [p for p in left if p.state != "D"]),
+    ):
+        if which:
+            named = ", ".join(
+                f"{p.pid} ({printable(p.name)}) state {p.state}" for p in which[:_SHOWN]
+            )
+            more = f" and {len(which) - _SHOWN} more" if len(which) > _SHOWN else ""
+            out.append(condition.found(f"left after SIGKILL: {named}{more}"))
+    return out

@@ -1,0 +1,123 @@
+"""What a user's jobs leave in memory and on local disks: found by owner, removed.
+
+The user may be writing there at the same time (from another node, on a shared disk), so names
+are only ever used below an open directory, links are removed and never followed, nothing of
+another owner is touched, and no other file system is entered. ``before`` (wall clock) is when the
+user was seen to have no other job here: what is younger may be of a job that has come since.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from typing import NamedTuple
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DEPTH = 200  # below that a user's directories stay
+_IPC_RMID = 0
+_KINDS = ("shm", "sem", "msg")
+
+
+class Whose(NamedTuple):
+    """What may go: the user's, not changed since ``before``, on this file system."""
+
+    uid: int
+    before: float
+    device: int = 0
+
+
+def clear_dir(path: str, uid: int, before: float, until: float) -> tuple[int, list[str]]:
+    """Remove everything of the user's in one directory: how much went, and what did not.
+
+    Raises OSError if the directory itself cannot be opened. ``until``: monotonic seconds.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return _clear(fd, Whose(uid, before, os.fstat(fd).st_dev), until, 0)
+    finally:
+        os.close(fd)
+
+
+def _clear(directory: int, whose: Whose, until: float, depth: int) -> tuple[int, list[str]]:
+    removed = 0
+    left: list[str] = []
+    with os.scandir(directory) as entries:
+        names = [entry.name for entry in entries]
+    for name in names:
+        if time.monotonic() > until:
+            return removed, [*left, "no time for the rest"]
+        try:
+            info = os.lstat(name, dir_fd=directory)
+            if info.st_uid != whose.uid or (depth == 0 and info.st_ctime > whose.before):
+                continue
+            if stat.S_ISDIR(info.st_mode):
+                gone, stay = _clear_below(directory, name, whose, until, depth)
+                removed += gone
+                left += [f"{name}/{inner}" for inner in stay]
+                os.rmdir(name, dir_fd=directory)
+            else:
+                os.unlink(name, dir_fd=directory)
+            removed += 1
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            left.append(f"{name}: {error.strerror}")
+    return removed, left[:100]
+
+
+def _clear_below(
+    directory: int, name: str, whose: Whose, until: float, depth: int
+) -> tuple[int, list[str]]:
+    if depth >= _DEPTH:
+        return 0, ["too deep"]
+    fd = os.open(name, _OPEN, dir_fd=directory)
+    try:
+        info = os.fstat(fd)
+        if info.st_dev != whose.device:
+            return 0, ["another file system"]
+        if info.st_uid != whose.uid:  # exchanged since
+            return 0, ["not the user's"]
+        return _clear(fd, whose, until, depth + 1)
+    finally:
+        os.close(fd)
+
+
+def ipc_of(text: str, uid: int, before: float) -> list[int]:
+    """Ids of the System V objects that the user owns and made, from /proc/sysvipc/KIND. Pure."""
+    rows = [line.split() for line in text.splitlines()]
+    if not rows or not {"uid", "cuid", "ctime"} <= set(rows[0]):
+        return []
+    owner, maker, changed = (rows[0].index(name) for name in ("uid", "cuid", "ctime"))
+    return [
+        int(row[1])
+        for row in rows[1:]
+        if len(row) == len(rows[0])
+        and row[owner] == row[maker] == str(uid)
+        and int(row[changed]) < int(before)
+    ]
+
+
+def clear_ipc(uid: int, before: float) -> int:
+    """Remove the user's shared memory, semaphores and message queues; how many went."""
+    removed = 0
+    for kind in _KINDS:
+        try:
+            with open(f"/proc/sysvipc/{kind}", encoding="ascii") as file:
+                ids = ipc_of(file.read(), uid, before)
+        except OSError:
+            continue  # a kernel without them
+        if not ids:
+            continue
+        import ctypes
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        for number in ids:
+            if kind == "sem":
+                failed = libc.semctl(number, 0, _IPC_RMID)
+            elif kind == "shm":
+                failed = libc.shmctl(number, _IPC_RMID, None)
+            else:
+                failed = libc.msgctl(number, _IPC_RMID, None)
+            removed += not failed
+    return removed

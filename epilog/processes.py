@@ -1,0 +1,214 @@
+"""A user's processes on this node: which of them a job left behind, and ending those.
+
+Only processes whose real user is the job's are ever signalled. Reading another process's
+environment can hang with that process, so all of this runs in a child with a deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+FIRST_USER = 1000  # uids below are the system's: there "all processes of the user" is too much
+_ENVIRON_LIMIT = 128 << 10  # bytes
+_STEPD = re.compile(r"slurmstepd: \[(\d+)[.+_]")
+_CGROUP = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)
+_POLL_S = 0.02
+
+
+class Process(NamedTuple):
+    """``uid`` is the real one; ``start`` (clock ticks since boot) and pid name one process.
+
+    ``job``: the job whose cgroup it is in, the kernel's word; ``claims``: the job that its
+    environment names, its user's word; ``stepd``: the job whose slurmstepd it is, -1 if it is
+    one but says not of which. 0: none.
+    """
+
+    pid: int
+    parent: int
+    uid: int
+    start: int
+    state: str
+    name: str
+    job: int = 0
+    claims: int = 0
+    stepd: int = 0
+
+
+def job_of(cgroup: str) -> int:
+    """The job whose cgroup this is; 0 if it is none's. Pure."""
+    told = _CGROUP.search(cgroup)
+    return int(told[1]) if told else 0
+
+
+def claim_of(environ: bytes) -> int:
+    """The job that an environment names; 0 if none. Pure."""
+    for variable in environ.split(b"\0"):
+        name, _, value = variable.partition(b"=")
+        if name == b"SLURM_JOB_ID" and value.isdigit() and len(value) <= 10:
+            return int(value)
+    return 0
+
+
+def stepd_of(name: str, uid: int, title: str) -> int:
+    """Whose step a slurmstepd serves; only root's count, since a title is anybody's text. Pure."""
+    if name != "slurmstepd" or uid != 0:
+        return 0
+    match = _STEPD.match(title)
+    return int(match[1]) if match else -1
+
+
+def others(processes: Iterable[Process], steps: Iterable[int], job: int, uid: int) -> bool:
+    """Whether another job here is, or may be, of the same user. Pure.
+
+    ``steps``: jobs with steps here as slurmd's spool has them. Whose a job is, its processes
+    tell (in its cgroup, or children of its slurmstepd; what they claim counts nothing); a job
+    that shows none may be anybody's.
+    """
+    listed = list(processes)
+    daemons = {p.pid: p.stepd for p in listed if p.stepd}
+    owners: dict[int, set[int]] = {other: set() for other in (*daemons.values(), *steps)}
+    for p in listed:
+        for other in (p.job, daemons.get(p.parent, 0)):
+            if p.uid != 0 and other in owners:
+                owners[other].add(p.uid)
+    return any(not of or uid in of for other, of in owners.items() if other != job)
+
+
+def leftovers(
+    processes: Iterable[Process], job: int, uid: int, mode: str, alone: bool
+) -> list[Process]:
+    """What the job left: see ``leftovers`` of [epilog] for the mode. Pure.
+
+    ``alone``: the user has no other job here.
+    """
+    if mode == "never" or uid <= 0:
+        return []
+    everything = mode == "user" and alone and uid >= FIRST_USER
+    return [
+        p
+        for p in processes
+        if p.uid == uid and p.state not in "ZX" and (everything or _belongs(p, job))
+    ]
+
+
+def _belongs(process: Process, job: int) -> bool:
+    return job > 0 and (process.job or process.claims) == job
+
+
+# -- the machine
+
+
+def scan(uid: int) -> list[Process]:
+    """All processes of users (those of ``uid`` with their claims), and all slurmstepds.
+
+    The step daemons are read last: a task that was seen has one that is seen.
+    """
+    found: list[Process] = []
+    stepds: list[int] = []
+    for entry in os.listdir("/proc"):  # noqa: PTH208
+        if not entry.isdigit():
+            continue
+        pid = int(entry)
+        try:
+            process = _identity(pid)
+            if process.uid == 0:
+                if process.name == "slurmstepd":
+                    stepds.append(pid)
+                continue
+            job = job_of(_read(pid, "cgroup").decode("ascii", "replace"))
+            claims = claim_of(_environ(pid, process.state)) if process.uid == uid else 0
+            found.append(process._replace(job=job, claims=claims))
+        except (OSError, ValueError):
+            continue  # gone while it was read
+    for pid in stepds:
+        try:
+            process = _identity(pid)
+            title = _read(pid, "cmdline").decode("utf-8", "replace")
+        except (OSError, ValueError):
+            continue
+        stepd = stepd_of(process.name, process.uid, title)
+        found.append(process._replace(stepd=stepd))
+    return found
+
+
+def _identity(pid: int) -> Process:
+    """The process, of no job yet. OSError or ValueError: it is gone."""
+    raw = _read(pid, "stat")
+    name = raw[raw.find(b"(") + 1 : raw.rfind(b")")].decode("utf-8", "replace")
+    fields = raw[raw.rfind(b")") + 2 :].split()
+    if len(fields) < 20:
+        raise ValueError(pid)
+    state, parent, start = fields[0].decode(), int(fields[1]), int(fields[19])
+    for line in _read(pid, "status").split(b"\n"):
+        if line.startswith(b"Uid:"):
+            return Process(pid, parent, int(line.split()[1]), start, state, name)
+    raise ValueError(pid)
+
+
+def _environ(pid: int, state: str) -> bytes:
+    """Of a process that is stuck in the kernel it might never be answered."""
+    if state == "D":
+        return b""
+    try:
+        return _read(pid, "environ")
+    except PermissionError:
+        return b""
+
+
+def _read(pid: int, name: str) -> bytes:
+    fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts: list[bytes] = []
+        size = 0
+        while size < _ENVIRON_LIMIT and (part := os.read(fd, 1 << 16)):
+            parts.append(part)
+            size += len(part)
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def send(process: Process, number: int) -> bool:
+    """Signal exactly this process, whoever has its pid by now; False: it is gone."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return False
+    except OSError:  # a kernel before 5.3: the look below and the signal are two steps
+        fd = -1
+    try:
+        if not alive(process):
+            return False
+        if fd < 0:
+            os.kill(process.pid, number)
+        else:
+            signal.pidfd_send_signal(fd, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        if fd >= 0:
+            os.close(fd)
+    return True
+
+
+def alive(process: Process) -> bool:
+    """Whether it still runs, as the same user."""
+    try:
+        now = _identity(process.pid)
+    except (OSError, ValueError):
+        return False
+    return now.start == process.start and now.uid == process.uid and now.state not in "ZX"
+
+
+def wait_gone(processes: Iterable[Process], until: float) -> list[Process]:
+    """Those that still run at ``until`` (monotonic seconds), or none as soon as all are gone."""
+    left = [p for p in processes if alive(p)]
+    while left and time.monotonic() < until:
+        time.sleep(_POLL_S)
+        left = [p for p in left if alive(p)]
+    return left

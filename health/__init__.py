@@ -1,0 +1,1 @@
+"""What a health check is, the passive checks, the verdict of a node. Standard library and pynvml."""

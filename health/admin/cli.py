@@ -1,0 +1,176 @@
+"""``robust-admin install | uninstall | doctor``: exit 0 done, 1 something failed, 2 bad input."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+from health.admin import flow, render
+from health.admin.install import InstallError, Wanted
+from health.admin.node import Reply, Request, perform
+
+
+def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
+    """Run one command; the text for people goes to ``out`` (stdout), errors to stderr."""
+    try:
+        args = _parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has printed the usage, or the help
+        return stop.code if isinstance(stop.code, int) else 2
+    target = sys.stdout if out is None else out
+    try:
+        return int(args.run(args, target))
+    except (InstallError, ValueError) as error:
+        print(f"robust-admin: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `robust-admin doctor | head`
+        sys.stderr.close()
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="robust-admin", description="install the node gate, and check Slurm's configuration"
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    etc = argparse.ArgumentParser(add_help=False)
+    etc.add_argument(
+        "--etc",
+        default=render.ETC,
+        metavar="DIR",
+        type=_absolute,
+        help=f"where the stubs and robust.toml are (default: {render.ETC})",
+    )
+    change = argparse.ArgumentParser(add_help=False, parents=[etc])
+    change.add_argument("--yes", action="store_true", help="do not ask")
+    change.add_argument("--dry-run", action="store_true", help="only show what would change")
+    nodes = change.add_argument_group("nodes over SSH (default: this machine)")
+    nodes.add_argument("--nodes", metavar="n[1-99]", help="do it on these nodes instead of here")
+    nodes.add_argument("--ssh", action="store_true", help="reach them by SSH")
+    nodes.add_argument("--user", default="root", help="log in as (default: root)")
+    nodes.add_argument("--port", type=int, default=22, help="SSH port (default: 22)")
+    nodes.add_argument("--identity", default="", metavar="FILE", help="private key to use")
+    nodes.add_argument(
+        "--known-hosts",
+        default="",
+        metavar="FILE",
+        help="host keys (default: ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts)",
+    )
+    where = argparse.ArgumentParser(add_help=False)
+    where.add_argument(
+        "--prefix",
+        default=sys.prefix,
+        metavar="DIR",
+        type=_absolute,
+        help="where robust-slurm is installed, here and on the nodes (default: %(default)s)",
+    )
+    where.add_argument(
+        "--tmpfiles",
+        default=render.TMPFILES,
+        metavar="DIR",
+        help="directory of systemd's tmpfiles.d (default: %(default)s; empty: write none)",
+    )
+    install = commands.add_parser("install", parents=[change, where], help="put the gate in place")
+    install.set_defaults(run=_install)
+    uninstall = commands.add_parser("uninstall", parents=[change, where], help="take it away")
+    uninstall.set_defaults(run=_uninstall)
+    doctor = commands.add_parser("doctor", parents=[etc], help="say what is wrong, and the fix")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _absolute(text: str) -> str:
+    if not text.startswith("/"):
+        raise argparse.ArgumentTypeError(f"not an absolute path: {text!r}")
+    return text.rstrip("/") or "/"
+
+
+def _install(args: argparse.Namespace, out: IO[str]) -> int:
+    from health.admin import doctor
+    from health.checks import ALL
+
+    ask, names = _targets(args)
+    own = Path(args.etc) / render.SETTINGS
+    there = own.exists()
+    found = doctor.site_settings(str(own) if there else None)
+    if args.nodes and found.problems:
+        raise InstallError(f"{own} has faults, put right first: {'; '.join(found.problems)}")
+    prefix = render.find_prefix(args.prefix)
+    site = render.Site(prefix, args.etc, args.tmpfiles, found.gate["spool"])
+    template = render.robust_toml(ALL)
+    # What the admin edited here goes to the nodes; here itself it is compared with the template.
+    toml = own.read_text(encoding="utf-8") if args.nodes and there else template
+    files = render.node_files(site, toml)
+    lines: list[str] = []
+    if not args.nodes:
+        wants, asked = doctor.ask_wants(args.etc, found.gate)
+        fragment = render.fragment(wants, asked)
+        files.append(Wanted(f"{args.etc}/{render.FRAGMENT}", fragment, 0o644))
+        lines = [want.line() for want in wants if want.needed and want.level == "fix"]
+    request = Request("install", args.etc, "", files, render.directories(site), *prefix)
+    code = _run(dict.fromkeys(names, request), ask, args, out)
+    if lines and not code:
+        out.write(f"\nslurm.conf still wants (reasons in {args.etc}/{render.FRAGMENT}):\n")
+        out.write("".join(f"  {line}\n" for line in lines))
+        out.write("then: scontrol reconfigure; robust-admin doctor\n")
+    return code
+
+
+def _uninstall(args: argparse.Namespace, out: IO[str]) -> int:
+    from health.admin import doctor
+
+    ask, names = _targets(args)
+    used = doctor.in_use(args.etc)
+    if used:
+        print(
+            f"robust-admin: Slurm still runs {', '.join(used)}, and without it every job would "
+            "drain its nodes: take the lines out of slurm.conf, scontrol reconfigure, try again",
+            file=sys.stderr,
+        )
+        return 1
+    request = Request("uninstall", args.etc)
+    return _run(dict.fromkeys(names, request), ask, args, out)
+
+
+def _doctor(args: argparse.Namespace, out: IO[str]) -> int:
+    from health.admin import doctor
+
+    return doctor.main(args.etc, args.json, out)
+
+
+def _run(
+    requests: Mapping[str, Request], ask: flow.Ask, args: argparse.Namespace, out: IO[str]
+) -> int:
+    return flow.run(
+        requests, ask, yes=args.yes, dry_run=args.dry_run, out=out, confirm=flow.confirm
+    )
+
+
+def _targets(args: argparse.Namespace) -> tuple[flow.Ask, list[str]]:
+    """How to ask, and whom."""
+    if bool(args.nodes) != args.ssh:
+        raise ValueError("--nodes and --ssh go together: --nodes 'n[1-99]' --ssh")
+    if not args.nodes:
+        return _here, [flow.HERE]
+    try:
+        from health.admin import remote
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error}: pip install 'robust-slurm[admin]'") from error
+    hosts = remote.known_hosts(args.known_hosts)
+    if args.identity and not Path(args.identity).is_file():
+        raise ValueError(f"--identity {args.identity}: no such file")
+    python = f"{args.prefix}/bin/python3"
+    access = remote.Access(args.user, args.port, args.identity, hosts, python)
+    return partial(remote.ask_all, access), remote.expand(args.nodes)
+
+
+def _here(requests: Mapping[str, Request]) -> dict[str, Reply]:
+    return {name: perform(request) for name, request in requests.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

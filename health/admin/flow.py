@@ -1,0 +1,123 @@
+"""One change to one or many machines: look, show, ask, do, say. The same here and over SSH."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
+
+from health.admin.node import Reply, Request
+
+Ask = Callable[[Mapping[str, Request]], dict[str, Reply]]
+HERE = ""  # the name of the machine at hand
+
+
+def run(
+    requests: Mapping[str, Request],
+    ask: Ask,
+    *,
+    yes: bool,
+    dry_run: bool,
+    out: IO[str],
+    confirm: Callable[[str], bool],
+) -> int:
+    """Carry the requests out. Exit code 0 done or nothing to do, 1 a machine failed or "no"."""
+    looked = ask(requests)
+    _show(looked, out)
+    pending = {name: reply for name, reply in looked.items() if reply.changes}
+    failed = any(reply.error for reply in looked.values())
+    if not pending or dry_run:
+        if list(looked) != [HERE]:
+            _table(looked, out)
+        if not pending and not failed:
+            out.write("nothing to do\n")
+        return int(failed)
+    if not yes and not confirm(_question(pending)):
+        out.write("nothing was changed\n")
+        return 1
+    orders = {n: requests[n]._replace(expect=reply.identity) for n, reply in pending.items()}
+    done = ask(orders)
+    if list(looked) != [HERE]:
+        _table(looked | done, out)
+    else:
+        _say(done[HERE], out)
+    return int(failed or any(reply.error for reply in done.values()))
+
+
+def confirm(question: str) -> bool:
+    """Ask on the terminal. Without one there is nobody to ask: the caller must have said --yes."""
+    if not sys.stdin.isatty():
+        raise ValueError("no terminal to ask on: look with --dry-run, then say --yes")
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except (EOFError, KeyboardInterrupt):
+        return False
+
+
+def _question(pending: Mapping[str, Reply]) -> str:
+    count = sum(len(reply.changes) for reply in pending.values())
+    things = f"{count} change{'s' if count != 1 else ''}"
+    return f"make {things}{_on(list(pending))}?"
+
+
+def _on(names: Sequence[str]) -> str:
+    if list(names) == [HERE]:
+        return ""
+    from health.admin.remote import fold
+
+    return f" on {fold(names)}"
+
+
+def _show(replies: Mapping[str, Reply], out: IO[str]) -> None:
+    """The changes and notes, each text once with all the machines it is for."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, reply in replies.items():
+        lines = [reply.error] if reply.error and name == HERE else []
+        for action, path, diff in reply.changes:
+            lines.append(diff.rstrip("\n") if diff else f"{action} {path}")
+        lines += [f"note: {note}" for note in reply.notes]
+        groups.setdefault(tuple(lines), []).append(name)
+    for texts, names in groups.items():
+        if texts and names != [HERE]:
+            out.write(f"==={_on(names)}\n")
+        for text in texts:
+            out.write(f"{text}\n")
+
+
+_WORDS = {
+    "mkdir": "made",
+    "create": "wrote",
+    "replace": "replaced",
+    "mode": "set the mode of",
+    "remove": "removed",
+    "rmdir": "removed",
+}
+
+
+def _say(reply: Reply, out: IO[str]) -> None:
+    if reply.error:
+        out.write(f"failed: {reply.error}\n")
+        return
+    kept = {note.split()[1] for note in reply.notes if note.startswith("left: ")}
+    for action, path, _ in reply.changes:
+        if path not in kept:
+            out.write(f"{_WORDS[action]} {path}\n")
+    for note in reply.notes:
+        out.write(f"{note}\n")
+
+
+def _table(replies: Mapping[str, Reply], out: IO[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("node", "result", "what", box=None, pad_edge=False)
+    for name, reply in replies.items():
+        if reply.error:
+            table.add_row(name, "FAILED", reply.error)
+        elif not reply.changes:
+            table.add_row(name, "same", "; ".join(reply.notes))
+        else:
+            paths = ", ".join(path for _, path, _ in reply.changes)
+            table.add_row(name, "done" if reply.done else "differs", paths)
+    width = None if out.isatty() else 200
+    Console(file=out, width=width, highlight=False, markup=False).print(table)

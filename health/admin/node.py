@@ -1,0 +1,187 @@
+"""One machine's part of an install: a request in, a reply out, both plain JSON.
+
+The same on the machine at hand and behind SSH, where ``python -I -m health.admin.node`` reads the
+request from stdin and prints the reply behind MARK. Standard library and filelock only, since it
+runs with what a node has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from health.admin import install
+from health.admin.install import Directory, InstallError, Plan, Wanted
+
+PROTOCOL = 1
+MARK = "robust-admin-reply:"
+LOCK_S = 30.0
+PROBE_S = 30.0
+# What the stubs start, and what they need for GPUs.
+MODULES = ("prolog.cli", "epilog.cli", "health.cli")
+NVML = "pynvml"
+
+# Runs as a stub runs: without site, the package directories behind the standard library's.
+_PROBE = """
+import importlib, json, sys
+sys.path += json.loads(sys.argv[1])
+found = {}
+for name in json.loads(sys.argv[2]):
+    try:
+        importlib.import_module(name)
+        found[name] = ""
+    except Exception as error:
+        found[name] = f"{type(error).__name__}: {error}"
+print(json.dumps(found))
+"""
+
+
+class Request(NamedTuple):
+    """``op`` "install" or "uninstall". ``expect``: the identity of the plan to carry out; empty:
+    only say what would be done. ``python`` and ``dirs``: the stubs' interpreter and sys.path."""
+
+    op: str
+    etc: str
+    expect: str = ""
+    files: Sequence[Wanted] = ()
+    directories: Sequence[Directory] = ()
+    python: str = ""
+    dirs: Sequence[str] = ()
+
+    def as_json(self) -> str:
+        return json.dumps({"protocol": PROTOCOL, **self._asdict()})
+
+    @classmethod
+    def from_json(cls, text: str) -> Request:
+        found = json.loads(text)
+        if found.pop("protocol", None) != PROTOCOL:
+            raise InstallError("another version of robust-slurm is installed there: update it")
+        found["files"] = [Wanted(*row) for row in found["files"]]
+        found["directories"] = [Directory(*row) for row in found["directories"]]
+        return cls(**found)
+
+
+class Reply(NamedTuple):
+    """``identity`` of the plan, what each change shows, what was done about it."""
+
+    error: str = ""
+    identity: str = ""
+    changes: Sequence[Sequence[str]] = ()  # (action, path, diff)
+    notes: Sequence[str] = ()
+    done: bool = False
+
+
+def perform(request: Request) -> Reply:
+    """Plan, and with ``expect`` carry out. Every failure is in ``error``, nothing is raised."""
+    try:
+        notes = probe(request.python, request.dirs) if request.op == "install" else []
+        if not request.expect:
+            plan = _plan(request)
+            return _reply(plan, [*notes, *plan.notes])
+        with _lock():
+            plan = _plan(request)
+            if install.identity(plan) != request.expect:
+                raise InstallError("the files changed since they were looked at: run it again")
+            left = install.apply(plan)
+        return _reply(plan, [*notes, *plan.notes, *left], done=True)
+    except InstallError as error:
+        return Reply(error=str(error))
+    except OSError as error:
+        return Reply(error=f"{error.filename or request.etc}: {error.strerror or error}")
+
+
+def _reply(plan: Plan, notes: Sequence[str], done: bool = False) -> Reply:
+    shown = [(change.action, change.path, change.diff) for change in plan.changes]
+    return Reply("", install.identity(plan), shown, notes, done)
+
+
+def _plan(request: Request) -> Plan:
+    manifest = install.read_manifest(request.etc)
+    paths = install.paths_to_look_at(request.files, request.directories, manifest)
+    present = {path: install.look(path) for path in paths}
+    if request.op == "uninstall":
+        return install.plan_uninstall(manifest, present, request.etc)
+    site = {"python": request.python, "dirs": list(request.dirs)}
+    return install.plan_install(
+        request.files,
+        request.directories,
+        present,
+        manifest,
+        os.geteuid(),
+        request.etc,
+        site,
+    )
+
+
+@contextlib.contextmanager
+def _lock() -> Iterator[None]:
+    """At most one robust-admin changes this machine; /run is root's, so nobody else can hold it."""
+    try:
+        from filelock import FileLock, Timeout
+    except ModuleNotFoundError as error:
+        raise InstallError(
+            f"{sys.executable} cannot import {error.name}: pip install 'robust-slurm[admin]'"
+        ) from error
+    directory = "/run" if os.geteuid() == 0 else tempfile.gettempdir()
+    lock = FileLock(f"{directory}/robust-admin-{os.geteuid()}.lock")
+    try:
+        lock.acquire(timeout=LOCK_S)
+    except Timeout:
+        raise InstallError(
+            f"another robust-admin holds {lock.lock_file} for {LOCK_S:g} s: wait for its end"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def probe(python: str, dirs: Sequence[str]) -> list[str]:
+    """Prove that the stubs would start. Notes about what they can do without.
+
+    A prolog that cannot start closes its node, so nothing is put into place then.
+    """
+    modules = [*MODULES, NVML]
+    argv = [python, "-IS", "-c", _PROBE, json.dumps(list(dirs)), json.dumps(modules)]
+    hint = "the nodes must see the prefix (share it, or put it into their image)"
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=PROBE_S, stdin=subprocess.DEVNULL
+        )
+    except OSError as error:
+        raise InstallError(f"{python} does not start: {error.strerror}; {hint}") from error
+    except subprocess.TimeoutExpired:
+        raise InstallError(f"{python} did not answer in {PROBE_S:g} s; is its disk dead?") from None
+    try:
+        found: Mapping[str, str] = json.loads(done.stdout)
+    except ValueError:
+        said = (done.stderr or done.stdout).strip()[-300:]
+        raise InstallError(f"{python} -IS failed ({done.returncode}): {said}") from None
+    bad = [f"{name} ({found[name]})" for name in MODULES if found[name]]
+    if bad:
+        raise InstallError(
+            f"{python} cannot import {', '.join(bad)} from {', '.join(dirs)}; {hint}"
+        )
+    if found[NVML]:
+        return [f"{python} cannot import {NVML}: nodes with GPUs would be closed by the nvml check"]
+    return []
+
+
+def main() -> int:
+    """Exit code 0 also for a reply that is an error: it was answered."""
+    try:
+        reply = perform(Request.from_json(sys.stdin.read()))
+    except InstallError as error:
+        reply = Reply(error=str(error))
+    print(MARK + json.dumps(reply._asdict()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

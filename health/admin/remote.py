@@ -1,0 +1,221 @@
+"""Nodes over SSH: a request goes to ``health.admin.node`` there, its reply comes back.
+
+Host keys are checked against known_hosts files, never learned. Keys come from the agent, from
+~/.ssh or from ``--identity``; passwords are not asked for. paramiko is imported only here.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import shlex
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+import paramiko
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+from health.admin.install import InstallError
+from health.admin.node import MARK, Reply, Request
+
+WORKERS = 16
+MOST_NODES = 20_000
+CONNECT_S = 10.0  # each of: connection, the server's banner, authentication
+COMMAND_S = 60.0
+REPLY_LIMIT = 4 << 20  # bytes
+KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
+
+
+class KnownHosts:
+    """Host keys out of known_hosts files: plain names, hashed names and patterns.
+
+    Keys marked @revoked are left out wherever they stand, and so are @cert-authority lines: host
+    certificates are not supported. A line that cannot be read proves no host, as for ssh.
+    """
+
+    def __init__(self, texts: Iterable[str]):
+        lines = [line.split() for text in texts for line in text.splitlines()]
+        revoked = {words[3] for words in lines if words[:1] == ["@revoked"] and len(words) > 3}
+        self._plain: dict[str, list[list[str]]] = {}
+        self._others: list[tuple[list[str], list[str]]] = []
+        for words in lines:
+            if len(words) < 3 or words[0].startswith(("#", "@")) or words[2] in revoked:
+                continue
+            names = words[0].split(",")
+            if any(name.startswith(("|", "!")) or set(name) & set("*?") for name in names):
+                self._others.append((names, words))
+            else:
+                for name in names:
+                    self._plain.setdefault(name, []).append(words)
+
+    def keys(self, host: str) -> dict[str, paramiko.PKey]:
+        """The host's keys by type; the first of a type counts."""
+        lines = [*self._plain.get(host, []), *(w for n, w in self._others if _matches(host, n))]
+        found: dict[str, paramiko.PKey] = {}
+        for words in lines:
+            try:
+                entry = paramiko.hostkeys.HostKeyEntry.from_line(" ".join([host, *words[1:3]]))
+            except (paramiko.SSHException, ValueError):
+                continue
+            if entry is not None and entry.key is not None:
+                found.setdefault(entry.key.get_name(), entry.key)
+        return found
+
+
+def _matches(host: str, names: Iterable[str]) -> bool:
+    found = False
+    for name in names:
+        if name.startswith("|"):
+            found = found or _is_hash_of(name, host)
+        elif fnmatchcase(host, name.removeprefix("!").replace("[", "[[]")):
+            if name.startswith("!"):
+                return False
+            found = True
+    return found
+
+
+def _is_hash_of(name: str, host: str) -> bool:
+    try:
+        return hmac.compare_digest(paramiko.HostKeys.hash_host(host, name), name)
+    except (AssertionError, ValueError, IndexError):  # no salt of the right length in it
+        return False
+
+
+class Access(NamedTuple):
+    """How nodes are reached. ``python`` runs on the node; ``identity`` empty: agent and ~/.ssh."""
+
+    user: str
+    port: int
+    identity: str
+    hosts: KnownHosts
+    python: str
+
+    def host(self, node: str) -> str:
+        """The node as known_hosts names it."""
+        return node if self.port == 22 else f"[{node}]:{self.port}"
+
+
+def expand(expression: str) -> list[str]:
+    """The names in ``n[1-99]``. Raises InstallError for what is no list of hosts."""
+    try:
+        names = NodeSet(expression, resolver=RESOLVER_NOGROUP)
+        if not 0 < len(names) <= MOST_NODES:
+            raise InstallError(f"--nodes {expression[:80]!r}: 1 to {MOST_NODES} nodes, please")
+        found = [str(name) for name in names]
+    except NodeSetException as error:
+        raise InstallError(f"--nodes {expression[:80]!r}: {error}") from error
+    return found
+
+
+def fold(names: Iterable[str]) -> str:
+    return str(NodeSet.fromlist(list(names), resolver=RESOLVER_NOGROUP))
+
+
+def known_hosts(named: str = "") -> KnownHosts:
+    """The file that was named, which must be readable, or else the user's and the system's."""
+    texts = []
+    for name in (named,) if named else KNOWN_HOSTS:
+        path = Path(name).expanduser()
+        try:
+            texts.append(path.read_text(encoding="utf-8", errors="replace"))
+        except OSError as error:
+            if named:
+                raise InstallError(f"--known-hosts {path}: {error.strerror}") from error
+    return KnownHosts(texts)
+
+
+def ask_all(access: Access, requests: Mapping[str, Request]) -> dict[str, Reply]:
+    """Every node's reply, at most WORKERS at a time; a node that fails stops no other."""
+    logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # each error is in a reply
+    with ThreadPoolExecutor(WORKERS) as pool:
+        replies = pool.map(lambda node: ask(node, access, requests[node]), requests)
+        return dict(zip(requests, replies, strict=True))
+
+
+def ask(node: str, access: Access, request: Request) -> Reply:
+    """One node's reply; whatever goes wrong on the way is the reply's error."""
+    client = paramiko.SSHClient()
+    client.set_missing_host_key_policy(paramiko.RejectPolicy())
+    try:
+        for kind, key in access.hosts.keys(access.host(node)).items():
+            client.get_host_keys().add(access.host(node), kind, key)
+        client.connect(
+            node,
+            port=access.port,
+            username=access.user,
+            key_filename=[access.identity] if access.identity else None,
+            look_for_keys=not access.identity,
+            timeout=CONNECT_S,
+            banner_timeout=CONNECT_S,
+            auth_timeout=CONNECT_S,
+        )
+        return _command(client, access, request)
+    except Exception as error:  # noqa: BLE001 - paramiko raises nearly anything at a bad peer
+        return Reply(error=_why(node, access, error))
+    finally:
+        client.close()
+
+
+def _command(client: paramiko.SSHClient, access: Access, request: Request) -> Reply:
+    until = time.monotonic() + COMMAND_S
+    transport = client.get_transport()
+    assert transport is not None
+    channel = transport.open_session(timeout=CONNECT_S)
+    channel.settimeout(CONNECT_S)
+    channel.exec_command(shlex.join([access.python, "-I", "-m", "health.admin.node"]))
+    try:
+        channel.sendall(request.as_json().encode())
+        channel.shutdown_write()
+    except OSError:  # it ended already; what it said is more telling
+        pass
+    out = _read(channel.recv, channel, until)
+    err = _read(channel.recv_stderr, channel, until)
+    for line in reversed(out.splitlines()):
+        if line.startswith(MARK):
+            return Reply(**json.loads(line[len(MARK) :]))
+    said = " ".join((err or out).split())[-300:] or f"exit code {channel.recv_exit_status()}"
+    return Reply(
+        error=f"{access.python} -m health.admin.node did not answer there: {said}; do the nodes "
+        "see the prefix?"
+    )
+
+
+def _read(receive: Callable[[int], bytes], channel: paramiko.Channel, until: float) -> str:
+    data = b""
+    while len(data) < REPLY_LIMIT:
+        channel.settimeout(max(0.01, until - time.monotonic()))
+        part = receive(1 << 16)
+        if not part:
+            break
+        data += part
+    return data.decode("utf-8", "replace")
+
+
+def _why(node: str, access: Access, error: Exception) -> str:
+    """What went wrong, and what to do next."""
+    scan = f"ssh-keyscan -p {access.port} {node}" if access.port != 22 else f"ssh-keyscan {node}"
+    if isinstance(error, paramiko.BadHostKeyException):
+        return (
+            f"its host key is not the one in known_hosts: a new machine, or somebody in between; "
+            f"if it is new: ssh-keygen -R {shlex.quote(access.host(node))}, then add its key"
+        )
+    text = str(error) or type(error).__name__
+    if isinstance(error, paramiko.AuthenticationException):
+        which = access.identity or "no key of the agent or ~/.ssh"
+        return f"user {access.user}: {text}; {which} was accepted? (ssh-add, authorized_keys)"
+    if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in text:
+        return (
+            f"its host key is not known; compare it on the node, then: {scan} >> "
+            "~/.ssh/known_hosts (or name a file with --known-hosts)"
+        )
+    if isinstance(error, socket.gaierror):
+        return f"no address for this name: {error.strerror}"
+    if isinstance(error, TimeoutError | paramiko.ssh_exception.NoValidConnectionsError):
+        return f"no SSH answer at port {access.port}: {text}"
+    return f"SSH failed: {text}"

@@ -1,0 +1,224 @@
+"""What is put into place, as text: ``templates/`` filled in for one site."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+
+from health import settings
+from health.admin.install import Directory, InstallError, Wanted
+from health.admin.rules import Want
+from health.check import Check, Setting
+from robust_slurm import config
+
+ETC = "/etc/robust-slurm"
+TMPFILES = "/etc/tmpfiles.d"
+FRAGMENT = "slurm.conf.lines"
+SETTINGS = "robust.toml"
+_LOOK_S = 30.0
+_WIDTH = 96
+_SHEBANG = 127  # bytes that every kernel reads of a first line
+_HERE = Path(__file__).resolve().parent
+# Beside this module in an installation, at the top of the tree in a checkout.
+_TEMPLATES = (_HERE / "templates", _HERE.parents[1] / "templates")
+
+# Where the interpreter of a prefix finds what the stubs import.
+_LOOK = """
+import importlib.util, json, os
+found = {}
+for name in ("health", "prolog", "epilog", "robust_slurm", "ClusterShell", "pynvml"):
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        found[name] = ""
+    elif spec.submodule_search_locations:
+        found[name] = os.path.dirname(list(spec.submodule_search_locations)[0])
+    else:
+        found[name] = os.path.dirname(spec.origin)
+print(json.dumps(found))
+"""
+
+
+class Prefix(NamedTuple):
+    """Where robust-slurm is installed, on this machine and on the nodes."""
+
+    python: str
+    dirs: tuple[str, ...]
+
+
+class Stub(NamedTuple):
+    name: str
+    what: str
+    module: str
+    arguments: str
+
+
+STUBS = (
+    Stub("prolog", "Slurm's Prolog: the node's gate", "prolog.cli", ""),
+    Stub("epilog", "Slurm's Epilog: clears, checks and follows accusations up", "epilog.cli", ""),
+    Stub("healthcheck", "Slurm's HealthCheckProgram: the sweep", "health.cli", '["sweep"]'),
+)
+
+
+def find_prefix(prefix: str) -> Prefix:
+    """The interpreter of a prefix and its package directories. Raises InstallError."""
+    root = Path(prefix)
+    if not root.is_absolute():
+        raise InstallError(f"--prefix {prefix}: give an absolute path")
+    python = next((p for n in ("python3", "python") if (p := root / "bin" / n).exists()), None)
+    if python is None:
+        raise InstallError(
+            f"--prefix {prefix}: there is no bin/python3; make one: python3 -m venv {prefix} && "
+            f"{prefix}/bin/pip install 'robust-slurm[admin]'"
+        )
+    if len(f"#!{python} -IS\n") > _SHEBANG or len(str(python).split()) != 1:
+        raise InstallError(f"{python}: too long, or with blanks, for the #! line of a script")
+    try:
+        done = subprocess.run(
+            [str(python), "-I", "-c", _LOOK],
+            capture_output=True,
+            text=True,
+            timeout=_LOOK_S,
+            stdin=subprocess.DEVNULL,
+        )
+        found: Mapping[str, str] = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        raise InstallError(f"{python} did not answer in {_LOOK_S:g} s") from None
+    except (OSError, ValueError) as error:
+        raise InstallError(f"{python} does not work: {error}") from error
+    missing = [name for name, where in found.items() if not where and name != "pynvml"]
+    if missing:
+        raise InstallError(
+            f"{python} has no {', '.join(missing)}: {prefix}/bin/pip install 'robust-slurm[admin]'"
+        )
+    return Prefix(str(python), tuple(dict.fromkeys(where for where in found.values() if where)))
+
+
+class Site(NamedTuple):
+    """All that the files depend on. ``tmpfiles`` empty: no such file."""
+
+    prefix: Prefix
+    etc: str
+    tmpfiles: str
+    spool: str
+
+
+def node_files(site: Site, toml: str) -> list[Wanted]:
+    """What every node needs."""
+    files = [
+        Wanted(
+            f"{site.etc}/{stub.name}",
+            _render(
+                "stub.j2",
+                **stub._asdict(),
+                python=site.prefix.python,
+                dirs=site.prefix.dirs,
+                config=f"{site.etc}/{SETTINGS}",
+            ),
+            0o755,
+        )
+        for stub in STUBS
+    ]
+    files.append(Wanted(f"{site.etc}/{SETTINGS}", toml, 0o644, settings=True))
+    if site.tmpfiles:
+        text = _render("tmpfiles.j2", spool=site.spool)
+        files.append(Wanted(f"{site.tmpfiles}/robust-slurm.conf", text, 0o644))
+    return files
+
+
+def fragment(wants: Sequence[Want], asked: bool) -> str:
+    """The lines for slurm.conf."""
+    return _render("slurm.conf.j2", wants=wants, asked=asked)
+
+
+def directories(site: Site) -> list[Directory]:
+    wanted = [Directory(site.etc, 0o755), Directory(site.spool, 0o755)]
+    return [*wanted, Directory(site.tmpfiles, 0o755)] if site.tmpfiles else wanted
+
+
+# ---- robust.toml
+
+
+class Key(NamedTuple):
+    name: str
+    value: str
+    help: str
+
+
+class Section(NamedTuple):
+    """A table of robust.toml; without ``title`` the keys before the first table."""
+
+    title: str
+    help: Sequence[str]
+    keys: Sequence[Key]
+    mark: str = ""
+
+
+def robust_toml(checks: Iterable[Check]) -> str:
+    """robust.toml with every key of the gate, its checks and the jobs, all at their defaults."""
+    sections = [Section("", [], [_job_key(name) for name in config.FIELDS])]
+    for title, keys in settings.TABLES.items():
+        sections.append(Section(title, [], _keys(keys)))
+    sections.append(Section("xid", [settings.XID_HELP], []))
+    for check in checks:
+        if check.settings:
+            sections.append(Section(f"health.{check.name}", [], _keys(check.settings)))
+    sections.append(Section('nodes."gpu[1-8]".gate', [settings.NODES_HELP], [], mark="# "))
+    return _render("robust.toml.j2", sections=sections)
+
+
+def _keys(table: Mapping[str, Setting]) -> list[Key]:
+    return [
+        Key(name, toml_value(setting.default), _help(setting.help, setting.unit))
+        for name, setting in table.items()
+    ]
+
+
+def _job_key(name: str) -> Key:
+    field = config.FIELDS[name]
+    default = field.default if not isinstance(field.default, Path) else str(field.default)
+    words = field.metadata["help"]
+    if field.metadata["choices"]:
+        words += f" ({' or '.join(json.dumps(choice) for choice in field.metadata['choices'])})"
+    if name == "state_dir":
+        words += "; the gate needs an absolute path, the same on all nodes"
+    return Key(name, toml_value(default), _help(words, field.metadata["unit"]))
+
+
+def _help(text: str, unit: str) -> str:
+    return f"{text} [{unit}]" if unit else text
+
+
+def toml_value(value: Any) -> str:
+    """A default as TOML. Its strings, numbers and lists are JSON's."""
+    if isinstance(value, dict):
+        pairs = (f"{json.dumps(key)} = {toml_value(item)}" for key, item in value.items())
+        return f"{{ {', '.join(pairs)} }}" if value else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml_value(item) for item in value)}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _comment(text: str) -> str:
+    return textwrap.fill(
+        text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+    )
+
+
+def _render(name: str, **values: object) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters["comment"] = _comment
+    environment.filters["literal"] = json.dumps
+    return environment.get_template(name).render(**values)

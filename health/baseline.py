@@ -1,0 +1,142 @@
+"""What this node has, recorded as what nodes of its kind should have: fleet.json.
+
+{"driver": ["570.86.15"],
+ "vbios": {"NVIDIA H100 80GB HBM3": ["96.00.74.00.01"]},
+ "max_clocks": {model: {"sm": MHz, "memory": MHz}}, "nvlinks": {model: active links},
+ "pcie": {model: {"generation": n, "width": lanes}}, "memory": KiB, "nvme": controllers}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from health import rootfiles
+from health.aside import aside
+from health.settings import Settings
+from health.snapshot import Device
+from health.system import System
+
+FILE = "fleet.json"
+_SHARED_S = 20.0
+
+
+class BaselineError(ValueError):
+    """There is nothing to record, or not everywhere; the text says why."""
+
+
+def observe(system: System, host: bool) -> dict[str, Any]:
+    """The values of this node. Raises BaselineError where NVML does not tell them."""
+    snapshot = system.nvml()
+    out: dict[str, Any] = {}
+    if snapshot.get("devices") and snapshot.get("stage") == "done":
+        out["driver"] = [snapshot.get("driver", "")]
+        for device in snapshot["devices"]:
+            _of_device(out, device)
+    elif not host:
+        why = snapshot.get("error") or ("NVML hangs" if snapshot.get("hung") else "no GPU")
+        raise BaselineError(f"NVML tells of no GPU here: {why} (at: {snapshot.get('stage', '')})")
+    if host:
+        meminfo = dict(
+            line.split(":", 1) for line in system.read("/proc/meminfo").splitlines() if ":" in line
+        )
+        out["memory"] = int(meminfo["MemTotal"].split()[0])
+        try:
+            out["nvme"] = len(system.names("/sys/class/nvme"))
+        except FileNotFoundError:
+            out["nvme"] = 0
+    return out
+
+
+def _of_device(out: dict[str, Any], device: Device) -> None:
+    model = device.get("name", "")
+    if "vbios" in device:
+        known = out.setdefault("vbios", {}).setdefault(model, [])
+        if device["vbios"] not in known:
+            known.append(device["vbios"])
+    clocks = device.get("clocks", {})
+    if "max_sm" in clocks and "max_memory" in clocks:
+        both = {"sm": clocks["max_sm"], "memory": clocks["max_memory"]}
+        _most(out, "max_clocks", model, both)
+    pcie = device.get("pcie", {})
+    if "max_generation" in pcie and "max_width" in pcie:
+        both = {"generation": pcie["max_generation"], "width": pcie["max_width"]}
+        _most(out, "pcie", model, both)
+    if "nvlinks" in device:
+        active = sum(link.get("active", False) for link in device["nvlinks"])
+        links = out.setdefault("nvlinks", {})
+        links[model] = max(links.get(model, 0), active)
+
+
+def _most(out: dict[str, Any], key: str, model: str, values: Mapping[str, int]) -> None:
+    """Of several GPUs of one model the best: one that is degraded sets no standard."""
+    best = out.setdefault(key, {}).setdefault(model, {})
+    for name, value in values.items():
+        best[name] = max(best.get(name, 0), value)
+
+
+def merge(known: Mapping[str, Any], found: Mapping[str, Any], add: bool) -> dict[str, Any]:
+    """``found`` laid over what is recorded; with ``add`` versions are allowed beside the known."""
+    out = dict(known)
+    for key, value in found.items():
+        old = out.get(key)
+        if isinstance(value, dict) and isinstance(old, dict):
+            out[key] = merge(old, value, add)
+        elif isinstance(value, list) and isinstance(old, list) and add:
+            out[key] = [*old, *(item for item in value if item not in old)]
+        else:
+            out[key] = value
+    return out
+
+
+def save(settings: Settings, found: Mapping[str, Any], add: bool) -> list[str]:
+    """Write the shared file, if the site has a state directory, and this node's copy of it.
+
+    The lines to show. Raises OSError when the local file cannot be written, BaselineError when
+    the shared one cannot.
+    """
+    spool = str(settings.gate["spool"])
+    os.makedirs(spool, mode=0o755, exist_ok=True)  # noqa: PTH103
+    lines = []
+    if settings.state_dir:
+        shared = f"{settings.state_dir}/nodes"
+        merged, failed = aside(lambda: _update(shared, found, add), _SHARED_S)
+        if failed:
+            raise BaselineError(f"{shared}/{FILE}: {failed}")
+        lines.append(f"recorded for all nodes in {shared}/{FILE}")
+        merged = _update(spool, merged, False)
+    else:
+        merged = _update(spool, found, add)
+        lines.append("no state_dir in robust.toml: recorded for this node only")
+    lines.append(f"recorded in {spool}/{FILE}:")
+    return [*lines, json.dumps(merged, indent=1)]
+
+
+def _update(directory: str, found: Mapping[str, Any], add: bool) -> dict[str, Any]:
+    """Merge into one file, under its lock; the directory must be there."""
+    where = rootfiles.open_dir(directory)
+    try:
+        held = rootfiles.lock(where, f"{FILE}.lock")
+        try:
+            merged = merge(_load(where), found, add)
+            text = json.dumps(merged, indent=1, sort_keys=True) + "\n"
+            rootfiles.replace(where, FILE, text.encode())
+        finally:
+            os.close(held)
+    finally:
+        os.close(where)
+    return merged
+
+
+def _load(directory: int) -> dict[str, Any]:
+    try:
+        fd = rootfiles.open_file(directory, FILE, os.O_RDONLY)
+    except FileNotFoundError:
+        return {}
+    with os.fdopen(fd, "rb") as file:
+        found = json.loads(file.read(4 << 20))
+    if not isinstance(found, dict):
+        raise OSError(f"{FILE} is not a JSON object; remove it and record anew")
+    return found

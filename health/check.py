@@ -1,0 +1,78 @@
+"""What a check is: one module per family in ``health/checks/``, with one ``CHECK`` in it.
+
+How to add one is in docs/checks/README.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from health.finding import ActionName, Class, Finding, Status
+from health.system import System
+
+# When a check runs: before a job, after it, in the HealthCheckProgram, or only when somebody
+# looks closer (an accused node, `robust-health check`).
+Where = Literal["prolog", "epilog", "sweep", "deep"]
+EVERYWHERE: frozenset[Where] = frozenset({"prolog", "epilog", "sweep", "deep"})
+
+
+class Setting(NamedTuple):
+    """A key of the family's table in robust.toml: ``[health.<family>]``.
+
+    A value from the file must have the type of ``default`` (an int may stand for a float); a
+    list holds strings, a table maps strings to the type of its default's values.
+    """
+
+    default: Any
+    help: str
+    unit: str = ""
+
+
+class Condition(NamedTuple):
+    """One row of the family's table of exit conditions; its id is unique in the whole house."""
+
+    check: str
+    status: Status
+    cls: Class
+    action: ActionName
+    when: str
+
+    def found(
+        self,
+        evidence: str,
+        device: str = "",
+        *,
+        status: Status | None = None,
+        cls: Class | None = None,
+        action: ActionName | None = None,
+    ) -> Finding:
+        """The finding of this condition."""
+        return Finding(
+            status or self.status,
+            cls or self.cls,
+            self.check,
+            device,
+            evidence,
+            action or self.action,
+        )
+
+
+class Check(NamedTuple):
+    """A family of checks that look at the same source together.
+
+    ``run`` returns what it found, an empty list when all is well; it never acts. What it raises
+    becomes an ERROR finding ``<name>-error`` of class tool, which closes the gate when
+    ``closes_on_error``; overrunning ``deadline_s`` becomes a FAIL ``<name>-hung`` of class node.
+    ``cost_ms`` is what it takes on a healthy node.
+    """
+
+    name: str
+    run: Callable[[System], list[Finding]]
+    conditions: tuple[Condition, ...]
+    settings: Mapping[str, Setting]
+    where: frozenset[Where] = EVERYWHERE
+    needs_nvml: bool = False
+    closes_on_error: bool = True
+    deadline_s: float = 2.0
+    cost_ms: float = 1.0

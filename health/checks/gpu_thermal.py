@@ -1,0 +1,135 @@
+"""Temperature against the board's own thresholds, power limits against its default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from health import gpus
+from health.check import Check, Condition, Setting
+from health.finding import Finding
+from health.snapshot import Device
+from health.system import System
+
+GPU = Condition(
+    "temperature-gpu",
+    "FAIL",
+    "node",
+    "none",
+    "a GPU without work at its slowdown threshold less `margin`, or at `gpu_limit` (a WARN on one "
+    "at work)",
+)
+MEMORY = Condition(
+    "temperature-memory",
+    "FAIL",
+    "node",
+    "none",
+    "memory of a GPU without work hotter than its maximum, or at `memory_limit` (a WARN on one at "
+    "work)",
+)
+LIMIT = Condition("power-limit", "FAIL", "node", "none", "the power limit is below `power_limit`")
+LIMIT_LOW = Condition(
+    "power-limit-low",
+    "WARN",
+    "node",
+    "none",
+    "the power limit is below the board's default, and none is set here",
+)
+ENFORCED = Condition(
+    "power-enforced",
+    "WARN",
+    "node",
+    "none",
+    "a lower limit than the one set is enforced (power cables, the chassis)",
+)
+NO_POWER = Condition(
+    "power-unreadable", "WARN", "node", "none", "the board does not tell its power draw, or 0 W"
+)
+UNREADABLE = Condition(
+    "temperature-unreadable", "WARN", "node", "none", "NVML failed to tell a temperature"
+)
+
+SETTINGS = {
+    "margin": Setting(5, "how near to the slowdown threshold the GPU may be", "°C"),
+    "gpu_limit": Setting(0, "too hot for a GPU; 0: its own threshold less the margin", "°C"),
+    "memory_limit": Setting(0, "too hot for its memory; 0: above its own maximum", "°C"),
+    "power_limit": Setting(0.0, "the limit that the site sets; 0: the board's default", "W"),
+}
+
+# Thresholds below this are not temperatures: some boards answer 0 or a margin.
+_PLAUSIBLE = 50
+
+
+def run(system: System) -> list[Finding]:
+    """Findings about the temperature and power of every GPU."""
+    options = system.options("gpu_thermal")
+    found = []
+    for device in gpus.devices(system):
+        found += _temperature(device, options)
+        found += _power(device, options["power_limit"])
+    return found
+
+
+def _temperature(device: Device, options: Mapping[str, Any]) -> list[Finding]:
+    values, name = device.get("temperature", {}), gpus.name(device)
+    idle = gpus.idle(device)
+    work = "without work" if idle else "at work"
+    found = []
+    problem = gpus.refused(device, "temperature")
+    if problem:
+        found.append(UNREADABLE.found(f"NVML {problem}", name))
+    slowdown, most = values.get("slowdown", 0), values.get("memory_max", 0)
+    for condition, now, limit, source in (
+        (GPU, values.get("gpu"), *_limit(options["gpu_limit"], slowdown, -options["margin"])),
+        (MEMORY, values.get("memory"), *_limit(options["memory_limit"], most, 1)),
+    ):
+        if now is not None and limit and now >= limit:
+            what = "GPU" if condition is GPU else "memory of a GPU"
+            text = f"{what} {work} at {now} °C, limit below {limit} °C ({source})"
+            status = condition.status if idle else "WARN"
+            found.append(
+                condition.found(f"{text}{gpus.identity(device)} (NVML)", name, status=status)
+            )
+    return found
+
+
+def _limit(setting: int, threshold: int, offset: int) -> tuple[int, str]:
+    """The temperature that is too hot (0: unknown) and where it comes from."""
+    if setting:
+        return setting, "robust.toml"
+    if threshold < _PLAUSIBLE:
+        return 0, ""
+    return threshold + offset, f"the board's threshold {threshold} °C"
+
+
+def _power(device: Device, wanted: float) -> list[Finding]:
+    power, name = device.get("power", {}), gpus.name(device)
+    found = []
+    problem = gpus.refused(device, "power")
+    if problem:
+        found.append(NO_POWER.found(f"NVML {problem}", name))
+    elif power.get("draw", 1.0) <= 0:
+        found.append(NO_POWER.found(f"power draw {power.get('draw')} W, wanted more (NVML)", name))
+    limit, default = power.get("limit", 0.0), power.get("default_limit", 0.0)
+    if wanted and limit and limit < wanted:
+        text = f"power limit {limit:.0f} W, wanted {wanted:.0f} W"
+        found.append(LIMIT.found(f"{text} ([health.gpu_thermal] power_limit)", name))
+    elif not wanted and limit and limit < default:
+        text = f"power limit {limit:.0f} W, the board's default is {default:.0f} W (NVML)"
+        found.append(LIMIT_LOW.found(text, name))
+    enforced = power.get("enforced_limit", 0.0)
+    if enforced and limit and enforced < limit:
+        text = f"enforced power limit {enforced:.0f} W, set to {limit:.0f} W (NVML)"
+        found.append(ENFORCED.found(text, name))
+    return found
+
+
+CHECK = Check(
+    "gpu_thermal",
+    run,
+    (GPU, MEMORY, LIMIT, LIMIT_LOW, ENFORCED, NO_POWER, UNREADABLE),
+    SETTINGS,
+    needs_nvml=True,
+    closes_on_error=False,
+    cost_ms=0.1,
+)

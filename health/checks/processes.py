@@ -1,0 +1,226 @@
+"""Processes: stuck in the kernel, left behind by jobs that ended, or too many.
+
+Looking at every process takes some ms on a large node. So the prolog looks only when the load says
+that something runs or is stuck although no job should; epilog and sweep always look.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+from health import jobs, proctable
+from health.check import Check, Condition, Setting
+from health.finding import Finding
+from health.leftover_files import FIRST_USER
+from health.proctable import Process
+from health.sysfs import number, text
+from health.system import System
+
+STUCK = Condition(
+    "process-stuck",
+    "FAIL",
+    "node",
+    "reboot",
+    "a process of no running job was killed and does not die (state D); action none where it "
+    "waits for a network file system",
+)
+BLOCKED = Condition(
+    "process-blocked",
+    "WARN",
+    "node",
+    "none",
+    "a process of no running job stays in state D, but nobody killed it yet",
+)
+LEFT = Condition(
+    "processes-left",
+    "WARN",
+    "user",
+    "clear-leftovers",
+    "users' processes on a node without jobs; FAIL in the epilog for those in the job's cgroup",
+)
+LOAD = Condition("idle-load", "WARN", "user", "none", "load on a node without jobs")
+ZOMBIES = Condition("zombies", "WARN", "node", "none", "init does not reap its dead children")
+EXHAUSTED = Condition(
+    "tasks-exhausted", "FAIL", "user", "clear-leftovers", "95 % of all process ids are in use"
+)
+MANY = Condition("tasks-many", "WARN", "user", "none", "80 % of all process ids are in use")
+
+LOOK_AT = 0.9  # load over 1 and over 5 minutes: one process that runs or is stuck all the time
+PAUSE_S = 0.3  # between two looks at a process in state D
+ZOMBIE_LIMIT = 50
+NAMED = 3  # processes named in evidence
+
+# Where a process sleeps that waits for a file server (/proc/PID/wchan).
+_FILE_SERVER = ("nfs", "rpc_", "xprt_", "lustre", "ll_", "ptlrpc", "cl_", "osc_", "ldlm_", "ceph")
+# Dynamic users of systemd services (systemd.io/UIDS-GIDS), and nobody.
+_SERVICES = range(61184, 65520)
+_NOBODY = 65534
+
+
+def waits_for_server(channel: str) -> bool:
+    return channel.startswith(_FILE_SERVER)
+
+
+def judge_count(tasks: int, limit: int | None) -> list[Finding]:
+    """Tasks against the number of ids that there are."""
+    if not limit or tasks < 0.8 * limit:
+        return []
+    condition = EXHAUSTED if tasks >= 0.95 * limit else MANY
+    return [condition.found(f"{tasks} tasks of {limit} (kernel.pid_max, threads-max)")]
+
+
+def judge_zombies(found: Iterable[Process]) -> list[Finding]:
+    orphans = [p for p in found if p.state == "Z" and p.parent == 1]
+    if len(orphans) <= ZOMBIE_LIMIT:
+        return []
+    return [ZOMBIES.found(f"{len(orphans)} dead children of init, limit {ZOMBIE_LIMIT}")]
+
+
+def _run(system: System) -> list[Finding]:
+    loads = text(system, "/proc/loadavg").split()
+    if len(loads) < 4:
+        return []
+    one, five = float(loads[0]), float(loads[1])
+    active, _, tasks = loads[3].partition("/")
+    limits = [
+        number(system, "/proc/sys/kernel/pid_max"),
+        number(system, "/proc/sys/kernel/threads-max"),
+    ]
+    found = judge_count(int(tasks), min((n for n in limits if n), default=None))
+    loaded = one >= LOOK_AT and five >= LOOK_AT
+    if system.context.where == "prolog" and not loaded:
+        return found
+    busy = jobs.running(system)
+    table = proctable.processes(system)
+    found += judge_zombies(table)
+    ours = [p for p in table if not p.kernel and p.state != "Z"]
+    found += _blocked(system, [p for p in ours if p.state == "D"], busy)
+    if busy is not None:
+        found += _left(system, ours, busy)
+    if busy == frozenset():
+        found += _load(system, ours, one, int(active))
+    return found
+
+
+def _blocked(system: System, sleeping: list[Process], busy: frozenset[int] | None) -> list[Finding]:
+    """State D at two looks, and of no job that runs: those wait for their I/O as they may."""
+    suspects = [p for p in sleeping if _ownerless(system, p, busy)]
+    if not suspects:
+        return []
+    time.sleep(PAUSE_S)
+    still = [
+        again
+        for p in suspects
+        if (again := proctable.one(system, p.pid)) and (again.state, again.start) == ("D", p.start)
+    ]
+    dead, waiting, server = [], [], []
+    for process in still:
+        channel = text(system, f"/proc/{process.pid}/wchan")
+        said = f"{process.pid} ({_printable(process.name)}) in {channel or 'the kernel'}"
+        killed = proctable.kill_pending(text(system, f"/proc/{process.pid}/status"))
+        if busy is None or not (killed or process.flags & proctable.PF_EXITING):
+            waiting.append(said)
+        elif waits_for_server(channel):
+            server.append(said)
+        else:
+            dead.append(said)
+    found = []
+    if dead:
+        found.append(STUCK.found(f"killed, still in state D: {_some(dead)}"))
+    if server:
+        evidence = f"killed, waits for a file server: {_some(server)}"
+        found.append(STUCK.found(evidence, action="none"))
+    if waiting:
+        found.append(BLOCKED.found(f"in state D at two looks: {_some(waiting)}"))
+    return found
+
+
+def _ownerless(system: System, process: Process, busy: frozenset[int] | None) -> bool:
+    """Whether no running job can own it."""
+    if not busy:
+        return True
+    job = proctable.job(text(system, f"/proc/{process.pid}/cgroup"))
+    return job is not None and job not in busy
+
+
+def _left(system: System, table: list[Process], busy: frozenset[int]) -> list[Finding]:
+    """Users' processes that belong to no running job."""
+    ignored = _ignored(system)
+    context = system.context
+    own, others = Counter[int](), Counter[int]()
+    for process in table:
+        owner = proctable.uid(system, process)
+        if owner < FIRST_USER or owner in ignored or owner in _SERVICES or owner == _NOBODY:
+            continue
+        cgroup = text(system, f"/proc/{process.pid}/cgroup")
+        job = proctable.job(cgroup)
+        if proctable.is_login(cgroup) or job in busy or (job is None and busy):
+            continue
+        if context.where == "prolog" and job == context.job:
+            continue  # a job's first step may be quicker than its prolog
+        if context.where == "epilog" and job == context.job:
+            own[owner] += 1
+        else:
+            others[owner] += 1
+    found = []
+    if own:
+        said = f"{_owners(own)} in the cgroup of job {context.job}, which has ended"
+        found.append(LEFT.found(said, status="FAIL"))
+    if others:
+        found.append(LEFT.found(f"{_owners(others)} of no running job"))
+    return found
+
+
+def _load(system: System, table: list[Process], one: float, active: int) -> list[Finding]:
+    """More that runs than a node without jobs has to do, now and over the last minute."""
+    cpus = text(system, "/proc/stat").count("\ncpu") or 1
+    limit = 4 + 0.1 * cpus
+    if one < limit or active < limit:
+        return []
+    names = Counter(_printable(p.name) for p in table if p.state == "R")
+    most = ", ".join(f"{name} ({count})" for name, count in names.most_common(NAMED))
+    said = f"load {one:g} and {active} running with no job here, limit {limit:.1f}"
+    return [LOAD.found(f"{said}; {most}" if most else said)]
+
+
+def _ignored(system: System) -> set[int]:
+    """The uids of the setting `ignore`: numbers, or names of /etc/passwd."""
+    wanted = set(system.options("processes")["ignore"])
+    uids = {int(word) for word in wanted if word.isdigit()}
+    if any(not word.isdigit() for word in wanted):
+        for line in text(system, "/etc/passwd").splitlines():
+            fields = line.split(":")
+            if len(fields) > 2 and fields[0] in wanted and fields[2].isdigit():
+                uids.add(int(fields[2]))
+    return uids
+
+
+def _owners(counts: Counter[int]) -> str:
+    return ", ".join(f"{n} processes of uid {uid}" for uid, n in counts.most_common(NAMED))
+
+
+def _some(said: list[str]) -> str:
+    more = f" and {len(said) - NAMED} more" if len(said) > NAMED else ""
+    return ", ".join(said[:NAMED]) + more
+
+
+def _printable(name: str) -> str:
+    """A process names itself: nothing of it may look like something else in a report."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-+/@") else "?" for c in name)[:15]
+
+
+CHECK = Check(
+    name="processes",
+    run=_run,
+    conditions=(STUCK, BLOCKED, LEFT, LOAD, ZOMBIES, EXHAUSTED, MANY),
+    settings={
+        "ignore": Setting(
+            [], "users (names of /etc/passwd, uids) whose processes may be here without a job"
+        ),
+    },
+    closes_on_error=False,
+    deadline_s=3.0,
+    cost_ms=1.0,
+)

@@ -1,0 +1,157 @@
+"""Services that must run and kernel modules that must be loaded.
+
+A unit that runs is seen in its cgroup, without a command. Only where that shows nothing is systemd
+asked, and only systemd's own word makes a FAIL: in a container neither its cgroups nor the host's
+processes may be in sight.
+"""
+
+from __future__ import annotations
+
+import re
+
+from health.check import Check, Condition, Setting
+from health.finding import Finding
+from health.sysfs import names, text
+from health.system import System
+
+DOWN = Condition(
+    "service-down", "FAIL", "node", "none", "systemd says that a wanted unit is not active"
+)
+FABRIC_MANAGER = Condition(
+    "service-fabric-manager",
+    "FAIL",
+    "node",
+    "restart-fabric-manager",
+    "the node has NVSwitches and systemd says that nvidia-fabricmanager is not active",
+)
+UNKNOWN = Condition(
+    "service-unknown", "WARN", "tool", "none", "whether a wanted unit runs could not be seen"
+)
+MODULE = Condition("module-missing", "FAIL", "node", "none", "a wanted kernel module is not loaded")
+
+FABRIC_UNIT = "nvidia-fabricmanager.service"
+NVIDIA, BRIDGE_OTHER = "0x10de", "0x068000"  # pci.ids; NVSwitches show this class
+
+# Where systemd keeps a unit's processes: the unified hierarchy, or its own beside cgroup v1.
+_CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd")
+_SYSTEMCTL = ("/usr/bin/systemctl", "/bin/systemctl")
+_SYSTEMCTL_S = 1.5
+_UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]+\.(?:service|socket|target|mount|timer|path)")
+_TASK_NAMES = {"nvidia-fabricmanager": "nv-fabricmanager", "munge": "munged"}
+_COMM = 15  # the kernel cuts a task's name here
+
+
+def unit_name(word: str) -> str:
+    """ "munge" -> "munge.service". ValueError: that names no unit."""
+    name = word if _UNIT.fullmatch(word) else f"{word}.service"
+    if not _UNIT.fullmatch(name) or name.startswith("-"):
+        raise ValueError(f"{word!r} names no systemd unit")
+    return name
+
+
+def judge_unit(shown: str) -> tuple[str, str]:
+    """What `systemctl show` printed -> ("up" | "down" | "missing" | "unknown", in words)."""
+    values = dict(line.partition("=")[::2] for line in shown.splitlines())
+    load, active = values.get("LoadState", ""), values.get("ActiveState", "")
+    sub = values.get("SubState", "")
+    said = f"systemctl says {load}, {active} ({sub})"
+    if active in ("active", "reloading", "refreshing"):
+        return "up", said
+    if load == "not-found":
+        return "missing", said
+    if active in ("inactive", "failed", "deactivating") or sub == "auto-restart":
+        return "down", said
+    return "unknown", said  # starting, or an answer that this does not know
+
+
+def _run(system: System) -> list[Finding]:
+    options = system.options("services")
+    found = []
+    wanted: dict[str, Condition] = {}
+    for word in options["required"]:
+        try:
+            wanted[unit_name(word)] = DOWN
+        except ValueError as error:
+            found.append(UNKNOWN.found(f"services.required: {error}"))
+    if _has_nvswitch(system):
+        wanted[FABRIC_UNIT] = FABRIC_MANAGER
+    unseen = [unit for unit in wanted if not _in_cgroup(system, unit)]
+    for unit, (state, said) in _ask(system, unseen).items():
+        condition = wanted[unit]
+        if state == "down" or (state == "missing" and condition is DOWN):
+            found.append(condition.found(said, unit))
+        elif state != "up" and not _runs(system, unit):
+            found.append(UNKNOWN.found(f"{said}; no process of its name", unit))
+    loaded = names(system, "/sys/module") if options["modules"] else []
+    for module in options["modules"]:
+        name = module.replace("-", "_")
+        if name not in loaded:
+            found.append(MODULE.found(f"no /sys/module/{name}", name))
+    return found
+
+
+def _in_cgroup(system: System, unit: str) -> bool:
+    for root in _CGROUPS:
+        base = f"{root}/system.slice/{unit}"
+        if "populated 1" in text(system, f"{base}/cgroup.events"):
+            return True
+        if text(system, f"{base}/cgroup.procs"):
+            return True
+    return False
+
+
+def _ask(system: System, units: list[str]) -> dict[str, tuple[str, str]]:
+    """What systemd says of each unit: one command for all, which prints a paragraph for each."""
+    if not units:
+        return {}
+    said = "systemd does not run here"
+    if text(system, "/proc/1/comm") == "systemd":
+        said = "no systemctl"
+        for program in _SYSTEMCTL:
+            argv = [program, "show", "--property=LoadState,ActiveState,SubState", "--", *units]
+            try:
+                shown = system.command(argv, _SYSTEMCTL_S).out.strip().split("\n\n")
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                said = f"systemctl: {error.strerror or error}"
+                break
+            if len(shown) == len(units):
+                return dict(zip(units, map(judge_unit, shown), strict=True))
+            said = f"systemctl spoke of {len(shown)} units, {len(units)} were asked"
+            break
+    return dict.fromkeys(units, ("unknown", said))
+
+
+def _runs(system: System, unit: str) -> bool:
+    """Whether a process is called as the unit's program."""
+    base = unit.rpartition(".")[0]
+    name = _TASK_NAMES.get(base, base)[:_COMM]
+    pids = (pid for pid in names(system, "/proc") if pid.isdigit())
+    return any(text(system, f"/proc/{pid}/comm") == name for pid in pids)
+
+
+def _has_nvswitch(system: System) -> bool:
+    bound = names(system, "/sys/bus/pci/drivers/nvidia-nvswitch")
+    if bound:  # else "bind", "new_id", "uevent", "unbind" would be there, but no address
+        return any(name.count(":") == 2 for name in bound)
+    base = "/sys/bus/pci/devices"
+    return any(
+        text(system, f"{base}/{device}/class") == BRIDGE_OTHER
+        and text(system, f"{base}/{device}/vendor") == NVIDIA
+        for device in names(system, base)
+    )
+
+
+CHECK = Check(
+    name="services",
+    run=_run,
+    conditions=(DOWN, FABRIC_MANAGER, UNKNOWN, MODULE),
+    settings={
+        "required": Setting([], 'systemd units that must be active: "munge", "sssd.service"'),
+        "modules": Setting([], 'kernel modules that must be loaded: "nvidia_peermem"'),
+    },
+    closes_on_error=False,
+    deadline_s=3.0,
+    cost_ms=1.0,
+)

@@ -1,0 +1,179 @@
+"""Xids, SXids and lost GPUs of the kernel's log and of the node's history, as far as uncured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from health import xid
+from health.check import Check, Condition, Setting
+from health.finding import ACTIONS, ActionName, Finding
+from health.snapshot import Snapshot
+from health.state import DAY, Driver, Fault, NodeState, Note, Rules, node_state
+from health.system import Event, System
+from health.xid_catalog import SXIDS, XIDS
+
+SETTINGS = {
+    "recent": Setting(3600.0, "messages that ask for nothing are told so long", "s"),
+    "wear": Setting(
+        4, "signs of wear (63, 92, …) of one GPU in wear_days that are told", "messages"
+    ),
+    "wear_days": Setting(28.0, "for wear", "days"),
+    "contained": Setting(3, "contained memory errors (94) since the last reset that want one"),
+    "returns": Setting(2, "times a fault may come back after its cure before the next rung"),
+    "return_days": Setting(14.0, "for returns and reboots", "days"),
+    "reboots": Setting(2, "reboots for a cause in return_days; one more means service"),
+    "overrides": Setting({}, "the site's [xid] table; set it there"),
+}
+_NOT_FAILING = (45,)  # in the catalogue with an action, but never closing by itself
+
+
+def _numbered() -> tuple[Condition, ...]:
+    return tuple(
+        Condition(f"xid-{code}", "FAIL", "node", cast("ActionName", row[5]), row[1])
+        for code, row in XIDS.items()
+        if row[5] != "none" and code not in _NOT_FAILING
+    )
+
+
+CONDITIONS = (
+    *_numbered(),
+    Condition("xid-45", "WARN", "node", "restart-fabric-manager", "45 with no other Xid near"),
+    Condition("xid-94", "WARN", "node", "none", "contained memory error; FAIL from `contained` on"),
+    Condition("xid-wear", "WARN", "node", "none", "`wear` signs of wear of one GPU in wear_days"),
+    Condition("xid-app", "WARN", "user", "none", "an Xid of a program, not older than `recent`"),
+    Condition("xid-unlisted", "WARN", "node", "none", "an Xid for which NVIDIA names no action"),
+    Condition("gpu-fell-off-bus", "FAIL", "node", "reboot", "a GPU fell off the bus, without Xid"),
+    Condition("gpu-init-failed", "FAIL", "node", "reboot", "the driver could not start a GPU"),
+    Condition("sxid-fatal", "FAIL", "node", "reset-gpu", "fatal NVSwitch error"),
+    Condition("sxid-always-fatal", "FAIL", "node", "reboot", "NVSwitch error fatal for the fabric"),
+    Condition("sxid-nonfatal", "WARN", "node", "none", "NVSwitch error to look at"),
+    Condition("reboots-for-cause", "FAIL", "node", "service", "more than `reboots` of them"),
+)
+_BY_ID = {condition.check: condition for condition in CONDITIONS}
+
+
+def run(system: System) -> list[Finding]:
+    options = system.options("xid")
+    boot, now = system.boot_id(), system.now()
+    log = xid.events_from_log(system.kernel_log(), boot, now, system.uptime())
+    events = xid.merge(system.history(), log)
+    if not any(event.kind in ("xid", "sxid", "lost", "drain") for event in events):
+        return []
+    snapshot = system.nvml()
+    state = node_state(events, now, boot, driver(snapshot), rules(options))
+    names = {device["pci"]: f"gpu{device['index']}" for device in _located(snapshot)}
+    return [
+        *(_fault(fault, names, now) for fault in state.faults),
+        *_standing(state),
+        *_notes(state, names, now, options),
+    ]
+
+
+def rules(options: Mapping[str, Any]) -> Rules:
+    """The family's settings as node_state wants them."""
+    overrides = {
+        int(code): cast("ActionName", action)
+        for code, action in options["overrides"].items()
+        if str(code).isdigit() and action in ACTIONS
+    }
+    same = ("returns", "return_days", "reboots", "contained", "wear_days")
+    return Rules(overrides, **{key: options[key] for key in same})
+
+
+def driver(snapshot: Snapshot) -> Driver:
+    """What NVML says now, as node_state wants it."""
+    devices = [device for device in snapshot.get("devices", []) if "pci" in device]
+    words = {d["pci"]: d["recovery_action"] for d in devices if "recovery_action" in d}
+    branch = snapshot.get("driver", "").split(".")[0]
+    return Driver(
+        words,
+        frozenset(device["pci"] for device in devices),
+        int(branch) if branch.isascii() and branch.isdigit() else 0,
+    )
+
+
+def _located(snapshot: Snapshot) -> list[Any]:
+    both = [*snapshot.get("devices", []), *snapshot.get("lost", [])]
+    return [one for one in both if "pci" in one and "index" in one]
+
+
+def _fault(fault: Fault, names: Mapping[str, str], now: float) -> Finding:
+    condition = _BY_ID.get(fault.check) or Condition(fault.check, "FAIL", "node", "none", "")
+    evidence = [_told(fault.code, fault.times, fault.last, now)]
+    if fault.why:
+        evidence.append(fault.why)
+    evidence.append(_quoted(fault.text))
+    device = fault.unit or names.get(fault.gpu, fault.gpu)
+    return condition.found("; ".join(evidence), device, status="FAIL", action=fault.action)
+
+
+def _standing(state: NodeState) -> list[Finding]:
+    return [_BY_ID["reboots-for-cause"].found(state.reboots)] if state.reboots else []
+
+
+def _notes(
+    state: NodeState, names: Mapping[str, str], now: float, options: Mapping[str, Any]
+) -> list[Finding]:
+    """One finding per condition and GPU."""
+    grouped: dict[tuple[str, str], list[Note]] = {}
+    closed = {(fault.check, fault.gpu) for fault in state.faults}
+    for note in state.notes:
+        lasting = note.code in (94, 163)
+        old = now - note.last > options["recent"] and not lasting
+        if note.check == "xid-wear" or old or (note.check, note.gpu) in closed:
+            continue
+        grouped.setdefault((note.check, note.unit or names.get(note.gpu, note.gpu)), []).append(
+            note
+        )
+    out = []
+    for (check, device), notes in grouped.items():
+        counts: dict[int, int] = {}
+        for note in notes:
+            counts[note.code] = counts.get(note.code, 0) + note.times
+        last = max(notes, key=lambda note: note.last)
+        told = "; ".join(_told(code, n, last.last, now) for code, n in sorted(counts.items()))
+        out.append(_BY_ID[check].found(f"{told}; {_quoted(last.text)}", device))
+    for gpu, codes in sorted(state.wear.items()):
+        if sum(codes.values()) >= options["wear"]:
+            told = ", ".join(f"{n} x {code}" for code, n in sorted(codes.items()))
+            evidence = f"{told} in {options['wear_days']:g} days, limit {options['wear']}"
+            out.append(_BY_ID["xid-wear"].found(evidence, names.get(gpu, gpu)))
+    return out
+
+
+def _told(code: int, times: int, last: float, now: float) -> str:
+    meaning = XIDS[code][1] if code in XIDS else SXIDS[code][2] if code in SXIDS else ""
+    kind = "SXid" if code >= 10000 else "Xid"
+    what = f"{kind} {code}" if code else "GPU lost"
+    text = f"{what} ({meaning})" if meaning else what
+    return f"{text}, {times} x, last {_ago(max(0.0, now - last))} ago"
+
+
+def _ago(seconds: float) -> str:
+    if seconds >= 2 * DAY:
+        return f"{seconds / DAY:.0f} days"
+    if seconds >= 7200:
+        return f"{seconds / 3600:.0f} h"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+
+
+def _quoted(text: str) -> str:
+    return '"' + " ".join(text.split())[: xid.TEXT_LIMIT] + '"'
+
+
+def events(system: System) -> list[Event]:
+    """What the history does not hold yet, to be written there by the gate's edge."""
+    boot, now = system.boot_id(), system.now()
+    log = xid.events_from_log(system.kernel_log(), boot, now, system.uptime())
+    return xid.fresh(system.history(), log)
+
+
+CHECK = Check(
+    name="xid",
+    run=run,
+    conditions=CONDITIONS,
+    settings=SETTINGS,
+    needs_nvml=True,
+    cost_ms=3.0,
+)

@@ -1,0 +1,138 @@
+"""A forked process that may be lost: watched, killed, or left behind when it cannot be killed.
+
+A process that hangs in the kernel (state D: a dead NFS, a wedged driver) takes no signal. So
+nobody here waits for one without a deadline, and a child holds nothing of its parent's open:
+slurmd reads a prolog's output to its end, which a forgotten descriptor would keep away.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+_PIPE = 3  # the child's end of the pipe
+_SPARE_S = 2.0  # by which the child's own alarm lags behind its parent's deadline
+
+
+class Child:
+    """``fd`` is the read end, non-blocking, of the pipe that ``work`` was given."""
+
+    def __init__(self, pid: int, fd: int):
+        self.pid = pid
+        self.fd = fd
+        self._code: int | None = None
+
+    def read(self) -> bytes:
+        """What has come so far; empty: its end. Raises BlockingIOError."""
+        return os.read(self.fd, 1 << 16)
+
+    def stop(self, grace_s: float = 0.05) -> bool:
+        """Kill it and its session. False: it is still there after the grace, left behind."""
+        if self._code is None:
+            self._kill()
+        return self.ended(grace_s) is not None
+
+    def ended(self, grace_s: float) -> int | None:
+        """Its exit code (-N after signal N) within the grace; None: it has not ended.
+
+        What it left of its session is killed before its number is given back to the kernel.
+        """
+        limit = time.monotonic() + grace_s
+        while self._code is None:
+            try:
+                flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+                if os.waitid(os.P_PID, self.pid, flags):
+                    self._kill()
+                    self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+                    break
+            except ChildProcessError:  # the parent's parent has SIGCHLD ignored
+                self._code = 0
+                break
+            if time.monotonic() >= limit:
+                break
+            time.sleep(0.001)
+        return self._code
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+    def _kill(self) -> None:
+        for kill in (os.killpg, os.kill):
+            try:
+                kill(self.pid, signal.SIGKILL)
+            except OSError:
+                pass
+
+
+def fork(work: Callable[[int], None], deadline_s: float) -> Child:
+    """Run ``work(fd)`` in a child of its own session; what it writes to fd arrives at Child.fd.
+
+    Should the parent die, an alarm ends the child soon after ``deadline_s``.
+    """
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(read_end)
+        os.close(write_end)
+        raise
+    if pid == 0:
+        code = 70
+        try:
+            _settle(write_end, deadline_s + _SPARE_S)
+            work(_PIPE)
+            code = 0
+        finally:
+            os._exit(code)  # whatever was raised: the parent sees the pipe's end and the code
+    os.close(write_end)
+    os.set_blocking(read_end, False)
+    return Child(pid, read_end)
+
+
+def _settle(write_end: int, alarm_s: float) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+    signal.setitimer(signal.ITIMER_REAL, alarm_s)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    if write_end != _PIPE:
+        os.dup2(write_end, _PIPE)
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        if int(name) > _PIPE:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # that of the listing itself
+
+
+def write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def where_it_hangs(pid: int) -> str:
+    """What the kernel says of a process: "state D in nfs_wait_bit_killable"; best effort."""
+    words = []
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            words.append("state " + file.read(4096).rpartition(b")")[2].split()[0].decode())
+        with open(f"/proc/{pid}/wchan", "rb") as file:
+            channel = file.read(256).decode("ascii", "replace").strip()
+        if channel not in ("", "0"):
+            words.append("in " + channel)
+    except (OSError, IndexError):
+        pass
+    return " ".join(words)
+
+
+def start_time(pid: int) -> str:
+    """The clock tick of its start: with the pid, it names one process. OSError: it has ended."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read(4096).rpartition(b")")[2].split()
+    if fields[0] == b"Z":
+        raise ProcessLookupError(f"process {pid} has ended")
+    return fields[19].decode()  # field 22 of the line

@@ -1,0 +1,78 @@
+"""What a check says: findings, and the ladder of actions that cure what they found. Pure.
+
+Imported before every job, by root: nothing here imports more than ``typing``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+Status = Literal["PASS", "WARN", "FAIL", "ERROR"]
+# Whose fault: the machine's, a user's (files, processes), or that of the check's own tools.
+Class = Literal["node", "user", "tool"]
+ActionName = Literal[
+    "none", "clear-leftovers", "reset-gpu", "restart-fabric-manager", "reboot", "service"
+]
+
+STATUSES: tuple[Status, ...] = ("PASS", "WARN", "ERROR", "FAIL")  # in the order of severity
+
+
+class Action(NamedTuple):
+    """One rung of the ladder, mildest first; ``proof`` is what must be seen before an undrain.
+
+    ``proof``: "recheck" the same checks pass; "reset" they pass and the GPU was reset (or the
+    driver loaded again, or the node booted) since the drain; "reboot" they pass and the node
+    booted since; "person" a person said that it was repaired.
+    """
+
+    name: ActionName
+    proof: Literal["recheck", "reset", "reboot", "person"]
+    text: str
+
+
+LADDER: tuple[Action, ...] = (
+    Action("none", "recheck", "nothing to do: it passes or it does not"),
+    Action("clear-leftovers", "recheck", "remove what a job left: processes, memory, files"),
+    Action(
+        "restart-fabric-manager",
+        "recheck",
+        "restart nvidia-fabricmanager, then every process that uses a GPU",
+    ),
+    Action("reset-gpu", "reset", "reset the GPU (nvidia-smi --gpu-reset -i N) or reboot"),
+    Action("reboot", "reboot", "reboot the node (a power cycle where the device stays lost)"),
+    Action("service", "person", "hands on: reseat or replace the part, then `robust-health repaired`"),
+)
+ACTIONS: dict[str, Action] = {action.name: action for action in LADDER}
+
+
+class Finding(NamedTuple):
+    """One thing that a check saw.
+
+    ``check`` is the id of the condition ("ecc-uncorrected"), ``device`` what it is about ("gpu3",
+    "mlx5_0", "/scratch", empty: the node), ``evidence`` one line with the measured value, the
+    limit and the source, ``action`` the name of a rung of LADDER.
+    """
+
+    status: Status
+    cls: Class
+    check: str
+    device: str
+    evidence: str
+    action: ActionName
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; the class is called "class" there."""
+        out: dict[str, Any] = self._asdict()
+        out["class"] = out.pop("cls")
+        return out
+
+
+def worst(findings: list[Finding]) -> Status:
+    """The most severe status; PASS for no findings."""
+    return max((f.status for f in findings), key=STATUSES.index, default="PASS")
+
+
+def harder(one: ActionName, other: ActionName) -> ActionName:
+    """The action that is further down the ladder."""
+    names = [action.name for action in LADDER]
+    return max(one, other, key=names.index)

@@ -1,0 +1,155 @@
+"""The collector: one process of its own asks NVML everything, so that a hang there stays there.
+
+It streams what it learns as JSON lines with the stage it is at. Past the deadline it is killed,
+or left behind if the driver holds it, and the snapshot says ``hung`` and where.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import json
+import select
+import time
+from typing import Any, cast
+
+from health.child import Child, fork, where_it_hangs, write_all
+from health.snapshot import Snapshot
+from health.stuck import Stuck
+
+DEADLINE_S = 5.0
+_LIMIT = 8 << 20  # bytes of all answers together
+_STUCK = "nvml"
+
+
+def _collect(fd: int) -> None:
+    """The child: ask, and write each bit as a line."""
+
+    def say(kind: str, value: Any) -> None:
+        write_all(fd, json.dumps([kind, value]).encode() + b"\n")
+
+    say("stage", "import")
+    try:
+        nv = importlib.import_module("pynvml")
+    except ImportError:
+        say("error", "no-pynvml")
+        return
+    from health.nvml_query import ask
+
+    ask(nv, say)
+
+
+class Collector:
+    """One collection under way. Poll ``fd``, ``feed`` when readable, ``expire`` at ``deadline``."""
+
+    def __init__(self, deadline_s: float = DEADLINE_S, stuck: Stuck | None = None):
+        self.snapshot = empty("fork")
+        self.done = False
+        self._stuck = stuck
+        self._rest = b""
+        self._size = 0
+        self._child: Child | None = None
+        self.deadline = time.monotonic() + deadline_s
+        still = stuck.still(_STUCK) if stuck else ""
+        if still:  # another one would only hang as well
+            self.snapshot["stage"] = still
+            self.snapshot["hung"] = True
+            self.done = True
+            return
+        try:
+            self._child = fork(_collect, deadline_s)
+        except OSError as err:  # no memory, too many processes
+            self.snapshot["error"] = (
+                f"died-no-process-{errno.errorcode.get(err.errno or 0, 'error')}"
+            )
+            self.done = True
+
+    @property
+    def fd(self) -> int:
+        return self._child.fd if self._child else -1
+
+    def feed(self) -> None:
+        """Take what has come; sets ``done`` at the end."""
+        child = self._child
+        while child and not self.done:
+            try:
+                data = child.read()
+            except BlockingIOError:
+                return
+            self._size += len(data)
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                self._take(line)
+            if self.snapshot["stage"] == "done" or self.snapshot["error"]:
+                self._finish()
+            elif not data or self._size > _LIMIT:
+                self._died("too many answers" if data else "")
+
+    def expire(self) -> None:
+        """The deadline is over: what there is must do."""
+        if self._child and not self.done:
+            where = where_it_hangs(self._child.pid)
+            self.snapshot["hung"] = True
+            if not self._child.stop() and self._stuck:
+                what = f"{self.snapshot['stage']} ({where})" if where else self.snapshot["stage"]
+                self._stuck.remember(_STUCK, self._child.pid, what)
+            self.done = True
+
+    def wait(self) -> Snapshot:
+        """The snapshot, at the deadline at the latest."""
+        poll = select.poll()
+        if not self.done:
+            poll.register(self.fd, select.POLLIN)
+        while not self.done:
+            left = self.deadline - time.monotonic()
+            if left <= 0:
+                self.expire()
+            elif poll.poll(left * 1000):
+                self.feed()
+        return self.snapshot
+
+    def close(self) -> None:
+        if self._child:
+            self.expire()
+            self._child.close()
+            self._child = None
+
+    def _take(self, line: bytes) -> None:
+        snapshot = cast("dict[str, Any]", self.snapshot)
+        try:
+            kind, value = json.loads(line)
+        except ValueError:
+            return
+        if kind in ("stage", "error") and isinstance(value, str):
+            snapshot[kind] = value
+        elif kind == "top" and isinstance(value, dict):
+            snapshot.update(value)
+        elif kind in ("device", "lost"):
+            snapshot["devices" if kind == "device" else "lost"].append(value)
+
+    def _finish(self) -> None:
+        self.done = True
+        if self._child:
+            self._child.stop()  # all is said; what it still does is its own business
+
+    def _died(self, why: str) -> None:
+        """The pipe ended before the answers did."""
+        code = self._child.ended(0.2) if self._child else 0
+        signal = f"died-signal-{-code}" if code is not None and code < 0 else f"died-exit-{code}"
+        self.snapshot["error"] = why.replace(" ", "-") or signal
+        self._finish()
+
+
+def empty(stage: str, error: str = "") -> Snapshot:
+    """A snapshot in which nothing was learnt yet."""
+    return {
+        "stage": stage,
+        "hung": False,
+        "error": error,
+        "driver": "",
+        "nvml": "",
+        "cuda": "",
+        "count": 0,
+        "devices": [],
+        "lost": [],
+    }

@@ -1,0 +1,223 @@
+"""A node out of a recorded tree, or of one built by hand: the same answers as the live one gave.
+
+What is not in the tree is not there: ENOENT. In a tree built by hand nearly everything may be
+left out: names and kinds come from ``files/`` then, the log is empty, NVML has no library.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from health import kmsg, tree
+from health.check import Check, Where
+from health.finding import STATUSES, Finding
+from health.lane import Outcome
+from health.nvml import empty
+from health.report import Report
+from health.runner import run_inline
+from health.settings import Settings, defaults
+from health.snapshot import Snapshot
+from health.system import Context, Disk, Entry, Event, LogRecord, Output
+
+_NOW = 1_700_000_000.0  # for trees that do not say
+_UPTIME = 86_400.0
+
+
+class BadTree(ValueError):
+    """The directory is no tree that can be replayed; the text says which file and why."""
+
+
+class ReplaySystem:
+    """``directory`` as health/tree.py describes it; raises BadTree."""
+
+    def __init__(self, directory: str, checks: Iterable[Check]):
+        self._root = os.path.realpath(directory)
+        if not os.path.isdir(self._root):  # noqa: PTH112
+            raise BadTree(f"{directory} is not a directory")
+        meta = self._json(tree.META)
+        if not meta and not os.path.isdir(f"{self._root}/{tree.FILES}"):  # noqa: PTH112
+            raise BadTree(f"{directory} has neither {tree.META} nor {tree.FILES}/: not a recording")
+        self._calls = self._json(tree.CALLS)
+        self._checks = tuple(checks)
+        try:
+            self._read_meta(meta)
+        except (TypeError, ValueError, KeyError, AttributeError) as err:
+            raise BadTree(f"{directory}/{tree.META}: {type(err).__name__}: {err}") from None
+
+    def _read_meta(self, meta: Mapping[str, Any]) -> None:
+        self.settings = _settings(meta.get("settings", {}), self._checks)
+        given = meta.get("context", {})
+        self._context = Context(
+            where=str(given.get("where", "prolog")),
+            node=str(given.get("node", "n1")),
+            job=int(given.get("job", 0)),
+            uid=int(given.get("uid", -1)),
+            env={str(key): str(value) for key, value in given.get("env", {}).items()},
+        )
+        self._now = float(meta.get("now", _NOW))
+        self._uptime = float(meta.get("uptime", _UPTIME))
+        self._boot_id = str(meta.get("boot_id", "00000000-0000-0000-0000-000000000000"))
+        self._outcomes = dict(meta.get("outcomes", {}))
+
+    @property
+    def context(self) -> Context:
+        return self._context
+
+    def report(self, only: Sequence[str] = ()) -> Report:
+        """Run the checks of the place for which the tree was recorded."""
+        by_name = {check.name: check for check in self._checks}
+        given = [
+            Outcome(by_name[name], 0.0, _findings(kept["findings"]), kept["status"], True)
+            for name, kept in self._outcomes.items()
+            if name in by_name
+        ]
+        where = cast(Where, self._context.where)
+        return run_inline(self, self._checks, where, self.settings, only, given)
+
+    def options(self, family: str) -> Mapping[str, Any]:
+        return self.settings.options(family)
+
+    def read(self, path: str) -> str:
+        try:
+            with open(self._place(path), encoding="utf-8", errors="replace", newline="") as file:
+                return file.read()
+        except OSError as err:
+            code = err.errno
+        kept = self._call("read", path)
+        if kept is None:
+            raise OSError(code, os.strerror(code or errno.ENOENT), path)
+        return str(kept)
+
+    def names(self, path: str) -> list[str]:
+        kept = self._call("names", path)
+        if kept is not None:
+            return [str(name) for name in kept]
+        return sorted(os.listdir(self._place(path)))  # noqa: PTH208
+
+    def link(self, path: str) -> str:
+        return str(self._known("link", path))
+
+    def entry(self, path: str) -> Entry:
+        kept = self._call("entry", path)
+        if kept is not None:
+            return Entry(*kept)
+        info = os.stat(self._place(path))  # noqa: PTH116
+        directory = os.path.isdir(self._place(path))  # noqa: PTH112
+        kind, mode = ("dir", 0o755) if directory else ("file", 0o644)
+        return Entry(kind, mode, 0, info.st_size, self._now - self._uptime)
+
+    def disk(self, path: str) -> Disk:
+        return Disk(*self._known("disk", path))
+
+    def probe(self, path: str, write: bool, deadline_s: float) -> None:
+        key = tree.probe_key(path, write)
+        if key not in self._calls.get("probe", {}):
+            os.stat(self._place(path))  # noqa: PTH116
+        self._call("probe", key)
+
+    def command(self, argv: Sequence[str], deadline_s: float) -> Output:
+        return Output(*self._known("command", tree.command_key(argv)))
+
+    def kernel_log(self) -> list[LogRecord]:
+        self._call("once", "kernel_log")
+        return kmsg.parse(self._text(tree.KMSG))
+
+    def nvml(self) -> Snapshot:
+        found = self._json(tree.NVML)
+        return cast(Snapshot, found) if found else empty("init", "no-library")
+
+    def history(self) -> list[Event]:
+        self._call("once", "history")
+        from health.history import parse
+
+        return parse(self._text(tree.HISTORY).encode())
+
+    def fleet(self) -> Mapping[str, Any]:
+        self._call("once", "fleet")
+        return self._json(tree.FLEET)
+
+    def clock_offset(self) -> float | None:
+        if "clock_offset" not in self._calls.get("once", {}):
+            return 0.0
+        kept = self._call("once", "clock_offset")
+        return None if kept is None else float(kept)
+
+    def now(self) -> float:
+        return self._now
+
+    def uptime(self) -> float:
+        return self._uptime
+
+    def boot_id(self) -> str:
+        return self._boot_id
+
+    def _call(self, kind: str, key: str) -> Any:
+        """The answer that was kept, None if there is none; a kept failure is raised."""
+        answer = self._calls.get(kind, {}).get(key)
+        if tree.is_failure(answer):
+            raise tree.raised(answer, key)
+        return answer
+
+    def _known(self, kind: str, key: str) -> Any:
+        answer = self._call(kind, key)
+        if answer is None:
+            raise OSError(errno.ENOENT, "not in the recorded tree", key)
+        return answer
+
+    def _place(self, path: str) -> str:
+        """Where a path's text stands; a link out of the tree is not followed."""
+        below = tree.place(path) or tree.FILES
+        real = os.path.realpath(f"{self._root}/{below}")
+        if path != "/" and (below == tree.FILES or not real.startswith(f"{self._root}/")):
+            raise OSError(errno.ENOENT, "not in the recorded tree", path)
+        return real
+
+    def _text(self, name: str) -> str:
+        try:
+            with open(f"{self._root}/{name}", encoding="utf-8", errors="replace") as file:
+                return file.read()
+        except FileNotFoundError:
+            return ""
+        except OSError as err:
+            raise BadTree(f"{self._root}/{name}: {err.strerror}") from None
+
+    def _json(self, name: str) -> dict[str, Any]:
+        text = self._text(name)
+        if not text:
+            return {}
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as err:
+            raise BadTree(f"{self._root}/{name}: {err}") from None
+        if not isinstance(found, dict):
+            raise BadTree(f"{self._root}/{name}: not a JSON object")
+        return found
+
+
+def _settings(kept: Mapping[str, Any], checks: Sequence[Check]) -> Settings:
+    """The recorded settings over the defaults of the checks as they are now."""
+    base = defaults(checks)
+    merged = {
+        name: {**getattr(base, name), **kept.get(name, {})}
+        for name in ("gate", "breaker", "lemon", "epilog", "accusations", "xid")
+    }
+    families = {
+        family: {**options, **kept.get("families", {}).get(family, {})}
+        for family, options in base.families.items()
+    }
+    state_dir, problems = str(kept.get("state_dir", "")), tuple(kept.get("problems", ()))
+    return Settings(**merged, families=families, state_dir=state_dir, problems=problems)
+
+
+def _findings(kept: Iterable[Mapping[str, Any]]) -> list[Finding]:
+    out = []
+    for fields in kept:
+        if fields["status"] not in STATUSES:
+            raise BadTree(f"{tree.META}: unknown status {fields['status']!r}")
+        named = {**fields, "cls": fields["class"]}
+        out.append(Finding(*(named[name] for name in Finding._fields)))
+    return out

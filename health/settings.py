@@ -1,0 +1,185 @@
+"""What the site wants of the gate: the tables of robust.toml, checked key by key.
+
+The file is read by root before every job: it must belong to root, not be writable by others and
+not be a link. A key that cannot be used keeps its default and is named in ``problems``; so does
+everything when the file as a whole cannot be used. ``problems`` never open or close the gate.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from health import rootfiles
+from health.check import Check, Setting
+from health.settings_merge import Merge
+
+SITE_FILE = "/etc/robust-slurm/robust.toml"
+FILE_LIMIT = 1 << 20  # bytes
+
+GATE: Mapping[str, Setting] = {
+    "enabled": Setting(True, "false: prolog, epilog and sweep do nothing and admit every job"),
+    "dry_run": Setting(False, "say what would be drained or undrained, and admit every job"),
+    "prolog_deadline": Setting(
+        8.0, "all checks of the prolog; keep it below BatchStartTimeout", "s"
+    ),
+    "epilog_deadline": Setting(30.0, "all checks of the epilog; keep it below EpilogTimeout", "s"),
+    "sweep_deadline": Setting(50.0, "all checks of the sweep; slurmd kills it at 60 s", "s"),
+    "nvml_deadline": Setting(5.0, "NVML's answers for all GPUs of the node", "s"),
+    "allow_skip": Setting(True, "jobs may leave the checks out: --comment or --extra robust:skip"),
+    "disabled": Setting([], "families not to run, or ids of findings to drop: the kill switch"),
+    "spool": Setting("/var/lib/robust-slurm", "the node's own records (a local disk, root's)"),
+    "slurm_bin": Setting("", "directory of scontrol; empty: the standard places"),
+    "scontrol_deadline": Setting(3.0, "one scontrol call", "s"),
+}
+BREAKER: Mapping[str, Setting] = {
+    "max_nodes": Setting(5, "nodes drained within the window before draining stops", "nodes"),
+    "max_percent": Setting(10.0, "share of the cluster's nodes, likewise", "%"),
+    "window": Setting(3600.0, "the time over which drains are counted", "s"),
+    "max_per_job": Setting(2, "nodes that one job may cause to be drained", "nodes"),
+}
+LEMON: Mapping[str, Setting] = {
+    "strikes": Setting(3, "strikes within the window that make a node a lemon"),
+    "users": Setting(2, "different users that the strikes must come from"),
+    "window_days": Setting(28.0, "the time over which strikes are counted", "days"),
+}
+EPILOG: Mapping[str, Setting] = {
+    "leftovers": Setting(
+        "user",
+        'kill what the job left: "user": every process of its user when that has no other job '
+        'here, "job": those of the job, "never"',
+    ),
+    "clean_shm": Setting(True, "remove the job's files in /dev/shm"),
+    "clean_dirs": Setting([], "directories whose files of the job's user are removed"),
+}
+ACCUSATIONS: Mapping[str, Setting] = {
+    "tests": Setting(
+        [], "commands run as root on an accused node: exit 0 PASS, 1 FAIL, else ERROR"
+    ),
+    "deadline": Setting(20.0, "all of these tests", "s"),
+}
+# The tables of the gate, as they stand in robust.toml; [xid], [health.*] and [nodes.*] come on top.
+TABLES: Mapping[str, Mapping[str, Setting]] = {
+    "gate": GATE,
+    "breaker": BREAKER,
+    "lemon": LEMON,
+    "epilog": EPILOG,
+    "accusations": ACCUSATIONS,
+}
+XID_HELP = 'a code and the action it calls for here: "79" = "reboot"; "none": do not drain'
+NODES_HELP = 'any of these tables for some nodes only: [nodes."gpu[1-8]".health.disk]; later wins'
+
+_CHOICES = {("epilog", "leftovers"): ("user", "job", "never")}
+_PATHS = {("gate", "spool"), ("epilog", "clean_dirs"), ("accusations", "tests")}
+_ABOVE_ZERO = {("gate", name) for name in GATE if name.endswith("_deadline")} | {
+    ("accusations", "deadline"),
+    ("breaker", "window"),
+    ("lemon", "window_days"),
+}
+
+
+class Settings(NamedTuple):
+    """The site's word and the defaults, merged for one node."""
+
+    gate: Mapping[str, Any]
+    breaker: Mapping[str, Any]
+    lemon: Mapping[str, Any]
+    epilog: Mapping[str, Any]
+    accusations: Mapping[str, Any]
+    xid: Mapping[str, str]  # code -> action
+    families: Mapping[str, Mapping[str, Any]]
+    state_dir: str  # absolute; "": no shared ledger
+    problems: tuple[str, ...]
+
+    def deadline(self, where: str) -> float:
+        """Seconds for all checks at one place; "deep" has the sweep's."""
+        return float(self.gate[f"{where}_deadline" if where != "deep" else "sweep_deadline"])
+
+    def options(self, family: str) -> Mapping[str, Any]:
+        """What ``System.options`` answers; "xid" also has the site's table as ``overrides``."""
+        own = self.families.get(family, {})
+        return {**own, "overrides": self.xid} if family == "xid" else own
+
+
+def defaults(checks: Iterable[Check]) -> Settings:
+    """The settings of a site that says nothing."""
+    merge = Merge(TABLES, checks, _wrong)
+    return Settings(**merge.tables, xid={}, families=merge.families, state_dir="", problems=())
+
+
+def load(path: str | None, node: str, checks: Iterable[Check]) -> Settings:
+    """The settings of ``node`` out of the file; ``path`` None: SITE_FILE, which may be missing."""
+    merge = Merge(TABLES, checks, _wrong)
+    state_dir = ""
+    try:
+        text = _read(path or SITE_FILE)
+    except FileNotFoundError:
+        text = ""
+        if path:
+            merge.problems.append(f"{path}: no such file; the defaults apply")
+    except (OSError, ValueError) as err:
+        text = ""
+        why = err.strerror if isinstance(err, OSError) else err
+        if isinstance(err, OSError) and err.errno == errno.ELOOP:
+            why = "is a link"
+        merge.problems.append(f"{path or SITE_FILE}: {why}; the defaults apply")
+    if text.strip():
+        import tomllib
+
+        try:
+            found = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as err:
+            merge.problems.append(f"{path or SITE_FILE}: {err}; the defaults apply")
+        else:
+            merge.add(found, "", node)
+            state_dir = _state_dir(found.get("state_dir", ""), merge.problems)
+    return Settings(
+        **merge.tables,
+        xid=merge.xid,
+        families=merge.families,
+        state_dir=state_dir,
+        problems=tuple(merge.problems),
+    )
+
+
+def _read(path: str) -> str:
+    """The file's text. OSError and ValueError say why it must not be used."""
+    directory = rootfiles.open_dir(os.path.dirname(path) or ".")  # noqa: PTH120
+    try:
+        fd = rootfiles.open_file(directory, os.path.basename(path), os.O_RDONLY)  # noqa: PTH119
+    finally:
+        os.close(directory)
+    with os.fdopen(fd, "rb") as file:
+        data = file.read(FILE_LIMIT + 1)
+    if len(data) > FILE_LIMIT:
+        raise ValueError(f"is larger than {FILE_LIMIT} bytes")
+    return data.decode("utf-8")  # UnicodeDecodeError is a ValueError
+
+
+def _state_dir(value: Any, problems: list[str]) -> str:
+    if not value:
+        return ""
+    if isinstance(value, str) and value.startswith("/"):
+        return value.rstrip("/")
+    if not (isinstance(value, str) and value.startswith("~")):
+        problems.append(f"state_dir = {value!r}: not an absolute path; no shared ledger")
+    return ""  # a home directory: each user's own, nothing for root to share
+
+
+def _wrong(table: str, key: str, value: Any) -> str:
+    """What is wrong with a value of the gate's own tables beyond its type."""
+    at = (table, key)
+    if at in _CHOICES and value not in _CHOICES[at]:
+        return f"use one of {', '.join(_CHOICES[at])}"
+    paths = value if isinstance(value, list) else [value]
+    if at in _PATHS and any(path[:1] != "/" for path in paths):
+        return "not an absolute path"
+    if at == ("gate", "slurm_bin") and value and value[0] != "/":
+        return "not an absolute path"
+    if at in _ABOVE_ZERO and value <= 0:
+        return "must be above 0"
+    if isinstance(value, int | float) and value < 0:
+        return "must not be below 0"
+    return ""

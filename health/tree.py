@@ -1,0 +1,57 @@
+"""The recorded tree on disk: names, encodings, and how a failure is kept.
+
+meta.json      context, now, uptime, boot_id, clock_offset, settings, outcomes
+files/<path>   the text of every file that was read
+calls.json     all other answers, and the errno of what failed
+nvml.json  kmsg  history.jsonl  fleet.json
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+META = "meta.json"
+FILES = "files"
+CALLS = "calls.json"
+NVML = "nvml.json"
+KMSG = "kmsg"
+HISTORY = "history.jsonl"
+FLEET = "fleet.json"
+
+# Kinds of answers in calls.json: {kind: {key: answer}}.
+KINDS = ("read", "names", "link", "entry", "disk", "probe", "command", "once")
+
+
+def failure(err: OSError) -> dict[str, Any]:
+    """An OSError as it is kept."""
+    return {"errno": err.errno or 0, "error": err.strerror or str(err)}
+
+
+def is_failure(answer: Any) -> bool:
+    return isinstance(answer, dict) and "errno" in answer
+
+
+def raised(answer: dict[str, Any], path: str) -> OSError:
+    """The OSError that was kept; its errno makes it the same subclass again."""
+    return OSError(int(answer["errno"]), str(answer.get("error", "")), path)
+
+
+def place(path: str) -> str | None:
+    """Where a file's text stands below the tree; None for a path that has no safe place there."""
+    if not path.startswith("/") or "\0" in path:
+        return None
+    parts = path.strip("/").split("/")
+    if any(part in ("", ".", "..") or len(os.fsencode(part)) > 250 for part in parts):
+        return None
+    return "/".join((FILES, *parts))
+
+
+def probe_key(path: str, write: bool) -> str:
+    return f"{path} write" if write else path
+
+
+def command_key(argv: Sequence[str]) -> str:
+    """One string for a command line; no argument of ours has a newline."""
+    return "\n".join(argv)

@@ -1,0 +1,87 @@
+"""Mounts in a node whose server (lab/fuse.py) the keeper holds."""
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from lab import fuse, inside, linux
+from lab.errors import LabError
+
+_DEVICE = "/dev/fuse"
+
+
+@dataclass
+class Mount:
+    """A mount at `path`, and the process that answers for it."""
+
+    path: str
+    server: int
+    stale: bool = False
+
+    @classmethod
+    def make(cls, pid: int, path: str, own: str) -> Self:
+        """Mount a healthy file system at `path` in the mount namespace of process `pid`.
+
+        A directory that is not there is made if it is below `own` or /tmp, which are the node's.
+        """
+        try:
+            device = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise LabError(f"{_DEVICE}: {error.strerror}; try: modprobe fuse") from None
+        try:
+            server = _start_server(device)
+            try:
+                inside.run(pid, lambda: _mount(device, path, (own, "/tmp")), keep=device)
+            except BaseException:
+                _kill(server)
+                raise
+        finally:
+            os.close(device)  # the server's is the last one: its end aborts the connection
+        return cls(path, server)
+
+    def make_stale(self) -> None:
+        """From now on nothing is answered."""
+        os.kill(self.server, signal.SIGUSR1)
+        self.stale = True
+
+    def end(self) -> None:
+        """Kill the server: the kernel wakes all who wait for it, with an error."""
+        _kill(self.server)
+
+    def take_away(self, pid: int) -> None:
+        """End it and unmount it in the mount namespace of process `pid`."""
+        self.end()
+        inside.run(pid, lambda: linux.unmount(self.path))
+
+
+def _start_server(device: int) -> int:
+    server = os.fork()
+    if server == 0:
+        try:
+            inside.leave_keeper(device)
+            os.setsid()
+            fuse.serve(device)
+        finally:
+            os._exit(1)
+    return server
+
+
+def _kill(server: int) -> None:
+    try:
+        os.kill(server, signal.SIGKILL)
+        os.waitpid(server, 0)
+    except (ProcessLookupError, ChildProcessError):  # it ended, and was reaped
+        pass
+
+
+def _mount(device: int, path: str, own: tuple[str, ...]) -> None:
+    target = Path(path)
+    if any(path.startswith(f"{top}/") for top in own):
+        target.mkdir(parents=True, exist_ok=True)
+    if not target.is_dir():
+        raise LabError(f"{path} is no directory in the node; use one below {own[0]} or make it")
+    quiet = linux.MS_NOSUID | linux.MS_NODEV
+    linux.mount("lab", path, fuse.TYPE, quiet, fuse.options(device))
+    fuse.probe(path)

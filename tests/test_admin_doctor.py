@@ -1,0 +1,507 @@
+"""What the doctor says of a cluster: the rules as tables, and the command on recorded answers."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from health import settings
+from health.admin import cli, doctor, rules, site_rules
+from health.admin.install import Present
+from health.admin.rules import Facts, Want
+from health.admin.site_rules import Installed, NodeGpus, Remark, StateDir
+from health.checks import ALL
+from robust_slurm.slurm import Completed, Slurm
+from robust_slurm.slurm.parse import settings as parse_config
+
+DATA = Path(__file__).parent / "data" / "slurm"
+ETC = "/etc/robust-slurm"
+GATE: Mapping[str, Any] = {name: setting.default for name, setting in settings.GATE.items()}
+
+
+def recorded(name: str) -> dict[str, str]:
+    return parse_config((DATA / f"{name}-config.txt").read_text())
+
+
+def wants(config: Mapping[str, str], gate: Mapping[str, Any] = GATE) -> dict[str, Want]:
+    """The settings by key; of two with the same key the one that is needed."""
+    found = rules.wants(Facts(config, gate, ETC))
+    return {want.key: want for want in reversed(found)}
+
+
+# ---- slurm.conf: real configurations of three releases
+
+READY = ["24.11-ready", "26.05-ready"]
+DEFAULTS = ["22.05", "24.11-default", "26.05-default"]
+
+
+@pytest.mark.parametrize("name", READY)
+def test_a_configuration_that_is_ready(name: str) -> None:
+    found = rules.wants(Facts(recorded(name), GATE, ETC))
+    assert {want.key for want in found if want.level == "fix"} == set()
+    assert {want.key for want in found if want.level == "advice"} <= {"AuthInfo", "ProctrackType"}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_slurm_as_it_comes(name: str) -> None:
+    found = wants(recorded(name))
+    lines = [want.line() for want in found.values() if want.level == "fix"]
+    flags = "Alloc,Contain,DeferBatch"
+    if name != "22.05":  # an older slurmctld stops at the word
+        flags += ",ForceRequeueOnFail"
+    assert sorted(lines) == [
+        f"Epilog={ETC}/epilog",
+        "HealthCheckInterval=300",
+        f"HealthCheckProgram={ETC}/healthcheck",
+        f"Prolog={ETC}/prolog",
+        f"PrologFlags={flags}",
+        "SchedulerParameters=nohold_on_prolog_fail",
+    ]
+    assert found["HealthCheckNodeState"].level == found["JobRequeue"].level == "ok"
+    assert found["PrologEpilogTimeout"].now == "unlimited"
+
+
+def test_every_setting_of_the_rules_is_one_that_slurm_prints() -> None:
+    known = set(recorded("26.05-default")) | {"Prolog", "Epilog"}
+    keys = {want.key for name in DEFAULTS for want in rules.wants(Facts(recorded(name), GATE, ETC))}
+    assert keys <= known
+
+
+@pytest.mark.parametrize("name", [*READY, *DEFAULTS])
+def test_with_the_lines_pasted_nothing_is_left(name: str) -> None:
+    """And the lines stay the same, so that a second install has nothing to do."""
+    config = recorded(name)
+    first = rules.wants(Facts(config, GATE, ETC))
+    for want in first:
+        if want.level != "ok":
+            config = {k: v for k, v in config.items() if not k.startswith(f"{want.key}[")}
+            config[want.key] = want.value
+    again = rules.wants(Facts(config, GATE, ETC))
+    assert [want for want in again if want.level != "ok"] == []
+    needed = [want.line() for want in first if want.needed]
+    assert [want.line() for want in again if want.needed and want.key != "SchedulerParameters"] == [
+        line for line in needed if not line.startswith("SchedulerParameters=")
+    ]
+
+
+def test_slurm_that_could_not_be_asked() -> None:
+    found = wants({})
+    assert found["PrologFlags"].value == "Alloc,Contain,DeferBatch"
+    assert not {want.key for want in found.values() if "null" in want.line()}
+
+
+# ---- slurm.conf: one setting at a time
+
+
+@pytest.mark.parametrize(
+    ("key", "config", "level", "value"),
+    [
+        # flags: those of the site stay, in any case; two hurt
+        ("PrologFlags", {"PrologFlags": "Alloc,Contain"}, "fix", "Alloc,Contain,DeferBatch"),
+        ("PrologFlags", {"PrologFlags": "DeferBatch,Contain,Alloc"}, "ok", "="),
+        ("PrologFlags", {"PrologFlags": "alloc,contain,deferbatch,X11"}, "ok", "="),
+        ("PrologFlags", {"PrologFlags": "NoHold,Serial"}, "fix", "Serial,Alloc,Contain,DeferBatch"),
+        (
+            "PrologFlags",
+            {"PrologFlags": "Alloc,Contain,RunInJob,DeferBatch", "SLURM_VERSION": "24.05.1"},
+            "fix",
+            "Alloc,Contain,DeferBatch,ForceRequeueOnFail",
+        ),
+        (
+            "PrologFlags",
+            {"PrologFlags": "Alloc,Contain,DeferBatch", "SLURM_VERSION": "23.02.0"},
+            "fix",
+            "Alloc,Contain,DeferBatch,ForceRequeueOnFail",
+        ),
+        (
+            "SchedulerParameters",
+            {"SchedulerParameters": "bf_window=2880,defer"},
+            "fix",
+            "bf_window=2880,defer,nohold_on_prolog_fail",
+        ),
+        ("SchedulerParameters", {"SchedulerParameters": "NoHold_on_prolog_fail,x"}, "ok", None),
+        # scripts
+        ("Prolog", {"Prolog": f"{ETC}/prolog"}, "ok", f"{ETC}/prolog"),
+        ("Prolog", {"Prolog": "/site/prolog"}, "fix", f"{ETC}/prolog"),
+        ("Prolog", {"Prolog[0]": "/site/prolog", "Prolog[1]": f"{ETC}/prolog"}, "ok", None),
+        ("Epilog", {"Epilog[0]": "/site/epilog", "SLURM_VERSION": "24.05.0"}, "fix", None),
+        # ResvProlog and PrologSlurmctld are no Prolog
+        ("Prolog", {"PrologSlurmctld[0]": f"{ETC}/prolog", "ResvProlog": "x"}, "fix", None),
+        # the sweep
+        ("HealthCheckInterval", {"HealthCheckInterval": "0 sec"}, "fix", "300"),
+        ("HealthCheckInterval", {"HealthCheckInterval": "30 sec"}, "fix", "300"),
+        ("HealthCheckInterval", {"HealthCheckInterval": "600 sec"}, "ok", "600"),
+        ("HealthCheckNodeState", {"HealthCheckNodeState": "ANY"}, "ok", "ANY"),
+        ("HealthCheckNodeState", {"HealthCheckNodeState": "CYCLE,IDLE"}, "ok", "CYCLE,IDLE"),
+        ("HealthCheckNodeState", {"HealthCheckNodeState": "NONDRAINED_IDLE"}, "fix", "IDLE"),
+        (
+            "HealthCheckNodeState",
+            {"HealthCheckNodeState": "CYCLE,NONDRAINED_IDLE"},
+            "fix",
+            "IDLE,CYCLE",
+        ),
+        ("HealthCheckNodeState", {"HealthCheckNodeState": "ALLOC,MIXED"}, "fix", "IDLE"),
+        ("HealthCheckNodeState", {"HealthCheckNodeState": "START_ONLY"}, "fix", "IDLE"),
+        ("HealthCheckTimeout", {"HealthCheckTimeout": "60 sec"}, "ok", "60"),
+        ("HealthCheckTimeout", {"HealthCheckTimeout": "30 sec"}, "fix", "58"),
+        # requeue
+        ("JobRequeue", {"JobRequeue": "0"}, "fix", "1"),
+        ("MaxBatchRequeue", {"MaxBatchRequeue": "5"}, "advice", "100"),
+        ("MaxBatchRequeue", {"MaxBatchRequeue": "1000"}, "ok", "1000"),
+        ("AuthInfo", {"AuthInfo": "(null)"}, "advice", "cred_expire=30"),
+        ("AuthInfo", {"AuthInfo": "socket=/s"}, "advice", "socket=/s,cred_expire=30"),
+        (
+            "AuthInfo",
+            {"AuthInfo": "cred_expire=300,socket=/s"},
+            "advice",
+            "socket=/s,cred_expire=30",
+        ),
+        ("AuthInfo", {"AuthInfo": "cred_expire=45"}, "ok", "cred_expire=45"),
+        # time-outs; 65534 is no limit
+        ("PrologEpilogTimeout", {"PrologEpilogTimeout": "65534"}, "advice", "60"),
+        ("PrologEpilogTimeout", {"PrologEpilogTimeout": "20"}, "fix", "60"),
+        ("PrologEpilogTimeout", {"PrologEpilogTimeout": "38"}, "ok", "38"),
+        ("PrologTimeout", {"PrologTimeout": "10", "EpilogTimeout": "60"}, "fix", "60"),
+        ("EpilogTimeout", {"PrologTimeout": "10", "EpilogTimeout": "60"}, "ok", "60"),
+        ("BatchStartTimeout", {"BatchStartTimeout": "10 sec"}, "ok", "10"),
+        ("BatchStartTimeout", {"BatchStartTimeout": "5 sec"}, "fix", "19"),
+        (
+            "UnkillableStepTimeout",
+            {"UnkillableStepTimeout": "60 sec", "MessageTimeout": "10 sec"},
+            "advice",
+            "180",
+        ),
+        (
+            "UnkillableStepTimeout",
+            {"UnkillableStepTimeout": "60 sec", "MessageTimeout": "100 sec"},
+            "fix",
+            "500",
+        ),
+        ("UnkillableStepTimeout", {"UnkillableStepTimeout": "600 sec"}, "ok", "600"),
+        ("KillWait", {"KillWait": "5 sec"}, "advice", "30"),
+        ("KillWait", {"KillWait": "120 sec"}, "ok", "120"),
+        ("SlurmdTimeout", {"SlurmdTimeout": "0 sec"}, "fix", "300"),
+        ("SlurmdTimeout", {"SlurmdTimeout": "3000 sec"}, "advice", "300"),
+        ("SlurmdTimeout", {"SlurmdTimeout": "60 sec"}, "ok", "60"),
+        # back into service
+        ("ReturnToService", {"ReturnToService": "2"}, "advice", "1"),
+        ("ReturnToService", {"ReturnToService": "0"}, "ok", "0"),
+        ("RebootProgram", {"RebootProgram": "(null)"}, "advice", "/sbin/reboot"),
+        ("RebootProgram", {"RebootProgram": "/usr/sbin/reboot"}, "ok", "/usr/sbin/reboot"),
+        # what the prolog stands on
+        ("SlurmUser", {"SlurmdUser": "root(0)"}, None, None),
+        ("SlurmdUser", {"SlurmdUser": "slurm(64030)"}, "fix", "root"),
+        ("PrEpPlugins", {"PrEpPlugins": "prep/site"}, "fix", "prep/site,prep/script"),
+        ("PrEpPlugins", {"PrEpPlugins": "prep/script"}, None, None),
+        ("ProctrackType", {"ProctrackType": "proctrack/linuxproc"}, "advice", "proctrack/cgroup"),
+        ("ProctrackType", {"ProctrackType": "proctrack/cgroup"}, None, None),
+    ],
+)
+def test_one_setting(
+    key: str, config: dict[str, str], level: str | None, value: str | None
+) -> None:
+    found = wants({"SLURM_VERSION": "22.05.8"} | config).get(key)
+    if level is None:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.level, found.value) == (level, config[key] if value == "=" else value or found.value)
+
+
+def test_other_deadlines_need_other_timeouts() -> None:
+    gate = {**GATE, "prolog_deadline": 20.0, "epilog_deadline": 100.0, "sweep_deadline": 400.0}
+    found = wants(recorded("24.11-ready"), gate)
+    bad = {want.key: want.value for want in found.values() if want.level == "fix"}
+    assert bad == {"HealthCheckInterval": "408", "BatchStartTimeout": "31"}
+    assert found["PrologEpilogTimeout"].level == "ok"  # 120, and 108 are enough
+    assert found["AuthInfo"].value == "socket=/run/munge.sock,cred_expire=60"
+
+
+def test_requeue_delay_has_an_option_of_its_own_from_25_11_on() -> None:
+    now = {"SLURM_VERSION": "25.11.0", "SchedulerParameters": "defer"}
+    needed, advice = [w for w in rules.wants(Facts(now, GATE, ETC)) if w.key == "SchedulerParameters"]
+    assert needed.line() == "SchedulerParameters=defer,nohold_on_prolog_fail"
+    assert advice.line() == "SchedulerParameters=defer,nohold_on_prolog_fail,requeue_delay=10"
+    assert (needed.level, advice.level) == ("fix", "advice")
+    assert "AuthInfo" not in wants(now)
+    slow = now | {"SchedulerParameters": "requeue_delay=900,nohold_on_prolog_fail"}
+    _, advice = [w for w in rules.wants(Facts(slow, GATE, ETC)) if w.key == "SchedulerParameters"]
+    assert advice.line() == "SchedulerParameters=nohold_on_prolog_fail,requeue_delay=10"
+
+
+# ---- scripts of the site that call ours
+
+
+def test_what_slurm_runs_in_effect(tmp_path: Path) -> None:
+    for name, text in {
+        "50-ours": f"#!/bin/sh\nexec {ETC}/prolog\n",
+        "60-site": "#!/bin/sh\n# not any more: /etc/robust-slurm/epilog\ntrue\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "link").symlink_to("/usr/bin/true")
+    config = {
+        "Prolog[0]": f"{tmp_path}/*",
+        "Epilog": f"{tmp_path}/60-site",
+        "HealthCheckProgram": f"{tmp_path}/link",
+    }
+    found = doctor.runs(config)
+    assert f"{ETC}/prolog" in found["Prolog"]
+    assert f"{ETC}/epilog" not in found["Epilog"]
+    assert os.path.realpath("/usr/bin/true") in found["HealthCheckProgram"]
+    levels = {w.key: w.level for w in rules.wants(Facts(config, GATE, ETC, found))}
+    assert (levels["Prolog"], levels["Epilog"]) == ("ok", "fix")
+
+
+# ---- the site
+
+
+def test_release() -> None:
+    assert site_rules.of_release((22, 5), "22.05.8").level == "ok"
+    assert site_rules.of_release((21, 8), "21.08.1").level == "advice"
+    assert "22.05 to 26.05" in site_rules.of_release(None, "").what
+    assert rules.release({"SLURM_VERSION": "26.05.5"}) == (26, 5)
+
+
+PARTITIONS: dict[str, tuple[Sequence[str], str]] = {
+    "train": (["n1", "n2"], "UP"),
+    "standby": (["s1"], "UP"),
+    "empty": ([], "UP"),
+    "down": (["s2"], "DOWN"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "configured", "level"),
+    [
+        ("standby", True, "ok"),
+        ("", True, "ok"),
+        ("spare", False, "advice"),
+        ("spare", True, "fix"),
+        ("empty", True, "fix"),
+        ("down", True, "fix"),
+        ("down", False, "advice"),
+    ],
+)
+def test_standby_partition(name: str, configured: bool, level: str) -> None:
+    found = site_rules.of_standby(name, configured, PARTITIONS)
+    assert found.level == level
+    assert bool(found.line) is (level != "ok")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([("n1", "gpu:h100:8", -1), ("n2", None, -1)], ["ok"]),
+        ([("n1", "gpu:h100:8(S:0-1)", 8)], ["ok"]),
+        ([("n1", "gpu:h100:4", 8), ("n2", "gpu:h100:4", 8), ("n3", "gpu:8", 8)], ["fix n[1-2]"]),
+        ([("n1", None, 8)], ["fix n1"]),
+        ([("n1", None, -1), ("n2", "nic:2", -1)], ["advice"]),
+        ([("n1", "gpu:a100_1g.5gb:7", 1)], ["ok"]),  # slices of a GPU
+    ],
+)
+def test_gpus(nodes: list[tuple[str, str | None, int]], expected: list[str]) -> None:
+    found = site_rules.of_gpus([NodeGpus(*node) for node in nodes], "robust.toml")
+    assert [f"{r.level}{r.subject.removeprefix('GPUs').removeprefix(' of')}" for r in found] == expected
+
+
+DIR = Present("dir", mode=0o755)
+OPEN_DIR = Present("dir", mode=0o1777)
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (StateDir(""), [("advice", 'state_dir = "/shared/robust-slurm"')]),
+        (StateDir("/s", "", "nfs4", True, DIR, OPEN_DIR), [("ok", "")]),
+        (StateDir("/s", "", "xfs", False, DIR, OPEN_DIR), [("advice", "")]),
+        (
+            StateDir("/s", "", "nfs4", True),
+            [
+                ("fix", "install -d -o root -g root -m 0755 /s/nodes"),
+                ("fix", "install -d -o root -g root -m 1777 /s/jobs"),
+            ],
+        ),
+        (
+            StateDir("/s", "", "nfs4", True, DIR._replace(mode=0o777), OPEN_DIR._replace(uid=9)),
+            [
+                ("fix", "install -d -o root -g root -m 0755 /s/nodes"),
+                ("fix", "install -d -o root -g root -m 1777 /s/jobs"),
+            ],
+        ),
+        (StateDir("/s", "no answer in 5 s"), [("fix", "install -d -m 0755 /s")]),
+    ],
+)
+def test_state_dir(state: StateDir, expected: list[tuple[str, str]]) -> None:
+    found = site_rules.of_state_dir(state, "robust.toml")
+    assert [(remark.level, remark.line) for remark in found] == expected
+
+
+def test_the_state_directory_itself(tmp_path: Path) -> None:
+    assert doctor.look_at_state("") == StateDir("")
+    assert "No such file" in doctor.look_at_state(str(tmp_path / "nope")).problem
+    (tmp_path / "nodes").mkdir(mode=0o755)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs").chmod(0o1777)
+    found = doctor.look_at_state(str(tmp_path))
+    assert found.problem == "" and found.fstype
+    assert found.nodes == Present("dir", "", 0o755, os.getuid())
+    assert found.jobs.mode == 0o1777
+
+
+PROLOG = f"{ETC}/prolog"
+FILE = Present("file", "x", 0o755)
+
+
+@pytest.mark.parametrize(
+    ("file", "level", "line"),
+    [
+        (Installed(PROLOG, FILE, False, ""), "ok", ""),
+        (Installed(PROLOG, Present("none"), True, ""), "fix", f"robust-admin install --etc {ETC}"),
+        (Installed(PROLOG, FILE._replace(mode=0o644), False, ""), "fix", f"chmod 0755 {PROLOG}"),
+        (
+            Installed(PROLOG, FILE, False, "/etc belongs to uid 7"),
+            "fix",
+            f"chown root:root {PROLOG} && chmod go-w {PROLOG}",
+        ),
+        (Installed(PROLOG, FILE, True, ""), "advice", f"robust-admin install --etc {ETC}"),
+        # an edited robust.toml is as it should be
+        (Installed(f"{ETC}/robust.toml", FILE, True, ""), "ok", ""),
+        (Installed(f"{ETC}/robust.toml.new", Present("none"), True, ""), "ok", ""),
+    ],
+)
+def test_files(file: Installed, level: str, line: str) -> None:
+    (found,) = site_rules.of_files(ETC, True, [file], ["prolog"])
+    assert (found.level, found.line) == (level, line)
+
+
+def test_nothing_installed() -> None:
+    (found,) = site_rules.of_files(ETC, False, [], ["prolog"])
+    assert (found.level, found.line) == ("fix", f"robust-admin install --etc {ETC}")
+
+
+def test_code_that_others_can_write() -> None:
+    (good,) = site_rules.of_code("/opt/r", [], "", [])
+    assert good.level == "ok"
+    bad = site_rules.of_code("/opt/r", ["/opt/r belongs to uid 7"], "it does not start", ["a note"])
+    assert [remark.level for remark in bad] == ["fix", "fix", "advice"]
+    assert bad[1].line == "chown -R root:root /opt/r && chmod -R go-w /opt/r"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others: root")
+def test_who_could_change_a_file(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    file = top / "in" / "prolog"
+    file.parent.mkdir(parents=True)
+    file.write_text("x")
+    for path in (top, file.parent, file):
+        path.chmod(0o755)
+    assert doctor.untrusted(str(file)) == ""
+    link = tmp_path / "link"
+    link.symlink_to(file)
+    assert doctor.untrusted(str(link)) == ""
+    os.chown(link, 7, 7, follow_symlinks=False)
+    assert doctor.untrusted(str(link)) == f"{link} belongs to uid 7"
+    top.chmod(0o775)
+    assert doctor.untrusted(str(file)) == f"{top} can be written by others (mode 0775)"
+    top.chmod(0o1777)
+    assert doctor.untrusted(str(file)) == "", "sticky, as /tmp"
+    top.chmod(0o755)
+    os.chown(file.parent, 7, 7)
+    assert doctor.untrusted(str(file)) == f"{file.parent} belongs to uid 7"
+    assert "No such file" in doctor.untrusted(str(top / "nope"))
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert doctor.untrusted(str(loop))
+
+
+# ---- the command, on recorded answers
+
+
+class Answers:
+    """A slurmctld that says what was recorded."""
+
+    def __init__(self, config: str, up: bool = True):
+        said = {
+            "config": (DATA / f"{config}-config.txt").read_text(),
+            "node": "".join(
+                f"NodeName=n{i} State=IDLE Partitions=train Gres=gpu:h100:8\n" for i in (1, 2)
+            ),
+            "partition": "PartitionName=train Nodes=n[1-2] State=UP\n",
+        }
+        self.said = said
+        self.up = up
+
+    def __call__(
+        self,
+        argv: Sequence[str],
+        deadline_s: float,
+        input: str | None,
+        env: Mapping[str, str],
+        cwd: Path | None,
+    ) -> Completed:
+        if "ping" in argv:
+            return Completed(0, f"Slurmctld(primary) at head is {'UP' if self.up else 'DOWN'}\n", "")
+        assert self.up
+        return Completed(0, self.said[argv[-1]], "")
+
+
+def run(etc: Path, config: str, as_json: bool = False, up: bool = True) -> tuple[int, str]:
+    out = io.StringIO()
+    code = doctor.main(str(etc), as_json, out, Slurm(Answers(config, up)))
+    return code, out.getvalue()
+
+
+def test_every_fix_is_printed_with_its_line(tmp_path: Path) -> None:
+    code, text = run(tmp_path, "22.05")
+    assert code == 1
+    assert text.startswith("cluster doorlab, Slurm 22.05.8\n")
+    assert f"\nFIX    Prolog: not set: checks the node" in text
+    assert f"\n       slurm.conf:\n           Prolog={tmp_path}/prolog\n" in text
+    assert text.index("FIX ") < text.index("ADVICE")
+    assert re.search(r"\n\d+ to fix, \d+ advice, \d+ in order\n$", text)
+    code, text = run(tmp_path, "22.05", as_json=True)
+    found = json.loads(text)
+    assert code == 1 and found["version"] == 1 and found["slurm"] == "22.05.8"
+    assert {r["level"] for r in found["remarks"]} == {"ok", "fix", "advice"}
+    assert all(r["line"] and r["where"] for r in found["remarks"] if r["level"] == "fix")
+
+
+def test_a_broken_robust_toml_is_named(tmp_path: Path) -> None:
+    toml = tmp_path / "robust.toml"
+    toml.write_text(
+        "stat_dir = '/s'\n[gate]\nprolog_deadlin = 3.0\n"
+        '[nodes."n2".gate]\nprolog_deadline = "x"\n[nodes."n[1-2]".health.gpu_count]\nexpected = 4\n'
+    )
+    _, text = run(tmp_path, "24.11-ready", as_json=True)
+    said = [r["what"] for r in json.loads(text)["remarks"] if r["subject"] == str(toml)]
+    assert any("prolog_deadlin" in what and "did you mean" in what for what in said)
+    assert any('nodes."n2"' in what for what in said)
+    assert any("stat_dir" in what for what in said)
+    gpus = [r for r in json.loads(text)["remarks"] if r["subject"].startswith("GPUs")]
+    assert [(r["level"], r["subject"]) for r in gpus] == [("fix", "GPUs of n[1-2]")]
+
+
+def test_slurm_that_does_not_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, text = run(tmp_path, "22.05", up=False)
+    assert (code, text) == (2, "")
+    assert "no slurmctld answers" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli.main(["doctor", "--etc", str(tmp_path)]) == 2
+    assert "robust-admin doctor: " in capsys.readouterr().err
+
+
+def test_defaults_of_the_gate_fit_slurms_own() -> None:
+    """Every deadline that robust.toml comes with is below what slurmd allows by default."""
+    assert rules.longest(GATE, "sweep") < rules.HEALTH_CHECK_LIMIT_S
+    assert GATE["prolog_deadline"] + 1 <= 10
+    assert Remark("ok", "a", "b").line == ""
+    assert {check.name for check in ALL} >= {"gpu_count"}

@@ -1,0 +1,464 @@
+"""From events to the state of a node: what is open, what came back, lemons, proofs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from health.finding import LADDER
+from health.state import DAY, Driver, NodeState, Rules, cured, escalate, node_state, noticed_resets
+from health.system import Event
+from health.xid_policy import RECOVERY, rung
+
+NOW = 100 * DAY
+GPU, OTHER = "0000:3b:00.0", "0000:86:00.0"
+TEXT_154 = "GPU recovery action changed from 0x0 (None) to 0x{} (x)"
+
+
+def xid(code: int, ago: float = 600.0, gpu: str = GPU, text: str = "", **more: Any) -> Event:
+    """An Xid ``ago`` seconds before NOW."""
+    boot = more.pop("boot", "now")
+    line = f"NVRM: Xid (PCI:{gpu[:-2]}): {code}, {text}"
+    last = more.pop("lasted", 0.0)
+    data = {"gpu": gpu, "code": code, "at": 0.0, "last": last, "count": 1, "text": line} | more
+    return Event(NOW - ago, "xid", boot, data)
+
+
+def word(number: int, ago: float = 599.0, gpu: str = GPU) -> Event:
+    return xid(154, ago, gpu, TEXT_154.format(number))
+
+
+def did(kind: str, ago: float, boot: str = "now", **data: Any) -> Event:
+    return Event(NOW - ago, kind, boot, data)
+
+
+def state(*events: Event, driver: Driver = Driver(), **rules: Any) -> NodeState:  # noqa: B008
+    return node_state(events, NOW, "now", driver, Rules(**rules))
+
+
+def faults(*events: Event, **kwargs: Any) -> list[tuple[str, str]]:
+    return [(fault.check, fault.action) for fault in state(*events, **kwargs).faults]
+
+
+def notes(*events: Event) -> list[str]:
+    return [note.check for note in state(*events).notes]
+
+
+LOST = Event(NOW - 601, "lost", "now", {"gpu": GPU, "at": 0.0, "last": 0.0, "form": "bus"})
+INIT = Event(NOW - 601, "lost", "now", {"gpu": GPU, "at": 0.0, "last": 0.0, "form": "init"})
+SXID = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): {}, {}"
+
+
+def sxid(code: int, severity: str) -> Event:
+    text = SXID.format(code, f"{severity}, Link 27 something")
+    data = {"gpu": "0000:c1:00.0", "unit": "nvswitch3", "code": code, "text": text}
+    return Event(NOW - 600, "sxid", "now", data)
+
+
+NVLINK4 = "NVLink: fatal error detected on link 6({}, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)"
+NVLINK5_BAD = "SAW_MVB Fatal XC0 i0 Link -1 (0x00000021 0x00000002 0x0)"
+NVLINK5_OK = "SAW_MVB Nonfatal XC0 i0 Link -1 (0x00000021 0x00000004 0x0)"
+
+ONE_INCIDENT = [
+    ([], []),
+    ([xid(79)], [("xid-79", "reboot")]),
+    ([xid(46)], [("xid-46", "reset-gpu")]),
+    ([xid(54)], [("xid-54", "service")]),
+    # the program's fault, wear, nothing at all
+    ([xid(13), xid(31), xid(43), xid(94), xid(63), xid(92), xid(137)], []),
+    ([xid(4242), xid(61), xid(163)], []),
+    # 45 follows what is beside it, and closes nothing when it is alone
+    ([xid(45)], []),
+    ([xid(45), xid(79)], [("xid-79", "reboot")]),
+    # 48 follows 63, 64, 94, 95
+    ([xid(48)], [("xid-48", "reset-gpu")]),
+    ([xid(48), xid(63)], [("xid-48", "reset-gpu")]),
+    ([xid(48), xid(94), xid(45)], []),
+    ([xid(48), xid(63), xid(94), xid(45)], [("xid-48", "reset-gpu")]),
+    ([xid(48), xid(94, gpu=OTHER)], [("xid-48", "reset-gpu")]),
+    ([xid(48), xid(172), xid(94)], []),
+    ([xid(48), xid(171)], [("xid-48", "reset-gpu")]),
+    ([xid(171)], [("xid-171", "reset-gpu")]),
+    # a lost GPU with and without a number
+    ([LOST], [("gpu-fell-off-bus", "reboot")]),
+    ([LOST, xid(79)], [("xid-79", "reboot")]),
+    ([INIT], [("gpu-init-failed", "reboot")]),
+    # NVLink
+    ([xid(74, text=NVLINK4.format("0x10000"))], [("xid-74", "reset-gpu")]),
+    ([xid(74, text=NVLINK4.format("0x1"))], []),
+    ([xid(74, text="in a form nobody knows")], [("xid-74", "reset-gpu")]),
+    ([xid(144, text=NVLINK5_BAD)], [("xid-144", "reset-gpu")]),
+    ([xid(144, text=NVLINK5_OK)], []),
+    ([xid(149, text="in a form nobody knows")], [("xid-149", "reset-gpu")]),
+    # 159 goes with a harder one
+    ([xid(159)], [("xid-159", "reset-gpu")]),
+    ([xid(159), xid(119)], [("xid-119", "reset-gpu")]),
+    # switches
+    ([sxid(20034, "Fatal")], [("sxid-fatal", "reset-gpu")]),
+    ([sxid(23005, "Fatal")], [("sxid-always-fatal", "reboot")]),
+    ([sxid(20034, "Non-fatal")], []),
+    ([sxid(19084, "Non-fatal")], [("sxid-fatal", "reset-gpu")]),
+    ([sxid(12028, "Non-fatal"), sxid(11012, "Correctable"), sxid(77777, "Non-fatal")], []),
+    ([sxid(77777, "Fatal")], [("sxid-fatal", "reset-gpu")]),
+    # the driver's own word stands above the catalogue
+    ([xid(79), word(1)], [("xid-79", "reset-gpu")]),
+    ([xid(79), word(2)], [("xid-79", "reboot")]),
+    ([LOST, word(1)], [("gpu-fell-off-bus", "reset-gpu")]),
+    ([xid(95), word(2)], [("xid-95", "reboot")]),
+    ([xid(95), word(4), word(1, 598)], [("xid-95", "reset-gpu")]),
+    ([xid(95), word(1), word(0, 598)], []),
+    ([xid(13), word(1)], [("xid-154", "reset-gpu")]),
+    ([word(2)], [("xid-154", "reboot")]),
+    ([word(5)], [("xid-154", "reboot")]),
+    ([word(9)], [("xid-154", "reboot")]),
+    ([xid(154, text="in a form nobody knows")], [("xid-154", "reboot")]),
+    ([xid(119), word(2)], [("xid-154", "reboot"), ("xid-119", "reset-gpu")]),
+    ([xid(48), xid(94), word(1)], [("xid-154", "reset-gpu")]),
+    ([xid(144, text=NVLINK5_OK), word(4)], [("xid-154", "reset-gpu")]),
+    # beside is within three minutes of silence
+    ([xid(45, 600), xid(31, 500)], []),
+    ([xid(48, 600), xid(94, 300)], [("xid-48", "reset-gpu")]),
+    ([xid(48, 600), xid(43, 450), xid(94, 300)], []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("events", "expected"), ONE_INCIDENT)
+def test_one_incident(events: list[Event], expected: list[tuple[str, str]]) -> None:
+    assert faults(*events) == expected
+    assert faults(*reversed(events)) == expected
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([xid(45)], ["xid-45"]),
+        ([xid(45), xid(45, gpu=OTHER)], ["xid-45", "xid-45"]),
+        ([xid(45, text="Ch 8 caused by previous Xid 31")], []),
+        ([xid(45), xid(13)], ["xid-app"]),
+        ([xid(45, 900), xid(13, 500)], ["xid-app", "xid-45"]),
+        ([xid(163)], ["xid-unlisted"]),
+        ([xid(163, 600), xid(162, 500)], []),
+        ([xid(162, 600), xid(163, 500)], ["xid-unlisted"]),
+        ([xid(163, 600), xid(162, 500, OTHER)], ["xid-unlisted"]),
+        ([xid(4242)], ["xid-unlisted"]),
+        ([xid(94)], ["xid-94"]),
+        ([xid(63)], ["xid-wear"]),
+        ([sxid(12028, "Non-fatal")], ["sxid-nonfatal"]),
+        ([sxid(11012, "Non-fatal")], []),
+    ],
+)
+def test_what_is_only_told(events: list[Event], expected: list[str]) -> None:
+    assert notes(*events) == expected
+    assert not state(*events).faults
+
+
+RESET, REBOOTED = did("reset", 300, gpu=GPU), "b0"
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        # a reset cures what a reset cures, of its GPU
+        ([xid(119), RESET], []),
+        ([xid(119), did("reset", 300, gpu="")], []),
+        ([xid(119), did("reset", 300, gpu=OTHER)], [("xid-119", "reset-gpu")]),
+        ([xid(119), did("driver", 300)], []),
+        ([xid(119), did("undrain", 300)], []),
+        ([xid(119, 200), RESET], [("xid-119", "reset-gpu")]),
+        ([xid(119, 300), RESET], [("xid-119", "reset-gpu")]),
+        ([xid(119, 600, lasted=400.0), RESET], [("xid-119", "reset-gpu")]),
+        ([xid(79), RESET], [("xid-79", "reboot")]),
+        ([xid(79), did("driver", 300)], [("xid-79", "reboot")]),
+        ([xid(54), did("driver", 300)], [("xid-54", "service")]),
+        ([sxid(20034, "Fatal"), RESET], [("sxid-fatal", "reset-gpu")]),
+        ([sxid(20034, "Fatal"), did("reset", 300, gpu="")], []),
+        # a boot cures all but what needs hands
+        ([xid(119, boot=REBOOTED), xid(79, boot=REBOOTED)], []),
+        ([xid(54, boot=REBOOTED)], [("xid-54", "service")]),
+        ([xid(54, boot=REBOOTED), did("repaired", 300)], []),
+        ([xid(79), did("repaired", 300)], []),
+        ([xid(79, 200), did("repaired", 300)], [("xid-79", "reboot")]),
+        ([xid(79), did("repaired", -9 * DAY)], [("xid-79", "reboot")]),
+        # the driver takes its word back
+        ([xid(95, 900), word(3, 899), word(0, 100)], []),
+        (
+            [xid(95, 900), word(3, 899), word(0, 400), xid(95, 90), word(1, 89)],
+            [("xid-95", "reset-gpu")],
+        ),
+        ([xid(95, 900), word(0, 899), word(1, 898)], [("xid-95", "reset-gpu")]),
+        ([xid(95, 900), word(2, 899), word(0, 100)], [("xid-95", "reboot")]),
+        ([xid(46, 900), word(0, 100)], [("xid-46", "reset-gpu")]),
+        # the word of before a reset is no word for after it
+        (
+            [word(2, 900), did("driver", 800), xid(95, 790)],
+            [("xid-154", "reboot"), ("xid-95", "reset-gpu")],
+        ),
+    ],
+)
+def test_cures(events: list[Event], expected: list[tuple[str, str]]) -> None:
+    assert faults(*events) == expected
+
+
+NONE = Driver({GPU: 0}, frozenset({GPU}), 580)
+
+
+@pytest.mark.parametrize(
+    ("events", "driver", "expected"),
+    [
+        # NVML's "none" is the driver's word on what it is known to speak of
+        ([xid(95)], NONE, []),
+        ([xid(95)], NONE._replace(branch=550), [("xid-95", "reset-gpu")]),
+        ([xid(95)], Driver({OTHER: 0}, frozenset({OTHER}), 580), [("xid-95", "reset-gpu")]),
+        ([xid(95)], Driver({}, frozenset({GPU}), 580), [("xid-95", "reset-gpu")]),
+        ([xid(95)], NONE._replace(words={GPU: 1}), [("xid-95", "reset-gpu")]),
+        ([xid(95, 5)], NONE, [("xid-95", "reset-gpu")]),  # may be newer than NVML's answer
+        ([xid(119)], NONE, [("xid-119", "reset-gpu")]),  # no 154 follows a 119
+        ([xid(79)], NONE, [("xid-79", "reboot")]),
+        ([word(2)], NONE, [("xid-154", "reboot")]),
+        # … and where it asked for a reset, that it was done
+        ([xid(119), word(1)], NONE, []),
+        ([xid(79), word(1)], NONE, []),
+        ([word(1)], NONE, []),
+        ([xid(46), word(3)], NONE, [("xid-46", "reset-gpu")]),
+        ([INIT], NONE, []),
+        ([INIT], Driver(), [("gpu-init-failed", "reboot")]),
+    ],
+)
+def test_what_nvml_says_now(
+    events: list[Event], driver: Driver, expected: list[tuple[str, str]]
+) -> None:
+    assert faults(*events, driver=driver) == expected
+
+
+def test_a_noticed_reset_can_be_recorded_once() -> None:
+    events = [xid(119), word(1)]
+    (reset,) = noticed_resets(events, NOW, "now", NONE)
+    assert (reset.kind, reset.data["gpu"]) == ("reset", GPU)
+    assert noticed_resets([*events, reset], NOW + 60, "now", NONE) == []
+    assert faults(*events, reset) == []  # also when NVML cannot be asked any more
+    assert noticed_resets([*events, word(3, 500)], NOW, "now", NONE) == []
+    assert noticed_resets(events, NOW, "another boot", NONE) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "events", "expected"),
+    [
+        ({79: "service"}, [xid(79)], [("xid-79", "service")]),
+        ({79: "none"}, [xid(79)], []),
+        ({79: "none"}, [LOST], []),
+        ({79: "reset-gpu"}, [LOST], [("gpu-fell-off-bus", "reset-gpu")]),
+        ({13: "reset-gpu"}, [xid(13)], [("xid-13", "reset-gpu")]),
+        ({45: "restart-fabric-manager"}, [xid(45)], [("xid-45", "restart-fabric-manager")]),
+        ({4242: "reboot"}, [xid(4242)], [("xid-4242", "reboot")]),
+        ({94: "reset-gpu"}, [xid(94)], [("xid-94", "reset-gpu")]),
+        ({95: "service"}, [xid(95), word(1)], [("xid-95", "service")]),
+        ({154: "none"}, [word(2)], []),
+    ],
+)
+def test_the_site_decides(
+    overrides: dict[int, Any], events: list[Event], expected: list[tuple[str, str]]
+) -> None:
+    assert faults(*events, overrides=overrides) == expected
+
+
+def test_contained_errors_add_up_until_a_reset() -> None:
+    three = [xid(94, ago) for ago in (3000, 2000, 1000)]
+    assert faults(*three) == [("xid-94", "reset-gpu")]
+    assert faults(*three, contained=4) == []
+    assert faults(xid(94, 1000, gpu=OTHER), *three[:2]) == []
+    assert faults(*three[:2], did("driver", 1500), three[2]) == []
+    assert faults(*three, did("driver", 500)) == []
+    storm = [xid(94, 1000 + n) for n in range(50)]
+    assert faults(*storm) == [("xid-94", "reset-gpu")]  # fifty events are fifty incidents …
+    assert faults(xid(94, 1000, count=50, lasted=50.0)) == []  # … a storm is read as one
+
+
+def test_wear_is_counted_over_boots() -> None:
+    old = [xid(63, 29 * DAY, boot="a"), xid(63, 5 * DAY, boot="b", count=3), xid(92, 60)]
+    assert state(*old).wear == {GPU: {63: 3, 92: 1}}
+
+
+def back(code: int, cures: str, base: str = "now") -> list[Event]:
+    """The fault again and again, with a reset (r) or a boot (b) after each but the last."""
+    events, boots = [], cures.count("b")
+    ago = 3600.0 * (len(cures) + 1)
+    for cure in [*cures, ""]:
+        boot = base if not boots else f"boot -{boots}"
+        events.append(xid(code, ago, boot=boot))
+        if cure == "r":
+            events.append(did("reset", ago - 1800, boot, gpu=GPU))
+        boots -= cure == "b"
+        ago -= 3600.0
+    return events
+
+
+@pytest.mark.parametrize(
+    ("code", "cures", "action"),
+    [
+        (119, "", "reset-gpu"),
+        (119, "r", "reset-gpu"),
+        (119, "rr", "reboot"),
+        (119, "rb", "reboot"),
+        (119, "rrb", "reboot"),
+        (119, "rrbb", "service"),
+        (79, "", "reboot"),
+        (79, "b", "reboot"),
+        (79, "bb", "service"),
+        (31, "bbbb", None),
+    ],
+)
+def test_what_comes_back_climbs_the_ladder(code: int, cures: str, action: str | None) -> None:
+    found = faults(*back(code, cures))
+    assert [a for _, a in found] == ([action] if action else [])
+
+
+def test_the_same_fault_has_several_numbers() -> None:
+    events = [xid(48, 9000), did("reset", 8000, gpu=GPU), xid(95, 7000)]
+    events += [did("reset", 6000, gpu=GPU), xid(64, 5000)]
+    assert faults(*events) == [("xid-64", "reboot")]
+    assert faults(*events[:-1], xid(119, 5000)) == [("xid-119", "reset-gpu")]
+
+
+def test_what_came_back_long_ago_is_forgotten() -> None:
+    events = [xid(119, 20 * DAY), did("reset", 19 * DAY, gpu=GPU)]
+    events += [xid(119, 18 * DAY), did("reset", 17 * DAY, gpu=GPU), xid(119)]
+    assert faults(*events) == [("xid-119", "reset-gpu")]
+    assert faults(*events, return_days=30.0) == [("xid-119", "reboot")]
+
+
+def test_a_fault_that_needs_service_does_not_go_away_by_a_boot() -> None:
+    events = [event._replace(boot=event.boot.replace("now", "last")) for event in back(79, "bb")]
+    assert faults(*events) == [("xid-79", "service")]
+    assert faults(*events, did("repaired", 60)) == []
+
+
+def test_many_reboots_for_a_cause_mean_service() -> None:
+    drains = [did("drain", n * DAY, f"b{n}", action="reboot", check="mce") for n in (5, 3, 1)]
+    assert "3 reboots" in state(*drains).reboots
+    assert state(*drains).action == "service"
+    assert not state(*drains[:2]).reboots
+    assert not state(*drains, reboots=3).reboots
+    assert not state(*drains, return_days=4.0).reboots
+    assert not state(*[d._replace(data={"action": "none"}) for d in drains]).reboots
+    assert not state(*[d._replace(boot="b") for d in drains]).reboots
+    assert not state(*drains, did("repaired", 60)).reboots
+    mixed = [*drains[:2], xid(79, DAY, boot="b1")]
+    assert state(*mixed).reboots
+
+
+def strike(job: int, uid: int, ago: float = DAY) -> Event:
+    return did("strike", ago, job=job, uid=uid, check="accused")
+
+
+@pytest.mark.parametrize(
+    ("strikes", "lemon"),
+    [
+        ([strike(1, 10), strike(2, 20), strike(3, 10)], True),
+        ([strike(1, 10), strike(2, 10), strike(3, 10)], False),
+        ([strike(1, 10), strike(2, 20)], False),
+        ([strike(1, 10), strike(1, 20), strike(1, 10)], False),
+        ([strike(1, 10, 40 * DAY), strike(2, 20), strike(3, 10)], False),
+        ([strike(1, 10), strike(2, 20), strike(3, 10), did("repaired", 60)], False),
+    ],
+)
+def test_lemons(strikes: list[Event], lemon: bool) -> None:
+    found = state(*strikes)
+    assert bool(found.lemon) is lemon
+    assert found.action == ("service" if lemon else "none")
+
+
+DRAINED = did("drain", 1000, "now", action="reset-gpu")
+
+
+@pytest.mark.parametrize(
+    ("action", "events", "boot", "booted", "missing"),
+    [
+        ("none", [], "now", 0, ""),
+        ("clear-leftovers", [], "now", 0, ""),
+        ("restart-fabric-manager", [], "now", 0, ""),
+        ("reset-gpu", [], "now", 0, "no reset of 0000:3b:00.0"),
+        ("reset-gpu", [did("reset", 500, gpu=GPU)], "now", 0, ""),
+        ("reset-gpu", [did("reset", 500, gpu="")], "now", 0, ""),
+        ("reset-gpu", [did("reset", 500, gpu=OTHER)], "now", 0, "no reset"),
+        ("reset-gpu", [did("reset", 2000, gpu=GPU)], "now", 0, "no reset"),
+        ("reset-gpu", [did("driver", 500)], "now", 0, ""),
+        ("reset-gpu", [], "later", 0, ""),
+        ("reset-gpu", [], "now", NOW - 900, ""),
+        ("reboot", [did("driver", 500)], "now", 0, "has not booted"),
+        ("reboot", [], "later", 0, ""),
+        ("service", [did("driver", 500)], "later", 0, "robust-health repaired"),
+        ("service", [did("repaired", 500)], "now", 0, ""),
+        ("service", [did("repaired", 2000)], "now", 0, "robust-health repaired"),
+        ("reboot", [did("repaired", 500)], "now", 0, ""),
+    ],
+)
+def test_proofs(action: Any, events: list[Event], boot: str, booted: float, missing: str) -> None:
+    why = cured(action, GPU, DRAINED, events, boot, booted)
+    assert missing in why if missing else why == ""
+
+
+codes = st.sampled_from([13, 31, 45, 48, 54, 63, 74, 79, 94, 95, 119, 154, 163, 9999])
+gpus = st.sampled_from([GPU, OTHER])
+boots = st.sampled_from(["b1", "b2", "now"])
+ages = {"b1": 20 * DAY, "b2": 10 * DAY, "now": DAY}
+
+
+@st.composite
+def any_event(draw: st.DrawFn) -> Event:
+    boot = draw(boots)
+    ago = ages[boot] - draw(st.integers(0, 20)) * 100.0
+    kind = draw(
+        st.sampled_from(["xid", "xid", "xid", "lost", "reset", "driver", "drain", "strike"])
+    )
+    if kind == "xid":
+        text = TEXT_154.format(draw(st.integers(0, 6)))
+        return xid(draw(codes), ago, draw(gpus), text, boot=boot)
+    data = {"gpu": draw(gpus), "form": "bus", "action": draw(st.sampled_from(["reboot", "none"]))}
+    return did(kind, ago, boot, job=draw(st.integers(1, 4)), uid=draw(st.integers(1, 3)), **data)
+
+
+def worst(found: NodeState) -> int:
+    return rung(found.action)
+
+
+@given(st.lists(any_event(), max_size=14), st.randoms())
+def test_the_order_of_reading_does_not_matter(events: list[Event], random: Any) -> None:
+    first = node_state(events, NOW, "now")
+    random.shuffle(events)
+    assert node_state(events, NOW, "now") == first
+
+
+@given(st.lists(any_event(), max_size=14))
+def test_a_later_reboot_or_reset_never_makes_it_worse(events: list[Event]) -> None:
+    before = node_state(events, NOW, "now", rules=Rules(reboots=99))
+    for later in (did("reset", 1, gpu=""), did("driver", 1), did("repaired", 1)):
+        assert worst(node_state([*events, later], NOW, "now", rules=Rules(reboots=99))) <= worst(
+            before
+        )
+    after = node_state(events, NOW, "next boot", rules=Rules(reboots=99))
+    assert worst(after) <= worst(before)
+    assert all(fault.action == "service" for fault in after.faults)
+
+
+@given(st.lists(any_event(), max_size=10), st.integers(1, 9), st.integers(1, 9))
+def test_strikes_never_make_it_better(events: list[Event], job: int, uid: int) -> None:
+    before = node_state(events, NOW, "now")
+    after = node_state([*events, strike(job, uid)], NOW, "now")
+    assert worst(after) >= worst(before)
+    assert after.faults == before.faults
+
+
+@given(st.sampled_from([a.name for a in LADDER]), st.lists(st.sampled_from(["reset", "boot"])))
+def test_to_come_back_never_makes_the_action_milder(action: Any, cures: list[str]) -> None:
+    assert rung(escalate(action, cures, Rules())[0]) >= rung(action)
+    for more in ("reset", "boot"):
+        assert rung(escalate(action, [*cures, more], Rules())[0]) >= rung(
+            escalate(action, cures, Rules())[0]
+        )
+
+
+def test_every_recovery_action_is_known() -> None:
+    assert set(RECOVERY) == {-1, 0, 1, 2, 3, 4, 5}
