@@ -106,6 +106,15 @@ def _recovery() -> re.Pattern[str]:
     )
 
 
+def _loading(text: str) -> bool:
+    """Whether the driver itself says so.
+
+    The kernel's messages about a process begin with its name, 15 characters that its user may
+    choose: "NVRM: loading N[4711]: segfault at 0" must not look like a new driver.
+    """
+    return text.startswith("NVRM: loading NVIDIA UNIX ") and "Kernel Module" in text
+
+
 def address(domain: str, bus: str, device: str) -> str:
     """A PCI address in the form of sysfs; the domain has four digits, or more if it needs them."""
     return f"{int(domain, 16):04x}:{bus}:{device}.0".lower()
@@ -129,7 +138,7 @@ def parse(text: str) -> Line | None:
         unit, domain, bus, device, code = match.groups()
         return Line("sxid", address(domain, bus, device), int(code), text[match.end() :], unit)
     if text.startswith("NVRM: loading "):
-        return Line("driver", "", 0, text[len("NVRM: loading ") :])
+        return Line("driver", "", 0, text[len("NVRM: loading ") :]) if _loading(text) else None
     if "fallen off the bus" in text:
         match = _off_the_bus().match(text)
         return Line("lost", address(*match.groups()), 0, "bus") if match else None

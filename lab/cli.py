@@ -6,9 +6,10 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lab import host
+from lab.breakage_cli import add_verbs
 from lab.cluster import Lab
 from lab.errors import LabError
 from lab.records import parse_state
@@ -38,7 +39,9 @@ def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--name", default="lab", help="which lab (default: lab)")
 
-    def verb(name: str, run: object, text: str) -> argparse.ArgumentParser:
+    def verb(
+        name: str, run: Callable[[argparse.Namespace], int], text: str
+    ) -> argparse.ArgumentParser:
         made = verbs.add_parser(name, help=text, description=text, parents=[common])
         made.set_defaults(run=run)
         return made
@@ -48,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--standby", type=int, default=1, help="standby nodes s1..sN (default 1)")
     up.add_argument("--gpus", type=int, default=0, help="GRES gpu:h100 per node (default 0)")
     up.add_argument("--cpus", type=int, default=8, help="CPUs per node for Slurm (default 8)")
+    up.add_argument("--scratch", action="store_true", help="a mount per node for stale-mount")
     up.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="slurm.conf")
     verb("down", _down, "end a lab; nothing of it stays").add_argument("--all", action="store_true")
     verb("status", _status, "show each node's state in the lab and in Slurm")
@@ -65,7 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     hang.add_argument("--job")
     hang.add_argument("--rank", type=int)
     verb("partition", _fault, "take a node's link down").add_argument("node")
-    verb("heal", _heal, "undo a node's faults; a crashed one boots").add_argument("node")
+    verb("heal", _heal, "undo all faults of a node; a crashed one boots").add_argument("node")
+    add_verbs(verb, Lab, lambda what, at: print(f"{what} at {_clock(at)}"))
     for name, made in verbs.choices.items():
         made.set_defaults(verb=name)
     return parser
@@ -82,6 +87,7 @@ def _up(args: argparse.Namespace) -> int:
         standby=args.standby,
         gpus=args.gpus,
         cpus=args.cpus,
+        scratch=args.scratch,
         slurm_conf={key: value for key, _, value in pairs},
         visible=host.default_visible(),
     )
@@ -106,11 +112,11 @@ def _down(args: argparse.Namespace) -> int:
 def _status(args: argparse.Namespace) -> int:
     lab = Lab(args.name)
     faults, slurm = lab.faults(), lab.node_records()
-    print(f"{'NODE':<8}{'ADDRESS':<16}{'LAB':<16}{'SLURM':<24}REASON")
+    print(f"{'NODE':<8}{'ADDRESS':<16}{'LAB':<17}{'SLURM':<23}REASON")
     for name, fault in faults.items():
         record = slurm.get(name, {})
         state = "+".join(sorted(parse_state(record.get("State", "")))) or "-"
-        print(f"{name:<8}{address(name):<16}{fault:<16}{state:<24}{record.get('Reason', '')}")
+        print(f"{name:<8}{address(name):<16}{fault:<16} {state:<23}{record.get('Reason', '')}")
     return 0
 
 
@@ -120,6 +126,8 @@ def _env(args: argparse.Namespace) -> int:
         "LAB_NAME": lab.name,
         "LAB_DIR": str(lab.spec.dir),
         "LAB_SHARED": str(lab.shared),
+        "LAB_SCRATCH": str(lab.scratch),
+        "LAB_DISK": str(lab.disk),
         "LAB_USER": USER,
         "LAB_UID": str(UID),
         "LAB_LOGIN": HEAD,

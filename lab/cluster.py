@@ -16,6 +16,7 @@ from typing import Any, Self
 import msgspec
 
 from lab import host, records
+from lab.breakage import Breakage
 from lab.errors import LabError
 from lab.logs import complaints
 from lab.spec import HEAD, ROOT, UID, USER, LabSpec, check_name, user_env
@@ -27,7 +28,7 @@ _READY_S = 30.0
 _numbers = itertools.count(1)
 
 
-class Lab:
+class Lab(Breakage):
     """A lab that is up. Every method raises LabError with a text for the user."""
 
     def __init__(self, name: str) -> None:
@@ -194,7 +195,7 @@ class Lab:
 
     # -- faults -----------------------------------------------------------------------------
 
-    def ask(self, op: str, **more: str) -> dict[str, Any]:
+    def ask(self, op: str, **more: Any) -> dict[str, Any]:
         """One request to the lab's keeper."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
             link.settimeout(_READY_S)
@@ -255,8 +256,12 @@ class Cluster(Lab):
         slurm_conf: Mapping[str, str | int] | None = None,
         visible: Sequence[str | Path] = (),
         cpus: int = 8,
+        scratch: bool = False,
     ) -> None:
-        """`slurm_conf` overrides settings; `visible`: more paths that the user must reach."""
+        """`slurm_conf` overrides settings; `visible`: more paths that the user must reach.
+
+        `scratch`: a mount in every node, at the property of that name, for `stale_mount`.
+        """
         extra = [str(Path(p).resolve()) for p in visible]
         self.spec = LabSpec(
             name=name or f"t{os.getpid()}-{next(_numbers)}",
@@ -264,6 +269,7 @@ class Cluster(Lab):
             standby=standby,
             gpus=gpus,
             cpus=cpus,
+            scratch=scratch,
             slurm_conf={key: str(value) for key, value in (slurm_conf or {}).items()},
             visible=tuple(dict.fromkeys([*host.default_visible(), *extra])),
         )

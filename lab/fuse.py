@@ -191,9 +191,7 @@ class _Server:
     def rename(self, node: int, body: bytes, _who: tuple[int, int]) -> bytes:
         parent = struct.unpack_from("<Q", body)[0]
         old, new = body.rstrip(b"\0").split(b"\0")[-2:]
-        names = self.nodes[node].names
-        old = old if old in names else body[8:].split(b"\0")[0]
-        self.nodes[parent].names[new] = names.pop(old)
+        self.nodes[parent].names[new] = self.nodes[node].names.pop(old)
         return b""
 
     def open(self, node: int, _body: bytes, _who: tuple[int, int]) -> bytes:

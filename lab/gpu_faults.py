@@ -66,7 +66,7 @@ def _number(what: str, value: str, highest: int = 1 << 62) -> int:
 
 
 def _xid(_: Hardware, index: int, value: str) -> Change:
-    code, _, text = value.partition(" ")
+    code, __, text = value.partition(" ")
     return Change({}, [kernlog.xid(index, _number("an Xid", code, 9999), text)])
 
 
@@ -126,7 +126,9 @@ def _set(prefix: str, value: str) -> Change:
 def _reset(hardware: Hardware, index: int, _: str) -> Change:
     """What `nvidia-smi --gpu-reset` cures; the driver logs nothing of it."""
     if hardware.key(index, "lost"):
-        raise LabError(f"GPU {index} of {hardware.node} is off the bus: only a boot or --heal helps")
+        raise LabError(
+            f"GPU {index} of {hardware.node} is off the bus: only a boot or --heal helps"
+        )
     prefix = f"gpu{index}."
     keys = [key for key in hardware.nvml if key.startswith(prefix)]
     cured = [key for key in keys if _CURED_BY_RESET.fullmatch(key.removeprefix(prefix))]

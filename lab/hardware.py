@@ -74,6 +74,13 @@ class Hardware:
         kept = {key: value for key, value in merged.items() if value is not None}
         return dataclasses.replace(self, nvml=kept)
 
+    def with_port(self, hca: str, up: bool) -> "Hardware":
+        """The same with the port of an HCA up or down; each time down is counted."""
+        if up:
+            return dataclasses.replace(self, down=self.down - {hca})
+        flaps = {**self.flaps, hca: self.flaps.get(hca, 0) + 1}
+        return dataclasses.replace(self, down=self.down | {hca}, flaps=flaps)
+
     def on_bus(self, index: int) -> bool:
         return self.key(index, "lost") != "absent"
 
@@ -118,12 +125,11 @@ def sys_tree(hardware: Hardware) -> Tree:
     tree: Tree = {}
     for bus in _SWITCH_BUSES:
         ids, address = "0x10de 0x22a3 0x068000", f"0000:{bus:02x}:00.0"
-        _pci_device(tree, address, ids, "nvidia-nvswitch", _SWITCH_SLOT, False)
+        _pci_device(tree, address, ids, "nvidia-nvswitch", _SWITCH_SLOT)
     for index in range(hardware.gpus):
-        if hardware.on_bus(index):
-            ids, slot = "0x10de 0x2330 0x030200", _gpu_slot(hardware, index)
-            lost = hardware.key(index, "lost") != ""
-            _pci_device(tree, pci(index), ids, "nvidia", slot, lost)
+        ids, slot = "0x10de 0x2330 0x030200", _gpu_slot(hardware, index)
+        lost = hardware.key(index, "lost") != ""
+        _pci_device(tree, pci(index), ids, "nvidia", slot, lost, hardware.on_bus(index))
     for hca in HCAS:
         _hca(tree, hardware, hca)
     for module, version in (("nvidia", hardware.driver), ("nvidia_uvm", hardware.driver)):
@@ -160,15 +166,27 @@ def _place(address: str) -> str:
     return f"devices/pci{root}/{root}:01.0/{address}"
 
 
-def _pci_device(tree: Tree, address: str, ids: str, driver: str, slot: _Slot, lost: bool) -> None:
-    """`ids`: vendor, device and class. A lost device's registers read as all ones."""
+def _pci_device(
+    tree: Tree,
+    address: str,
+    ids: str,
+    driver: str,
+    slot: _Slot,
+    lost: bool = False,
+    there: bool = True,
+) -> None:
+    """`ids`: vendor, device and class. A lost device's registers read as all ones.
+
+    A device that is not `there` leaves its port.
+    """
     place = _place(address)
     port = place.rpartition("/")[0]
     port_slot = slot._replace(speed="2.5 GT/s PCIe", width="0") if lost else slot
     own_slot = slot._replace(speed="Unknown", width="63") if lost else slot
     _pci_files(tree, port, "0x8086 0x352a 0x060400", "../../..", "pcieport", port_slot)
-    _pci_files(tree, place, ids, "../../../..", driver, own_slot)
-    for path in (place, port):
+    if there:
+        _pci_files(tree, place, ids, "../../../..", driver, own_slot)
+    for path in (place, port) if there else (port,):
         tree[f"bus/pci/devices/{path.rpartition('/')[2]}"] = Link(f"../../../{path}")
 
 
@@ -199,7 +217,7 @@ def _pci_files(tree: Tree, place: str, ids: str, up: str, driver: str, slot: _Sl
 
 def _hca(tree: Tree, hardware: Hardware, hca: str) -> None:
     address = hca_pci(hca)
-    _pci_device(tree, address, "0x15b3 0x1021 0x020700", "mlx5_core", _Slot(), False)
+    _pci_device(tree, address, "0x15b3 0x1021 0x020700", "mlx5_core", _Slot())
     place = f"{_place(address)}/infiniband/{hca}"
     tree[f"class/infiniband/{hca}"] = Link(f"../../{place}")
     tree[f"{place}/device"] = Link(f"../../../{address}")

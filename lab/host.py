@@ -130,8 +130,10 @@ def _lock(directory: Path) -> int | None:
 
 
 def _write_files(spec: LabSpec) -> None:
-    for name in ("etc", "log", "munge", "spool", "node", "dev", "shared"):
+    for name in ("etc", "log", "munge", "spool", "node", "dev", "shared", "disks"):
         (spec.dir / name).mkdir(mode=0o755)
+    for node in spec.compute_names:
+        spec.disk_of(node).mkdir(mode=0o755)
     spec.dir.chmod(0o755)
     os.chown(spec.shared, UID, UID)
     (spec.dir / "lab.json").write_bytes(msgspec.json.encode(spec))

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from lab import linux, node, ranks
 from lab.errors import LabError
+from lab.gear import Gear
 from lab.logs import complaints
 from lab.mounts import Cover, host_children, host_is_closed, plan_covers
 from lab.spec import HEAD, LabSpec, mac
@@ -40,6 +41,7 @@ class Node:
     cut: bool = False
     stopped: bool = False
     stopped_ranks: dict[int, int] = field(default_factory=dict)  # pid: pidfd
+    gear: Gear | None = None  # None: the head
 
     @property
     def port(self) -> str:
@@ -51,7 +53,8 @@ class Node:
         if not self.pid:
             return "crashed"
         faults = [("hung", self.stopped), ("rank-hung", bool(self.stopped_ranks))]
-        return "+".join(name for name, on in [*faults, ("cut", self.cut)] if on) or "up"
+        found = [name for name, on in [*faults, ("cut", self.cut)] if on]
+        return "+".join(found + (self.gear.faults if self.gear else [])) or "up"
 
 
 class Keeper:
@@ -74,6 +77,7 @@ class Keeper:
         for one in fresh:
             one.boots += 1
             one.cut = one.stopped = False
+            one.gear = None if one.name == HEAD else Gear(self.spec, one.name)
             one.pid, self.links[one.name] = node.spawn(self.spec, one.name, self.covers)
         _ip(
             [
@@ -84,6 +88,8 @@ class Keeper:
         )
         for one in fresh:
             self._expect(one, b"view")
+            if one.gear:
+                one.gear.booted(one.pid)
             if one.name == HEAD:  # the others register with its controller at their start
                 self.links[HEAD].send(b"go")
                 self._expect(one, b"ready")
@@ -110,6 +116,8 @@ class Keeper:
         if not one.cut:
             linux.set_link(one.port, False)
         os.kill(one.pid, signal.SIGKILL)
+        if one.gear:  # nothing of the node dies while it waits for a mount
+            one.gear.end()
         self._buried(one)
         return {"time": at}
 
@@ -128,6 +136,8 @@ class Keeper:
         for fd in one.stopped_ranks.values():
             os.close(fd)
         one.stopped_ranks.clear()
+        if one.gear:
+            one.gear.end()
         one.pid, one.died = 0, time.time()
 
     def hang(self, one: Node) -> dict[str, Any]:
@@ -175,6 +185,8 @@ class Keeper:
         at = time.time()
         if not one.pid:
             self._boot([one])
+        elif one.gear:
+            one.gear.heal()
         if one.stopped:
             os.kill(one.pid, node.CONTINUE_ALL)
             one.stopped = False
@@ -238,7 +250,7 @@ class Keeper:
                     self._send_namespaces(link, self._node(request))
                     return
                 reply = self._answer(request)
-            except (LabError, OSError, ValueError) as error:
+            except (LabError, OSError, ValueError, KeyError) as error:
                 reply = {"error": f"{error}"}
             try:
                 link.send(json.dumps(reply).encode())
@@ -260,7 +272,13 @@ class Keeper:
         one = self._node(request)
         if one.name == HEAD:
             raise LabError("the head is what the lab stands on: no faults there")
-        return faults[request["op"]](one)
+        if request["op"] in faults:
+            return faults[request["op"]](one)
+        self._must_run(one)
+        at = time.time()
+        assert one.gear is not None
+        one.gear.serve(request)
+        return {"time": at}
 
     def _node(self, request: dict[str, Any]) -> Node:
         try:

@@ -69,6 +69,11 @@ def bind(source: str, target: str) -> None:
     mount(source, target, "", MS_BIND | MS_REC)
 
 
+def remount_tmpfs(target: str, options: str) -> None:
+    """Change options of the tmpfs mounted at `target`, its size for one."""
+    mount("tmpfs", target, "tmpfs", MS_REMOUNT | MS_NOSUID | MS_NODEV, options)
+
+
 def unmount(target: str) -> None:
     """Take the last mount at `target` away; who still uses it keeps it."""
     _check(_libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")

@@ -1,9 +1,9 @@
 """What a node sees of the file system: which directories are covered, what stays reachable.
 
-A node covers /tmp and /dev/shm with its own. A directory that ordinary users cannot search (say
-/root, mode 0700, with the clone or the virtual environment below it) is covered by an empty one
-that they can, and the wanted paths are shown again inside it. Nothing of this leaves the node's
-mount namespace.
+A node covers /tmp, /dev/shm and /run with its own. A directory that ordinary users cannot search
+(say /root, mode 0700, with the clone or the virtual environment below it) is covered by an empty
+one that they can, and the wanted paths are shown again inside it. Nothing of this leaves the
+node's mount namespace.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from lab import linux, plant
 from lab.spec import HEAD, LabSpec
 
-OWN_DIRS = {"/tmp": 0o1777, "/dev/shm": 0o1777}
+OWN_DIRS = {"/tmp": 0o1777, "/dev/shm": 0o1777, "/run": 0o755}
 # What `fill` fills takes the machine's memory.
 _SIZES = {"/tmp": "size=256m"}
 _SPOOL_SIZE = "size=64m"
@@ -100,4 +100,6 @@ def build_view(spec: LabSpec, node: str, covers: Iterable[Cover]) -> None:
     if node != HEAD:
         spec.spool.mkdir(mode=0o755)
         linux.mount("tmpfs", str(spec.spool), "tmpfs", quiet, f"mode=755,{_SPOOL_SIZE}")
+        spec.disk_dir.mkdir(mode=0o755)
+        linux.bind(str(spec.disk_of(node)), str(spec.disk_dir))
         plant.plant(spec, node, library)

@@ -57,6 +57,15 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.node_dir / "scratch"
 
     @property
+    def disk_dir(self) -> Path:
+        """A directory of each node's own that outlives its crashes."""
+        return self.node_dir / "disk"
+
+    def disk_of(self, node: str) -> Path:
+        """Where it is on the host."""
+        return self.dir / "disks" / node
+
+    @property
     def loader_cache(self) -> Path:
         """The /etc/ld.so.cache of nodes with GPUs."""
         return self.dir / "etc" / "ld.so.cache"

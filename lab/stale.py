@@ -31,14 +31,15 @@ class Mount:
         except OSError as error:
             raise LabError(f"{_DEVICE}: {error.strerror}; try: modprobe fuse") from None
         try:
+            inside.run(pid, lambda: _mount(device, path, (own, "/tmp")), keep=device)
             server = _start_server(device)
-            try:
-                inside.run(pid, lambda: _mount(device, path, (own, "/tmp")), keep=device)
-            except BaseException:
-                _kill(server)
-                raise
         finally:
             os.close(device)  # the server's is the last one: its end aborts the connection
+        try:
+            inside.run(pid, lambda: fuse.probe(path))
+        except BaseException:
+            _kill(server)
+            raise
         return cls(path, server)
 
     def make_stale(self) -> None:
@@ -84,4 +85,3 @@ def _mount(device: int, path: str, own: tuple[str, ...]) -> None:
         raise LabError(f"{path} is no directory in the node; use one below {own[0]} or make it")
     quiet = linux.MS_NOSUID | linux.MS_NODEV
     linux.mount("lab", path, fuse.TYPE, quiet, fuse.options(device))
-    fuse.probe(path)

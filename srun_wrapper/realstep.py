@@ -44,8 +44,8 @@ class RealStep:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signum)
 
-    async def end(self, swapped: bool = False) -> None:
-        """Wait for srun; one that does not end is terminated.
+    async def end(self, swapped: bool = False, patience: float = END) -> None:
+        """Wait for srun; one that does not end in ``patience`` seconds is terminated.
 
         After a swap srun waits for ever for the tasks of the node that left, although Slurm has
         completed the step; there is nothing more to hear from it once the shims are gone.
@@ -53,15 +53,15 @@ class RealStep:
         if self._task is None:
             return
         state = self._state
-        patience: tuple[tuple[int, float], ...] = (
-            (0, END),
+        measures: tuple[tuple[int, float], ...] = (
+            (0, patience),
             (signal.SIGTERM, 10.0),
             (signal.SIGKILL, 5.0),
         )
         if swapped:
             await state.until(lambda: not any(n.connection for n in state.live()), END)
-            patience = ((0, LAST_OUTPUT), (signal.SIGKILL, 5.0))
-        for signum, seconds in patience:
+            measures = ((0, LAST_OUTPUT), (signal.SIGKILL, 5.0))
+        for signum, seconds in measures:
             if self._task.done():
                 return
             if signum:

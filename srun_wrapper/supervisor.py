@@ -28,6 +28,7 @@ from srun_wrapper.state import JobState
 from srun_wrapper.watch import TICK, HangWatch, NodeWatch
 
 ALL_HELLO = 60.0  # s between the first and the last shim's report
+NOTHING_RAN = 1.0  # s for shims to end that have had no rank; others may not even have started
 ROSTER_EVERY = 2.0
 FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)
 TERMINATING = (signal.SIGINT, signal.SIGTERM)
@@ -73,7 +74,8 @@ class Supervisor:
             await self._launch_step()
             missing = await self._wait_for_shims()
             if missing is not None or self.state.signalled:
-                await self.finish()
+                self._dismiss()
+                await self.step.end(patience=NOTHING_RAN)
                 return missing or 128 + self.state.signalled
             self._first_world()
             watcher = asyncio.create_task(self._watch())
@@ -196,9 +198,7 @@ class Supervisor:
 
     async def step_ended(self) -> int:
         """The step ended although ranks should be running: someone cancelled it."""
-        self.state.ending = True
-        for node in self.state.live():  # companions, whose steps are others
-            self.send(node, finish_order(self.state.world, node))
+        self._dismiss()  # companions, whose steps are others
         await self.step.end(self._swapped())
         code = self.step.code or 128 + signal.SIGKILL
         say(f"the step was ended by Slurm (exit code {code})")
@@ -207,9 +207,7 @@ class Supervisor:
     async def finish(self) -> int:
         """Let every shim end like its rank; returns the step's exit code as srun computes it."""
         state = self.state
-        state.ending = True
-        for node in state.live():
-            self.send(node, finish_order(state.world, node))
+        self._dismiss()
         codes = [
             128 + r.exit[1] if r.exit[1] else r.exit[0]
             for r in state.world.by_rank.values()
@@ -222,6 +220,12 @@ class Supervisor:
         if state.signalled and not any(codes):
             return 128 + state.signalled
         return max(codes, default=0)
+
+    def _dismiss(self) -> None:
+        """Tell every shim to end, also those that are still to come."""
+        self.state.ending = True
+        for node in self.state.live():
+            self.send(node, finish_order(self.state.world, node))
 
     def _swapped(self) -> bool:
         return any(n.role is Role.LOST or n.companion for n in self.state.nodes.values())

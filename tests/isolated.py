@@ -1,10 +1,12 @@
-"""A test body in namespaces of its own: other processes, /proc, /dev/shm and IPC than the host's."""
+"""A test body in namespaces of its own, with other processes, /dev/shm and IPC than the host's."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import select
+import signal
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +16,12 @@ import pytest
 from lab import linux
 
 _SPACES = linux.CLONE_NEWPID | linux.CLONE_NEWNS | linux.CLONE_NEWIPC
+_PR_SET_PDEATHSIG = 1
 DEADLINE_S = 60.0
 
 
 def isolated(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test as PID 1 of new namespaces (needs root); what it raises fails the test."""
+    """Run a test in new namespaces (needs root), gone with it; what it raises fails the test."""
 
     @functools.wraps(test)
     def wrapped(*args: Any, **kwargs: Any) -> None:
@@ -38,7 +41,8 @@ def _run(body: Callable[[], None]) -> str:
             linux.unshare(_SPACES)
             first = os.fork()
             if first == 0:
-                _inside(body, theirs)
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                _first(body, theirs)
             os.close(theirs)
             os.waitpid(first, 0)
         finally:
@@ -55,8 +59,20 @@ def _run(body: Callable[[], None]) -> str:
             return f"no end in {DEADLINE_S:g} s"
     finally:
         os.close(ours)
+        os.kill(middle, signal.SIGKILL)  # and with it PID 1, and with that all of the namespace
         os.waitpid(middle, 0)
     return b"".join(parts).decode(errors="replace")
+
+
+def _first(body: Callable[[], None], pipe: int) -> None:
+    """PID 1: reaps what the test orphans, and ends with the test."""
+    test = os.fork()
+    if test == 0:
+        _inside(body, pipe)
+    os.close(pipe)
+    while os.wait()[0] != test:
+        pass
+    os._exit(0)
 
 
 def _inside(body: Callable[[], None], pipe: int) -> None:

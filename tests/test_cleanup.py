@@ -142,11 +142,11 @@ def test_only_ever_processes_of_that_user(listed: list[Process]) -> None:
         assert all(p.uid == 5 for p in leftovers(listed, 3, 5, mode, True))
 
 
-SHM = """       key      shmid perms       size  cpid  lpid nattch   uid   gid  cuid  cgid      atime      dtime      ctime rss swap
-         0          3   600       4096  1001  1001      0 20001 20001 20001 20001          0          0       1000  0  0
-         0          4   600       4096  1001  1001      0 20002 20001 20002 20001          0          0       1000  0  0
-         0          5   600       4096  1001  1001      0 20001 20001 20002 20001          0          0       1000  0  0
-         0          6   600       4096  1001  1001      0 20001 20001 20001 20001          0          0       2000  0  0
+SHM = """ key shmid perms size cpid lpid nattch   uid   gid  cuid  cgid atime dtime ctime rss swap
+   0     3   600 4096 1001 1001      0 20001 20001 20001 20001     0     0  1000   0    0
+   0     4   600 4096 1001 1001      0 20002 20001 20002 20001     0     0  1000   0    0
+   0     5   600 4096 1001 1001      0 20001 20001 20002 20001     0     0  1000   0    0
+   0     6   600 4096 1001 1001      0 20001 20001 20001 20001     0     0  2000   0    0
 """
 
 
@@ -159,17 +159,14 @@ def test_ipc_of_the_user_and_old_enough() -> None:
 
 
 def run(*argv: str, uid: int = UID, env: dict[str, str] | None = None, **more: Any) -> Any:
-    process = subprocess.Popen(argv, user=uid, group=uid, env=env or {}, cwd="/", **more)
-    while Path(f"/proc/{process.pid}/comm").read_text().strip().startswith("python"):
-        time.sleep(0.001)  # not executed yet
-    return process
+    return subprocess.Popen(argv, user=uid, group=uid, env=env or {}, cwd="/", **more)
 
 
-def sleeper(uid: int = UID, **env: str) -> "subprocess.Popen[bytes]":
+def sleeper(uid: int = UID, **env: str) -> subprocess.Popen[bytes]:
     return run("/bin/sleep", "600", uid=uid, env=env)  # type: ignore[no-any-return]
 
 
-def stubborn(uid: int = UID) -> "subprocess.Popen[bytes]":
+def stubborn(uid: int = UID) -> subprocess.Popen[bytes]:
     """Takes no SIGTERM."""
     process = run(
         "/bin/sh",
@@ -182,7 +179,7 @@ def stubborn(uid: int = UID) -> "subprocess.Popen[bytes]":
     return process  # type: ignore[no-any-return]
 
 
-def stepd(tmp_path: Path, job: int) -> "subprocess.Popen[bytes]":
+def stepd(tmp_path: Path, job: int) -> subprocess.Popen[bytes]:
     program = tmp_path / "slurmstepd"
     if not program.exists():
         shutil.copy("/bin/sleep", program)
@@ -194,7 +191,7 @@ def clear(mode: str = "user", job: int = 7, uid: int = UID, **more: Any) -> clea
     return cleanup.clear(job, uid, mode, **given)
 
 
-def running(*them: "subprocess.Popen[bytes]") -> list[bool]:
+def running(*them: subprocess.Popen[bytes]) -> list[bool]:
     return [process.poll() is None for process in them]
 
 
@@ -230,11 +227,7 @@ def test_never() -> None:
     assert running(mine) == [True]
 
 
-def in_tmp(test: Any) -> Any:
-    return isolated(test)
-
-
-@in_tmp
+@isolated
 def test_another_job_of_the_user_keeps_its_processes(tmp_path: Path) -> None:
     daemon = stepd(tmp_path, 9)
     mine, next_job = sleeper(SLURM_JOB_ID="7"), sleeper(SLURM_JOB_ID="9")
@@ -248,7 +241,7 @@ def test_another_job_of_the_user_keeps_its_processes(tmp_path: Path) -> None:
     assert Path("/dev/shm/of-9").exists()
 
 
-@in_tmp
+@isolated
 def test_steps_that_slurmd_knows_count_too(tmp_path: Path) -> None:
     free = sleeper()
     assert clear(steps=[9]).ended == 0
@@ -256,7 +249,7 @@ def test_steps_that_slurmd_knows_count_too(tmp_path: Path) -> None:
     assert clear(steps=[7]).ended == 1
 
 
-@in_tmp
+@isolated
 def test_the_own_step_daemon_does_not_count(tmp_path: Path) -> None:
     daemon = stepd(tmp_path, 7)
     free = sleeper()
@@ -277,7 +270,7 @@ def test_what_forks_as_it_is_killed_is_ended_too() -> None:
         "import os, signal, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "print('on', flush=True)\n"
-        "while True:\n"
+        "for _ in range(1000):\n"
         "    time.sleep(0.01)\n"
         "    if os.fork():\n"
         "        os._exit(0)\n"

@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -20,8 +21,10 @@ from robust_slurm import config as jobs
 from robust_slurm.slurm import Slurm, SlurmError
 
 JSON_VERSION = 1
+_WIDTH = 88
 SLURM_S = 20.0
 STATE_DIR_S = 5.0
+_NO_FILE = "/nonexistent/robust.toml"
 _MOST_PARTS = 200  # of a path, links followed
 _SCRIPT_LIMIT = 1 << 16  # bytes of a site's own script
 _SCRIPTS = ("Prolog", "Epilog", "HealthCheckProgram")
@@ -65,7 +68,7 @@ def _slurm(door: Slurm, config: Mapping[str, str], etc: str) -> list[Remark]:
         *site_rules.of_wants(rules.wants(facts)),
         *site_rules.of_settings(toml, path is not None, list(dict.fromkeys(problems))),
         *site_rules.of_state_dir(look_at_state(found.state_dir), toml),
-        site_rules.of_standby(*own, partitions, toml),
+        site_rules.of_standby(*own, partitions),
         *site_rules.of_gpus(gpus, toml),
     ]
 
@@ -97,7 +100,8 @@ def site_settings(path: str | None, name: str = "") -> settings.Settings:
     """robust.toml as the gate of the node ``name`` reads it; None: the defaults."""
     from health.checks import ALL
 
-    return settings.load(path or os.devnull, name, ALL)
+    found = settings.load(path or _NO_FILE, name, ALL)
+    return found if path else found._replace(problems=())
 
 
 def _job_settings(path: str | None) -> tuple[tuple[str, bool], list[str]]:
@@ -108,7 +112,7 @@ def _job_settings(path: str | None) -> tuple[tuple[str, bool], list[str]]:
     if path is None:
         return (default, False), []
     try:
-        read = jobs.load(env={}, cwd=Path("/nonexistent"), site_file=Path(path))
+        read = jobs.load(env={}, cwd=Path(_NO_FILE).parent, site_file=Path(path))
         named = "standby_partition" in tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except jobs.ConfigError as error:
         return (default, False), [str(error)]
@@ -197,7 +201,10 @@ def untrusted(path: str) -> str:
 
     Looks at the file and at every directory and link on the way to it.
     """
-    for place in _way(path):
+    way = _way(path)
+    if not way:
+        return f"{path}: too many levels of symbolic links"
+    for place in way:
         try:
             info = os.lstat(place)
         except OSError as error:
@@ -211,10 +218,12 @@ def untrusted(path: str) -> str:
 
 
 def _way(path: str) -> list[str]:
-    """Every directory and link that is passed on the way to a path, and what it ends at."""
+    """Every directory and link on the way to a path, and what it ends at; empty: it never ends."""
     passed = ["/"]
     parts = path.split("/")[::-1]
-    while parts and len(passed) < _MOST_PARTS:
+    while parts:
+        if len(passed) > _MOST_PARTS:
+            return []
         part = parts.pop()
         if part == "..":
             passed.append(str(Path(passed[-1]).parent))
@@ -264,16 +273,18 @@ _WORD = {"fix": "FIX", "advice": "ADVICE"}
 
 
 def _print(remarks: Sequence[Remark], config: Mapping[str, str], out: IO[str]) -> None:
-    """Faults first; below each the line to paste."""
+    """Faults first; below each why, and the line to paste."""
     out.write(f"cluster {config.get('ClusterName')}, Slurm {config.get('SLURM_VERSION')}\n")
     for level, word in _WORD.items():
         for remark in remarks:
             if remark.level != level:
                 continue
-            out.write(f"\n{word:<6} {remark.subject}: {remark.what}\n")
-            lines = remark.line.splitlines()
-            if lines:
-                out.write(f"       {remark.where}:\n")
-                out.write("".join(f"           {line}\n" for line in lines))
+            out.write(f"\n{word:<7}{remark.subject}\n")
+            for line in textwrap.wrap(remark.what, _WIDTH, break_on_hyphens=False):
+                out.write(f"       {line}\n")
+            where = f"{remark.where}:"
+            for line in remark.line.splitlines():
+                out.write(f"       {where:<12} {line}\n")
+                where = ""
     count = {level: sum(r.level == level for r in remarks) for level in ("fix", "advice", "ok")}
     out.write(f"\n{count['fix']} to fix, {count['advice']} advice, {count['ok']} in order\n")

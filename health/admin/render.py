@@ -24,9 +24,7 @@ SETTINGS = "robust.toml"
 _LOOK_S = 30.0
 _WIDTH = 96
 _SHEBANG = 127  # bytes that every kernel reads of a first line
-_HERE = Path(__file__).resolve().parent
-# Beside this module in an installation, at the top of the tree in a checkout.
-_TEMPLATES = (_HERE / "templates", _HERE.parents[1] / "templates")
+_TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 
 # Where the interpreter of a prefix finds what the stubs import.
 _LOOK = """
@@ -210,7 +208,7 @@ def _comment(text: str) -> str:
     )
 
 
-def _render(name: str, **values: object) -> str:
+def _render(template: str, **values: object) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -221,4 +219,4 @@ def _render(name: str, **values: object) -> str:
     )
     environment.filters["comment"] = _comment
     environment.filters["literal"] = json.dumps
-    return environment.get_template(name).render(**values)
+    return environment.get_template(template).render(**values)

@@ -135,7 +135,8 @@ def _health_when(facts: Facts) -> Iterator[Want]:
     yield Want("HealthCheckNodeState", now, value, "ok" if good else "fix", why, True)
 
     limit = seconds(value_of(config, "HealthCheckTimeout"))
-    if limit is not None:  # 26.05
+    if limit is not None:  # 26.05, which prints its default as 0
+        limit = limit or HEALTH_CHECK_LIMIT_S
         why = f"slurmd kills the sweep then; it may take {least:g} s (sweep_deadline)"
         level: Level = "ok" if limit >= least else "fix"
         value = f"{limit if level == 'ok' else math.ceil(least):g}"

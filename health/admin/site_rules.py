@@ -27,8 +27,8 @@ def of_wants(wants: Iterable[Want]) -> list[Remark]:
     return [
         Remark(
             want.level,
-            want.key,
-            f"{want.now or 'not set'}: {want.why}",
+            f"{want.key} = {want.now}" if want.now else f"{want.key} is not set",
+            want.why,
             "slurm.conf",
             "" if want.level == "ok" else want.line(),
         )
@@ -96,7 +96,7 @@ def of_state_dir(state: StateDir, toml: str) -> list[Remark]:
 
 
 def of_standby(
-    name: str, configured: bool, partitions: Mapping[str, tuple[Sequence[str], str]], toml: str
+    name: str, configured: bool, partitions: Mapping[str, tuple[Sequence[str], str]]
 ) -> Remark:
     """``partitions``: the nodes and the state of each."""
     subject = f"standby partition {name}" if name else "standby partition"

@@ -8,8 +8,9 @@ from typing import Any, cast
 from health import xid
 from health.check import Check, Condition, Setting
 from health.finding import ACTIONS, ActionName, Finding
+from health.kernlog import ago, quoted
 from health.snapshot import Snapshot
-from health.state import DAY, Driver, Fault, NodeState, Note, Rules, node_state
+from health.state import Driver, Fault, NodeState, Note, Rules, node_state
 from health.system import Event, System
 from health.xid_catalog import SXIDS, XIDS
 
@@ -103,7 +104,7 @@ def _fault(fault: Fault, names: Mapping[str, str], now: float) -> Finding:
     evidence = [_told(fault.code, fault.times, fault.last, now)]
     if fault.why:
         evidence.append(fault.why)
-    evidence.append(_quoted(fault.text))
+    evidence.append(quoted(fault.text))
     device = fault.unit or names.get(fault.gpu, fault.gpu)
     return condition.found("; ".join(evidence), device, status="FAIL", action=fault.action)
 
@@ -133,7 +134,7 @@ def _notes(
             counts[note.code] = counts.get(note.code, 0) + note.times
         last = max(notes, key=lambda note: note.last)
         told = "; ".join(_told(code, n, last.last, now) for code, n in sorted(counts.items()))
-        out.append(_BY_ID[check].found(f"{told}; {_quoted(last.text)}", device))
+        out.append(_BY_ID[check].found(f"{told}; {quoted(last.text)}", device))
     for gpu, codes in sorted(state.wear.items()):
         if sum(codes.values()) >= options["wear"]:
             told = ", ".join(f"{n} x {code}" for code, n in sorted(codes.items()))
@@ -147,19 +148,7 @@ def _told(code: int, times: int, last: float, now: float) -> str:
     kind = "SXid" if code >= 10000 else "Xid"
     what = f"{kind} {code}" if code else "GPU lost"
     text = f"{what} ({meaning})" if meaning else what
-    return f"{text}, {times} x, last {_ago(max(0.0, now - last))} ago"
-
-
-def _ago(seconds: float) -> str:
-    if seconds >= 2 * DAY:
-        return f"{seconds / DAY:.0f} days"
-    if seconds >= 7200:
-        return f"{seconds / 3600:.0f} h"
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
-
-
-def _quoted(text: str) -> str:
-    return '"' + " ".join(text.split())[: xid.TEXT_LIMIT] + '"'
+    return f"{text}, {times} x, last {ago(now - last)} ago"
 
 
 def events(system: System) -> list[Event]:

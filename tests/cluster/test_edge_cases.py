@@ -16,6 +16,7 @@ from conftest import LabFactory
 from jobs import Training, check_incident, prepared, reference, start, until
 
 from lab import Cluster, Lab
+from srun_wrapper import proc
 from srun_wrapper.watch import MUTE
 
 # -- a firewall between the nodes -------------------------------------------------------------
@@ -31,10 +32,13 @@ _ONLY_SLURMD = (
 )
 
 
-def firewall(lab: Lab, node: str) -> None:
-    """From now on nobody can open a connection to the node, slurmd's port excepted."""
+def firewall(lab: Lab, node: str, way: str = "ingress") -> None:
+    """From now on nobody can open a connection to the node, slurmd's port excepted.
+
+    ``way`` "egress": nor can the node to others.
+    """
     code = ",".join(" ".join(map(str, line)) for line in _ONLY_SLURMD)
-    rule = ["ingress", "bpf", "direct-action", "bytecode", f"{len(_ONLY_SLURMD)},{code}"]
+    rule = [way, "bpf", "direct-action", "bytecode", f"{len(_ONLY_SLURMD)},{code}"]
     for words in (["qdisc", "add", "dev", "eth0", "clsact"], ["filter", "add", "dev", "eth0", *rule]):
         done = lab.exec(node, ["tc", *words], user=False)
         if done.returncode:
@@ -63,6 +67,41 @@ def shims(training: Training, node: str) -> list[int]:
         for process in training.processes("srun_wrapper.task")
         if process.environ.get("SLURMD_NODENAME") == node
     ]
+
+
+def ready(training: Training, node: str) -> bool:
+    """Whether its robust-tasks handle signals."""
+    found = shims(training, node)
+    return bool(found) and all(proc.expects(pid, signal.SIGUSR2) for pid in found)
+
+
+def ranks(training: Training) -> list[int]:
+    return [p.pid for p in training.processes() if "RANK" in p.environ]
+
+
+def connection_of(training: Training, node: str) -> tuple[str, str, int]:
+    """Local and peer address of the agent's connection to robust-srun, and bytes received."""
+    for agent in shims(training, node):
+        status = Path(f"/proc/{agent}/status").read_text()
+        inside = re.search(r"^NSpid:.*\t(\d+)$", status, re.MULTILINE)
+        argv = ["ss", "-HtnpiO", "state", "established"]
+        for line in training.lab.exec(node, argv, user=False, check=True).stdout.splitlines():
+            if inside is not None and f"pid={inside[1]}," in line:
+                local, peer = line.split()[2:4]
+                taken = re.search(r"bytes_received:(\d+)", line)
+                return local, peer, int(taken[1]) if taken else 0
+    return "", "", 0
+
+
+def heard_of(training: Training, node: str) -> None:
+    """Wait until robust-srun knows the node: it answers again and again."""
+    seen: set[int] = set()
+
+    def answered() -> bool:
+        seen.add(connection_of(training, node)[2])
+        return len(seen) > 4  # none, its preface, and acknowledgements
+
+    training.until(answered, f"conversation with {node}")
 
 
 def kill_shims(training: Training) -> None:
@@ -106,24 +145,13 @@ def cut_for_a_while(training: Training) -> None:
     training.lab.ask("heal", node="n2")
 
 
-def connection_of(training: Training, node: str) -> list[str]:
-    """Local and peer address of the agent's connection to robust-srun."""
-    (agent,) = shims(training, node)
-    status = Path(f"/proc/{agent}/status").read_text()
-    inside = re.search(r"^NSpid:.*\t(\d+)$", status, re.MULTILINE)
-    assert inside is not None
-    argv = ["ss", "-Htnp", "state", "established"]
-    lines = training.lab.exec(node, argv, user=False, check=True).stdout.splitlines()
-    return next((line.split()[2:4] for line in lines if f"pid={inside[1]}," in line), [])
-
-
 def reset(training: Training) -> None:
     """Break the agent's connection."""
-    old = connection_of(training, "n2")
-    argv = ["ss", "-K", "-tn", "src", old[0], "dst", old[1]]
-    if old[0] not in training.lab.exec("n2", argv, user=False).stdout:
+    old, peer, _ = connection_of(training, "n2")
+    argv = ["ss", "-K", "-tn", "src", old, "dst", peer]
+    if old not in training.lab.exec("n2", argv, user=False).stdout:
         pytest.skip("this kernel breaks no connections (CONFIG_INET_DIAG_DESTROY)")
-    until(lambda: connection_of(training, "n2") not in ([], old), "new connection")
+    until(lambda: connection_of(training, "n2")[0] not in ("", old), "new connection")
 
 
 STUMBLES = {"stopped": stop_for_a_while, "cut": cut_for_a_while, "reset": reset}
@@ -390,9 +418,8 @@ def test_command_missing_on_all_nodes(new_lab: LabFactory, late: bool) -> None:
     training.submit(line, ["-N3", "--ntasks-per-node=1"])
     if late:  # n2 is too busy to start its rank when the others try
         wait_held(training)
-        training.until(lambda: shims(training, "n2"), "robust-task on n2")
+        heard_of(training, "n2")
         (agent,) = shims(training, "n2")
-        training.until(lambda: connection_of(training, "n2"), "its connection")
         os.kill(agent, signal.SIGSTOP)
         let_go(training)
         training.wait_says("cannot run")
@@ -404,3 +431,100 @@ def test_command_missing_on_all_nodes(new_lab: LabFactory, late: bool) -> None:
     assert not training.accusations()
     assert standby_jobs(lab) == []
     training.check_gone()
+
+
+# -- signals when there are no ranks ----------------------------------------------------------
+
+WITNESS = """
+import os, signal, sys, time
+rank, epoch = os.environ["SLURM_PROCID"], os.environ["ROBUST_EPOCH"]
+def got(number, frame):
+    with open("got." + rank, "a") as file:
+        print(epoch, signal.Signals(number).name, file=file)
+time.sleep(0.5)  # as imports take their time
+for number in (signal.SIGTERM, signal.SIGUSR2):
+    signal.signal(number, got)
+if sys.argv[1:] == [rank] and epoch == "1":
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+while not os.path.exists("end"):
+    time.sleep(0.02)
+"""
+
+
+def start_witness(lab: Lab, held: str, *argv: str, robust: str = "") -> Training:
+    """Two ranks that write down the signals they get, and a node where nothing can start."""
+    training = prepared(lab, 2)
+    (training.dir / "witness.py").write_text(WITNESS)
+    words = ["robust-srun", held_back(training, held), robust, "python", "witness.py", *argv]
+    training.submit(" ".join(words), ["-N2", "--ntasks-per-node=1"])
+    wait_held(training)
+    return training
+
+
+def tell(training: Training, how: str, name: str) -> None:
+    """Send a signal to robust-srun, or by Slurm to the step."""
+    if how == "robust-srun":
+        (process,) = training.processes("/robust-srun ")
+        os.kill(process.pid, getattr(signal, f"SIG{name}"))
+    else:
+        training.lab.exec("head", ["scancel", "-s", name, f"{training.job}.0"], check=True)
+
+
+def each_got(training: Training, *expected: str) -> bool:
+    paths = sorted(training.dir.glob("got.*"))
+    return [path.read_text().splitlines() for path in paths] == [list(expected)] * 2
+
+
+def witnessed(training: Training, *expected: str) -> None:
+    """Both ranks got these signals, once each, and the job ended well."""
+    training.until(lambda: each_got(training, *expected), "the signal", 20.0)
+    time.sleep(0.5)  # for a second copy, if there is one
+    (training.dir / "end").touch()
+    assert training.wait_end() == 0, training.story()
+    assert each_got(training, *expected), training.story()
+    training.check_gone()
+    assert not training.in_memory()
+
+
+@pytest.mark.parametrize("how", ["robust-srun", "the step"])
+def test_signal_before_the_first_epoch_is_kept(new_lab: LabFactory, how: str) -> None:
+    lab = new_lab(nodes=2, standby=0)
+    training = start_witness(lab, "n2")
+    heard_of(training, "n1")
+    if how == "the step":  # which kills what is not started yet: so let n2 only not be heard of
+        firewall(lab, "n2", "egress")
+        let_go(training)
+        training.until(lambda: ready(training, "n2"), "robust-task on n2")
+    tell(training, how, "USR2")
+    assert not training.events("epoch")
+    let_go(training)
+    lab.exec("n2", ["tc", "qdisc", "del", "dev", "eth0", "clsact"], user=False)
+    witnessed(training, "1 SIGUSR2")
+    assert not training.incidents()
+
+
+@pytest.mark.parametrize("how", ["robust-srun", "the step"])
+def test_signal_during_a_recovery_is_kept(new_lab: LabFactory, how: str) -> None:
+    lab = new_lab(nodes=2)
+    training = start_witness(lab, "s1", "1", robust="--robust-standby-wait=3")
+    training.until(lambda: not ranks(training), "end of the first epoch's ranks")
+    tell(training, how, "USR2")
+    witnessed(training, "2 SIGUSR2")
+    training.only_incident(action="restart", why=IN_PLACE, outcome="recovered")
+
+
+@pytest.mark.parametrize(
+    ("how", "name", "code"),
+    [("robust-srun", "TERM", 143), ("the step", "TERM", 143), ("the step", "KILL", 137)],
+)
+def test_job_that_is_ended_before_the_first_epoch(
+    new_lab: LabFactory, how: str, name: str, code: int
+) -> None:
+    lab = new_lab(nodes=2, standby=0)
+    training = start_witness(lab, "n2")
+    heard_of(training, "n1")
+    tell(training, how, name)
+    assert training.wait_end(15.0) == code, training.story()
+    training.check_gone()
+    assert not training.events("epoch") and not list(training.dir.glob("got.*"))
+    assert not training.in_memory() or name == "KILL"

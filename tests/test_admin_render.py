@@ -1,0 +1,217 @@
+"""The templates: stubs that start fast, a robust.toml that is read back, lines for slurm.conf."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from admin_prefix import REPOSITORY, make_prefix
+
+from health import settings
+from health.admin import render, rules
+from health.admin.install import InstallError
+from health.checks import ALL
+from robust_slurm import config
+
+PREFIX = render.Prefix("/opt/r/bin/python3", ("/opt/r/lib/site-packages", "/opt/r/x"))
+SITE = render.Site(PREFIX, "/etc/r", "/etc/tmpfiles.d", "/var/lib/r")
+
+
+def files(site: render.Site = SITE) -> dict[str, str]:
+    return {file.path: file.text for file in render.node_files(site, "")}
+
+
+# ---- stubs
+
+
+def test_what_a_node_gets() -> None:
+    found = render.node_files(SITE, "# x\n")
+    assert [(file.path, oct(file.mode)) for file in found] == [
+        ("/etc/r/prolog", "0o755"),
+        ("/etc/r/epilog", "0o755"),
+        ("/etc/r/healthcheck", "0o755"),
+        ("/etc/r/robust.toml", "0o644"),
+        ("/etc/tmpfiles.d/robust-slurm.conf", "0o644"),
+    ]
+    assert [file.path for file in found if file.settings] == ["/etc/r/robust.toml"]
+    assert files()["/etc/tmpfiles.d/robust-slurm.conf"].endswith(
+        "\nd /var/lib/r 0755 root root -\n"
+    )
+    assert not [path for path in files(SITE._replace(tmpfiles="")) if "tmpfiles" in path]
+
+
+def stub(tmp_path: Path, module: str, site: render.Site) -> Path:
+    """A stub as it is installed, and a package of that name which says how it was started."""
+    name, _, inner = module.partition(".")
+    package = tmp_path / "it's a dir" / name
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").touch()
+    (package / f"{inner}.py").write_text(
+        "import os, sys\n"
+        "def main(argv=None):\n"
+        "    print(sorted(m for m in sys.modules if m in ('site', 'argparse', 'typing')))\n"
+        "    print(os.environ['ROBUST_SITE_CONFIG'], argv, os.environ.get('PATH'))\n"
+        "    return 7\n"
+    )
+    prefix = render.Prefix(sys.executable, (str(package.parent),))
+    texts = files(site._replace(prefix=prefix))
+    (wanted,) = [s.name for s in render.STUBS if s.module == module]
+    path = tmp_path / wanted
+    path.write_text(texts[f"/etc/r/{wanted}"])
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [("prolog.cli", "None"), ("epilog.cli", "None"), ("health.cli", "['sweep']")],
+)
+def test_a_stub_as_slurmd_starts_it(tmp_path: Path, module: str, arguments: str) -> None:
+    """No PATH, nothing of Python's own start-up, our settings; its exit code is the gate's."""
+    (tmp_path / "prolog").mkdir()
+    (tmp_path / "prolog" / "cli.py").write_text("raise SystemExit('from the current directory')\n")
+    path = stub(tmp_path / "x", module, SITE)
+    hostile = {"PYTHONPATH": str(tmp_path), "PYTHONSTARTUP": "/nope", "ROBUST_SITE_CONFIG": "/bad"}
+    done = subprocess.run(
+        [str(path)], env=hostile, cwd=tmp_path, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == f"[]\n/etc/r/robust.toml {arguments} None\n"
+
+
+def test_a_stub_without_its_package_closes_the_node(tmp_path: Path) -> None:
+    path = stub(tmp_path, "prolog.cli", SITE)
+    (tmp_path / "it's a dir" / "prolog" / "cli.py").unlink()
+    done = subprocess.run([str(path)], env={}, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "prolog.cli" in done.stderr
+
+
+# ---- the prefix
+
+
+def test_find_prefix(tmp_path: Path) -> None:
+    found = render.find_prefix(str(make_prefix(tmp_path / "r")))
+    assert found.python == f"{tmp_path}/r/bin/python3"
+    assert found.dirs[0] == str(REPOSITORY)
+    assert any(Path(where, "ClusterShell").is_dir() for where in found.dirs)
+
+
+def bare(prefix: Path, program: str) -> str:
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "bin" / "python3").write_text(f"#!/bin/sh\n{program}\n")
+    (prefix / "bin" / "python3").chmod(0o755)
+    return str(prefix)
+
+
+def test_prefixes_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(InstallError, match="absolute path"):
+        render.find_prefix("opt/r")
+    with pytest.raises(InstallError, match=r"no bin/python3; make one: python3 -m venv"):
+        render.find_prefix(str(tmp_path / "nope"))
+    with pytest.raises(InstallError, match="does not work"):
+        render.find_prefix(bare(tmp_path / "broken", "exit 1"))
+    with pytest.raises(InstallError, match=r"has no health, prolog: .*pip install"):
+        said = '{"health": "", "prolog": "", "robust_slurm": "/x", "pynvml": ""}'
+        render.find_prefix(bare(tmp_path / "empty", f"echo '{said}'"))
+    with pytest.raises(InstallError, match="with blanks"):
+        render.find_prefix(bare(tmp_path / "my programs", "true"))
+    with pytest.raises(InstallError, match="too long"):
+        render.find_prefix(bare(tmp_path / ("x" * 120), "true"))
+
+
+# ---- robust.toml
+
+
+def test_robust_toml_explains_every_key() -> None:
+    text = render.robust_toml(ALL)
+    for name in config.FIELDS:
+        assert re.search(rf"^# {name} = ", text, re.MULTILINE), name
+    for table, keys in settings.TABLES.items():
+        body = text.partition(f"\n[{table}]\n")[2].partition("\n[")[0]
+        for name, setting in keys.items():
+            assert f"\n# {name} = {render.toml_value(setting.default)}\n" in body, (table, name)
+            assert setting.help.split()[0] in body
+    for check in ALL:
+        body = text.partition(f"\n[health.{check.name}]\n")[2].partition("\n[")[0]
+        for name in check.settings:
+            assert f"\n# {name} = " in body, (check.name, name)
+    assert max(len(line) for line in text.splitlines() if " = " not in line) <= 100
+
+
+def load(text: str, tmp_path: Path) -> settings.Settings:
+    path = tmp_path / "robust.toml"
+    path.write_text(text)
+    path.chmod(0o644)
+    return settings.load(str(path), "gpu1", ALL)
+
+
+def test_robust_toml_as_it_is_written_changes_nothing(tmp_path: Path) -> None:
+    text = render.robust_toml(ALL)
+    assert tomllib.loads(text)["gate"] == {}
+    found = load(text, tmp_path)
+    assert found.problems == ()
+    assert found == load("", tmp_path)
+    assert config.load(
+        env={}, cwd=tmp_path / "x", site_file=tmp_path / "robust.toml"
+    ) == config.load(env={}, cwd=tmp_path / "x", site_file=tmp_path / "none")
+
+
+def test_robust_toml_with_every_key_taken_in(tmp_path: Path) -> None:
+    """Without the # of each key the file says the defaults, and says them right."""
+    text = re.sub(r"^# ([a-z_]+ = )", r"\1", render.robust_toml(ALL), flags=re.MULTILINE)
+    found = load(text, tmp_path)
+    assert found.problems == ()
+    assert found == load("", tmp_path)
+    read = config.load(env={}, cwd=tmp_path / "x", site_file=tmp_path / "robust.toml")
+    assert read == config.load(env={}, cwd=tmp_path / "x", site_file=tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [True, 0, -3, 2.5, 1e-6, "", 'a "quoted" \\ text', "ü", [], ["a", "b"], {}, {"x y": 1, "z": 2}],
+)
+def test_values_as_toml(value: object) -> None:
+    assert tomllib.loads(f"key = {render.toml_value(value)}")["key"] == value
+
+
+# ---- lines for slurm.conf
+
+
+def fragment(slurm: dict[str, str]) -> str:
+    gate = {name: setting.default for name, setting in settings.GATE.items()}
+    return render.fragment(rules.wants(rules.Facts(slurm, gate, "/etc/r")), bool(slurm))
+
+
+def test_fragment() -> None:
+    text = fragment({"SLURM_VERSION": "24.11.5", "SchedulerParameters": "defer"})
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert lines == [
+        "Prolog=/etc/r/prolog",
+        "Epilog=/etc/r/epilog",
+        "HealthCheckProgram=/etc/r/healthcheck",
+        "HealthCheckInterval=300",
+        "HealthCheckNodeState=ANY",
+        "PrologFlags=Alloc,Contain,DeferBatch,ForceRequeueOnFail",
+        "SchedulerParameters=defer,nohold_on_prolog_fail",
+        "JobRequeue=1",
+        "BatchStartTimeout=10",
+    ]
+    assert "\n#RebootProgram=/sbin/reboot\n" in text
+    assert "could not be asked" not in text and "could not be asked" in fragment({})
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_templates_hold_jinja_only() -> None:
+    assert {path.suffix for path in (REPOSITORY / "templates").iterdir()} == {".j2"}
+
+
+def test_stubs_are_python() -> None:
+    for path, text in files().items():
+        if path.endswith(("prolog", "epilog", "healthcheck")):
+            assert text.startswith("#!/opt/r/bin/python3 -IS\n")
+            compile(text, path, "exec")
