@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from bench.common import MIN_SAMPLES, Results, main
 from bench.gate_driver import NHC_CONF
@@ -53,7 +54,7 @@ def _runs(results: Results) -> int:
     return results.runs or (QUICK_RUNS if results.quick else max(RUNS, MIN_SAMPLES))
 
 
-def _on_a_node(what: str, runs: int) -> dict[str, list[float]]:
+def _on_a_node(what: str, runs: int) -> dict[str, Any]:
     """Run bench.gate_driver as root on a compute node; what it measured."""
     peers = {name: os.environ[name] for name in ("BENCH_NHC", "BENCH_GCM") if name in os.environ}
     visible = [str(Path(path)) for path in peers.values()]
@@ -63,7 +64,7 @@ def _on_a_node(what: str, runs: int) -> dict[str, list[float]]:
         done = lab.exec("n1", argv, user=False, env=env, cwd=REPOSITORY, timeout=LIMIT)
         if done.returncode != 0:
             raise BenchError(f"bench.gate_driver: {done.stderr.strip()[-2000:]}")
-    found: dict[str, list[float]] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 

@@ -1,1 +1,1 @@
-"""What a health check is, the passive checks, the verdict of a node. Standard library and pynvml."""
+"""What a health check is, the passive checks, a node's verdict. Standard library and pynvml."""

@@ -13,15 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
 
-OPEN, CLOSED, BAD_INPUT = 0, 1, 2
-
 _EPILOG = """\
 exit codes: 0 open (or done), 1 closed (or failed), 2 bad input.
 settings: /etc/robust-slurm/robust.toml, ROBUST_SITE_CONFIG, or --config FILE."""
-
-
-class BadInput(Exception):
-    """What the person asked for cannot be done; the text says why and what can."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,12 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         return int(getattr(commands, options.command)(options))
-    except BadInput as err:
+    except commands.BadInput as err:
         print(f"robust-health {options.command}: {err}", file=sys.stderr)
-        return BAD_INPUT
+        return commands.BAD_INPUT
     except BrokenPipeError:
         sys.stderr.close()  # what read our output has gone; so does the complaint about it
-        return OPEN
+        return commands.OPEN
 
 
 def _parser() -> argparse.ArgumentParser:

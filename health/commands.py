@@ -11,7 +11,6 @@ from typing import cast
 from health import settings as site
 from health.check import EVERYWHERE, Where
 from health.checks import ALL
-from health.cli import CLOSED, OPEN, BadInput
 from health.live import LiveSystem, context
 from health.report import Report
 from health.runner import run
@@ -19,8 +18,13 @@ from health.settings import Settings
 from health.show import as_json, listing, listing_json, table
 from health.verdict import Verdict, judge
 
+OPEN, CLOSED, BAD_INPUT = 0, 1, 2
 PLACES: tuple[Where, ...] = ("prolog", "epilog", "sweep", "deep")
 _PATIENT_S = 60.0  # the least that a person waits for all checks
+
+
+class BadInput(Exception):
+    """What the person asked for cannot be done; the text says why and what can."""
 
 
 def check(options: Namespace) -> int:

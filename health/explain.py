@@ -106,4 +106,6 @@ def _code(number: int, switch: bool) -> str:
 
 
 def _action(name: str) -> str:
-    return f"{name}: {ACTIONS[name].text}" if name in ACTIONS else name
+    if name in ("none", "watch") or name not in ACTIONS:
+        return f"{name}: it is reported and drains nothing"
+    return f"{name}: {ACTIONS[name].text}"

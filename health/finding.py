@@ -40,7 +40,7 @@ LADDER: tuple[Action, ...] = (
     ),
     Action("reset-gpu", "reset", "reset the GPU (nvidia-smi --gpu-reset -i N) or reboot"),
     Action("reboot", "reboot", "reboot the node (a power cycle where the device stays lost)"),
-    Action("service", "person", "hands on: reseat or replace the part, then `robust-health repaired`"),
+    Action("service", "person", "reseat or replace the part, then say `robust-health repaired`"),
 )
 ACTIONS: dict[str, Action] = {action.name: action for action in LADDER}
 

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from health import nvlink5
 from health.system import Event, LogRecord
 
 # Messages with no more than this much silence between them are one incident: NVIDIA's own
@@ -244,13 +243,19 @@ def _same(line: Line) -> str | None:
         return str(recovery(line.message))
     if line.kind == "xid" and line.code == 45:
         return str(bool(caused_by(line.message)))
-    if line.kind == "xid" and line.code == 74:
+    if line.kind == "xid" and (line.code == 74 or 144 <= line.code <= 150):
+        return _same_link(line)
+    return ""
+
+
+def _same_link(line: Line) -> str:
+    from health import nvlink5  # not needed on a healthy node
+
+    if line.code == 74:
         link4 = nvlink5.read74(line.message)
         return f"{link4.link} {link4.reset}" if link4 else ""
-    if line.kind == "xid" and nvlink5.FIRST <= line.code <= nvlink5.LAST:
-        link5 = nvlink5.read(line.code, line.message)
-        return f"{link5.unit} {link5.link} {link5.reset}" if link5 else ""
-    return ""
+    link5 = nvlink5.read(line.code, line.message)
+    return f"{link5.unit} {link5.link} {link5.reset}" if link5 else ""
 
 
 def number(event: Event, key: str) -> float:

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-TYPE = "fuse.labfs"
+SHARED = "fuse.labfs"  # stands for a file system of the network
+PLAIN = "fuse"
 _HEADER = struct.Struct("<IIQQIII4x")
 _ANSWER = struct.Struct("<IiQ")
 _ATTR = struct.Struct("<6Q10I")

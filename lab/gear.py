@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lab import gpu_faults, inside, kernlog
+from lab import fuse, gpu_faults, inside, kernlog
 from lab.errors import LabError
 from lab.hardware import HCAS, Hardware, Link, Tree, changes, nvml_state, proc_tree, sys_tree
 from lab.kernlog import Line
@@ -53,7 +53,8 @@ class Gear:
         gpus = sorted(key for key in keys if key.startswith("gpu"))
         found = [*gpus, *(["nvml"] if keys - set(gpus) else []), *sorted(self.hardware.down)]
         found += [f"full:{path}" for path in self.full]
-        return found + [f"stale:{path}" for path, mount in self.mounts.items() if mount.stale]
+        stale = [path for path, mount in self.mounts.items() if mount.stale]
+        return found + [f"stale:{path}" for path in stale if path != self._stuck_dir]
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -77,19 +78,24 @@ class Gear:
 
     def gpu(self, index: int | None, wanted: Iterable[tuple[str, str]]) -> None:
         """Change GPU `index`, or what is the node's (None), as gpu_faults.change() says."""
-        for what, value in wanted:
-            at = self._stuck() if (what, value) == ("nvml_hang", "dstate") else value
-            change = gpu_faults.change(self.hardware, index, what, at)
-            self._become(self.hardware.with_nvml(change.nvml))
-            if index is None:
-                continue
-            if what == "reset":
-                self.introduced.discard(index)
-            if change.log and index not in self.introduced:
-                self.introduced.add(index)
-                self.log(kernlog.introduction(self.hardware.node, index))
-            self.log(change.log)
-        self._end_stuck()
+        try:
+            for what, value in wanted:
+                self._change(index, what, value)
+        finally:
+            self._end_stuck()
+
+    def _change(self, index: int | None, what: str, value: str) -> None:
+        at = self._stuck() if (what, value) == ("nvml_hang", "dstate") else value
+        change = gpu_faults.change(self.hardware, index, what, at)
+        self._become(self.hardware.with_nvml(change.nvml))
+        if index is None:
+            return
+        if what == "reset":
+            self.introduced.discard(index)
+        if change.log and index not in self.introduced:
+            self.introduced.add(index)
+            self.log(kernlog.introduction(self.hardware.node, index))
+        self.log(change.log)
 
     def link(self, port: str, up: bool) -> None:
         """The port of an HCA goes down or up."""
@@ -129,7 +135,8 @@ class Gear:
     def heal(self) -> None:
         """Undo everything but what the kernel's log says."""
         for path in [path for path, mount in self.mounts.items() if mount.stale]:
-            self.heal_mount(path)
+            if path != self._stuck_dir:
+                self.heal_mount(path)
         while self.full:
             path, old = self.full.popitem()
             inside.run(self.pid, lambda: inside.unfill(path, _FILL, old))  # noqa: B023 - at once
@@ -186,9 +193,16 @@ class Gear:
         return str(self.spec.node_dir / "stuck")
 
     def _stuck(self) -> str:
-        """A file on a stale mount of its own, for NVML to hang on."""
-        self.stale_mount(self._stuck_dir)
-        return f"{self._stuck_dir}/nvidiactl"
+        """A file on a stale mount of its own, for NVML to hang on.
+
+        Of a type that nobody takes for a file system of the network.
+        """
+        place = self._stuck_dir
+        if place not in self.mounts:
+            own = str(self.spec.node_dir)
+            self.mounts[place] = Mount.make(self.pid, place, own, fuse.PLAIN)
+            self.mounts[place].make_stale()
+        return f"{place}/nvidiactl"
 
     def _end_stuck(self) -> None:
         used = any(value.startswith(self._stuck_dir) for value in self.hardware.nvml.values())

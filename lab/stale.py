@@ -21,7 +21,7 @@ class Mount:
     stale: bool = False
 
     @classmethod
-    def make(cls, pid: int, path: str, own: str) -> Self:
+    def make(cls, pid: int, path: str, own: str, fstype: str = fuse.SHARED) -> Self:
         """Mount a healthy file system at `path` in the mount namespace of process `pid`.
 
         A directory that is not there is made if it is below `own` or /tmp, which are the node's.
@@ -31,7 +31,7 @@ class Mount:
         except OSError as error:
             raise LabError(f"{_DEVICE}: {error.strerror}; try: modprobe fuse") from None
         try:
-            inside.run(pid, lambda: _mount(device, path, (own, "/tmp")), keep=device)
+            inside.run(pid, lambda: _mount(device, path, fstype, (own, "/tmp")), keep=device)
             server = _start_server(device)
         finally:
             os.close(device)  # the server's is the last one: its end aborts the connection
@@ -77,11 +77,11 @@ def _kill(server: int) -> None:
         pass
 
 
-def _mount(device: int, path: str, own: tuple[str, ...]) -> None:
+def _mount(device: int, path: str, fstype: str, own: tuple[str, ...]) -> None:
     target = Path(path)
     if any(path.startswith(f"{top}/") for top in own):
         target.mkdir(parents=True, exist_ok=True)
     if not target.is_dir():
         raise LabError(f"{path} is no directory in the node; use one below {own[0]} or make it")
     quiet = linux.MS_NOSUID | linux.MS_NODEV
-    linux.mount("lab", path, fuse.TYPE, quiet, fuse.options(device))
+    linux.mount("lab", path, fstype, quiet, fuse.options(device))

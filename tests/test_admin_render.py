@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from admin_prefix import REPOSITORY, make_prefix
+from admin_prefix import REPOSITORY, fake_gates, make_prefix
 
 from health import settings
 from health.admin import render, rules
@@ -99,6 +99,8 @@ def test_find_prefix(tmp_path: Path) -> None:
     assert found.python == f"{tmp_path}/r/bin/python3"
     assert found.dirs[0] == str(REPOSITORY)
     assert any(Path(where, "ClusterShell").is_dir() for where in found.dirs)
+    first = render.find_prefix(str(make_prefix(tmp_path / "s", fake_gates(tmp_path / "gates"))))
+    assert first.dirs[:2] == (str(tmp_path / "gates"), str(REPOSITORY)), "as the prefix looks"
 
 
 def bare(prefix: Path, program: str) -> str:
@@ -116,7 +118,7 @@ def test_prefixes_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(InstallError, match="does not work"):
         render.find_prefix(bare(tmp_path / "broken", "exit 1"))
     with pytest.raises(InstallError, match=r"has no health, prolog: .*pip install"):
-        said = '{"health": "", "prolog": "", "robust_slurm": "/x", "pynvml": ""}'
+        said = '[["health", "prolog", "pynvml"], ["/x"]]'
         render.find_prefix(bare(tmp_path / "empty", f"echo '{said}'"))
     with pytest.raises(InstallError, match="with blanks"):
         render.find_prefix(bare(tmp_path / "my programs", "true"))

@@ -49,27 +49,50 @@ def node(pci: int = 8, nvml: int = 8, gres: str | None = "gpu:h100:8", **over: A
         (node(gres="gpu:4", options={"gpu_count": {"expected": 9}}), ["gpu-missing FAIL"]),
         # nobody says how many: closed only where there is an NVIDIA device
         (node(context=context(node="dyn-7")), ["gpu-count-unknown ERROR"]),
-        (node(context=context(node="dyn-7"), nvml=7), ["gpu-count-unknown ERROR", f"gpu-lost FAIL {ADDRESSES[7]}"]),
+        (
+            node(context=context(node="dyn-7"), nvml=7),
+            ["gpu-count-unknown ERROR", f"gpu-lost FAIL {ADDRESSES[7]}"],
+        ),
         (node(context=context(node="dyn-7"), options={"gpu_count": {"expected": 8}}), []),
         (FakeSystem(pci_files("0000:00:1f.0", "0x060100", "0x8086")), ["gpu-count-unknown WARN"]),
         (FakeSystem(), ["gpu-count-unknown WARN"]),
-        (FakeSystem({CONF: DENIED} | pci_files(ADDRESSES[0])), ["gpu-count-unknown ERROR", f"gpu-lost FAIL {ADDRESSES[0]}"]),
+        (
+            FakeSystem({CONF: DENIED} | pci_files(ADDRESSES[0])),
+            ["gpu-count-unknown ERROR", f"gpu-lost FAIL {ADDRESSES[0]}"],
+        ),
         # what cannot be read is not "no GPU"
         (node(fail={PCI: DENIED}), ["gpu-pci-unreadable ERROR"]),
         (node(gres="", fail={PCI: DENIED}), ["gpu-pci-unreadable ERROR"]),
         (FakeSystem({CONF: "NodeName=n1 Gres=gpu:8"}), ["gpu-pci-unreadable ERROR"]),
-        (node(files={f"{PCI}/{ADDRESSES[2]}/vendor": OSError(5, "Input/output error")}), ["gpu-pci-unreadable ERROR"]),
+        (
+            node(files={f"{PCI}/{ADDRESSES[2]}/vendor": OSError(5, "Input/output error")}),
+            ["gpu-pci-unreadable ERROR"],
+        ),
         # a node without GPUs
         (FakeSystem({CONF: "NodeName=n1"} | pci_files("0000:00:1f.0", "0x060100", "0x8086")), []),
         (FakeSystem({CONF: "NodeName=n1"}), []),
         # Slurm counts MIG slices
         (node(gres="gpu:1g.10gb:56"), []),
         (node(gres="gpu:1g.10gb:56", nvml=7), [f"gpu-lost FAIL {ADDRESSES[7]}"]),
-        (node(gres="gpu:1g.10gb:56", files={"/etc/slurm/gres.conf": "AutoDetect=nvml"}), ["gpu-count-slices WARN"]),
-        (node(7, 7, gres="gpu:1g.10gb:56", files={"/etc/slurm/gres.conf": "Name=gpu File=/dev/nvidia[0-7]"}), ["gpu-missing FAIL"]),
+        (
+            node(gres="gpu:1g.10gb:56", files={"/etc/slurm/gres.conf": "AutoDetect=nvml"}),
+            ["gpu-count-slices WARN"],
+        ),
+        (
+            node(
+                7,
+                7,
+                gres="gpu:1g.10gb:56",
+                files={"/etc/slurm/gres.conf": "Name=gpu File=/dev/nvidia[0-7]"},
+            ),
+            ["gpu-missing FAIL"],
+        ),
         # broken gres.conf
         (node(files={"/etc/slurm/gres.conf": DENIED}), ["gpu-count-unknown ERROR"]),
-        (node(files={"/etc/slurm/gres.conf": "Name=gpu File=/dev/nvidia[0-"}), ["gpu-count-unknown ERROR"]),
+        (
+            node(files={"/etc/slurm/gres.conf": "Name=gpu File=/dev/nvidia[0-"}),
+            ["gpu-count-unknown ERROR"],
+        ),
     ],
 )
 def test_counts(system: FakeSystem, expected: list[str]) -> None:
@@ -145,8 +168,14 @@ def test_what_nvml_did_not_come_to_tell_is_not_lost(over: dict[str, Any]) -> Non
         (node(0, 0), True),
         (node(gres=""), True),
         (node(context=context(node="dyn-7")), True),
-        (FakeSystem({CONF: "NodeName=n1"} | pci_files("0000:00:1f.0", "0x060100", "0x8086")), False),
-        (FakeSystem({CONF: "NodeName=n1"} | pci_files(ADDRESSES[0])), False),  # a display, no driver
+        (
+            FakeSystem({CONF: "NodeName=n1"} | pci_files("0000:00:1f.0", "0x060100", "0x8086")),
+            False,
+        ),
+        (
+            FakeSystem({CONF: "NodeName=n1"} | pci_files(ADDRESSES[0])),
+            False,
+        ),  # a display, no driver
         (FakeSystem(pci_files(ADDRESSES[0])), True),
         (FakeSystem({CONF: "NodeName=n1"}), False),
         (FakeSystem(), False),
@@ -175,17 +204,36 @@ def test_where_gpus_are_configured_the_bus_is_not_read_for_it() -> None:
         ({"hung": True, "stage": "init"}, ["nvml-hung FAIL"]),
         ({"hung": True, "stage": "gpu3 ecc (D nv_open)"}, ["nvml-hung FAIL gpu3"]),
         ({"stage": "init", "error": "NVML_ERROR_DRIVER_NOT_LOADED"}, ["driver-not-loaded FAIL"]),
-        ({"stage": "init", "error": "NVML_ERROR_LIB_RM_VERSION_MISMATCH"}, ["driver-mismatch FAIL"]),
+        (
+            {"stage": "init", "error": "NVML_ERROR_LIB_RM_VERSION_MISMATCH"},
+            ["driver-mismatch FAIL"],
+        ),
         ({"stage": "init", "error": "NVML_ERROR_UNKNOWN"}, ["nvml-failed FAIL"]),
         ({"stage": "count", "error": "NVML_ERROR_GPU_IS_LOST"}, ["nvml-failed FAIL"]),
         ({"stage": "init", "error": "no-library"}, ["nvml-unusable ERROR"]),
         ({"stage": "import", "error": "no-pynvml"}, ["nvml-unusable ERROR"]),
         ({"stage": "gpu3 ecc", "error": "died-signal-11"}, ["nvml-unusable ERROR"]),
         ({"stage": "gpu3 ecc"}, ["nvml-unusable ERROR"]),
-        ({"lost": [{"index": 3, "pci": ADDRESSES[3], "error": "NVML_ERROR_GPU_IS_LOST"}]}, ["gpu-gone FAIL gpu3"]),
-        ({"lost": [{"index": 3, "error": "NVML_ERROR_RESET_REQUIRED"}]}, ["gpu-reset-required FAIL gpu3"]),
-        ({"lost": [{"index": 3, "error": "NVML_ERROR_INSUFFICIENT_POWER"}]}, ["gpu-power-cable FAIL gpu3"]),
-        ({"hung": True, "stage": "gpu4 ecc", "lost": [{"index": 3, "error": "NVML_ERROR_UNKNOWN"}]}, ["nvml-hung FAIL gpu4", "gpu-gone FAIL gpu3"]),
+        (
+            {"lost": [{"index": 3, "pci": ADDRESSES[3], "error": "NVML_ERROR_GPU_IS_LOST"}]},
+            ["gpu-gone FAIL gpu3"],
+        ),
+        (
+            {"lost": [{"index": 3, "error": "NVML_ERROR_RESET_REQUIRED"}]},
+            ["gpu-reset-required FAIL gpu3"],
+        ),
+        (
+            {"lost": [{"index": 3, "error": "NVML_ERROR_INSUFFICIENT_POWER"}]},
+            ["gpu-power-cable FAIL gpu3"],
+        ),
+        (
+            {
+                "hung": True,
+                "stage": "gpu4 ecc",
+                "lost": [{"index": 3, "error": "NVML_ERROR_UNKNOWN"}],
+            },
+            ["nvml-hung FAIL gpu4", "gpu-gone FAIL gpu3"],
+        ),
     ],
 )
 def test_nvml(over: dict[str, Any], expected: list[str]) -> None:

@@ -37,23 +37,43 @@ def pcie(count: int, changes: dict[int, dict[str, Any]], **over: Any) -> FakeSys
         (pcie(2, {0: X8}), ["pcie-width FAIL gpu0"]),
         # all slots wired with eight lanes, or all degraded: not for this check to say
         (pcie(2, {0: X8, 1: X8}), ["pcie-width-all WARN gpu0", "pcie-width-all WARN gpu1"]),
-        (pcie(4, {0: X8, 1: X8, 2: X8, 3: {"width": 4}}), ["pcie-width-all WARN gpu0", "pcie-width-all WARN gpu1", "pcie-width-all WARN gpu2", "pcie-width FAIL gpu3"]),
+        (
+            pcie(4, {0: X8, 1: X8, 2: X8, 3: {"width": 4}}),
+            [
+                "pcie-width-all WARN gpu0",
+                "pcie-width-all WARN gpu1",
+                "pcie-width-all WARN gpu2",
+                "pcie-width FAIL gpu3",
+            ],
+        ),
         (pcie(2, {0: X8, 1: X8}, options={"gpu_pcie": X8}), []),
         (pcie(1, {0: X8}, options={"gpu_pcie": {"width": 16}}), ["pcie-width FAIL gpu0"]),
         (pcie(1, {0: X8}, fleet={"pcie": {H100: X8}}), []),
         (pcie(1, {0: X8}, fleet={"pcie": {H100: {"width": 16}}}), ["pcie-width FAIL gpu0"]),
-        (pcie(1, {0: {"width": 8, "max_width": 8}}, fleet={"pcie": {H100: {"width": 16}}}), ["pcie-width FAIL gpu0"]),
+        (
+            pcie(1, {0: {"width": 8, "max_width": 8}}, fleet={"pcie": {H100: {"width": 16}}}),
+            ["pcie-width FAIL gpu0"],
+        ),
         # generation: an idle GPU lowers it
         (pcie(1, {0: {"generation": 1}}), []),
         (pcie(8, {3: {"max_generation": 4, "generation": 4}}), ["pcie-uneven WARN gpu3"]),
         (pcie(8, {3: {"max_width": 8, "width": 8}}), ["pcie-uneven WARN gpu3"]),
-        (pcie(1, {0: {"max_generation": 4}}, options={"gpu_pcie": {"generation": 5}}), ["pcie-generation FAIL gpu0"]),
-        (pcie(1, {0: {"max_generation": 4}}, fleet={"pcie": {H100: {"generation": 5}}}), ["pcie-generation FAIL gpu0"]),
+        (
+            pcie(1, {0: {"max_generation": 4}}, options={"gpu_pcie": {"generation": 5}}),
+            ["pcie-generation FAIL gpu0"],
+        ),
+        (
+            pcie(1, {0: {"max_generation": 4}}, fleet={"pcie": {H100: {"generation": 5}}}),
+            ["pcie-generation FAIL gpu0"],
+        ),
         (pcie(1, {0: {"generation": 1}}, options={"gpu_pcie": {"generation": 5}}), []),
         # replays: 24 h up; 8 a minute are allowed
         (pcie(1, {0: {"replays": 8 * 60 * 24}}), []),
         (pcie(1, {0: {"replays": 8 * 60 * 24 + 60}}), ["pcie-replays WARN gpu0"]),
-        (pcie(1, {0: {"replays": 600}}, history=[Event(NOW - 60, "driver", BOOT, {})]), ["pcie-replays WARN gpu0"]),
+        (
+            pcie(1, {0: {"replays": 600}}, history=[Event(NOW - 60, "driver", BOOT, {})]),
+            ["pcie-replays WARN gpu0"],
+        ),
         (pcie(1, {0: {"replays": 400}}, history=[Event(NOW - 60, "driver", BOOT, {})]), []),
     ],
 )
@@ -129,9 +149,7 @@ def switched(widths: list[str], count: int = 8, maximum: str = "16") -> FakeSyst
         (["16", "16", "0", "16"], []),
     ],
 )
-def test_the_links_above_the_switches(
-    widths: list[str], expected: list[str]
-) -> None:
+def test_the_links_above_the_switches(widths: list[str], expected: list[str]) -> None:
     found = PCIE.run(switched(widths))
     assert said(found) == expected
     if found:
@@ -238,12 +256,24 @@ GOOD = mask(bandwidth=2, recovery=2, route=2, timeout=2, setup=1)
         ({"state": "completed", "status": "NVML_SUCCESS"}, []),
         ({"state": "completed", "status": "NVML_SUCCESS", "health": GOOD}, []),
         ({"state": "completed", "status": "NVML_SUCCESS", "health": 0}, []),
-        ({"state": "not_started", "status": "NVML_SUCCESS"}, ["fabric-not-ready restart-fabric-manager"]),
-        ({"state": "in_progress", "status": "NVML_SUCCESS"}, ["fabric-not-ready restart-fabric-manager"]),
+        (
+            {"state": "not_started", "status": "NVML_SUCCESS"},
+            ["fabric-not-ready restart-fabric-manager"],
+        ),
+        (
+            {"state": "in_progress", "status": "NVML_SUCCESS"},
+            ["fabric-not-ready restart-fabric-manager"],
+        ),
         ({"state": "9", "status": "NVML_SUCCESS"}, ["fabric-not-ready restart-fabric-manager"]),
-        ({"state": "completed", "status": "NVML_ERROR_UNKNOWN"}, ["fabric-failed restart-fabric-manager"]),
+        (
+            {"state": "completed", "status": "NVML_ERROR_UNKNOWN"},
+            ["fabric-failed restart-fabric-manager"],
+        ),
         ({"state": "completed", "health": mask(bandwidth=1)}, ["fabric-unhealthy reset-gpu"]),
-        ({"state": "completed", "health": mask(route=1, timeout=1)}, ["fabric-unhealthy reset-gpu"]),
+        (
+            {"state": "completed", "health": mask(route=1, timeout=1)},
+            ["fabric-unhealthy reset-gpu"],
+        ),
         ({"state": "completed", "health": mask(setup=5)}, ["fabric-misconfigured service"]),
         ({"state": "completed", "health": mask(setup=15)}, ["fabric-misconfigured service"]),
     ],

@@ -179,7 +179,9 @@ def test_a_hang_of_the_whole_library(collect: Collect, state: str, stage: str) -
 
 
 @needs_cc
-@pytest.mark.parametrize("error", ["NVML_ERROR_DRIVER_NOT_LOADED", "NVML_ERROR_LIB_RM_VERSION_MISMATCH"])
+@pytest.mark.parametrize(
+    "error", ["NVML_ERROR_DRIVER_NOT_LOADED", "NVML_ERROR_LIB_RM_VERSION_MISMATCH"]
+)
 def test_a_start_that_fails_has_nvmls_own_name(collect: Collect, error: str) -> None:
     snapshot, _ = collect(f"init = {error}\n")
     assert snapshot["error"] == error and snapshot["stage"] == "init" and not snapshot["hung"]
@@ -271,7 +273,7 @@ def test_a_child_holds_nothing_of_its_parent_open() -> None:
         assert poll.poll(10_000) and os.read(read_end, 1) == b""
         assert os.getsid(stuck_child.pid) == stuck_child.pid
         for fd in (0, 1, 2):
-            assert os.readlink(f"/proc/{stuck_child.pid}/fd/{fd}") == os.devnull
+            assert Path(f"/proc/{stuck_child.pid}/fd/{fd}").readlink() == Path(os.devnull)
     finally:
         stuck_child.stop(5.0)
         stuck_child.close()

@@ -75,7 +75,7 @@ def test_passwd_gets_the_user_once() -> None:
 
 # -- mounts -----------------------------------------------------------------------------------
 
-OWN = [Cover("/tmp", 0o1777, ()), Cover("/dev/shm", 0o1777, ())]
+OWN = [Cover("/tmp", 0o1777, ()), Cover("/dev/shm", 0o1777, ()), Cover("/run", 0o755, ())]
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ OWN = [Cover("/tmp", 0o1777, ()), Cover("/dev/shm", 0o1777, ())]
         (["/h/u/c", "/h/u/v"], ["/h/u"], [*OWN, Cover("/h/u", 0o755, ("/h/u/c", "/h/u/v"))]),
         (["/h/u/c", "/h/u/c/v"], ["/h/u"], [*OWN, Cover("/h/u", 0o755, ("/h/u/c",))]),
         (["/root"], ["/root"], [*OWN, Cover("/root", 0o755, ("/root/one",))]),
-        (["/tmp/c"], [], [Cover("/tmp", 0o1777, ("/tmp/c",)), OWN[1]]),
-        (["/tmp/c"], ["/tmp/c"], [Cover("/tmp", 0o1777, ("/tmp/c/one",)), OWN[1]]),
+        (["/tmp/c"], [], [Cover("/tmp", 0o1777, ("/tmp/c",)), *OWN[1:]]),
+        (["/tmp/c"], ["/tmp/c"], [Cover("/tmp", 0o1777, ("/tmp/c/one",)), *OWN[1:]]),
         (["/"], ["/"], OWN),
     ],
 )

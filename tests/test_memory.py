@@ -83,7 +83,7 @@ def test_without_sight_of_the_jobs_nothing_is_said_of_use() -> None:
 
 
 def test_the_cache_of_zfs_gives_way() -> None:
-    arc = "13 1 0x01 147 39984 1 1\nname type data\nhits 4 9\nsize                            4    1500000000000\n"
+    arc = "13 1 0x01 147 39984 1 1\nname type data\nhits 4 9\nsize    4    1500000000000\n"
     more = meminfo(MemAvailable=300_000_000) | {"/proc/spl/kstat/zfs/arcstats": arc}
     assert run(healthy(more=more)) == []
 

@@ -107,17 +107,20 @@ def _say(reply: Reply, out: IO[str]) -> None:
 
 
 def _table(replies: Mapping[str, Reply], out: IO[str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    """What became of each node; nodes with the same result share a line."""
+    from health.admin.remote import fold
 
-    table = Table("node", "result", "what", box=None, pad_edge=False)
+    rows: dict[tuple[str, str], list[str]] = {}
     for name, reply in replies.items():
         if reply.error:
-            table.add_row(name, "FAILED", reply.error)
+            row = ("FAILED", reply.error)
         elif not reply.changes:
-            table.add_row(name, "same", "; ".join(reply.notes))
+            row = ("same", "; ".join(reply.notes))
         else:
             paths = ", ".join(path for _, path, _ in reply.changes)
-            table.add_row(name, "done" if reply.done else "differs", paths)
-    width = None if out.isatty() else 200
-    Console(file=out, width=width, highlight=False, markup=False).print(table)
+            row = ("done" if reply.done else "differs", paths)
+        rows.setdefault(row, []).append(name)
+    folded = [(fold(names), *row) for row, names in rows.items()]
+    width = max(len(names) for names, _, _ in folded)
+    for names, result, what in folded:
+        out.write(f"{names:<{width}}  {result:<7}  {what}".rstrip() + "\n")

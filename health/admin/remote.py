@@ -216,6 +216,11 @@ def _why(node: str, access: Access, error: Exception) -> str:
         )
     if isinstance(error, socket.gaierror):
         return f"no address for this name: {error.strerror}"
-    if isinstance(error, TimeoutError | paramiko.ssh_exception.NoValidConnectionsError):
+    if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
+        text = str(error.strerror)
+    # The last is what paramiko says when the time for the key exchange is over.
+    silent = isinstance(error, TimeoutError) or text == "No existing session"
+    if silent or isinstance(error, OSError):
+        text = f"nothing heard in {CONNECT_S:g} s" if silent else text
         return f"no SSH answer at port {access.port}: {text}"
     return f"SSH failed: {text}"

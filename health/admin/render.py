@@ -26,9 +26,9 @@ _WIDTH = 96
 _SHEBANG = 127  # bytes that every kernel reads of a first line
 _TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 
-# Where the interpreter of a prefix finds what the stubs import.
+# Where the interpreter of a prefix finds what the stubs import, in the order in which it looks.
 _LOOK = """
-import importlib.util, json, os
+import importlib.util, json, os, sys
 found = {}
 for name in ("health", "prolog", "epilog", "robust_slurm", "ClusterShell", "pynvml"):
     spec = importlib.util.find_spec(name)
@@ -38,7 +38,9 @@ for name in ("health", "prolog", "epilog", "robust_slurm", "ClusterShell", "pynv
         found[name] = os.path.dirname(list(spec.submodule_search_locations)[0])
     else:
         found[name] = os.path.dirname(spec.origin)
-print(json.dumps(found))
+order = {path: number for number, path in enumerate(sys.path)}
+dirs = sorted({path for path in found.values() if path}, key=lambda p: order.get(p, len(order)))
+print(json.dumps([[name for name in found if not found[name]], dirs]))
 """
 
 
@@ -84,17 +86,17 @@ def find_prefix(prefix: str) -> Prefix:
             timeout=_LOOK_S,
             stdin=subprocess.DEVNULL,
         )
-        found: Mapping[str, str] = json.loads(done.stdout)
+        lacks, dirs = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
         raise InstallError(f"{python} did not answer in {_LOOK_S:g} s") from None
     except (OSError, ValueError) as error:
         raise InstallError(f"{python} does not work: {error}") from error
-    missing = [name for name, where in found.items() if not where and name != "pynvml"]
+    missing = [name for name in lacks if name != "pynvml"]
     if missing:
         raise InstallError(
             f"{python} has no {', '.join(missing)}: {prefix}/bin/pip install 'robust-slurm[admin]'"
         )
-    return Prefix(str(python), tuple(dict.fromkeys(where for where in found.values() if where)))
+    return Prefix(str(python), tuple(dirs))
 
 
 class Site(NamedTuple):

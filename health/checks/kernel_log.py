@@ -43,7 +43,7 @@ class Rule(NamedTuple):
 
     needle: str
     pattern: str
-    one: Condition | None
+    one: Condition
     window: str = ""
     limit: str = ""
     many: Condition | None = None
@@ -61,7 +61,7 @@ RULES = (
     Rule(
         " error, dev ",
         r"(?:blk_update_request: |print_req_error: )?(?:I/O|critical medium|critical target) error,"
-        rf" dev {_DISK}, sector \d+(?! op 0x\w+:\((?:DISCARD|WRITE_ZEROES))",
+        rf" dev {_DISK}, sector \d+\b(?! op 0x\w+:\((?:DISCARD|WRITE_ZEROES))",
         IO_ERROR,
         "disk_window",
         "io_errors",
@@ -170,16 +170,15 @@ def judge(records: Iterable[LogRecord], uptime: float, options: Mapping[str, Any
         window = options[rule.window] if rule.window else uptime
         for device, mine in find(trouble, rule.needle, rule.pattern).items():
             recent = within(mine, uptime, window) if rule.window else mine
-            if recent and rule.one:
+            if recent:
                 rules[rule.one.check] = rule
                 found.setdefault((rule.one.check, device), []).extend(recent)
     out = []
     for (check, device), mine in found.items():
         rule = rules[check]
-        many = bool(rule.many) and len(mine) >= options[rule.limit]
-        condition = rule.many if many and rule.many else rule.one
-        assert condition
-        limit = f"limit {options[rule.limit]}: " if many else ""
+        over = rule.many is not None and len(mine) >= options[rule.limit]
+        condition = rule.many if over and rule.many else rule.one
+        limit = f"limit {options[rule.limit]}: " if over else ""
         told = evidence(sorted(mine, key=lambda record: record.time), uptime)
         out.append(condition.found(limit + told, device))
     return out + links(every, uptime, options["flaps"], options["flapping"])

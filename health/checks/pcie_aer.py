@@ -53,7 +53,7 @@ class Devices(NamedTuple):
     ports: Mapping[str, str]  # address -> name of what is below
     nearest: frozenset[str]
 
-    def __contains__(self, address: object) -> bool:
+    def has(self, address: str) -> bool:
         return address in self.used or address in self.ports
 
     def called(self, address: str) -> str:
@@ -209,9 +209,9 @@ def judge(
         )
         below = f"; the port above {known.ports[address]}" if address in known.ports else ""
         if fatal:
-            condition = FATAL if address in known or address in gone else OTHER
+            condition = FATAL if known.has(address) or address in gone else OTHER
             out.append(condition.found(why + below, device))
-        if address not in known:
+        if not known.has(address):
             continue
         if nonfatal:
             condition = MANY if nonfatal >= many else NONFATAL
@@ -246,7 +246,7 @@ def run(system: System) -> list[Finding]:
         return []
     options = system.options("pcie_aer")
     limits = (options["corrected"], options["many"])
-    strange = {message.device for message in told if message.device not in known}
+    strange = {m.device for m in told if not known.has(m.device)}
     gone = frozenset(address for address in strange if _gone(system, address))
     return judge(known, counted, told, gone, system.uptime(), *limits)
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from health import xid
 from health.check import Check, Condition, Setting
 from health.finding import ACTIONS, ActionName, Finding
 from health.kernlog import ago, quoted
 from health.snapshot import Snapshot
-from health.state import Driver, Fault, NodeState, Note, Rules, node_state
 from health.system import Event, System
 from health.xid_catalog import SXIDS, XIDS
+
+if TYPE_CHECKING:  # a healthy node does not need it
+    from health.state import Driver, Fault, NodeState, Note, Rules
 
 SETTINGS = {
     "recent": Setting(3600.0, "messages that ask for nothing are told so long", "s"),
@@ -61,6 +63,8 @@ def run(system: System) -> list[Finding]:
     events = xid.merge(system.history(), log)
     if not any(event.kind in ("xid", "sxid", "lost", "drain") for event in events):
         return []
+    from health.state import node_state
+
     snapshot = system.nvml()
     state = node_state(events, now, boot, driver(snapshot), rules(options))
     names = {device["pci"]: f"gpu{device['index']}" for device in _located(snapshot)}
@@ -73,6 +77,8 @@ def run(system: System) -> list[Finding]:
 
 def rules(options: Mapping[str, Any]) -> Rules:
     """The family's settings as node_state wants them."""
+    from health.state import Rules
+
     overrides = {
         int(code): cast("ActionName", action)
         for code, action in options["overrides"].items()
@@ -84,6 +90,8 @@ def rules(options: Mapping[str, Any]) -> Rules:
 
 def driver(snapshot: Snapshot) -> Driver:
     """What NVML says now, as node_state wants it."""
+    from health.state import Driver
+
     devices = [device for device in snapshot.get("devices", []) if "pci" in device]
     words = {d["pci"]: d["recovery_action"] for d in devices if "recovery_action" in d}
     branch = snapshot.get("driver", "").split(".")[0]

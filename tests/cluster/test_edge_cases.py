@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from conftest import LabFactory
-from jobs import Training, check_incident, prepared, reference, start, until
+from jobs import Training, check_incident, command_line, prepared, reference, start, until
 
-from lab import Cluster, Lab
+from lab import Lab
 from srun_wrapper import proc
 from srun_wrapper.watch import MUTE
 
@@ -39,7 +39,10 @@ def firewall(lab: Lab, node: str, way: str = "ingress") -> None:
     """
     code = ",".join(" ".join(map(str, line)) for line in _ONLY_SLURMD)
     rule = [way, "bpf", "direct-action", "bytecode", f"{len(_ONLY_SLURMD)},{code}"]
-    for words in (["qdisc", "add", "dev", "eth0", "clsact"], ["filter", "add", "dev", "eth0", *rule]):
+    for words in (
+        ["qdisc", "add", "dev", "eth0", "clsact"],
+        ["filter", "add", "dev", "eth0", *rule],
+    ):
         done = lab.exec(node, ["tc", *words], user=False)
         if done.returncode:
             pytest.skip(f"no packet filter here: tc {words[0]}: {done.stderr.strip()}")
@@ -50,7 +53,9 @@ def behind_firewall(training: Training, node: str) -> None:
 
     def noticed() -> bool:
         news = [event["text"] for event in training.events("news")]
-        return any(text.startswith(f"{node}: port ") and "though it is well" in text for text in news)
+        return any(
+            text.startswith(f"{node}: port ") and "though it is well" in text for text in news
+        )
 
     training.until(noticed, f"notice that {node} is behind a firewall")
 
@@ -66,6 +71,7 @@ def shims(training: Training, node: str) -> list[int]:
         process.pid
         for process in training.processes("srun_wrapper.task")
         if process.environ.get("SLURMD_NODENAME") == node
+        and not command_line(process.pid).startswith("srun ")
     ]
 
 
@@ -171,9 +177,7 @@ def test_stumble_behind_a_firewall_costs_nothing(new_lab: LabFactory, how: str) 
 
 
 @pytest.mark.parametrize("option", ["", "-s TERM"])
-def test_cancelled_step_stays_cancelled_behind_a_firewall(
-    new_lab: LabFactory, option: str
-) -> None:
+def test_cancelled_step_stays_cancelled_behind_a_firewall(new_lab: LabFactory, option: str) -> None:
     lab = new_lab()
     firewall(lab, "n3")
     training = start(lab, 3, steps=3000)
@@ -223,7 +227,9 @@ def two_users(lab: Lab) -> tuple[Mine, Mine]:
     """The lab's own user and another one, who share a directory as all share /tmp."""
     for name in ("passwd", "group"):  # in place: the nodes have these very files mounted
         with (lab.spec.dir / "etc" / name).open("a") as file:
-            file.write(f"rival:x:{RIVAL}:" + (f"{RIVAL}::/:/bin/sh\n" if name == "passwd" else "\n"))
+            file.write(
+                f"rival:x:{RIVAL}:" + (f"{RIVAL}::/:/bin/sh\n" if name == "passwd" else "\n")
+            )
     (lab.shared / "all").mkdir()
     (lab.shared / "all").chmod(0o1777)
     found = []
@@ -279,7 +285,9 @@ def test_records_are_not_written_where_a_stranger_waits(new_lab: LabFactory, tra
     assert attacker.run("sh", "-c", TRAPS[trap].format(victim.job_dir())).returncode == 0
     victim.run("scontrol", "release", str(victim.job))
     assert victim.wait_end() == 2
-    assert f"cannot write {victim.job_dir()}: it is a link or belongs to another user" in victim.out()
+    assert (
+        f"cannot write {victim.job_dir()}: it is a link or belongs to another user" in victim.out()
+    )
     assert not list(victim.job_dir().iterdir())
 
 
@@ -346,9 +354,7 @@ def test_companion_that_arrives_too_late_is_sent_away(new_lab: LabFactory) -> No
 
 
 @pytest.mark.parametrize("slow", ["prolog", "busy"])
-def test_companion_that_does_not_come_in_time_is_called_off(
-    new_lab: LabFactory, slow: str
-) -> None:
+def test_companion_that_does_not_come_in_time_is_called_off(new_lab: LabFactory, slow: str) -> None:
     lab = new_lab(nodes=2)
     if slow == "busy":
         hog = lab.sbatch("#!/bin/sh\nexec sleep 600\n", ["-p", "standby", "--exclusive"])
@@ -442,8 +448,7 @@ def got(number, frame):
     with open("got." + rank, "a") as file:
         print(epoch, signal.Signals(number).name, file=file)
 time.sleep(0.5)  # as imports take their time
-for number in (signal.SIGTERM, signal.SIGUSR2):
-    signal.signal(number, got)
+signal.signal(signal.SIGUSR2, got)
 if sys.argv[1:] == [rank] and epoch == "1":
     raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 while not os.path.exists("end"):

@@ -1,0 +1,244 @@
+"""Draining this node, once: within the circuit breaker's limits, over nobody else's reason.
+
+Reached only when the gate is closed; the door to Slurm is imported here and nowhere on the way.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from health.aside import aside
+from health.breaker import Decision, Drain, Limits, allowed, stays
+from health.finding import LADDER
+from health.reserve import fleet_size, reserve, withdraw
+from health.settings import Settings
+from health.system import Event, System
+from health.verdict import parse_reason
+
+if TYPE_CHECKING:
+    from robust_slurm.slurm import Node, Slurm
+
+Door = Callable[[float], "Slurm"]  # a way to Slurm whose calls end within so many seconds
+LEDGER_S = 1.5  # for the reservation, on a file system that may be dead
+PLACES = "/usr/bin:/usr/local/bin:/opt/slurm/bin:/usr/local/slurm/bin:/usr/sbin:/sbin:/bin"
+_TICK_S = 1.0  # Slurm tells the time of a drain in whole seconds
+
+
+class Outcome(NamedTuple):
+    """What came of a drain. All empty: it was not placed and nobody says why not."""
+
+    drained: bool = False  # a reason of ours stands
+    bound: str = ""  # the breaker's words, if it held
+    kept: str = ""  # the reason of somebody else that stands instead
+    error: str = ""  # why Slurm could not be told
+    note: str = ""  # why there was no reservation
+
+    def __str__(self) -> str:
+        if self.bound:
+            return f"NOT drained, the circuit breaker holds: {self.bound}"
+        if self.kept:
+            return f"not drained: it is already, by another's reason: {self.kept}"
+        return "drained" if self.drained else f"not drained: {self.error}"
+
+
+def limits_of(settings: Settings) -> Limits:
+    return Limits(**{key: settings.breaker[key] for key in Limits._fields})
+
+
+def open_door(settings: Settings) -> Door:
+    """The way to Slurm's own commands, which need a PATH that slurmd does not give."""
+
+    def door(deadline_s: float) -> Slurm:
+        from robust_slurm.slurm import Slurm
+
+        own = str(settings.gate["slurm_bin"])
+        os.environ["PATH"] = f"{own}:{PLACES}" if own else PLACES
+        return Slurm(deadline_s=max(0.1, deadline_s))
+
+    return door
+
+
+class Drainer:
+    """One node that is to be drained, at most until ``until`` (monotonic seconds)."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        system: System,
+        until: float,
+        door: Door | None = None,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._settings = settings
+        self._system = system
+        self._until = until
+        self._open = door or open_door(settings)
+        self._pause = pause
+        self._limits = limits_of(settings)
+
+    def drain(self, reason: str) -> Outcome:
+        """Drain the context's node for ``reason``. Never raises for what Slurm or a disk does."""
+        from robust_slurm.slurm import SlurmError
+
+        context = self._system.context
+        # Of now, not of the start of the run: that is when it counts against others.
+        own = Drain(round(time.time(), 6), context.node, context.job)
+        try:
+            node = self._door().nodes([own.node]).get(own.node)
+        except SlurmError as error:
+            return self._unheard(own, str(error))
+        if node is None:
+            return self._unheard(own, f"Slurm knows no node {own.node}")
+        standing = stands(node, reason)
+        if standing is not None:
+            return standing
+        if "DRAIN" in node.state:  # for something milder: it is out of service already
+            return self._order(own, reason)
+        decision, why_not = self._reserved(own)
+        if decision is None:
+            return self._without_ledger(own, reason)._replace(note=why_not)
+        if not decision.allowed:
+            return Outcome(bound=decision.why)
+        outcome = self._order(own, reason)
+        if outcome.kept:
+            aside(lambda: withdraw(self._settings.state_dir, own), self._left(LEDGER_S))
+        return outcome
+
+    # ---- inside
+
+    def _left(self, most: float) -> float:
+        return max(0.1, min(most, self._until - time.monotonic()))
+
+    def _door(self) -> Slurm:
+        return self._open(self._left(float(self._settings.gate["scontrol_deadline"])))
+
+    def _reserved(self, own: Drain) -> tuple[Decision | None, str]:
+        """The breaker's word on the shared ledger; None and why, without one."""
+        state_dir = self._settings.state_dir
+        if not state_dir:
+            return None, "no state_dir is set"
+        size = fleet_size(self._system)
+        answer, error = aside(
+            lambda: reserve(state_dir, own, self._limits, size), self._left(LEDGER_S)
+        )
+        return (None, f"no shared ledger: {error}") if error else (Decision(*answer), "")
+
+    def _order(self, own: Drain, reason: str) -> Outcome:
+        from robust_slurm.slurm import SlurmError
+
+        try:
+            result = self._door().drain(own.node, reason)
+        except SlurmError as error:
+            return Outcome(error=str(error))
+        if not result.done:
+            return Outcome(kept=result.before.reason or "")
+        return Outcome(drained=True)
+
+    def _without_ledger(self, own: Drain, reason: str) -> Outcome:
+        """Slurm's own records instead: drain, look again, take it back if it was one too many."""
+        from robust_slurm.slurm import SlurmError
+
+        try:
+            nodes = self._door().nodes()
+        except SlurmError as error:
+            return self._unheard(own, str(error))
+        decision = allowed(
+            standing_drains(nodes), own.time, self._limits, len(nodes), own.node, own.job
+        )
+        if not decision.allowed:
+            return Outcome(bound=decision.why)
+        outcome = self._order(own, reason)
+        if not outcome.drained:
+            return outcome
+        # All drains of this one's second are to be seen then: see breaker.stays.
+        self._pause(_TICK_S)
+        try:
+            nodes = self._door().nodes()
+            mine = next((d for d in standing_drains(nodes) if d.node == own.node), None)
+            if mine is None:
+                return outcome
+            decision = stays(
+                standing_drains(nodes), mine, max(time.time(), mine.time), self._limits, len(nodes)
+            )
+            if not decision.allowed and self._door().undrain(own.node, reason).done:
+                return Outcome(bound=decision.why)
+        except SlurmError:
+            pass  # what it cannot see it cannot take back
+        return outcome
+
+    def _unheard(self, own: Drain, error: str) -> Outcome:
+        """Slurm does not answer, and will drain the node itself if the gate stays closed."""
+        decision, _ = self._reserved(own)
+        if decision is None:
+            events = self._own_drains()
+            decision = allowed(events, own.time, self._limits, 0, own.node, own.job)
+        return Outcome(error=error) if decision.allowed else Outcome(bound=decision.why)
+
+    def _own_drains(self) -> list[Drain]:
+        """What this node remembers by itself; at the worst only its own."""
+        try:
+            events = self._system.history()
+        except OSError:
+            return []
+        node = self._system.context.node
+        return [Drain(e.time, node, job_in(e.data)) for e in events if e.kind == "drain"]
+
+
+def stands(node: Node, reason: str) -> Outcome | None:
+    """What becomes of a drain for ``reason`` where the node is drained already; None: to be made.
+
+    A reason of ours gives way to one whose action is harder, and to no other.
+    """
+    if "DRAIN" not in node.state:
+        return None
+    old, new = parse_reason(node.reason or ""), parse_reason(reason)
+    if old is None:
+        return Outcome(kept=node.reason or "(no reason)")
+    rungs = [action.name for action in LADDER]
+    if new is not None and rungs.index(new.action) > rungs.index(old.action):
+        return None
+    return Outcome(drained=True)
+
+
+def standing_drains(nodes: Mapping[str, Node]) -> list[Drain]:
+    """The automatic drains that Slurm shows. Pure."""
+    found = []
+    for node in nodes.values():
+        reason = parse_reason(node.reason or "")
+        if reason is not None and "DRAIN" in node.state and node.reason_time is not None:
+            found.append(Drain(node.reason_time, node.name, reason.job))
+    return found
+
+
+def job_in(data: Mapping[str, Any]) -> int:
+    """The job of an event's data; 0 for anything else that may stand there."""
+    job = data.get("job")
+    return job if isinstance(job, int) and not isinstance(job, bool) else 0
+
+
+def drain_event(
+    system: System, reason: str, outcome: Outcome, evidence: str, told_slurm: str = ""
+) -> Event:
+    """What the history keeps of a drain. ``told_slurm``: the reason that Slurm itself will write
+    because the gate exits with 1 ("Prolog error"); only where ours could not be placed."""
+    context = system.context
+    parsed = parse_reason(reason)
+    data: dict[str, Any] = {
+        "reason": reason,
+        "job": context.job,
+        "uid": context.uid,
+        "where": context.where,
+        "evidence": evidence[:600],
+        "placed": outcome.drained,
+    }
+    if parsed is not None:
+        data |= {"check": parsed.check, "device": parsed.device, "action": parsed.action}
+        data["class"] = parsed.cls
+    if told_slurm:
+        data["as"] = told_slurm
+    if outcome.error:
+        data["error"] = outcome.error[:300]
+    return Event(round(time.time(), 6), "drain", system.boot_id(), data)

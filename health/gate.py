@@ -1,0 +1,182 @@
+"""What prolog, epilog and sweep have in common: one look at this node, said, acted on, recorded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from health.check import Condition, Where
+from health.checks import ALL
+from health.finding import Finding
+from health.live import LiveSystem, context
+from health.report import Report
+from health.runner import run
+from health.settings import Settings, load
+from health.system import Event
+from health.verdict import Verdict, judge, reason_for
+
+if TYPE_CHECKING:
+    from health.act import Outcome
+
+CRASHED = Condition(
+    "gate-crashed", "ERROR", "tool", "none", "the gate itself broke; nothing is proven"
+)
+RECORD_S = 2.0  # for the history, here and on the shared file system
+LOCAL_S = 1.0  # for the history here alone
+
+
+class Late(Exception):
+    """The gate as a whole overran its own deadline."""
+
+
+class Gate:
+    """One run of the gate. ``until`` (monotonic seconds) is when it must be over.
+
+    Checks end at their deadline; after it there is time for two calls to Slurm.
+    """
+
+    def __init__(self, where: Where, words: Sequence[str], env: Mapping[str, str]) -> None:
+        self.where = where
+        self.begin = time.monotonic()
+        known = context(where, env)
+        self.settings = load(env.get("ROBUST_SITE_CONFIG"), known.node, ALL)
+        self.until = self.begin + budget(self.settings, where)
+        self.enabled = bool(self.settings.gate["enabled"])
+        self.dry_run = is_dry(words, env) or bool(self.settings.gate["dry_run"])
+        self.system = LiveSystem(self.settings, known)
+
+    @property
+    def spool(self) -> str:
+        return str(self.settings.gate["spool"])
+
+    def left(self, most: float) -> float:
+        """Seconds that something may take."""
+        return max(0.1, min(most, self.until - time.monotonic()))
+
+    def check(self, where: Where, deadline_s: float) -> Report:
+        return run(self.system, ALL, where, deadline_s)
+
+    def judge(self, report: Report, more: Iterable[Finding] = ()) -> tuple[Report, Verdict]:
+        """The verdict on a report and what else was found."""
+        whole = report._replace(findings=[*more, *report.findings])
+        return whole, judge(whole, self.settings)
+
+    def drain(self, reason: str) -> Outcome:
+        """Drain this node, or say that it would be."""
+        from health.act import Drainer, Outcome
+
+        if self.dry_run:
+            say(f"dry run: would drain {self.system.context.node}: {reason}")
+            return Outcome(note="dry run")
+        return Drainer(self.settings, self.system, self.until).drain(reason)
+
+    def record(self, events: Sequence[Event], *, shared: bool) -> None:
+        """Write events down; what fails is said, and changes nothing."""
+        from health import history
+
+        state_dir = self.settings.state_dir if shared else ""
+        deadline_s = self.left(RECORD_S if state_dir else LOCAL_S)
+        failed = history.record(self.spool, state_dir, self.system.context.node, events, deadline_s)
+        if failed:
+            say(f"not recorded: {failed}")
+
+    def event(self, kind: str, **data: Any) -> Event:
+        """Something that happened now, to this job."""
+        known = self.system.context
+        base = {"where": known.where, "job": known.job, "uid": known.uid}
+        return Event(round(time.time(), 6), kind, self.system.boot_id(), base | data)
+
+    def run_event(self, report: Report, verdict: Verdict, did: str) -> Event:
+        """One run that was not all PASS, with what each family took."""
+        return self.event(
+            "run",
+            closed=verdict.closed,
+            reason=verdict.reason,
+            did=did,
+            dry_run=self.dry_run,
+            ms=report.total_ms,
+            findings=[finding.as_dict() for finding in report.findings[:50]],
+            ran=[[row.family, row.ms, row.status] for row in report.ran],
+        )
+
+    def new_events(self) -> list[Event]:
+        """What the kernel's log tells of the GPUs and the history does not hold yet."""
+        from health.checks import xid
+
+        try:
+            return xid.events(self.system)
+        except OSError as error:
+            say(f"the kernel's log is not recorded: {error}")
+            return []
+
+
+def budget(settings: Settings, where: Where) -> float:
+    """Seconds of a whole run: `robust-admin doctor` compares Slurm's time-outs with this."""
+    return settings.deadline(where) + 2 * float(settings.gate["scontrol_deadline"])
+
+
+def is_dry(words: Sequence[str], env: Mapping[str, str]) -> bool:
+    return "--dry-run" in words or env.get("ROBUST_DRY_RUN", "") not in ("", "0")
+
+
+def say(text: str) -> None:
+    """One line to slurmd's log."""
+    try:
+        os.write(2, f"robust: {text}\n".encode(errors="backslashreplace"))
+    except OSError:
+        pass
+
+
+def told(finding: Finding) -> str:
+    where = f" {finding.device}" if finding.device else ""
+    return f"{finding.status} {finding.check}{where}: {finding.evidence}"
+
+
+def alarm(seconds: float) -> None:
+    """Raise Late in this process after so many seconds, whatever it does then; 0: no more."""
+
+    def late(number: int, frame: object) -> None:
+        raise Late("the gate overran its own deadline")
+
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def crashed(where: Where, error: BaseException, words: Sequence[str], gate: Gate | None) -> int:
+    """The gate itself broke: say so, and drain as the tool's own fault. The exit code for slurmd.
+
+    A gate that breaks everywhere would drain everything: the breaker holds here too, and then
+    jobs are admitted, loudly.
+    """
+    import traceback
+
+    alarm(0)
+    text = f"{type(error).__name__}: {error}"
+    say(f"{where}: the gate itself broke: {text}")
+    trace = "".join(traceback.format_exception(error))[-1500:]
+    sys.stderr.write(trace)
+    if gate is None:
+        # Not even the settings could be read: without them there is no breaker to ask.
+        return 0 if is_dry(words, os.environ) else 1
+    from health.act import drain_event
+
+    reason = reason_for(CRASHED.found(text), gate.system.context.job)
+    gate.until = max(gate.until, time.monotonic() + 2.0)
+    outcome = gate.drain(reason)
+    say(str(outcome))
+    admitted = bool(outcome.bound) or gate.dry_run
+    what = drain_event(gate.system, reason, outcome, text, as_slurm_says(where, outcome))
+    events = [gate.event("crash", error=text, trace=trace, did=str(outcome))]
+    gate.record([*events, *([] if admitted or outcome.kept else [what])], shared=False)
+    return 0 if admitted else 1
+
+
+def as_slurm_says(where: Where, outcome: Outcome) -> str:
+    """The reason that Slurm writes when this gate ends with 1 and ours does not stand."""
+    if outcome.drained or outcome.kept or where not in ("prolog", "epilog"):
+        return ""
+    return "Prolog error" if where == "prolog" else "Epilog error"
