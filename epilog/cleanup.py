@@ -14,6 +14,7 @@ from health.aside import aside
 from health.check import Condition
 from health.finding import Finding
 
+SHM = "/dev/shm"  # with it go the objects of System V IPC
 GRACE_S = 2.0  # between SIGTERM and SIGKILL
 _ROUNDS_S = 0.2  # how long one round of SIGKILL is waited for before the next look
 _CLOCK_S = 0.02  # by which a file's time may lag behind the clock
@@ -51,6 +52,8 @@ FILES = Condition(
     "files or memory of the job's user could not be removed",
 )
 CONDITIONS = (LEFT, STUCK, HUNG, FAILED, FILES)
+# Drains that only another look at the same user's processes can lift.
+UNCLEARED = (LEFT.check, STUCK.check, HUNG.check, FAILED.check)
 
 
 class Cleared(NamedTuple):
@@ -153,7 +156,7 @@ def remove_files(
 ) -> tuple[int, list[str]]:
     """Remove the user's shared memory and files: how much went, what did not. May hang."""
     until = time.monotonic() + budget_s
-    removed = files.clear_ipc(uid, before)
+    removed = files.clear_ipc(uid, before) if SHM in dirs else 0
     stayed: list[str] = []
     for path in dirs:
         try:

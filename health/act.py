@@ -34,6 +34,7 @@ class Outcome(NamedTuple):
     bound: str = ""  # the breaker's words, if it held
     kept: str = ""  # the reason of somebody else that stands instead
     error: str = ""  # why Slurm could not be told
+    stood: bool = False  # it stood before: nothing was done
     note: str = ""  # why there was no reservation
 
     def __str__(self) -> str:
@@ -41,6 +42,8 @@ class Outcome(NamedTuple):
             return f"NOT drained, the circuit breaker holds: {self.bound}"
         if self.kept:
             return f"not drained: it is already, by another's reason: {self.kept}"
+        if self.stood:
+            return "is drained already"
         return "drained" if self.drained else f"not drained: {self.error}"
 
 
@@ -200,7 +203,7 @@ def stands(node: Node, reason: str) -> Outcome | None:
     rungs = [action.name for action in LADDER]
     if new is not None and rungs.index(new.action) > rungs.index(old.action):
         return None
-    return Outcome(drained=True)
+    return Outcome(drained=True, stood=True)
 
 
 def standing_drains(nodes: Mapping[str, Node]) -> list[Drain]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from health import xid
+from health import xid, xid_lines
 from health.finding import ACTIONS, ActionName
 from health.system import Event
 from health.xid_policy import order
@@ -31,7 +31,7 @@ def noticed_resets(events: Sequence[Event], now: float, boot: str, driver: Drive
     asked: dict[str, tuple[float, int]] = {}
     for event in sorted((e for e in events if e.boot == boot), key=order):
         if event.kind == "xid" and xid.number(event, "code") == 154:
-            changed = xid.recovery(xid.word(event, "text"))
+            changed = xid_lines.recovery(xid.word(event, "text"))
             if changed:
                 asked[xid.word(event, "gpu")] = (xid.end(event), changed[1])
         elif event.kind == "driver":

@@ -16,6 +16,8 @@ PAGES = Path(__file__).with_name("pages")
 _RUNNER = {
     "config-unusable": "robust.toml, or a key in it, cannot be used and its default applies; "
     "WARN: neither opens nor closes the gate. `robust-admin doctor` shows the fix.",
+    "gate-crashed": "the gate itself broke: ERROR of class tool, it stays closed. The evidence "
+    "is what Python raised; `robust-health check` on the node shows whether it does so again.",
     "gate-deadline": "the time for all checks was over before some had run. ERROR of class tool: "
     "the gate stays closed, for nobody knows. Look for what is slow (per-check times in "
     "`robust-health check --json`) before you raise the deadline in [gate].",

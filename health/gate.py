@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from health.finding import Finding
 from health.live import LiveSystem, context
 from health.report import Report
 from health.runner import run
-from health.settings import Settings, load
+from health.settings import Settings, defaults, load
 from health.system import Event
 from health.verdict import Verdict, judge, reason_for
 
@@ -39,11 +38,17 @@ class Gate:
     Checks end at their deadline; after it there is time for two calls to Slurm.
     """
 
-    def __init__(self, where: Where, words: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        where: Where,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        settings: Settings | None = None,
+    ) -> None:
         self.where = where
         self.begin = time.monotonic()
         known = context(where, env)
-        self.settings = load(env.get("ROBUST_SITE_CONFIG"), known.node, ALL)
+        self.settings = settings or load(env.get("ROBUST_SITE_CONFIG"), known.node, ALL)
         self.until = self.begin + budget(self.settings, where)
         self.enabled = bool(self.settings.gate["enabled"])
         self.dry_run = is_dry(words, env) or bool(self.settings.gate["dry_run"])
@@ -71,7 +76,7 @@ class Gate:
 
         if self.dry_run:
             say(f"dry run: would drain {self.system.context.node}: {reason}")
-            return Outcome(note="dry run")
+            return Outcome(error="dry run")
         return Drainer(self.settings, self.system, self.until).drain(reason)
 
     def record(self, events: Sequence[Event], *, shared: bool) -> None:
@@ -152,27 +157,35 @@ def crashed(where: Where, error: BaseException, words: Sequence[str], gate: Gate
     A gate that breaks everywhere would drain everything: the breaker holds here too, and then
     jobs are admitted, loudly.
     """
-    import traceback
-
     alarm(0)
-    text = f"{type(error).__name__}: {error}"
-    say(f"{where}: the gate itself broke: {text}")
-    trace = "".join(traceback.format_exception(error))[-1500:]
-    sys.stderr.write(trace)
-    if gate is None:
-        # Not even the settings could be read: without them there is no breaker to ask.
-        return 0 if is_dry(words, os.environ) else 1
+    data = broke(where, error)
+    gate = gate or Gate(where, words, os.environ, defaults(ALL))  # for the breaker, above all
     from health.act import drain_event
 
+    text = data["error"]
     reason = reason_for(CRASHED.found(text), gate.system.context.job)
     gate.until = max(gate.until, time.monotonic() + 2.0)
     outcome = gate.drain(reason)
     say(str(outcome))
     admitted = bool(outcome.bound) or gate.dry_run
     what = drain_event(gate.system, reason, outcome, text, as_slurm_says(where, outcome))
-    events = [gate.event("crash", error=text, trace=trace, did=str(outcome))]
-    gate.record([*events, *([] if admitted or outcome.kept else [what])], shared=False)
+    events = [gate.event("crash", **data, did=str(outcome))]
+    if not (admitted or outcome.kept or outcome.stood):
+        events.append(what)
+    gate.record(events, shared=False)
     return 0 if admitted else 1
+
+
+def broke(where: Where, error: BaseException) -> dict[str, str]:
+    """Say that our own code failed; what the history keeps of it."""
+    import traceback
+
+    text = f"{type(error).__name__}: {error}"
+    say(f"{where}: the gate itself broke: {text}")
+    trace = "".join(traceback.format_exception(error))[-1500:]
+    for line in trace.splitlines():
+        say(line)
+    return {"error": text[:300], "trace": trace}
 
 
 def as_slurm_says(where: Where, outcome: Outcome) -> str:

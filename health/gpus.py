@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from health import slurmconf
+from health import slurmconf, sysfs
 from health.snapshot import Device, Snapshot
 from health.system import System
 
@@ -157,8 +157,12 @@ def counting_hours(system: System, device: Device) -> float:
     At least one, so that a few errors in the first minutes are not taken for a rate.
     """
     seconds = system.uptime()
+    try:
+        events = system.history()
+    except OSError:
+        events = []  # then over a longer time than may be right: fewer findings
     mine = {"", name(device), device.get("pci", ""), device.get("uuid", "")}
-    for event in system.history():
+    for event in events:
         ours = event.kind == "driver" or (
             event.kind == "reset" and str(event.data.get("gpu", "")) in mine
         )
@@ -169,7 +173,7 @@ def counting_hours(system: System, device: Device) -> float:
 
 def recorded(system: System, key: str, model: str | None = None) -> Any:
     """The fleet's value, of one model where ``model`` is given; None if nothing was recorded."""
-    value = system.fleet().get(key)
+    value = sysfs.fleet(system).get(key)
     if model is None:
         return value
     return value.get(model) if isinstance(value, Mapping) else None

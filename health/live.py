@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from health import kmsg
-from health.nvml import DEADLINE_S, Collector
+from health.nvml import Collector, driver_loaded
 from health.probe import probe, run
 from health.settings import Settings
 from health.snapshot import Snapshot
@@ -49,7 +49,7 @@ def _number(text: str, otherwise: int) -> int:
 class LiveSystem:
     """One look at this node: the time is taken once, NVML is asked once.
 
-    ``collector``: one that was started earlier, so that it works while the checks are imported.
+    ``collector``: what ``nvml.early`` began, so that it works while the checks are imported.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LiveSystem:
         self._boot_id = self.read("/proc/sys/kernel/random/boot_id").strip()
         self._now = time.time()
         self._uptime = float(self.read("/proc/uptime").split()[0])
-        self.stuck = Stuck(str(settings.gate["spool"]), self._boot_id)
+        self.stuck = Stuck()
 
     @property
     def context(self) -> Context:
@@ -122,8 +122,17 @@ class LiveSystem:
     def start_nvml(self, deadline_s: float) -> Collector:
         """Begin to ask NVML; whoever calls this polls the collector to its end."""
         if self._collector is None:
-            self._collector = Collector(deadline_s, self.stuck)
+            self._collector = Collector(deadline_s, self.stuck, self._nvml_needed)
+        self._collector.deadline = time.monotonic() + deadline_s
         return self._collector
+
+    def _nvml_needed(self) -> bool:
+        """Not on a node without GPUs, which need not have a driver."""
+        if driver_loaded():
+            return True
+        from health.gpus import wanted
+
+        return wanted(self)
 
     def take_nvml(self, snapshot: Snapshot) -> None:
         """What ``nvml`` is to answer from now on."""
@@ -131,7 +140,7 @@ class LiveSystem:
 
     def nvml(self) -> Snapshot:
         if self._snapshot is None:
-            deadline_s = float(self.settings.gate.get("nvml_deadline", DEADLINE_S))
+            deadline_s = float(self.settings.gate["nvml_deadline"])
             self._snapshot = self.start_nvml(deadline_s).wait()
         return self._snapshot
 

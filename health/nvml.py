@@ -9,25 +9,32 @@ from __future__ import annotations
 import errno
 import importlib
 import json
+import os
 import select
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 from health.child import Child, fork, where_it_hangs, write_all
 from health.snapshot import Snapshot
 from health.stuck import Stuck
 
-DEADLINE_S = 5.0
+_EARLY_S = 60.0
 _LIMIT = 8 << 20  # bytes of all answers together
 _STUCK = "nvml"
 
 
-def _collect(fd: int) -> None:
+def _collect(fd: int, needed: Callable[[], bool] | None) -> None:
     """The child: ask, and write each bit as a line."""
 
     def say(kind: str, value: Any) -> None:
         write_all(fd, json.dumps([kind, value]).encode() + b"\n")
 
+    if needed is not None:
+        say("stage", "slurm.conf")  # it may lie on a file system that does not answer
+        if not needed():
+            say("stage", "done")
+            return
     say("stage", "import")
     try:
         nv = importlib.import_module("pynvml")
@@ -40,9 +47,17 @@ def _collect(fd: int) -> None:
 
 
 class Collector:
-    """One collection under way. Poll ``fd``, ``feed`` when readable, ``expire`` at ``deadline``."""
+    """One collection under way. Poll ``fd``, ``feed`` when readable, ``expire`` at ``deadline``.
 
-    def __init__(self, deadline_s: float = DEADLINE_S, stuck: Stuck | None = None):
+    ``needed`` is asked first, in the collector's process: False leaves NVML alone.
+    """
+
+    def __init__(
+        self,
+        deadline_s: float,
+        stuck: Stuck | None = None,
+        needed: Callable[[], bool] | None = None,
+    ) -> None:
         self.snapshot = empty("fork")
         self.done = False
         self._stuck = stuck
@@ -57,7 +72,7 @@ class Collector:
             self.done = True
             return
         try:
-            self._child = fork(_collect, deadline_s)
+            self._child = fork(lambda fd: _collect(fd, needed), deadline_s)
         except OSError as err:  # no memory, too many processes
             self.snapshot["error"] = (
                 f"died-no-process-{errno.errorcode.get(err.errno or 0, 'error')}"
@@ -138,6 +153,19 @@ class Collector:
         signal = f"died-signal-{-code}" if code is not None and code < 0 else f"died-exit-{code}"
         self.snapshot["error"] = why.replace(" ", "-") or signal
         self._finish()
+
+
+def driver_loaded() -> bool:
+    """Whether NVIDIA's kernel module is there, without asking it anything."""
+    return os.path.exists("/proc/driver/nvidia/version")  # noqa: PTH110
+
+
+def early() -> Collector | None:
+    """Begin to ask NVML before anything else is imported or known; None without a driver.
+
+    For LiveSystem, which sets its deadline.
+    """
+    return Collector(_EARLY_S, Stuck()) if driver_loaded() else None
 
 
 def empty(stage: str, error: str = "") -> Snapshot:

@@ -61,7 +61,11 @@ class ReplaySystem:
         self._now = float(meta.get("now", _NOW))
         self._uptime = float(meta.get("uptime", _UPTIME))
         self._boot_id = str(meta.get("boot_id", "00000000-0000-0000-0000-000000000000"))
-        self._outcomes = dict(meta.get("outcomes", {}))
+        self._outcomes = [
+            Outcome(check, 0.0, _findings(kept["findings"]), str(kept["status"]), True)
+            for check in self._checks
+            if (kept := meta.get("outcomes", {}).get(check.name)) is not None
+        ]
 
     @property
     def context(self) -> Context:
@@ -69,14 +73,8 @@ class ReplaySystem:
 
     def report(self, only: Sequence[str] = ()) -> Report:
         """Run the checks of the place for which the tree was recorded."""
-        by_name = {check.name: check for check in self._checks}
-        given = [
-            Outcome(by_name[name], 0.0, _findings(kept["findings"]), kept["status"], True)
-            for name, kept in self._outcomes.items()
-            if name in by_name
-        ]
         where = cast(Where, self._context.where)
-        return run_inline(self, self._checks, where, self.settings, only, given)
+        return run_inline(self, self._checks, where, self.settings, only, self._outcomes)
 
     def options(self, family: str) -> Mapping[str, Any]:
         return self.settings.options(family)
@@ -217,7 +215,7 @@ def _findings(kept: Iterable[Mapping[str, Any]]) -> list[Finding]:
     out = []
     for fields in kept:
         if fields["status"] not in STATUSES:
-            raise BadTree(f"{tree.META}: unknown status {fields['status']!r}")
+            raise ValueError(f"unknown status {fields['status']!r}")
         named = {**fields, "cls": fields["class"]}
         out.append(Finding(*(named[name] for name in Finding._fields)))
     return out

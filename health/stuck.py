@@ -1,6 +1,6 @@
 """What earlier runs left behind in the kernel, so that the next ones do not pile up more.
 
-One small file per thing that hung, <spool>/stuck/<key>: as long as the process that it names is
+One small file per thing that hung, gone at the next boot: as long as the process that it names is
 still there, what it was doing still hangs, and doing it again would only lose another process.
 """
 
@@ -12,21 +12,25 @@ import zlib
 from health import rootfiles
 from health.child import start_time
 
+DIRECTORY = "/run/robust-slurm"
 _LIMIT = 4096  # bytes
 
 
 class Stuck:
-    """``spool`` belongs to root; where it cannot be written nothing is remembered."""
+    """``directory`` is root's and made when needed; where that fails nothing is remembered."""
 
-    def __init__(self, spool: str, boot_id: str):
-        self._spool = spool
-        self._boot_id = boot_id
+    def __init__(self, directory: str = DIRECTORY):
+        self._directory = directory
 
     def remember(self, key: str, pid: int, what: str) -> None:
         """``pid`` could not be killed while it did ``what``."""
         try:
-            text = "\n".join((self._boot_id, str(pid), start_time(pid), what))
-            directory = self._open(create=True)
+            text = "\n".join((str(pid), start_time(pid), what))
+            try:
+                os.mkdir(self._directory, 0o755)  # noqa: PTH102
+            except FileExistsError:
+                pass
+            directory = rootfiles.open_dir(self._directory)
             try:
                 rootfiles.replace(directory, _name(key), text.encode()[:_LIMIT])
             finally:
@@ -37,43 +41,34 @@ class Stuck:
     def still(self, key: str) -> str:
         """What hung and still does; empty when nothing is left of it."""
         try:
-            directory = self._open()
+            directory = rootfiles.open_dir(self._directory)
             try:
-                return self._still(directory, _name(key))
+                return _still(directory, _name(key))
             finally:
                 os.close(directory)
         except (OSError, ValueError, IndexError):
             return ""
 
-    def _still(self, directory: int, name: str) -> str:
-        fd = rootfiles.open_file(directory, name, os.O_RDONLY)
-        try:
-            text = os.read(fd, _LIMIT).decode("utf-8", "replace")
-        finally:
-            os.close(fd)
-        boot_id, pid, started, what = text.split("\n", 3)
-        try:
-            if boot_id == self._boot_id and start_time(int(pid)) == started:
-                return f"{what} (process {int(pid)} still hangs)"
-        except (FileNotFoundError, ProcessLookupError):
-            pass  # it has ended
-        os.unlink(name, dir_fd=directory)
-        return ""
 
-    def _open(self, create: bool = False) -> int:
-        directory = rootfiles.open_dir(self._spool)
-        try:
-            if create:
-                try:
-                    os.mkdir("stuck", 0o700, dir_fd=directory)
-                except FileExistsError:
-                    pass
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            return os.open("stuck", flags, dir_fd=directory)
-        finally:
-            os.close(directory)
+def _still(directory: int, name: str) -> str:
+    fd = rootfiles.open_file(directory, name, os.O_RDONLY)
+    try:
+        text = os.read(fd, _LIMIT).decode("utf-8", "replace")
+    finally:
+        os.close(fd)
+    pid, started, what = text.split("\n", 2)
+    try:
+        if start_time(int(pid)) == started:
+            return f"{what} (process {int(pid)} still hangs)"
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # it has ended
+    os.unlink(name, dir_fd=directory)
+    return ""
 
 
 def _name(key: str) -> str:
+    """A file name for a key, of this boot: nodes of one machine may share the directory."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        boot = file.read().strip()
     plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in key)
-    return f"{plain[:100]}.{zlib.crc32(key.encode()):08x}"
+    return f"{boot}.{plain[:100]}.{zlib.crc32(key.encode()):08x}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
-from health import nvlink5, xid
+from health import nvlink5, xid, xid_lines
 from health.finding import LADDER, ActionName
 from health.system import Event
 from health.xid_catalog import SXIDS, XIDS
@@ -23,7 +23,7 @@ RECOVERY: Mapping[int, ActionName] = {
     3: "reset-gpu",
     4: "reset-gpu",
     5: "reboot",
-    xid.UNKNOWN_RECOVERY: "reboot",
+    xid_lines.UNKNOWN_RECOVERY: "reboot",
 }
 _RUNG: dict[str, int] = {action.name: place for place, action in enumerate(LADDER)}
 _MEMORY = (48, 64, 95, 140, 171, 172)
@@ -106,8 +106,8 @@ def words(incident: Iterable[Event]) -> dict[str, tuple[float, int]]:
     out: dict[str, tuple[float, int]] = {}
     for event in incident:
         if event.kind == "xid" and xid.number(event, "code") == 154:
-            changed = xid.recovery(xid.word(event, "text"))
-            now = changed[1] if changed else xid.UNKNOWN_RECOVERY
+            changed = xid_lines.recovery(xid.word(event, "text"))
+            now = changed[1] if changed else xid_lines.UNKNOWN_RECOVERY
             gpu = xid.word(event, "gpu")
             out[gpu] = max(out.get(gpu, (float("-inf"), 0)), (xid.end(event), now))
     return out
@@ -149,11 +149,11 @@ def _xid(
     since, action, cls = XIDS[code][4], cast("ActionName", XIDS[code][5]), XIDS[code][6]
     text = xid.word(event, "text")
     if code == 45:
-        alone = not xid.caused_by(text) and all(_is_45(other) for other in incident)
+        alone = not xid_lines.caused_by(text) and all(_is_45(other) for other in incident)
         # A cancelled job leaves the same message, so that alone it is no proof of anything.
         return asks(name, action)._replace(closes=False) if alone else None
     if code == 154:
-        return _word(asks(name), said.get(gpu, xid.UNKNOWN_RECOVERY))
+        return _word(asks(name), said.get(gpu, xid_lines.UNKNOWN_RECOVERY))
     if code in (48, 171, 172):
         if code != 48 and 48 in beside:
             return None
@@ -195,7 +195,7 @@ def _nvlink_resets(code: int, text: str) -> bool:
 
 def _sxid(event: Event) -> Occurrence | None:
     gpu, code = xid.word(event, "gpu"), int(xid.number(event, "code"))
-    line = xid.parse(xid.word(event, "text"))
+    line = xid_lines.parse(xid.word(event, "text"))
     kind, action, _ = SXIDS.get(code, ("", "watch", ""))
 
     def asks(check: str, action: ActionName) -> Occurrence:

@@ -80,7 +80,7 @@ def fill(path: str, name: str, leave: str, own: Sequence[str]) -> str:
         old = str(total)
         total, free = total - free + _MOST, _MOST
         linux.remount_tmpfs(top, f"size={total}")
-    size = (free - _bytes(leave, total)) // found.f_frsize * found.f_frsize
+    size = (free - to_bytes(leave, total)) // found.f_frsize * found.f_frsize
     if size > 0:
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         os.posix_fallocate(fd, 0, size)
@@ -88,7 +88,9 @@ def fill(path: str, name: str, leave: str, own: Sequence[str]) -> str:
     return old
 
 
-def _bytes(leave: str, total: int) -> int:
+def to_bytes(leave: str, total: int) -> int:
+    """Bytes: "4096", or "5%" of `total`."""
+    # X, or "5%" of `total`."""
     try:
         part = float(leave.removesuffix("%"))
     except ValueError:

@@ -115,8 +115,11 @@ class Keeper:
         at = time.time()
         if not one.cut:
             linux.set_link(one.port, False)
+        space = Path(f"/proc/{one.pid}/ns/pid").readlink()
         os.kill(one.pid, signal.SIGKILL)
-        if one.gear:  # nothing of the node dies while it waits for a mount
+        if one.gear and one.gear.mounts:
+            # Nothing dies while it waits for a mount, and nothing is to wake up unless to die.
+            _kill_all_of(space)
             one.gear.end()
         self._buried(one)
         return {"time": at}
@@ -294,6 +297,16 @@ class Keeper:
         socket.send_fds(link, [b"{}"], fds)
         for fd in fds:
             os.close(fd)
+
+
+def _kill_all_of(space: Path) -> None:
+    """SIGKILL to all processes of a PID namespace, as its dying first process will send too."""
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "ns" / "pid").readlink() == space:
+                os.kill(int(entry.name), signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError):  # it ended
+            continue
 
 
 def _ip(lines: list[str]) -> None:

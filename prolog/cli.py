@@ -65,7 +65,7 @@ def _close(gate: Gate, report: Report, verdict: Verdict) -> int:
     say(f"{gate.system.context.node} {outcome}")
     admitted = bool(outcome.bound) or gate.dry_run
     events = [gate.run_event(report, verdict, str(outcome)), *gate.new_events()]
-    if not admitted and not outcome.kept:
+    if not (admitted or outcome.kept or outcome.stood):
         slurm = as_slurm_says("prolog", outcome)
         events.append(drain_event(gate.system, verdict.reason, outcome, told(lead), slurm))
     gate.record(events, shared=True)

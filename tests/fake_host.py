@@ -87,6 +87,7 @@ def process(
     flags: int = 0x400000,
     cgroup: str = "/system.slice/x.service",
     wchan: str = "",
+    stack: str = "",
     killed: bool = False,
 ) -> dict[str, Any]:
     """The files and the entry of one process: {"files": …, "entries": …}."""
@@ -99,6 +100,7 @@ def process(
             f"{base}/comm": name[:15] + "\n",
             f"{base}/cgroup": f"0::{cgroup}\n",
             f"{base}/wchan": wchan,
+            f"{base}/stack": stack,
             f"{base}/status": f"Name:\t{name}\nSigPnd:\t0000000000000000\nShdPnd:\t{pending}\n",
         },
         "entries": {base: Entry("dir", 0o555, uid, 0, NOW)},

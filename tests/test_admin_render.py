@@ -12,8 +12,9 @@ import pytest
 from admin_prefix import REPOSITORY, fake_gates, make_prefix
 
 from health import settings
-from health.admin import render, rules
+from health.admin import pages, render, rules
 from health.admin.install import InstallError
+from health.check import Check, Condition
 from health.checks import ALL
 from robust_slurm import config
 
@@ -208,6 +209,19 @@ def test_fragment() -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
+def test_fragment_without_slurm_lowers_nothing() -> None:
+    """Values that may well be right already are comments then."""
+    lines = [line for line in fragment({}).splitlines() if line and not line.startswith("#")]
+    assert [line.partition("=")[0] for line in lines] == [
+        "Prolog",
+        "Epilog",
+        "HealthCheckProgram",
+        "HealthCheckInterval",
+        "PrologFlags",
+        "SchedulerParameters",
+    ]
+
+
 def test_templates_hold_jinja_only() -> None:
     assert {path.suffix for path in (REPOSITORY / "templates").iterdir()} == {".j2"}
 
@@ -217,3 +231,28 @@ def test_stubs_are_python() -> None:
         if path.endswith(("prolog", "epilog", "healthcheck")):
             assert text.startswith("#!/opt/r/bin/python3 -IS\n")
             compile(text, path, "exec")
+
+
+# ---- the table of the pages
+
+
+def test_the_table_of_errors_is_the_data() -> None:
+    text = pages.README.read_text()
+    assert pages.filled(text, ALL) == text, "write it anew: python -m health.admin.pages"
+
+
+def test_table_of_errors() -> None:
+    conditions = (
+        Condition("one-unreadable", "ERROR", "node", "reboot", "x"),
+        Condition("one-bad", "FAIL", "node", "reboot", "x"),
+    )
+    first = Check("one", lambda system: [], conditions, {}, deadline_s=0.5)
+    second = Check(
+        "two", lambda system: [], (), {}, frozenset({"deep", "sweep"}), closes_on_error=False
+    )
+    assert pages.table([first, second]).splitlines()[2:] == [
+        "| [one](one.md) | everywhere | 0.5 s | `one-error`, `one-unreadable` | **yes** |",
+        "| [two](two.md) | sweep, deep | 2 s | `two-error` | no |",
+    ]
+    with pytest.raises(ValueError, match="generated"):
+        pages.filled("no marks", [])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_gpus import DRIVER, MODELS, a100, gpu_node, h100, rtx4090, v100
+from fake_gpus import DRIVER, MODELS, a100, gb200, gpu_node, h100, rtx4090, v100
 from fake_system import BOOT, NOW, FakeSystem
 
+import health
 from health.check import Check
 from health.finding import ACTIONS, Finding
 from health.system import Event
@@ -97,6 +100,19 @@ def test_the_table_is_whole(family: str) -> None:
     assert len(set(ids)) == len(ids)
     assert all(condition.action in ACTIONS and condition.when for condition in table.conditions)
     assert all(setting.help for setting in table.settings.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_page_agrees_with_the_table(family: str) -> None:
+    table = check(family)
+    page = (Path(health.__file__).parent / "pages" / f"{family}.md").read_text(encoding="utf-8")
+    rows = [line.strip("|").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    conditions = [(c.check, c.status, c.cls, c.action, c.when) for c in table.conditions]
+    settings = [(key, setting.default) for key, setting in table.settings.items()]
+    cells = [(row[0].strip().strip("`"), *(cell.strip() for cell in row[1:])) for row in rows]
+    assert [row for row in cells if len(row) == 5] == conditions
+    assert [(row[0], json.loads(row[1])) for row in cells if len(row) == 3] == settings
+    assert page.startswith(f"# {family}: ")
 
 
 def test_ids_are_unique_over_the_families() -> None:
@@ -211,6 +227,7 @@ ROWS: list[Row] = [
     ("gpu_ecc", v100, {"ecc__volatile_uncorrected": 1}, {}, ["FAIL ecc-uncorrected"]),
     ("gpu_ecc", v100, {"ecc__volatile_uncorrected": 1}, {"uncorrected": 1}, []),
     ("gpu_ecc", h100, {"ecc__volatile_corrected": 200_000}, {}, []),  # 24 h: 8,333 an hour
+    ("gpu_ecc", h100, {"ecc__volatile_corrected": 240_000}, {}, []),
     ("gpu_ecc", h100, {"ecc__volatile_corrected": 250_000}, {}, ["WARN ecc-corrected-rate"]),
     ("gpu_ecc", h100, {"ecc__aggregate_uncorrected": 100}, {}, []),
     ("gpu_ecc", h100, {"ecc__aggregate_uncorrected": 101}, {}, ["WARN ecc-lifetime"]),
@@ -266,6 +283,7 @@ ROWS: list[Row] = [
         {},
         ["FAIL pages-retired"],
     ),
+    ("gpu_memory", v100, {"retired__double": 15}, {}, []),
     ("gpu_memory", v100, {"retired__double": 16}, {}, ["WARN pages-retired-double"]),
     ("gpu_memory", v100, {"retired__single": 5}, {"retired": 5}, ["FAIL pages-retired"]),
     ("gpu_memory", v100, {"retired__pending": True}, {}, ["WARN pages-pending"]),
@@ -312,6 +330,7 @@ ROWS: list[Row] = [
     ("gpu_clocks", h100, {"clocks__app_sm": 1200}, {"application_sm": 1200}, []),
     ("gpu_clocks", h100, {"clocks__app_memory": 1000}, {}, ["WARN clocks-below-default"]),
     ("gpu_clocks", rtx4090, {"throttle": 1}, {}, []),
+    ("gpu_clocks", gb200, {}, {"application_sm": 1980}, []),  # it has no application clocks
     # gpu_thermal: slowdown at 87, memory at 95
     ("gpu_thermal", h100, {"temperature__gpu": 81}, {}, []),
     ("gpu_thermal", h100, {"temperature__gpu": 82}, {}, ["FAIL temperature-gpu"]),
@@ -455,6 +474,8 @@ def test_maximum_clocks_against_the_fleet_and_the_other_gpus() -> None:
     other = {"max_clocks": {"NVIDIA A100": {"sm": 9999}}}
     assert said(clocks.run(gpu_node(devices, fleet=other)))[0][0] == "clocks-uneven"
     assert clocks.run(gpu_node([devices[2]])) == []
+    del devices[2]["clocks"]["max_sm"]
+    assert clocks.run(gpu_node(devices, fleet=fleet)) == []
 
 
 def test_ecc_off_on_one_of_many() -> None:

@@ -108,6 +108,8 @@ def test_the_evidence_says_what_was_compared() -> None:
     assert missing.evidence == (
         f"7 GPUs on the PCI bus, 8 configured ({CONF}); gone from it: {ADDRESSES[7]}"
     )
+    zero = CHECK.run(node(options={"gpu_count": {"expected": 0}}))[0]
+    assert zero.evidence.endswith("0 configured ([health.gpu_count] expected)")
     unknown = CHECK.run(node(context=context(node="dyn-7")))[0]
     assert "no NodeName line" in unknown.evidence and "expected" in unknown.evidence
 
@@ -166,6 +168,11 @@ def test_what_nvml_did_not_come_to_tell_is_not_lost(over: dict[str, Any]) -> Non
     [
         (node(), True),
         (node(0, 0), True),
+        (node(options={"gpu_count": {"expected": 0}}, gres="gpu:8", files={}), True),
+        (
+            FakeSystem({CONF: "NodeName=n1 Gres=gpu:8"}, options={"gpu_count": {"expected": 0}}),
+            False,
+        ),
         (node(gres=""), True),
         (node(context=context(node="dyn-7")), True),
         (
@@ -243,6 +250,12 @@ def test_nvml(over: dict[str, Any], expected: list[str]) -> None:
     if over.get("stage"):
         assert over["stage"] in found[0].evidence
     assert NVML.closes_on_error
+
+
+def test_what_to_install_is_said() -> None:
+    for error, word in (("no-pynvml", "nvidia-ml-py"), ("no-library", "libnvidia-ml.so.1")):
+        (found,) = NVML.run(node(snapshot=snapshot([], stage="init", error=error)))
+        assert word in found.evidence and found.cls == "tool"
 
 
 def test_broken_nvml_on_a_node_without_gpus_is_nothing() -> None:

@@ -91,6 +91,7 @@ def test_a_low_generation_counts_only_at_work(
     device = h100(0) | {"throttle": throttle, "processes": processes}
     if throttle is None:
         del device["throttle"]
+    assert PCIE.run(gpu_node([device])) == []
     device["pcie"]["generation"] = 1
     assert [f.check for f in PCIE.run(gpu_node([device]))] == ["pcie-generation-busy"] * found
 
@@ -178,6 +179,15 @@ def links(count: int, down: dict[int, list[int]], model: Any = h100, **over: Any
 ALL = list(range(18))
 
 
+def unlinked(index: int) -> Any:
+    return h100(index) | ({"nvlinks": []} if index == 0 else {})
+
+
+def mig(index: int) -> Any:
+    device = unlinked(index)
+    return device | ({"mig": True, "mig_pending": True} if index == 0 else {})
+
+
 def bridged(index: int) -> Any:
     return a100(index) | {"name": "NVIDIA A100 80GB PCIe"}
 
@@ -195,6 +205,13 @@ def bridged(index: int) -> Any:
         (links(1, {0: [3]}, fleet={"nvlinks": {H100: 18}}), ["nvlink-down FAIL gpu0"]),
         (links(8, {2: [5]}, options={"nvlink": {"links": 17}}), []),
         (links(8, {2: [5]}, fleet={"nvlinks": {H100: 17}}), []),
+        (links(8, {2: [5]}, options={"nvlink": {"links": 0}}), []),
+        (links(1, {0: ALL}), []),
+        # the driver gave all links of one board up; with MIG it uses none
+        (links(8, {2: [5]}, unlinked), ["nvlink-down FAIL gpu0", "nvlink-down FAIL gpu2"]),
+        (links(8, {}, mig), []),
+        (links(1, {}, unlinked, options={"nvlink": {"links": 18}}), ["nvlink-down FAIL gpu0"]),
+        (links(1, {}, unlinked, fleet={"nvlinks": {H100: 18}}), ["nvlink-down FAIL gpu0"]),
         # PCIe boards: bridges may join some of them only
         (links(8, dict.fromkeys(range(8), ALL), bridged), []),
         (links(4, {2: ALL, 3: ALL}, bridged), []),

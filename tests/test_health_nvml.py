@@ -199,8 +199,20 @@ def test_without_pynvml_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Collector(20.0).wait()["error"] == "no-pynvml"
 
 
-def _writes(*lines: object) -> Callable[[int], None]:
-    def work(fd: int) -> None:
+def test_where_no_gpu_is_wanted_nvml_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    snapshot = Collector(20.0, needed=lambda: False).wait()
+    assert (snapshot["stage"], snapshot["error"], snapshot["devices"]) == ("done", "", [])
+    assert Collector(20.0, needed=lambda: True).wait()["error"] == "no-pynvml"
+
+
+def test_what_decides_whether_nvml_is_asked_may_hang_as_well() -> None:
+    snapshot = Collector(0.5, needed=lambda: bool(time.sleep(3600))).wait()
+    assert snapshot["hung"] and snapshot["stage"] == "slurm.conf"
+
+
+def _writes(*lines: object) -> Callable[[int, object], None]:
+    def work(fd: int, needed: object) -> None:
         for line in lines:
             child.write_all(fd, json.dumps(line).encode() + b"\n")
 
@@ -208,8 +220,8 @@ def _writes(*lines: object) -> Callable[[int], None]:
 
 
 def test_a_collector_that_dies_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    def work(fd: int) -> None:
-        _writes(["stage", "gpu0 ecc"])(fd)
+    def work(fd: int, needed: object) -> None:
+        _writes(["stage", "gpu0 ecc"])(fd, needed)
         os.kill(os.getpid(), 11)
 
     monkeypatch.setattr(nvml, "_collect", work)
@@ -227,7 +239,7 @@ def test_a_collector_that_ends_early_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 
 def test_answers_without_end_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    def work(fd: int) -> None:
+    def work(fd: int, needed: object) -> None:
         while True:
             child.write_all(fd, b"x" * 65536)
 
@@ -238,11 +250,11 @@ def test_answers_without_end_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_cannot_be_killed_is_remembered_and_not_started_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def work(fd: int) -> None:
-        _writes(["stage", "gpu3 ecc"])(fd)
+    def work(fd: int, needed: object) -> None:
+        _writes(["stage", "gpu3 ecc"])(fd, needed)
         time.sleep(60)
 
-    stuck = Stuck(str(tmp_path), "boot")
+    stuck = Stuck(str(tmp_path / "stuck"))
     monkeypatch.setattr(nvml, "_collect", work)
     with monkeypatch.context() as held:
         held.setattr(child.Child, "stop", lambda self, grace_s=0.05: False)

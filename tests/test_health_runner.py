@@ -37,7 +37,7 @@ class Node(FakeSystem):
         super().__init__(**more)
         base = settings.defaults(())
         self.settings = base._replace(gate={**base.gate, "spool": str(spool), **(gate or {})})
-        self.stuck = Stuck(str(spool), "boot")
+        self.stuck = Stuck(str(spool / "stuck"))
 
     def start_nvml(self, deadline_s: float) -> Collector:
         return Collector(deadline_s, self.stuck)
@@ -91,7 +91,7 @@ def quick_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, *lines: object, hang: bool = False) -> None:
-    def collect(fd: int) -> None:
+    def collect(fd: int, needed: object) -> None:
         for line in lines:
             child.write_all(fd, json.dumps(line).encode() + b"\n")
         if hang:

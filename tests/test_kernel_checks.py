@@ -12,7 +12,7 @@ from fake_system import UPTIME, FakeSystem, log
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health import xid
+from health import xid_lines
 from health.checks import kernel_log, machine_check, pcie_aer
 from health.checks import xid as xid_check
 from health.finding import Finding
@@ -507,4 +507,6 @@ def test_no_text_makes_a_check_fail(texts: list[str]) -> None:
 
 
 def test_the_prefix_of_the_parser_covers_its_forms() -> None:
-    assert all(text.startswith(xid.PREFIXES) for text in ("NVRM: Xid (", "nvidia-nvswitch0: SXid"))
+    assert all(
+        text.startswith(xid_lines.PREFIXES) for text in ("NVRM: Xid (", "nvidia-nvswitch0: SXid")
+    )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health import xid
+from health import xid, xid_lines
 from health.nvlink5 import read, read74
 from health.system import Event, LogRecord
 
@@ -97,7 +97,7 @@ NOTHING = [
 
 @pytest.mark.parametrize(("text", "expected"), LINES)
 def test_a_line_is_read(text: str, expected: tuple[str, str, int, str | None, str]) -> None:
-    line = xid.parse(text)
+    line = xid_lines.parse(text)
     assert line is not None
     assert line[:3] == expected[:3]
     if expected[3] is not None:
@@ -107,7 +107,7 @@ def test_a_line_is_read(text: str, expected: tuple[str, str, int, str | None, st
 
 @pytest.mark.parametrize("text", NOTHING)
 def test_other_lines_are_nothing(text: str) -> None:
-    assert xid.parse(text) is None
+    assert xid_lines.parse(text) is None
 
 
 def test_the_three_lines_of_a_lost_gpu_may_come_apart() -> None:
@@ -143,13 +143,13 @@ def test_the_three_lines_of_a_lost_gpu_may_come_apart() -> None:
 def test_the_recovery_action_is_read_by_its_number(
     text: str, expected: tuple[int, int] | None
 ) -> None:
-    assert xid.recovery(text) == expected
+    assert xid_lines.recovery(text) == expected
 
 
 def test_45_names_its_cause() -> None:
-    assert xid.caused_by("Ch 00000010, errorString ... caused by previous Xid 31") == 31
-    assert xid.caused_by("Ch 00000010") == 0
-    assert xid.caused_by("caused by previous Xid x") == 0
+    assert xid_lines.caused_by("Ch 00000010, errorString ... caused by previous Xid 31") == 31
+    assert xid_lines.caused_by("Ch 00000010") == 0
+    assert xid_lines.caused_by("caused by previous Xid x") == 0
 
 
 # code, unit, severity, link; first and second word -> bits 20 to 25, has a rule, needs a reset
@@ -179,7 +179,7 @@ def test_nvlink5_is_decoded(row: tuple[int, str, str, int, str, int, bool, bool]
     code, unit, severity, link, words, detail, known, reset = row
     message = f"{unit}  {severity}   XC0 i0 Link {link:02d} ({words} 0x00000000 0x00000000)"
     for process in ("", "pid=7, name=x, "):
-        line = xid.parse(f"NVRM: Xid (PCI:0018:01:00): {code}, {process}{message}")
+        line = xid_lines.parse(f"NVRM: Xid (PCI:0018:01:00): {code}, {process}{message}")
         assert line is not None
         found = read(code, line.message)
         assert found is not None
@@ -210,9 +210,9 @@ def test_the_registers_of_74_are_read(words: str, reset: bool) -> None:
     | st.text(alphabet="NVRM: Xid(PC0123456789abf,.GPUhasleotbu)\n").map("NVRM: Xid (".__add__)
 )
 def test_no_text_makes_it_fail(text: str) -> None:
-    xid.parse(text)
-    xid.recovery(text)
-    xid.caused_by(text)
+    xid_lines.parse(text)
+    xid_lines.recovery(text)
+    xid_lines.caused_by(text)
     read74(text)
     for code in range(144, 151):
         read(code, text)
@@ -231,6 +231,7 @@ def events(*texts: str, times: tuple[float, ...] = ()) -> list[Event]:
 
 
 XID_119 = "NVRM: Xid (PCI:0000:9b:00): 119, pid=7, name=nvidia-smi, Timeout after 6s of waiting"
+LOADING = "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05"
 XID_31 = "NVRM: Xid (PCI:0000:9b:00): 31, pid=8, name=python, Ch 00000008, intr 00000000"
 
 
@@ -249,8 +250,16 @@ def test_a_storm_is_one_event_until_it_is_silent() -> None:
 
 
 def test_a_new_driver_ends_an_incident() -> None:
-    loading = "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05"
-    assert [e.kind for e in events(XID_119, loading, XID_119)] == ["xid", "driver", "xid"]
+    assert [e.kind for e in events(XID_119, LOADING, XID_119)] == ["xid", "driver", "xid"]
+
+
+def test_a_new_driver_is_an_event_each_time_and_parts_what_is_around_it() -> None:
+    first = events(LOADING, XID_119, times=(10.0, 50.0))
+    later = events(LOADING, XID_119, LOADING, XID_119, times=(10.0, 50.0, 100.0, 120.0))
+    assert [e.data["at"] for e in xid.fresh([], later)] == [10.0, 50.0, 100.0, 120.0]
+    assert [e.data["at"] for e in xid.fresh(first, later)] == [100.0, 120.0]
+    assert xid.merge(first, later) == later
+    assert xid.fresh(xid.merge(first, later), later) == []
 
 
 def test_the_continuation_of_an_sxid_is_no_event_of_its_own() -> None:
@@ -299,7 +308,11 @@ def test_damaged_history_is_no_obstacle() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from([XID_119, XID_31]), st.integers(0, 3000)), max_size=12),
+    st.lists(
+        st.tuples(st.sampled_from([XID_119, XID_31, LOADING]), st.integers(0, 2000)),
+        max_size=12,
+        unique_by=lambda entry: entry[1],
+    ),
     st.integers(0, 12),
 )
 def test_any_part_of_a_log_read_first_changes_nothing(

@@ -113,6 +113,8 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
         lines = [want.line() for want in wants if want.needed and want.level == "fix"]
     request = Request("install", args.etc, "", files, render.directories(site), *prefix)
     code = _run(dict.fromkeys(names, request), ask, args, out)
+    if not args.nodes and not args.dry_run and not code:
+        out.write("".join(f"{line}\n" for line in doctor.make_state(found.state_dir)))
     if lines and not code:
         out.write(f"\nslurm.conf still wants (reasons in {args.etc}/{render.FRAGMENT}):\n")
         out.write("".join(f"  {line}\n" for line in lines))

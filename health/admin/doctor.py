@@ -34,6 +34,7 @@ def main(etc: str, as_json: bool, out: IO[str], slurm: Slurm | None = None) -> i
     """Exit code 0 nothing to fix, 1 something to fix, 2 Slurm could not be asked."""
     door = slurm if slurm is not None else Slurm(deadline_s=SLURM_S)
     try:
+        door.version()  # is scontrol here at all?
         if not door.ping():
             raise SlurmError("unreachable", ("scontrol", "ping"), "no slurmctld answers")
         config = door.config()
@@ -178,6 +179,31 @@ def look_at_state(path: str) -> StateDir:
     if problem:
         return StateDir(path, problem)
     return StateDir(path, "", *answer[:2], *(Present(*row) for row in answer[2:]))
+
+
+def make_state(path: str) -> list[str]:
+    """Make what is missing in the state directory, never the directory itself: it may only not be
+    mounted. Says what was made, and what is still to do."""
+    if not path:
+        return []
+    made, problem = aside(lambda: _make(path), STATE_DIR_S)
+    if problem:
+        return [f"state_dir {path}: {problem}"]
+    remarks = site_rules.of_state_dir(look_at_state(path), "")
+    todo = [f"{r.subject}: {r.what}; {r.line}" for r in remarks if r.level == "fix"]
+    return [*(f"made {name}" for name in made), *todo]
+
+
+def _make(path: str) -> list[str]:
+    made = []
+    for name, mode in (("nodes", 0o755), ("jobs", 0o1777)):
+        try:
+            Path(path, name).mkdir()
+        except FileExistsError:
+            continue
+        Path(path, name).chmod(mode)
+        made.append(f"{path}/{name}")
+    return made
 
 
 def _state(path: str) -> list[Any]:

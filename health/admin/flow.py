@@ -40,7 +40,7 @@ def run(
     if list(looked) != [HERE]:
         _table(looked | done, out)
     else:
-        _say(done[HERE], out)
+        _say(done[HERE], looked[HERE].notes, out)
     return int(failed or any(reply.error for reply in done.values()))
 
 
@@ -94,16 +94,18 @@ _WORDS = {
 }
 
 
-def _say(reply: Reply, out: IO[str]) -> None:
+def _say(reply: Reply, told: Sequence[str], out: IO[str]) -> None:
+    """What was done on the machine at hand; ``told`` are the notes that were shown before."""
     if reply.error:
         out.write(f"failed: {reply.error}\n")
         return
-    kept = {note.split()[1] for note in reply.notes if note.startswith("left: ")}
+    left = {note.split()[1] for note in reply.notes if note.startswith("left: ")}
     for action, path, _ in reply.changes:
-        if path not in kept:
+        if path not in left:
             out.write(f"{_WORDS[action]} {path}\n")
     for note in reply.notes:
-        out.write(f"{note}\n")
+        if note not in told:
+            out.write(f"{note}\n")
 
 
 def _table(replies: Mapping[str, Reply], out: IO[str]) -> None:

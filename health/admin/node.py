@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from health.admin import install
@@ -23,8 +23,8 @@ PROTOCOL = 1
 MARK = "robust-admin-reply:"
 LOCK_S = 30.0
 PROBE_S = 30.0
-# What the stubs start, and what they need for GPUs.
-MODULES = ("prolog.cli", "epilog.cli", "health.cli")
+# What the stubs start and what that imports later, and what it needs for GPUs.
+MODULES = ("prolog.cli", "epilog.cli", "health.cli", "health.gate")
 NVML = "pynvml"
 
 # Runs as a stub runs: without site, the package directories behind the standard library's.
@@ -38,7 +38,9 @@ for name in json.loads(sys.argv[2]):
         found[name] = ""
     except Exception as error:
         found[name] = f"{type(error).__name__}: {error}"
-print(json.dumps(found))
+families = getattr(sys.modules.get("health.checks"), "ALL", ())
+broken = [family.name for family in families if not family.conditions]
+print(json.dumps([found, broken]))
 """
 
 
@@ -159,11 +161,12 @@ def probe(python: str, dirs: Sequence[str]) -> list[str]:
     except subprocess.TimeoutExpired:
         raise InstallError(f"{python} did not answer in {PROBE_S:g} s; is its disk dead?") from None
     try:
-        found: Mapping[str, str] = json.loads(done.stdout)
+        found, broken = json.loads(done.stdout)
     except ValueError:
         said = (done.stderr or done.stdout).strip()[-300:]
         raise InstallError(f"{python} -IS failed ({done.returncode}): {said}") from None
     bad = [f"{name} ({found[name]})" for name in MODULES if found[name]]
+    bad += [f"health.checks.{name}" for name in broken]
     if bad:
         raise InstallError(
             f"{python} cannot import {', '.join(bad)} from {', '.join(dirs)}; {hint}"

@@ -132,8 +132,10 @@ def node_files(site: Site, toml: str) -> list[Wanted]:
 
 
 def fragment(wants: Sequence[Want], asked: bool) -> str:
-    """The lines for slurm.conf."""
-    return _render("slurm.conf.j2", wants=wants, asked=asked)
+    """The lines for slurm.conf. Not ``asked``: only what no default of Slurm's can be."""
+    needed = [want for want in wants if want.needed and (asked or want.level == "fix")]
+    others = [want for want in wants if want not in needed]
+    return _render("slurm.conf.j2", needed=needed, others=others, asked=asked)
 
 
 def directories(site: Site) -> list[Directory]:

@@ -200,12 +200,13 @@ def _scheduler(facts: Facts) -> Iterator[Want]:
     now = value_of(facts.config, "AuthInfo")
     options = [word for word in now.split(",") if word]
     expire = next((o for o in options if o.startswith("cred_expire=")), "")
-    least = max(30, math.ceil(3 * facts.gate["prolog_deadline"]))
-    good = _option(expire) <= 2 * least
+    prolog_s = float(facts.gate["prolog_deadline"])
+    least = max(30, math.ceil(3 * prolog_s))
+    good = prolog_s <= _option(expire) <= 2 * least
     kept = [o for o in options if o != expire or good]
     why = (
         "cred_expire: a requeued job waits this long (Slurm: 120 s) before it starts again; it "
-        "must stay well above the time of a prolog"
+        "must be longer than a prolog"
     )
     value = ",".join(kept) if good else _joined(kept, [f"cred_expire={least}"])
     yield Want("AuthInfo", now, value, "ok" if good else "advice", why, False)

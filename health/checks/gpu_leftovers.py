@@ -139,9 +139,7 @@ class _Look:
         return "left" if free else "right"
 
     def _memory(self, device: Device) -> list[Finding]:
-        used, limit = device.get("memory", {}).get("used", 0), self.options["memory"]
-        if used <= limit * _MIB:
-            return []
+        used, limit = device["memory"]["used"], self.options["memory"]
         text = f"{used // _MIB} MiB in use and no process, limit {limit} MiB"
         coherent = _COHERENT.search(device.get("name", ""))
         return [

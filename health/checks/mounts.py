@@ -134,6 +134,8 @@ def judge_local(mounts: Iterable[Mount], lines: Iterable[FstabLine]) -> list[Fin
     for mount in mounts:
         if mount.fstype not in LOCAL or mount.device in found:
             continue
+        if mount.source.startswith("/dev/loop"):
+            continue  # an image that a job mounted
         given_up = mount.super_options & {"emergency_ro", "shutdown"}
         if given_up:
             why = f"options say {'/'.join(sorted(given_up))}"

@@ -79,7 +79,7 @@ def run(system: System) -> list[Finding]:
             found.append(UNREADABLE.found(text, gpus.name(device)))
         found += _errors(system, device, options)
     for model in dict.fromkeys(device.get("name", "") for device in devices):
-        same = [d for d in devices if d.get("name", "") == model and d.get("nvlinks")]
+        same = [d for d in devices if d.get("name", "") == model and _comparable(d)]
         found += _links(system, model, same, options["links"])
     return found + fabric.run(system, devices)
 
@@ -89,10 +89,16 @@ def active(device: Device) -> int:
     return sum(bool(link.get("active")) for link in device.get("nvlinks", []))
 
 
+def _comparable(device: Device) -> bool:
+    """Links that the driver gave up are missing like those of a board without NVLink: that is 0.
+
+    With MIG a GPU uses no NVLink; what could not be read was said already.
+    """
+    return not device.get("mig") and not gpus.refused(device, "nvlinks")
+
+
 def _links(system: System, model: str, same: list[Device], setting: int) -> list[Finding]:
     """The active links of the node's GPUs of one model."""
-    if not same:
-        return []
     counts = [active(device) for device in same]
     recorded = gpus.recorded(system, "nvlinks", model)
     soldered = any(fabric.soldered(device) for device in same)
@@ -102,8 +108,9 @@ def _links(system: System, model: str, same: list[Device], setting: int) -> list
     elif isinstance(recorded, int):
         wanted, source = recorded, "fleet nvlinks"
     elif not any(counts):
-        if soldered and len(same) > 1:
-            text = f"0 of {len(same[0]['nvlinks'])} links active on each of {len(same)} {model}"
+        links = max((len(device.get("nvlinks", [])) for device in same), default=0)
+        if soldered and links and len(same) > 1:
+            text = f"0 of {links} links active on each of {len(same)} {model}"
             return [ALL_DOWN.found(f"{text} (NVML)")]
         return []
     elif soldered:
@@ -123,7 +130,7 @@ def _links(system: System, model: str, same: list[Device], setting: int) -> list
 
 
 def _which(device: Device) -> str:
-    down = [str(link["link"]) for link in device["nvlinks"] if not link.get("active")]
+    down = [str(link["link"]) for link in device.get("nvlinks", []) if not link.get("active")]
     return f"; down: {','.join(down)}" if down else ""
 
 

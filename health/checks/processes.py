@@ -49,18 +49,24 @@ MANY = Condition("tasks-many", "WARN", "user", "none", "80 % of all process ids 
 
 LOOK_AT = 0.9  # load over 1 and over 5 minutes: one process that runs or is stuck all the time
 PAUSE_S = 0.3  # between two looks at a process in state D
+PATIENCE_S, PROLOG_PATIENCE_S = 6.0, 3.0  # for one that was killed
 ZOMBIE_LIMIT = 50
 NAMED = 3  # processes named in evidence
 
-# Where a process sleeps that waits for a file server (/proc/PID/wchan).
-_FILE_SERVER = ("nfs", "rpc_", "xprt_", "lustre", "ll_", "ptlrpc", "cl_", "osc_", "ldlm_", "ceph")
+# Functions of the kernel in which a process waits for a file server, or for a FUSE daemon.
+_FILE_SERVER = (
+    *("nfs", "rpc_", "xprt_", "fuse_", "__fuse_", "request_wait_answer", "ceph"),
+    *("lustre", "ll_", "ptlrpc", "cl_", "osc_", "ldlm_"),
+)
 # Dynamic users of systemd services (systemd.io/UIDS-GIDS), and nobody.
 _SERVICES = range(61184, 65520)
 _NOBODY = 65534
 
 
-def waits_for_server(channel: str) -> bool:
-    return channel.startswith(_FILE_SERVER)
+def waits_for_server(channel: str, stack: str) -> bool:
+    """By /proc/PID/wchan, and the lines "[<0>] nfs_wb_all+0x8d/0x120 [nfs]" of /proc/PID/stack."""
+    frames = [line.partition("] ")[2] for line in stack.splitlines()]
+    return any(frame.startswith(_FILE_SERVER) for frame in (channel, *frames))
 
 
 def judge_count(tasks: int, limit: int | None) -> list[Finding]:
@@ -105,24 +111,30 @@ def _run(system: System) -> list[Finding]:
 
 
 def _blocked(system: System, sleeping: list[Process], busy: frozenset[int] | None) -> list[Finding]:
-    """State D at two looks, and of no job that runs: those wait for their I/O as they may."""
-    suspects = [p for p in sleeping if _ownerless(system, p, busy)]
-    if not suspects:
-        return []
-    time.sleep(PAUSE_S)
-    still = [
-        again
-        for p in suspects
-        if (again := proctable.one(system, p.pid)) and (again.state, again.start) == ("D", p.start)
-    ]
+    """In state D at every look, and of no running job: a job's own wait for I/O as they may.
+
+    One that was killed gets some time to die: to give back a GPU's memory takes seconds.
+    """
+    still = [p for p in sleeping if _ownerless(system, p, busy)]
+    patience = PROLOG_PATIENCE_S if system.context.where == "prolog" else PATIENCE_S
+    looks = round(patience / PAUSE_S)
+    while still and looks:
+        time.sleep(PAUSE_S)
+        looks -= 1
+        still = [
+            now
+            for p in still
+            if (now := proctable.one(system, p.pid)) and (now.state, now.start) == ("D", p.start)
+        ]
+        if not any(_killed(system, p) for p in still):
+            break
     dead, waiting, server = [], [], []
     for process in still:
         channel = text(system, f"/proc/{process.pid}/wchan")
         said = f"{process.pid} ({_printable(process.name)}) in {channel or 'the kernel'}"
-        killed = proctable.kill_pending(text(system, f"/proc/{process.pid}/status"))
-        if busy is None or not (killed or process.flags & proctable.PF_EXITING):
+        if busy is None or not _killed(system, process):
             waiting.append(said)
-        elif waits_for_server(channel):
+        elif waits_for_server(channel, text(system, f"/proc/{process.pid}/stack")):
             server.append(said)
         else:
             dead.append(said)
@@ -133,8 +145,13 @@ def _blocked(system: System, sleeping: list[Process], busy: frozenset[int] | Non
         evidence = f"killed, waits for a file server: {_some(server)}"
         found.append(STUCK.found(evidence, action="none"))
     if waiting:
-        found.append(BLOCKED.found(f"in state D at two looks: {_some(waiting)}"))
+        found.append(BLOCKED.found(f"in state D at each look: {_some(waiting)}"))
     return found
+
+
+def _killed(system: System, process: Process) -> bool:
+    dying = bool(process.flags & proctable.PF_EXITING)
+    return dying or proctable.kill_pending(text(system, f"/proc/{process.pid}/status"))
 
 
 def _ownerless(system: System, process: Process, busy: frozenset[int] | None) -> bool:
@@ -157,6 +174,8 @@ def _left(system: System, table: list[Process], busy: frozenset[int]) -> list[Fi
         cgroup = text(system, f"/proc/{process.pid}/cgroup")
         job = proctable.job(cgroup)
         if proctable.is_login(cgroup) or job in busy or (job is None and busy):
+            continue
+        if process.flags & proctable.PF_EXITING:
             continue
         if context.where == "prolog" and job == context.job:
             continue  # a job's first step may be quicker than its prolog
@@ -221,6 +240,6 @@ CHECK = Check(
         ),
     },
     closes_on_error=False,
-    deadline_s=3.0,
+    deadline_s=8.0,
     cost_ms=1.0,
 )

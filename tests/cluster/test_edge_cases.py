@@ -533,3 +533,27 @@ def test_job_that_is_ended_before_the_first_epoch(
     training.check_gone()
     assert not training.events("epoch") and not list(training.dir.glob("got.*"))
     assert not training.in_memory() or name == "KILL"
+
+
+# -- what counts as progress where nothing is reported ----------------------------------------
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_an_epoch_that_ran_long_is_progress(new_lab: LabFactory, steady: bool) -> None:
+    """An hour in real life; this robust-srun takes a second for one."""
+    lab = new_lab(nodes=2, standby=0)
+    training = prepared(lab, 2, 20)
+    words = ["import srun_wrapper.recovery as r", *(["r.STEADY = 1.0"] if steady else [])]
+    (training.dir / "robust.py").write_text(
+        "\n".join([*words, "from srun_wrapper.cli import main", "main()", ""])
+    )
+    toy = "--no-beat --fault kill --at 6,11,16 --once --epoch 0 --save 1 --step-time 0.25"
+    line = training.line(["--robust-max-restarts=1"], toy.split())
+    training.submit(line.replace("robust-srun", "python robust.py", 1), ["-N2"])
+    if steady:
+        training.check_done()
+        assert [i["action"] for i in training.incidents()] == ["restart"] * 3
+    else:
+        assert training.wait_end() == 128 + signal.SIGKILL, training.story()
+        assert [i["action"] for i in training.incidents()] == ["restart", "stop"]
+        assert training.says("1 recoveries in a row brought no progress")

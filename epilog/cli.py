@@ -1,0 +1,133 @@
+"""Slurm's Epilog: clears what the job left, proves the node again, follows accusations up.
+
+slurmd calls it as root on every node of a job that has ended. It drains by itself, with a reason
+that says why; exit code 1 ("Epilog error") only where that could not be placed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from epilog.cleanup import Cleared
+    from health.check import Where
+    from health.gate import Gate
+    from health.inquiry import Inquiry
+
+FIRST_ALARM_S = 40.0  # until the settings say how long it may take
+_CLEAN = 0.35  # of the epilog's time: the most that clearing takes
+_LOOK = 0.1  # and looking for accusations
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0; 1: the node must be drained and Slurm could not be told why."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    gate: Gate | None = None
+    try:
+        from health.gate import Gate, alarm
+
+        alarm(FIRST_ALARM_S)
+        gate = Gate("epilog", words, os.environ)
+        if not gate.enabled:
+            return 0
+        alarm(gate.left(FIRST_ALARM_S * 100) + 1.0)
+        return _finish(gate)
+    except Exception as error:  # noqa: BLE001 - whatever breaks: never open in silence
+        return _crashed(error, words, gate)
+
+
+def _finish(gate: Gate) -> int:
+    from health.inquiry import Inquiry
+
+    total_s = gate.settings.deadline("epilog")
+    ends = gate.begin + total_s  # of the checks; what follows is for Slurm
+    cleared = _clear(gate, _CLEAN * total_s)
+    inquiry = Inquiry(gate.settings, gate.system)
+    try:
+        _look(gate, inquiry, time.monotonic() + _LOOK * total_s)
+        return _prove(gate, cleared, inquiry, ends)
+    finally:
+        inquiry.close()
+
+
+def _clear(gate: Gate, deadline_s: float) -> Cleared:
+    from epilog.cleanup import SHM, Cleared, clear
+    from health import jobs
+
+    if gate.dry_run:
+        return Cleared(0, 0, [])
+    known, table = gate.system.context, gate.settings.epilog
+    dirs = [*([SHM] if table["clean_shm"] else []), *table["clean_dirs"]]
+    steps = jobs.running(gate.system) or frozenset()
+    return clear(known.job, known.uid, table["leftovers"], steps, dirs, deadline_s)
+
+
+def _look(gate: Gate, inquiry: Inquiry, until: float) -> None:
+    """Note the job for the sweep, and see whether it accused this node."""
+    from health import inquiry as house
+    from health.aside import aside
+    from health.gate import LOCAL_S, say
+
+    note = house.note_of(gate.system.context, time.time())
+    if note is None or not gate.settings.state_dir or gate.dry_run:
+        return
+    _, error = aside(lambda: house.save(gate.spool, note), LOCAL_S)
+    if error:
+        say(f"the job is not noted: {error}")
+    try:
+        same = [one for one in house.notes(gate.spool, time.time()) if one.job == note.job]
+    except OSError:
+        same = []
+    inquiry.look(same or [note], until)
+
+
+def _prove(gate: Gate, cleared: Cleared, inquiry: Inquiry, ends: float) -> int:
+    from health import jobs
+    from health.gate import as_slurm_says, say, told
+
+    free = jobs.running(gate.system) == frozenset()
+    where: Where = "deep" if inquiry.accused else "epilog"
+    tests = inquiry.test(free, ends - 0.3 * (ends - gate.begin))
+    report = gate.check(where, max(1.0, ends - time.monotonic()))
+    report, verdict = gate.judge(report, [*cleared.findings, *tests])
+    lemon = inquiry.conclude(verdict)
+    if lemon:
+        report, verdict = gate.judge(report, lemon)
+    for error in inquiry.errors:
+        say(error)
+    events = list(inquiry.events)
+    if cleared.worth_telling:
+        events.append(gate.event("cleared", ended=cleared.ended, removed=cleared.removed))
+    code = 0
+    if verdict.closed:
+        from health.act import drain_event
+
+        for finding in verdict.closing:
+            say(told(finding))
+        outcome = gate.drain(verdict.reason)
+        say(f"{gate.system.context.node} {verdict.reason} {outcome}")
+        events += [gate.run_event(report, verdict, str(outcome)), *gate.new_events()]
+        admitted = bool(outcome.bound) or gate.dry_run
+        if not (admitted or outcome.kept or outcome.stood):
+            evidence, slurm = told(verdict.closing[0]), as_slurm_says("epilog", outcome)
+            events.append(drain_event(gate.system, verdict.reason, outcome, evidence, slurm))
+        code = int(bool(outcome.error) and not admitted)
+    elif report.findings:
+        events.append(gate.run_event(report, verdict, "open"))
+    if events:
+        gate.record(events, shared=verdict.closed or inquiry.accused)
+    return code
+
+
+def _crashed(error: Exception, words: Sequence[str], gate: Gate | None) -> int:
+    try:
+        from health.gate import crashed
+
+        return crashed("epilog", error, words, gate)
+    except Exception as worse:  # noqa: BLE001 - the last resort: closed, and Slurm drains
+        os.write(2, f"robust: epilog broke: {error!r}, then {worse!r}\n".encode())
+        return 1

@@ -1,0 +1,339 @@
+"""Following an accusation up: look deeper, then drain with evidence, or clear and count a strike.
+
+The epilog does it when a job ends. robust-srun may write its accusation a little later, so the
+epilog also notes, in root's own spool, whose job was here; the sweep looks again at those.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from health import rootfiles
+from health.accusations import (
+    Accusation,
+    Accused,
+    Found,
+    Rejection,
+    companion_of,
+    find,
+    printable,
+)
+from health.check import Condition
+from health.finding import Finding
+from health.settings import Settings
+from health.state import Rules, node_state
+from health.system import Context, Event, System
+from health.verdict import Verdict
+
+LATE_S = 3600.0  # how long after a job's end an accusation is still looked for
+FIND_S = 2.0  # for the shared file system
+_NOTES = "jobs"
+_NOTE_LIMIT = 64 << 10  # bytes
+_MOST_NOTES = 256
+
+FAILED = Condition(
+    "accusation-test",
+    "FAIL",
+    "node",
+    "service",
+    "a job accused the node, and a test of [accusations] failed",
+)
+BROKEN = Condition(
+    "accusation-test-error",
+    "WARN",
+    "tool",
+    "none",
+    "a test of [accusations] could not be run to an answer",
+)
+LEMON = Condition(
+    "lemon",
+    "FAIL",
+    "node",
+    "service",
+    "jobs of different users failed here again and again ([lemon]), and every check passes",
+)
+CONDITIONS = (FAILED, BROKEN, LEMON)
+
+
+class Note(NamedTuple):
+    """A job that was here: as Slurm told the epilog, so that a file's owner can be judged."""
+
+    job: int
+    uid: int
+    gid: int
+    also: int  # the job that it was a companion of; 0: none
+    time: float
+    known: tuple[str, ...]  # names of files that were dealt with
+
+    @property
+    def accused(self) -> list[Accused]:
+        """Whose directories to look into."""
+        own = Accused(self.job, self.uid, self.gid, self.job)
+        return [own, own._replace(of=self.also)] if self.also else [own]
+
+
+def note_of(context: Context, now: float) -> Note | None:
+    """The note on the job of an epilog; None outside a job, and for root's own."""
+    if context.job <= 0 or context.uid <= 0:
+        return None
+    gid = context.env.get("SLURM_JOB_GID", "")
+    nobody = 65534
+    return Note(
+        context.job,
+        context.uid,
+        int(gid) if gid.isascii() and gid.isdigit() and int(gid) > 0 else nobody,
+        companion_of(context.env.get("SLURM_JOB_COMMENT", "")),
+        now,
+        (),
+    )
+
+
+# -- the notes in the spool -------------------------------------------------------------------
+
+
+def save(spool: str, note: Note) -> None:
+    """Write a note; what an earlier one on the same job knows stays known. Raises OSError."""
+    os.makedirs(f"{spool}/{_NOTES}", 0o755, exist_ok=True)  # noqa: PTH103
+    directory = rootfiles.open_dir(f"{spool}/{_NOTES}")
+    try:
+        old = _load(directory, f"{note.job}.json")
+        known = tuple(dict.fromkeys((*(old.known if old else ()), *note.known)))
+        content = json.dumps(note._replace(known=known)).encode()
+        rootfiles.replace(directory, f"{note.job}.json", content)
+    finally:
+        os.close(directory)
+
+
+def notes(spool: str, now: float) -> list[Note]:
+    """The jobs that were here lately, newest first; older notes are removed. Raises OSError."""
+    try:
+        directory = rootfiles.open_dir(f"{spool}/{_NOTES}")
+    except FileNotFoundError:
+        return []
+    found = []
+    try:
+        for name in os.listdir(directory):  # noqa: PTH208
+            note = _load(directory, name)
+            if note is None or abs(now - note.time) > LATE_S:
+                os.unlink(name, dir_fd=directory)
+            else:
+                found.append(note)
+    finally:
+        os.close(directory)
+    return sorted(found, key=lambda note: -note.time)[:_MOST_NOTES]
+
+
+def _load(directory: int, name: str) -> Note | None:
+    try:
+        fd = rootfiles.open_file(directory, name, os.O_RDONLY)
+    except OSError:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        raw = file.read(_NOTE_LIMIT)
+    try:
+        job, uid, gid, also, at, known = json.loads(raw)
+        note = Note(int(job), int(uid), int(gid), int(also), float(at), tuple(map(str, known)))
+    except (ValueError, TypeError):
+        return None
+    return note if note.job > 0 and note.uid > 0 else None
+
+
+def claim(spool: str) -> int | None:
+    """The right to follow accusations up; None: another process of this node is at it.
+
+    A descriptor to be closed. Raises OSError.
+    """
+    directory = rootfiles.open_dir(spool)
+    try:
+        return rootfiles.lock(directory, "inquiry.lock", wait=False)
+    except BlockingIOError:
+        return None
+    finally:
+        os.close(directory)
+
+
+# -- one inquiry ------------------------------------------------------------------------------
+
+
+class Inquiry:
+    """What one run of the gate finds out about the accusations against this node."""
+
+    def __init__(self, settings: Settings, system: System) -> None:
+        self._settings = settings
+        self._system = system
+        self._claim: int | None = None
+        self._dealt: dict[int, Note] = {}
+        self._found: list[Accusation] = []
+        self._told: list[str] = []
+        self.events: list[Event] = []  # to be recorded
+        self.errors: list[str] = []  # to be said
+
+    @property
+    def accused(self) -> bool:
+        return bool(self._found)
+
+    @property
+    def _spool(self) -> str:
+        return str(self._settings.gate["spool"])
+
+    def look(self, which: Sequence[Note], until: float) -> None:
+        """Find the accusations of these jobs' users, until ``until`` (monotonic seconds)."""
+        if not which:
+            return
+        try:
+            self._claim = claim(self._spool)
+        except OSError as error:
+            self.errors.append(f"accusations are not followed up: {error}")
+            return
+        if self._claim is None:
+            return
+        node = self._system.context.node
+        for note in which:
+            for accused in note.accused:
+                left = until - time.monotonic()
+                if left <= 0:
+                    return
+                found, failed = find(
+                    self._settings.state_dir, node, accused, note.known, min(FIND_S, left)
+                )
+                if failed:
+                    self.errors.append(f"accusations of job {accused.of}: {failed}")
+                    return  # the file system is dead: the others lie there too
+                self._take(note, accused, found)
+
+    def _take(self, note: Note, accused: Accused, found: Found) -> None:
+        names = [one.name for one in found.accusations]
+        names += [one.name for one in found.rejections]
+        if not names:
+            return
+        old = self._dealt.get(note.job, note)
+        self._dealt[note.job] = old._replace(known=(*old.known, *names))
+        self._found += found.accusations
+        for rejection in found.rejections:
+            self.events.append(self._event("rejected", of_rejection(rejection, accused)))
+            self.errors.append(
+                f"refused accusation {rejection.name} in job {accused.of} "
+                f"(owner uid {rejection.uid}): {rejection.why}"
+            )
+
+    def test(self, free: bool, until: float) -> list[Finding]:
+        """Run the site's tests, if anybody accused the node."""
+        if not self._found:
+            return []
+        findings, self._told = run_tests(self._system, self._settings, free, until)
+        return findings
+
+    def conclude(self, verdict: Verdict) -> list[Finding]:
+        """Confirmed or cleared, by what the checks and tests said; a lemon, if it is one now."""
+        if not self._found:
+            return []
+        against = [finding for finding in verdict.closing if finding.cls == "node"]
+        why = [f"{f.check}: {f.evidence}"[:300] for f in against[:5]] + self._told
+        try:
+            known = self._system.history()
+        except OSError as error:
+            known = []
+            self.errors.append(f"no history to count strikes in: {error}")
+        strikes: list[Event] = []
+        for accusation in self._found:
+            result = "confirmed" if against else "cleared"
+            data = of_accusation(accusation, result, why)
+            self.events.append(self._event("accusation", data))
+            if not against and not struck([*known, *strikes], accusation.job):
+                strikes.append(self._event("strike", data))
+        self.events += strikes
+        now = time.time()
+        found = lemon([*known, *strikes], self._settings, now, self._system.boot_id())
+        return [found] if found and strikes else []
+
+    def close(self) -> None:
+        """Note what was dealt with, after it was recorded."""
+        for note in self._dealt.values():
+            try:
+                save(self._spool, note)
+            except OSError as error:
+                self.errors.append(f"not noted as dealt with: {error}")
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
+
+    def _event(self, kind: str, data: dict[str, Any]) -> Event:
+        return Event(round(time.time(), 6), kind, self._system.boot_id(), data)
+
+
+# -- what is found ----------------------------------------------------------------------------
+
+
+def run_tests(
+    system: System, settings: Settings, free: bool, until: float
+) -> tuple[list[Finding], list[str]]:
+    """The site's own tests of an accused node: findings, and what is worth telling.
+
+    ``free``: no job runs here. ``until``: monotonic seconds. A test that fails closes; one that
+    breaks does not: it says nothing about the node.
+    """
+    tests: Sequence[str] = settings.accusations["tests"]
+    if tests and not free:
+        return [], ["the tests of [accusations] were left out: another job is here"]
+    until = min(until, time.monotonic() + float(settings.accusations["deadline"]))
+    findings: list[Finding] = []
+    for test in tests:
+        left = until - time.monotonic()
+        try:
+            if left <= 0:
+                raise TimeoutError(0, "no time was left for it")
+            output = system.command([test], left)
+        except OSError as error:
+            findings.append(BROKEN.found(f"{test}: {error.strerror or error}"))
+            continue
+        said = printable((output.out.strip() or output.err.strip())[-300:])
+        if output.code == 1:
+            findings.append(FAILED.found(f"{test}: {said or 'exit code 1'}"))
+        elif output.code != 0:
+            findings.append(BROKEN.found(f"{test}: exit code {output.code}: {said}"))
+    return findings, [f"{len(tests)} tests of [accusations] were run"] if tests else []
+
+
+def lemon(events: Iterable[Event], settings: Settings, now: float, boot: str) -> Finding | None:
+    """The finding on a node that failed jobs of enough users; None if it is no lemon. Pure."""
+    table = settings.lemon
+    rules = Rules(
+        strikes=int(table["strikes"]), users=int(table["users"]), lemon_days=table["window_days"]
+    )
+    evidence = node_state(events, now, boot, rules=rules).lemon
+    return LEMON.found(evidence) if evidence else None
+
+
+def struck(events: Iterable[Event], job: int) -> bool:
+    """Whether this job has a strike against the node already: it gets one only. Pure."""
+    return any(event.kind == "strike" and event.data.get("job") == job for event in events)
+
+
+def of_accusation(accusation: Accusation, result: str, why: Sequence[str]) -> dict[str, Any]:
+    """The data of an event on an accusation that was followed up."""
+    return {
+        "job": accusation.job,
+        "uid": accusation.uid,
+        "check": accusation.symptom,
+        "said": list(accusation.evidence),
+        "name": accusation.name,
+        "seen": accusation.time,
+        "result": result,
+        "why": list(why),
+    }
+
+
+def of_rejection(rejection: Rejection, accused: Accused) -> dict[str, Any]:
+    """The data of an event on what was no accusation: whose job's, who left it, and why not."""
+    return {
+        "job": accused.job,
+        "uid": accused.uid,
+        "of": accused.of,
+        "name": rejection.name,
+        "owner": rejection.uid,
+        "why": rejection.why,
+    }

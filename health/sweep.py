@@ -1,0 +1,277 @@
+"""`robust-health sweep`, Slurm's HealthCheckProgram: every few minutes, whatever the node does.
+
+Drains a node that fails, and takes a drain of ours back once the checks pass and what it asked
+for was done. Brings the node's history to the shared ledger, and looks for late accusations.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from health import history, jobs, rootfiles
+from health.act import drain_event, open_door, stands
+from health.aside import aside
+from health.check import Where
+from health.cures import noticed_resets
+from health.finding import Finding
+from health.gate import RECORD_S, Gate, alarm, broke, say, told
+from health.inquiry import Inquiry, notes
+from health.report import Report
+from health.system import Event
+from health.undrain import Ours, Standing, ours, why_not
+from health.verdict import Verdict
+
+if TYPE_CHECKING:
+    from robust_slurm.slurm import Node
+
+USAGE = """\
+usage: robust-health sweep [--dry-run]
+Checks this node; drains it, or takes back a drain of robust-slurm whose cause is gone.
+For HealthCheckProgram in slurm.conf (its node is SLURMD_NODENAME). Exit code 0; 2 bad input."""
+FLEET = "fleet.json"
+_FLEET_LIMIT = 4 << 20  # bytes
+_CLEAN_S = 8.0  # for leftovers that a drain was about
+_LOOK_S = 5.0  # for accusations
+_TEST = 0.5  # of the time for the checks: the most that an accused node's tests take of it
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 0 whatever is found: slurmd only logs another; 2: not called as it must be."""
+    words = list(argv)
+    if words in (["--help"], ["-h"]):
+        print(USAGE)
+        return 0
+    if any(word != "--dry-run" for word in words):
+        print(f"robust-health sweep: unknown: {' '.join(words)}\n{USAGE}", file=sys.stderr)
+        return 2
+    gate: Gate | None = None
+    try:
+        gate = Gate("sweep", words, os.environ)
+        if gate.enabled:
+            alarm(gate.left(3600.0) + 1.0)
+            Sweep(gate).run()
+    except Exception as error:  # noqa: BLE001 - no drain: every job still meets the prolog
+        alarm(0)
+        data = broke("sweep", error)
+        if gate is not None:
+            gate.record([gate.event("crash", **data)], shared=False)
+    return 0
+
+
+class Sweep:
+    """One sweep."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._system = gate.system
+        self._node = gate.system.context.node
+        self._ends = gate.begin + gate.settings.deadline("sweep")  # of the checks
+        self._inquiry = Inquiry(gate.settings, gate.system)
+        self._events: list[Event] = []
+
+    def run(self) -> None:
+        self._exchange()
+        known = self._history()
+        booted = self._system.now() - self._system.uptime()
+        if not any(event.boot == self._system.boot_id() for event in known):
+            self._events.append(Event(booted, "boot", self._system.boot_id(), {}))
+        self._events += self._gate.new_events()
+        node = self._ask()
+        standing = _standing(node)
+        mine = ours(standing, known) if standing else None
+        try:
+            self._look()
+            report, verdict = self._check(mine)
+            if verdict.closed:
+                self._close(node, report, verdict)
+            else:
+                if report.findings:
+                    self._events.append(self._gate.run_event(report, verdict, "open"))
+                if standing and mine:
+                    self._open(standing, mine, [*known, *self._events], booted)
+            self._events += self._resets(report, known)
+        finally:
+            for error in self._inquiry.errors:
+                say(error)
+            self._events += self._inquiry.events
+            if self._events:
+                self._gate.record(self._events, shared=True)
+            self._inquiry.close()
+
+    # ---- files
+
+    def _exchange(self) -> None:
+        """Bring the local history to the shared file and back, and the fleet's values here."""
+        state_dir, spool = self._gate.settings.state_dir, self._gate.spool
+        if not state_dir:
+            return
+        failed = history.record(spool, state_dir, self._node, [], 2 * RECORD_S)
+        if not failed:
+            failed = aside(lambda: copy_fleet(state_dir, spool), RECORD_S)[1]
+        if failed:
+            say(f"{state_dir}: {failed}")
+
+    def _history(self) -> list[Event]:
+        try:
+            return self._system.history()
+        except OSError as error:
+            say(f"no history: {error}")
+            return []
+
+    # ---- Slurm
+
+    def _ask(self) -> Node | None:
+        """The node's own record, in one bounded call."""
+        from robust_slurm.slurm import SlurmError
+
+        settings = self._gate.settings
+        door = open_door(settings)(self._gate.left(float(settings.gate["scontrol_deadline"])))
+        try:
+            return door.nodes([self._node]).get(self._node)
+        except SlurmError as error:
+            say(f"nothing is drained or undrained: {error}")
+            return None
+
+    def _undrain(self, reason: str) -> str:
+        """Take the drain back if it is still this one; what came of it."""
+        from robust_slurm.slurm import SlurmError
+
+        if self._gate.dry_run:
+            return "dry run: would be undrained"
+        settings = self._gate.settings
+        door = open_door(settings)(self._gate.left(float(settings.gate["scontrol_deadline"])))
+        try:
+            result = door.undrain(self._node, expect_reason_prefix=reason)
+        except SlurmError as error:
+            return f"not undrained: {error}"
+        now = result.before
+        if not result.done:
+            return f"not undrained: it is {'+'.join(sorted(now.state))}, reason {now.reason}"
+        return ""
+
+    # ---- checks
+
+    def _look(self) -> None:
+        """Accusations that came after the epilog had looked."""
+        if not self._gate.settings.state_dir or self._gate.dry_run:
+            return
+        try:
+            which = notes(self._gate.spool, time.time())
+        except OSError as error:
+            say(f"no notes on jobs: {error}")
+            return
+        self._inquiry.look(which, time.monotonic() + _LOOK_S)
+
+    def _check(self, mine: Ours | None) -> tuple[Report, Verdict]:
+        """Deeper where the node is accused, or is to be proven before it comes back."""
+        free = jobs.running(self._system) == frozenset()
+        more = self._leftovers(mine) if mine else []
+        left = self._ends - time.monotonic()
+        more += self._inquiry.test(free, time.monotonic() + _TEST * left)
+        where: Where = "deep" if self._inquiry.accused or mine else "sweep"
+        report = self._gate.check(where, max(1.0, self._ends - time.monotonic()))
+        report, verdict = self._gate.judge(report, more)
+        lemon = self._inquiry.conclude(verdict)
+        return self._gate.judge(report, lemon) if lemon else (report, verdict)
+
+    def _leftovers(self, mine: Ours) -> list[Finding]:
+        """What the epilog could not clear, tried again: no check knows whose it was."""
+        from epilog import cleanup
+
+        if mine.reason.check not in cleanup.UNCLEARED or self._gate.dry_run:
+            return []
+        job, uid = mine.reason.job, mine.event.data.get("uid", -1)
+        steps = jobs.running(self._system) or frozenset()
+        mode = str(self._gate.settings.epilog["leftovers"])
+        if not isinstance(uid, int) or uid <= 0:
+            return []  # its record is lost; the checks' own look at processes must do
+        return cleanup.clear(job, uid, mode, steps, [], self._gate.left(_CLEAN_S)).findings
+
+    # ---- what follows
+
+    def _close(self, node: Node | None, report: Report, verdict: Verdict) -> None:
+        for finding in verdict.closing:
+            say(told(finding))
+        if node is None:
+            self._events.append(self._gate.run_event(report, verdict, "Slurm did not answer"))
+            return
+        outcome = stands(node, verdict.reason) or self._gate.drain(verdict.reason)
+        say(f"{self._node} {verdict.reason} {outcome}")
+        self._events.append(self._gate.run_event(report, verdict, str(outcome)))
+        if outcome.drained and not outcome.stood:
+            evidence = told(verdict.closing[0])
+            self._events.append(drain_event(self._system, verdict.reason, outcome, evidence))
+
+    def _open(self, standing: Standing, mine: Ours, events: Iterable[Event], booted: float) -> None:
+        boot = self._system.boot_id()
+        places = self._places() if mine.reason.device.startswith("gpu") else {}
+        kept = why_not(standing, mine, events, boot, booted, places)
+        kept = f"stays drained: {kept}" if kept else self._undrain(standing.reason)
+        if kept:
+            say(f"{self._node} {standing.reason}: {kept}")
+            return
+        say(f"{self._node} undrained: {standing.reason}: every check passes")
+        self._events.append(
+            self._gate.event("undrain", reason=standing.reason, action=mine.reason.action)
+        )
+
+    def _places(self) -> dict[str, str]:
+        """PCI addresses by the names that findings use."""
+        devices = self._system.nvml().get("devices", [])
+        return {f"gpu{d['index']}": d["pci"] for d in devices if "index" in d and "pci" in d}
+
+    def _resets(self, report: Report, known: Sequence[Event]) -> list[Event]:
+        """Resets of GPUs that nobody recorded but NVML shows, for later."""
+        from health.checks import xid
+
+        answered = any(row.family == "nvml" and row.status == "PASS" for row in report.ran)
+        if not answered:
+            return []
+        driver = xid.driver(self._system.nvml())
+        now, boot = self._system.now(), self._system.boot_id()
+        return noticed_resets([*known, *self._events], now, boot, driver)
+
+
+def _standing(node: Node | None) -> Standing | None:
+    """The drain that stands, if one does."""
+    if node is None or "DRAIN" not in node.state:
+        return None
+    return Standing(node.state, node.reason or "", node.reason_time)
+
+
+def copy_fleet(state_dir: str, spool: str) -> bool:
+    """Copy the fleet's recorded values to the spool, if they changed. In a child. OSError."""
+    nodes = rootfiles.open_dir(f"{state_dir}/{history.NODES}")
+    try:
+        fd = rootfiles.open_file(nodes, FLEET, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    finally:
+        os.close(nodes)
+    with os.fdopen(fd, "rb") as file:
+        content = file.read(_FLEET_LIMIT + 1)
+    try:
+        usable = len(content) <= _FLEET_LIMIT and isinstance(json.loads(content), dict)
+    except (ValueError, RecursionError):
+        usable = False
+    if not usable:
+        raise OSError(0, "is no JSON object of a usable size", FLEET)
+    directory = rootfiles.open_dir(spool)
+    try:
+        try:
+            old = rootfiles.open_file(directory, FLEET, os.O_RDONLY)
+        except FileNotFoundError:
+            same = False
+        else:
+            with os.fdopen(old, "rb") as file:
+                same = file.read(_FLEET_LIMIT + 1) == content
+        if not same:
+            rootfiles.replace(directory, FLEET, content)
+        return not same
+    finally:
+        os.close(directory)

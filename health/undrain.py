@@ -1,0 +1,97 @@
+"""Whether a drain may be taken back: only our own, only when what it asked for was done. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from health.cures import cured
+from health.system import Event
+from health.verdict import Reason, parse_reason
+
+# Flags that say nothing about the node's health. With any other one, a person or Slurm itself has
+# something in hand there (DOWN, FAIL, MAINTENANCE, REBOOT_ISSUED, POWERED_DOWN, …).
+HARMLESS = frozenset(
+    {
+        "ALLOCATED",
+        "CLOUD",
+        "COMPLETING",
+        "DRAIN",
+        "DYNAMIC_NORM",
+        "IDLE",
+        "MIXED",
+        "PLANNED",
+        "RESERVED",
+    }
+)
+# What Slurm writes for a gate that ended with 1 and could not place its own reason.
+SLURMS_WORDS = frozenset({"Prolog error", "Epilog error"})
+NEAR_S = 180.0  # between our record of a drain and Slurm's time of it: queues, and two clocks
+
+
+class Standing(NamedTuple):
+    """A drain of this node as Slurm has it."""
+
+    flags: Collection[str]
+    reason: str
+    time: float | None
+
+
+class Ours(NamedTuple):
+    """The standing drain is ours: what it was for, and our own record of it, or a likeness."""
+
+    reason: Reason
+    event: Event
+
+
+def ours(standing: Standing, events: Iterable[Event]) -> Ours | None:
+    """The drain as we made it; None: it is somebody else's, or was edited by somebody.
+
+    A drain that Slurm made in our place is known by our record of having asked for it.
+    """
+    if "DRAIN" not in standing.flags or not standing.reason:
+        return None
+    drains = [event for event in events if event.kind == "drain"]
+    reason = parse_reason(standing.reason)
+    if reason is not None:
+        near = _near(drains, standing, "reason")
+        likeness = Event(standing.time or 0.0, "drain", "", {"reason": standing.reason})
+        return Ours(reason, near or likeness)
+    if standing.reason in SLURMS_WORDS:
+        near = _near(drains, standing, "as")
+        asked = parse_reason(str(near.data.get("reason", ""))) if near else None
+        if near and asked:
+            return Ours(asked, near)
+    return None
+
+
+def _near(drains: Iterable[Event], standing: Standing, key: str) -> Event | None:
+    """Our last record of this very drain."""
+    if standing.time is None:
+        return None
+    found = [
+        event
+        for event in drains
+        if event.data.get(key) == standing.reason and abs(event.time - standing.time) <= NEAR_S
+    ]
+    return max(found, key=lambda event: event.time, default=None)
+
+
+def why_not(
+    standing: Standing,
+    mine: Ours,
+    events: Iterable[Event],
+    boot: str,
+    booted: float,
+    places: Mapping[str, str],
+) -> str:
+    """Why the drain must stay although all checks pass; "" if it may be taken back.
+
+    ``booted``: wall clock of the running boot; ``places``: PCI addresses by "gpu0", …
+    """
+    other = sorted(set(standing.flags) - HARMLESS)
+    if other:
+        return f"the node is also {'+'.join(other)}"
+    device = mine.reason.device
+    gpu = places.get(device, device)
+    return cured(mine.reason.action, gpu, mine.event, events, boot, booted)

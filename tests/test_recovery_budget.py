@@ -1,0 +1,111 @@
+"""The budget of recoveries over hours, with the real Recovery and a clock that is told the time."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from robust_slurm.config import Config
+from srun_wrapper import recovery
+from srun_wrapper import state as job_state
+from srun_wrapper.diagnose import Failure
+from srun_wrapper.ladder import Means
+from srun_wrapper.messages import Hello, Message, Stop
+from srun_wrapper.recovery import STEADY, Recovery
+from srun_wrapper.replace import Replacement
+from srun_wrapper.roster import Node, Role, World
+from srun_wrapper.server import Connection
+from srun_wrapper.state import JobState
+from srun_wrapper.supervisor import Supervisor
+
+
+class Clock:
+    """Stands for the module ``time``."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Boss:
+    """What Recovery asks of its supervisor, for one node with two ranks that obey at once."""
+
+    def __init__(self, max_restarts: int) -> None:
+        self.config = Config(max_restarts=max_restarts)
+        self.state = state = JobState(self.config, 12, "n0")
+        hello = Hello(12, "0", 0, "n0", (0, 1), 1, 2, 7000, 7001, 0, 0)
+        line = cast(Connection, SimpleNamespace(send=lambda _message: None))
+        node = Node((12, "0", 0), "n0", "10.0.0.1", hello, line, Role.ACTIVE, 0.0, 7001)
+        state.nodes[node.key] = node
+        state.world = World(0, [node], [(0, 1)])
+        self.phase = ""
+        self.node_watch = SimpleNamespace(doubtful=lambda: False)
+        self.step = SimpleNamespace(ended=False)
+        nothing = SimpleNamespace(
+            event=lambda *_a, **_k: None, incident=lambda *_a: None, write_roster=lambda: None
+        )
+        self.ledger = self.account = nothing
+        self.news = self.write_roster = lambda *_a: None
+        self.begin_epoch("")
+
+    def begin_epoch(self, _reason: str) -> None:
+        self.state.new_epoch()
+        for rank in self.state.world.by_rank.values():
+            self.state.world.note_started(rank)
+
+    def send(self, node: Node, message: Message) -> None:
+        if isinstance(message, Stop):
+            node.stopped = message.epoch
+
+    async def finish(self) -> int:
+        return 0
+
+
+class NoNodes:
+    """A Replacement with nothing to offer: every recovery is a restart in place."""
+
+    def __init__(self, max_restarts: int) -> None:
+        self.means = lambda companions=0: Means(0, 0, False, max_restarts)
+        self.leave = self.release = lambda *_a: None
+
+    async def fill(self, _incident: Any) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("ran", "recovered"),
+    [
+        ([1.0] * 3, 2),
+        ([STEADY - 0.1] * 3, 2),
+        ([STEADY] * 9, 9),
+        ([1.0, 1.0, STEADY, 1.0, 1.0], 4),
+        ([1.0, STEADY, 1.0, STEADY, 1.0, 1.0], 5),
+        ([1.0, 1.0, 1.0, STEADY], 2),
+    ],
+)
+def test_only_an_hour_refills_the_budget(
+    monkeypatch: pytest.MonkeyPatch, ran: list[float], recovered: int
+) -> None:
+    """``ran``: seconds that each epoch lasts before a rank dies; the budget is two recoveries."""
+    clock = Clock()
+    for module in (recovery, job_state):
+        monkeypatch.setattr(module, "time", clock)
+
+    async def life() -> int:
+        boss = Boss(2)
+        replacement = cast(Replacement, NoNodes(2))
+        one = Recovery(cast(Supervisor, boss), replacement)
+        for count, seconds in enumerate(ran):
+            clock.now += seconds
+            crash = Failure("crash", clock.now, clock.now, "n0", 1, signal=9)
+            boss.state.failures.append(crash)
+            if await one.handle() is not None:
+                return count
+        return len(ran)
+
+    assert asyncio.run(asyncio.wait_for(life(), 10)) == recovered
