@@ -35,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not gate.enabled:
             return 0
         alarm(gate.left(FIRST_ALARM_S * 100) + 1.0)
-        return _finish(gate)
+        code = _finish(gate)
+        alarm(0)
+        return code
     except Exception as error:  # noqa: BLE001 - whatever breaks: never open in silence
         return _crashed(error, words, gate)
 

@@ -53,8 +53,9 @@ class Port(NamedTuple):
 
     @property
     def was_used(self) -> bool:
-        """Whether it has received anything since boot: then there is a cable."""
-        return self.counters.get("port_rcv_packets", 0) > 0
+        """Whether it was up since boot: it received something, or lost a link. So there is a cable."""
+        read = self.counters.get
+        return read("port_rcv_packets", 0) > 0 or read("link_downed", 0) > 0
 
 
 def parse_rate(content: str) -> tuple[float, int]:

@@ -100,7 +100,9 @@ class Settings(NamedTuple):
     def options(self, family: str) -> Mapping[str, Any]:
         """What ``System.options`` answers; "xid" also has the site's table as ``overrides``."""
         own = self.families.get(family, {})
-        return {**own, "overrides": self.xid} if family == "xid" else own
+        if family != "xid":
+            return own
+        return {**own, "overrides": {**own.get("overrides", {}), **self.xid}}
 
 
 def defaults(checks: Iterable[Check]) -> Settings:

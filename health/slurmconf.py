@@ -29,6 +29,7 @@ INCLUDE_DEPTH = 8
 _PAIR = re.compile(r'\s*([A-Za-z0-9_.]+)\s*[-*+/]?=\s*(?:"([^"]*)"|(\S+))')
 _SLICE = re.compile(r"(?:^|_)\d+g\.\d+gb")  # a MIG profile as a GRES type: a100_1g.5gb
 _GPU_FILE = re.compile(r"/dev/nvidia\d+")
+_COUNT = re.compile(r"(\d{1,12})([kKmMgGtT]?)")
 _MULTIPLES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -150,7 +151,7 @@ def spool_dir(system: System, conf: Conf | None = None) -> str:
 def parse_gres(gres: str) -> dict[str, int]:
     """GPUs by type in the value of Gres=: "gpu:a100:4(S:0-1),gpu:2,nic:1" -> {"a100": 4, "": 2}.
 
-    As Slurm's _get_gres_cnt: a name without a number counts one.
+    As Slurm's _get_gres_cnt: a name without a number counts one, a bad number ends the count.
     """
     out: dict[str, int] = {}
     for token in split(gres):
@@ -159,11 +160,10 @@ def parse_gres(gres: str) -> dict[str, int]:
             continue
         count = 1
         if rest and rest[-1][:1].isdigit():
-            digits = re.match(r"\d+", rest[-1])
-            suffix = rest[-1][digits.end() :].lower() if digits else "?"
-            if digits and suffix in _MULTIPLES:
-                count = int(digits[0]) * _MULTIPLES[suffix]
-                rest.pop()
+            number = _COUNT.fullmatch(rest.pop())
+            if not number:
+                break  # so does Slurm: "Bad GRES configuration"
+            count = int(number[1]) * _MULTIPLES[number[2].lower()]
         kind = next((part for part in rest if part.lower() != "no_consume"), "")
         out[kind] = out.get(kind, 0) + count
     return out

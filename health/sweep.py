@@ -55,6 +55,7 @@ def main(argv: Sequence[str]) -> int:
         if gate.enabled:
             alarm(gate.left(3600.0) + 1.0)
             Sweep(gate).run()
+            alarm(0)
     except Exception as error:  # noqa: BLE001 - no drain: every job still meets the prolog
         alarm(0)
         data = broke("sweep", error)

@@ -1,10 +1,10 @@
-"""A node for tests of the gates: real settings, ledger and spool, a fake scontrol, chosen checks."""
+"""A node for tests of the gates: real settings, ledger, spool; a fake scontrol, chosen checks."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,9 @@ class GateSite:
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path = path
+        for above in path.parents:
+            if "pytest" in above.name:  # pytest keeps its directories to root
+                above.chmod(0o755)
         self.slurm = FakeSlurm(path / "slurm", *(f"n{i}" for i in range(1, 21)))
         self.spool, self.state = path / "spool", path / "state"
         (self.state / "nodes").mkdir(parents=True)
@@ -120,14 +123,3 @@ class GateSite:
         for each in (directory.parent, directory, path):
             os.chown(each, uid, uid)
         return path
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GateSite:
-    for above in tmp_path.parents:
-        if "pytest" in above.name:
-            above.chmod(0o755)
-    return GateSite(tmp_path, monkeypatch)
-
-
-Main = Callable[[Sequence[str]], int]

@@ -143,12 +143,31 @@ def test_virtual_functions_and_other_nvidia_devices_do_not_count() -> None:
     assert CHECK.run(node(files=files, links=links)) == []
 
 
+def test_a_device_taken_out_meanwhile_is_passed_over() -> None:
+    gone = {f"{PCI}/0000:00:00.0/vendor": FileNotFoundError(2, "gone")}
+    assert CHECK.run(node(files=gone)) == []
+
+
 def test_a_gpu_whose_handle_failed_is_left_to_the_family_nvml() -> None:
     for pci in (ADDRESSES[7], ""):
         lost = [{"index": 7, "pci": pci, "error": "NVML_ERROR_UNKNOWN"}]
         system = node(8, snapshot=snapshot([h100(i) for i in range(7)], lost=lost, count=8))
         assert CHECK.run(system) == []
-        assert said(NVML.run(system)) == ["gpu-gone FAIL gpu7"]
+        (found,) = NVML.run(system)
+        assert said([found]) == ["gpu-gone FAIL gpu7"] and ADDRESSES[7] in found.evidence
+
+
+def test_lost_gpus_get_the_addresses_that_are_left_in_their_order() -> None:
+    error = "NVML_ERROR_UNKNOWN"
+    devices = [h100(i) for i in (0, 2, 3, 4, 5, 7)]
+    lost = [{"index": i, "pci": "", "error": error} for i in (1, 6)]
+    found = NVML.run(node(8, snapshot=snapshot(devices, lost=lost, count=8)))
+    assert [ADDRESSES[i] in f.evidence for i, f in zip((1, 6), found, strict=True)] == [True] * 2
+    # one more is missing: nobody knows which is which
+    found = NVML.run(node(8, snapshot=snapshot(devices[1:], lost=lost, count=7)))
+    assert not any("0000:" in f.evidence for f in found)
+    found = NVML.run(node(8, snapshot=snapshot(devices, lost=lost), fail={PCI: DENIED}))
+    assert len(found) == 2 and not any("0000:" in f.evidence for f in found)
 
 
 @pytest.mark.parametrize(

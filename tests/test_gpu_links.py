@@ -316,7 +316,14 @@ PID = {"/run/nvidia-fabricmanager/nv-fabricmanager.pid": "812\n"}
         (SWITCH | PID | {"/proc/812/comm": "sshd\n"}, True),
         (SWITCH | PID | {"/proc/812/comm": "nv-fabricmanage\n"}, False),
         (SWITCH | {"/proc/9/comm": "nv-fabricmanage\n"}, False),  # in a container: no pid file
-        (SWITCH | {"/run/nvidia-fabricmanager/nv-fabricmanager.pid": "../1\n"}, True),
+        (
+            SWITCH
+            | {
+                "/run/nvidia-fabricmanager/nv-fabricmanager.pid": "../1\n",
+                "/1/comm": "nv-fabricmanage\n",
+            },
+            True,
+        ),
     ],
 )
 def test_fabric_manager(files: dict[str, Any], found: bool) -> None:

@@ -81,8 +81,9 @@ def test_fabric_manager_seen_as_a_process_of_another_container() -> None:
 
 
 def test_without_systemd_nothing_is_down_for_certain() -> None:
-    system = healthy(more={"/proc/1/comm": "slurmd\n"}, without=(CGROUP,))
-    assert ids(services.CHECK.run(system)) == [(WARN, "service-unknown", FABRIC)]
+    options = {"services": {"required": ["sssd"]}}
+    system = healthy(more={"/proc/1/comm": "slurmd\n"}, without=(CGROUP,), options=options)
+    assert ids(services.CHECK.run(system)) == [(WARN, "service-unknown", "sssd.service")]
     assert not [asked for asked in system.asked if asked.startswith("command")]
 
 

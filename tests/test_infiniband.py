@@ -18,6 +18,9 @@ run = infiniband.CHECK.run
 FAIL, WARN = "FAIL", "WARN"
 EXPECTED = ["mlx5_[0-7]:400"]
 FLEET = {"infiniband": {f"mlx5_{n}": {"rate": 400} for n in range(8)}}
+by_site_or_record = pytest.mark.parametrize(
+    "source", [{"options": {"infiniband": {"expected": EXPECTED}}}, {"fleet": FLEET}]
+)
 BASE = "/sys/class/infiniband"
 
 
@@ -111,7 +114,8 @@ def test_any_record_of_the_fleet_can_be_read(record: Any) -> None:
 # --- a port that is down ------------------------------------------------------------------------
 
 DOWN = port("mlx5_3", "1: DOWN")
-WAS_UP = port("mlx5_3", "1: DOWN", port_rcv_packets="42\n", link_downed="1\n")
+WAS_UP = port("mlx5_3", "1: DOWN", port_rcv_packets="42\n")
+LOST_LINK = port("mlx5_3", "1: DOWN", link_downed="1\n")
 INIT = port("mlx5_3", "2: INIT", physical="5: LinkUp")
 DISABLED = port("mlx5_3", "1: DOWN", physical="3: Disabled", port_rcv_packets="42\n")
 
@@ -158,6 +162,7 @@ def test_ports_that_nobody_wants_are_left_alone(source: Any) -> None:
     [
         (DOWN, [(WARN, "ib-down-unexpected", "mlx5_3")]),  # seven of eight are up
         (WAS_UP, [(FAIL, "ib-down", "mlx5_3")]),
+        (LOST_LINK, [(FAIL, "ib-down", "mlx5_3")]),
         (DISABLED, []),
         (INIT, [(WARN, "ib-not-active", "mlx5_3")]),
     ],

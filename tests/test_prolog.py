@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 from gate_site import GateSite, finding
-from gate_site import site as site
 
 from health import gate as gate_module
 from prolog.cli import asks_to_skip, main
 
 REASON = "robust:node:broken:gpu3:reboot:job7"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GateSite:
+    return GateSite(tmp_path, monkeypatch)
 
 
 def test_a_healthy_node_admits_and_nothing_is_touched(

@@ -127,6 +127,7 @@ def test_expand_has_a_limit() -> None:
         ("gpu:no_consume:2", {"": 2}),
         ("gpu:0", {"": 0}),
         ("gpu:1k", {"": 1024}),
+        ("gpu:a100:2,gpu:8x,gpu:4", {"a100": 2}),
         ("gpuX:4,mygpu:3", {}),
     ],
 )
@@ -175,6 +176,11 @@ def test_includes() -> None:
     assert conf.node and conf.node.gpus == {"": 8}
     assert (conf.node.real_memory, conf.node.tmp_disk) == (1000, 200)
     assert conf.problems == ("/opt/gone.conf: No such file or directory",)
+
+
+def test_numbers_that_are_none() -> None:
+    conf = load("NodeName=n1 RealMemory=1T TmpDisk=\u00b2 Gres=gpu:2\n")
+    assert conf.node and (conf.node.real_memory, conf.node.tmp_disk) == (0, 0)
 
 
 def test_an_endless_include_ends() -> None:

@@ -1,8 +1,8 @@
 """InfiniBand and RoCE: the ports that should be up are, at their full rate, and without errors.
 
 What should be up says the site (`expected`), else the fleet's record. Without either, a port that
-is down makes a FAIL only if it has received something since boot: a port without a cable, down on
-the whole fleet, never has. Counters are since boot and make a WARN, not more: one bad hour last
+is down makes a FAIL only if it was up since boot: a port without a cable, down on the whole fleet,
+never was. Counters are since boot and make a WARN, not more: one bad hour last
 week would keep the node out until it is booted.
 """
 
@@ -25,7 +25,7 @@ DOWN = Condition(
     "FAIL",
     "node",
     "none",
-    "a wanted port, or one that was in use since boot, has no physical link",
+    "a wanted port, or one that was up since boot, has no physical link",
 )
 UNEXPECTED = Condition(
     "ib-down-unexpected",
@@ -154,7 +154,7 @@ def judge_down(
     if want:
         return [DOWN.found(f"{said}, {reason}", port.name)]
     if port.was_used:
-        return [DOWN.found(f"{said}, and it was in use since boot", port.name)]
+        return [DOWN.found(f"{said}, and it was up since boot", port.name)]
     up = sum(p.active for p in alike)
     if up > len(alike) - up:
         return [UNEXPECTED.found(f"{said}; {up} of {len(alike)} of its kind are up", port.name)]

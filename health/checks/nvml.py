@@ -7,7 +7,7 @@ import re
 from health import gpus
 from health.check import Check, Condition
 from health.finding import Finding
-from health.snapshot import Device, Snapshot
+from health.snapshot import Device, Lost, Snapshot
 from health.system import System
 
 HUNG = Condition("nvml-hung", "FAIL", "node", "reboot", "NVML did not answer within its deadline")
@@ -54,7 +54,7 @@ def run(system: System) -> list[Finding]:
     found = _whole(snapshot)
     if found and not gpus.wanted(system):
         return []  # nothing here for NVML to manage
-    for lost in snapshot.get("lost", []):
+    for lost in _named(system, snapshot):
         error = lost.get("error", "")
         name = gpus.name({"index": lost["index"]} if "index" in lost else {})
         where = f" [{lost['pci']}]" if lost.get("pci") else ""
@@ -63,6 +63,28 @@ def run(system: System) -> list[Finding]:
     for device in snapshot.get("devices", []):
         found += _of_device(device)
     return found
+
+
+def _named(system: System, snapshot: Snapshot) -> list[Lost]:
+    """The lost GPUs, those without an address with the one that is left over on the PCI bus.
+
+    NVML numbers GPUs in the order of their addresses; where the numbers of both differ, or more
+    than the lost are missing, nothing is guessed.
+    """
+    lost = snapshot.get("lost", [])
+    if snapshot.get("stage") != "done" or all(gpu.get("pci") for gpu in lost):
+        return lost
+    try:
+        there = gpus.pci(system)
+    except OSError:
+        return lost
+    known = {gpu.get("pci") for gpu in (*snapshot.get("devices", []), *lost)}
+    left = [address for address in there if address not in known]
+    unnamed = [gpu for gpu in lost if not gpu.get("pci")]
+    if len(left) != len(unnamed):
+        return lost
+    named = dict(zip((gpu.get("index") for gpu in unnamed), left, strict=True))
+    return [gpu if gpu.get("pci") else gpu | {"pci": named[gpu.get("index")]} for gpu in lost]
 
 
 def _whole(snapshot: Snapshot) -> list[Finding]:

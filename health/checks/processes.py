@@ -24,7 +24,7 @@ STUCK = Condition(
     "node",
     "reboot",
     "a process of no running job was killed and does not die (state D); action none where it "
-    "waits for a network file system",
+    "waits for a file server or a FUSE daemon",
 )
 BLOCKED = Condition(
     "process-blocked",

@@ -1,195 +1,20 @@
-"""Rare things that happen around a job: firewalls, strangers, latecomers, signals too early."""
+"""Rare things around a job: strangers, latecomers, programs that are not there, quiet progress."""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from conftest import LabFactory
-from jobs import Training, check_incident, command_line, prepared, reference, start, until
+from holds import IN_PLACE, heard_of, held_back, let_go, roles, shims, wait_held
+from jobs import Training, prepared, until
 
 from lab import Lab
-from srun_wrapper import proc
-from srun_wrapper.watch import MUTE
-
-# -- a firewall between the nodes -------------------------------------------------------------
-
-SLURMD_PORT = 6818
-# Classic BPF on eth0: new TCP connections to this node only for slurmd. (code, true, false, k)
-_ONLY_SLURMD = (
-    *((0x28, 0, 0, 12), (0x15, 0, 7, 0x800)),  # no IPv4: let it pass
-    *((0x30, 0, 0, 23), (0x15, 0, 5, 6)),  # no TCP
-    *((0x30, 0, 0, 47), (0x54, 0, 0, 0x12), (0x15, 0, 2, 0x02)),  # no SYN, or a SYN-ACK
-    *((0x28, 0, 0, 36), (0x15, 0, 1, SLURMD_PORT)),
-    *((0x06, 0, 0, 0), (0x06, 0, 0, 2)),  # TC_ACT_OK, TC_ACT_SHOT
-)
-
-
-def firewall(lab: Lab, node: str, way: str = "ingress") -> None:
-    """From now on nobody can open a connection to the node, slurmd's port excepted.
-
-    ``way`` "egress": nor can the node to others.
-    """
-    code = ",".join(" ".join(map(str, line)) for line in _ONLY_SLURMD)
-    rule = [way, "bpf", "direct-action", "bytecode", f"{len(_ONLY_SLURMD)},{code}"]
-    for words in (
-        ["qdisc", "add", "dev", "eth0", "clsact"],
-        ["filter", "add", "dev", "eth0", *rule],
-    ):
-        done = lab.exec(node, ["tc", *words], user=False)
-        if done.returncode:
-            pytest.skip(f"no packet filter here: tc {words[0]}: {done.stderr.strip()}")
-
-
-def behind_firewall(training: Training, node: str) -> None:
-    """Wait until robust-srun has noticed that its second way to the node is closed."""
-
-    def noticed() -> bool:
-        news = [event["text"] for event in training.events("news")]
-        return any(
-            text.startswith(f"{node}: port ") and "though it is well" in text for text in news
-        )
-
-    training.until(noticed, f"notice that {node} is behind a firewall")
-
-
-def roles(training: Training) -> set[tuple[str, str]]:
-    """(node, role) of the newest roster."""
-    return {(node["name"], node["role"]) for node in training.rosters()[-1]["nodes"]}
-
-
-def shims(training: Training, node: str) -> list[int]:
-    """Its robust-tasks on a node."""
-    return [
-        process.pid
-        for process in training.processes("srun_wrapper.task")
-        if process.environ.get("SLURMD_NODENAME") == node
-        and not command_line(process.pid).startswith("srun ")
-    ]
-
-
-def ready(training: Training, node: str) -> bool:
-    """Whether its robust-tasks handle signals."""
-    found = shims(training, node)
-    return bool(found) and all(proc.expects(pid, signal.SIGUSR2) for pid in found)
-
-
-def ranks(training: Training) -> list[int]:
-    return [p.pid for p in training.processes() if "RANK" in p.environ]
-
-
-def connection_of(training: Training, node: str) -> tuple[str, str, int]:
-    """Local and peer address of the agent's connection to robust-srun, and bytes received."""
-    for agent in shims(training, node):
-        status = Path(f"/proc/{agent}/status").read_text()
-        inside = re.search(r"^NSpid:.*\t(\d+)$", status, re.MULTILINE)
-        argv = ["ss", "-HtnpiO", "state", "established"]
-        for line in training.lab.exec(node, argv, user=False, check=True).stdout.splitlines():
-            if inside is not None and f"pid={inside[1]}," in line:
-                local, peer = line.split()[2:4]
-                taken = re.search(r"bytes_received:(\d+)", line)
-                return local, peer, int(taken[1]) if taken else 0
-    return "", "", 0
-
-
-def heard_of(training: Training, node: str) -> None:
-    """Wait until robust-srun knows the node: it answers again and again."""
-    seen: set[int] = set()
-
-    def answered() -> bool:
-        seen.add(connection_of(training, node)[2])
-        return len(seen) > 4  # none, its preface, and acknowledgements
-
-    training.until(answered, f"conversation with {node}")
-
-
-def kill_shims(training: Training) -> None:
-    for pid in shims(training, "n2"):
-        os.kill(pid, signal.SIGKILL)
-
-
-FATAL: dict[str, Callable[[Training], object]] = {
-    "node": lambda training: training.lab.crash("n2"),
-    "robust-task": kill_shims,
-}
-
-
-@pytest.mark.parametrize("what", FATAL)
-def test_death_behind_a_firewall_is_seen(new_lab: LabFactory, what: str) -> None:
-    lab = new_lab(standby=0)
-    firewall(lab, "n2")
-    training = start(lab, 2, spares=1)
-    behind_firewall(training, "n2")
-    training.wait_step(8)
-    FATAL[what](training)
-    assert training.wait_end() == 0, training.story()
-    assert training.final() == {"step": training.steps, "loss": reference(training.steps, 2)}
-    training.check_gone()
-    record = training.incidents()[-1]  # rank 0 may be the first to notice
-    check_incident(record, symptom="node_lost", suspects=["n2"], swaps=[["n2", "n3"]])
-    assert MUTE <= record["phases"]["detect"] < 2 * MUTE
-    assert "answers" not in record["evidence"][0]  # nobody has asked it
-
-
-def stop_for_a_while(training: Training) -> None:
-    (agent,) = shims(training, "n2")
-    os.kill(agent, signal.SIGSTOP)
-    time.sleep(4.0)
-    os.kill(agent, signal.SIGCONT)
-
-
-def cut_for_a_while(training: Training) -> None:
-    training.lab.partition("n2")
-    time.sleep(2.0)
-    training.lab.ask("heal", node="n2")
-
-
-def reset(training: Training) -> None:
-    """Break the agent's connection."""
-    old, peer, _ = connection_of(training, "n2")
-    argv = ["ss", "-K", "-tn", "src", old, "dst", peer]
-    if old not in training.lab.exec("n2", argv, user=False).stdout:
-        pytest.skip("this kernel breaks no connections (CONFIG_INET_DIAG_DESTROY)")
-    until(lambda: connection_of(training, "n2")[0] not in ("", old), "new connection")
-
-
-STUMBLES = {"stopped": stop_for_a_while, "cut": cut_for_a_while, "reset": reset}
-
-
-@pytest.mark.parametrize("how", STUMBLES)
-def test_stumble_behind_a_firewall_costs_nothing(new_lab: LabFactory, how: str) -> None:
-    lab = new_lab(standby=0)
-    firewall(lab, "n2")
-    training = start(lab, 2, spares=1, steps=200)
-    behind_firewall(training, "n2")
-    training.wait_step(8)
-    STUMBLES[how](training)
-    training.check_done()
-    assert not training.incidents() and not training.accusations()
-    assert training.rosters()[-1]["epoch"] == 1
-
-
-@pytest.mark.parametrize("option", ["", "-s TERM"])
-def test_cancelled_step_stays_cancelled_behind_a_firewall(new_lab: LabFactory, option: str) -> None:
-    lab = new_lab()
-    firewall(lab, "n3")
-    training = start(lab, 3, steps=3000)
-    behind_firewall(training, "n3")
-    lab.crash("n2")
-    training.until(training.incidents, "recovery")
-    lab.exec("head", ["scancel", *option.split(), f"{training.job}.0"], check=True)
-    assert training.wait_end(30) == 128 + (signal.SIGTERM if option else signal.SIGKILL)
-    assert len(training.incidents()) == 1, training.story()
-    training.check_gone()
-    until(lambda: lab.nodes()["s1"] == {"IDLE"}, "end of the companion")
-
 
 # -- two users, one state directory -----------------------------------------------------------
 
@@ -293,25 +118,7 @@ def test_records_are_not_written_where_a_stranger_waits(new_lab: LabFactory, tra
 
 # -- a companion that comes too late ----------------------------------------------------------
 
-IN_PLACE = "no node left to replace the suspect: restart in place"
 BAD_NODE = "--fault ecc --at 8 --save 1"
-
-
-def held_back(training: Training, node: str) -> str:
-    """srun option with which no task starts on the node before ``let_go``."""
-    script = training.dir / "prolog"
-    wait = f"touch {training.dir}/held; until [ -e {training.dir}/go ]; do sleep 0.05; done"
-    script.write_text(f"#!/bin/sh\n[ $SLURMD_NODENAME != {node} ] || {{ {wait}; }}\n")
-    script.chmod(0o755)
-    return f"--task-prolog={script}"
-
-
-def wait_held(training: Training) -> None:
-    training.until((training.dir / "held").exists, "task that is held back")
-
-
-def let_go(training: Training) -> None:
-    (training.dir / "go").touch()
 
 
 def standby_jobs(lab: Lab) -> list[str]:
@@ -437,102 +244,6 @@ def test_command_missing_on_all_nodes(new_lab: LabFactory, late: bool) -> None:
     assert not training.accusations()
     assert standby_jobs(lab) == []
     training.check_gone()
-
-
-# -- signals when there are no ranks ----------------------------------------------------------
-
-WITNESS = """
-import os, signal, sys, time
-rank, epoch = os.environ["SLURM_PROCID"], os.environ["ROBUST_EPOCH"]
-def got(number, frame):
-    with open("got." + rank, "a") as file:
-        print(epoch, signal.Signals(number).name, file=file)
-time.sleep(0.5)  # as imports take their time
-signal.signal(signal.SIGUSR2, got)
-if sys.argv[1:] == [rank] and epoch == "1":
-    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
-while not os.path.exists("end"):
-    time.sleep(0.02)
-"""
-
-
-def start_witness(lab: Lab, held: str, *argv: str, robust: str = "") -> Training:
-    """Two ranks that write down the signals they get, and a node where nothing can start."""
-    training = prepared(lab, 2)
-    (training.dir / "witness.py").write_text(WITNESS)
-    words = ["robust-srun", held_back(training, held), robust, "python", "witness.py", *argv]
-    training.submit(" ".join(words), ["-N2", "--ntasks-per-node=1"])
-    wait_held(training)
-    return training
-
-
-def tell(training: Training, how: str, name: str) -> None:
-    """Send a signal to robust-srun, or by Slurm to the step."""
-    if how == "robust-srun":
-        (process,) = training.processes("/robust-srun ")
-        os.kill(process.pid, getattr(signal, f"SIG{name}"))
-    else:
-        training.lab.exec("head", ["scancel", "-s", name, f"{training.job}.0"], check=True)
-
-
-def each_got(training: Training, *expected: str) -> bool:
-    paths = sorted(training.dir.glob("got.*"))
-    return [path.read_text().splitlines() for path in paths] == [list(expected)] * 2
-
-
-def witnessed(training: Training, *expected: str) -> None:
-    """Both ranks got these signals, once each, and the job ended well."""
-    training.until(lambda: each_got(training, *expected), "the signal", 20.0)
-    time.sleep(0.5)  # for a second copy, if there is one
-    (training.dir / "end").touch()
-    assert training.wait_end() == 0, training.story()
-    assert each_got(training, *expected), training.story()
-    training.check_gone()
-    assert not training.in_memory()
-
-
-@pytest.mark.parametrize("how", ["robust-srun", "the step"])
-def test_signal_before_the_first_epoch_is_kept(new_lab: LabFactory, how: str) -> None:
-    lab = new_lab(nodes=2, standby=0)
-    training = start_witness(lab, "n2")
-    heard_of(training, "n1")
-    if how == "the step":  # which kills what is not started yet: so let n2 only not be heard of
-        firewall(lab, "n2", "egress")
-        let_go(training)
-        training.until(lambda: ready(training, "n2"), "robust-task on n2")
-    tell(training, how, "USR2")
-    assert not training.events("epoch")
-    let_go(training)
-    lab.exec("n2", ["tc", "qdisc", "del", "dev", "eth0", "clsact"], user=False)
-    witnessed(training, "1 SIGUSR2")
-    assert not training.incidents()
-
-
-@pytest.mark.parametrize("how", ["robust-srun", "the step"])
-def test_signal_during_a_recovery_is_kept(new_lab: LabFactory, how: str) -> None:
-    lab = new_lab(nodes=2)
-    training = start_witness(lab, "s1", "1", robust="--robust-standby-wait=3")
-    training.until(lambda: not ranks(training), "end of the first epoch's ranks")
-    tell(training, how, "USR2")
-    witnessed(training, "2 SIGUSR2")
-    training.only_incident(action="restart", why=IN_PLACE, outcome="recovered")
-
-
-@pytest.mark.parametrize(
-    ("how", "name", "code"),
-    [("robust-srun", "TERM", 143), ("the step", "TERM", 143), ("the step", "KILL", 137)],
-)
-def test_job_that_is_ended_before_the_first_epoch(
-    new_lab: LabFactory, how: str, name: str, code: int
-) -> None:
-    lab = new_lab(nodes=2, standby=0)
-    training = start_witness(lab, "n2")
-    heard_of(training, "n1")
-    tell(training, how, name)
-    assert training.wait_end(15.0) == code, training.story()
-    training.check_gone()
-    assert not training.events("epoch") and not list(training.dir.glob("got.*"))
-    assert not training.in_memory() or name == "KILL"
 
 
 # -- what counts as progress where nothing is reported ----------------------------------------

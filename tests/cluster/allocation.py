@@ -1,0 +1,145 @@
+"""robust-srun and srun beside each other in one allocation, for the parity tests."""
+
+import contextlib
+import os
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab import Cluster
+
+TOOLS = ("srun", "robust-srun")
+NODES = 3
+DEADLINE = 20.0
+
+
+def eventually(condition: Callable[[], bool], timeout: float = DEADLINE) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout} s"
+        time.sleep(0.02)
+
+
+@dataclass
+class Allocation:
+    """A job that only holds nodes; commands run beside its batch script, with its environment."""
+
+    lab: Cluster
+    job: int
+    env: dict[str, str]
+
+    def directory(self, tool: str) -> Path:
+        path = Path(tempfile.mkdtemp(prefix=f"{tool}-", dir=self.lab.shared))
+        path.chmod(0o755)
+        os.chown(path, self.lab.uid, self.lab.uid)
+        return path
+
+    @contextlib.contextmanager
+    def start(
+        self, argv: list[str], cwd: Path, env: dict[str, str] | None = None, **popen: Any
+    ) -> "Iterator[subprocess.Popen[bytes]]":
+        process = self.lab.popen("n1", argv, env=self.env | (env or {}), cwd=cwd, **popen)
+        try:
+            yield process
+        finally:
+            process.kill()  # the command dies with it
+            process.wait()
+
+    def run(
+        self, argv: list[str], cwd: Path, env: dict[str, str] | None = None, stdin: bytes = b""
+    ) -> "Result":
+        pipe = subprocess.PIPE
+        source = pipe if stdin else subprocess.DEVNULL
+        with self.start(argv, cwd, env, stdin=source, stdout=pipe, stderr=pipe) as process:
+            out, err = process.communicate(stdin or None, timeout=DEADLINE)
+        return Result(process.returncode, out, err, cwd)
+
+    def step_of(self, process: "subprocess.Popen[bytes]") -> str:
+        """ "JOB.STEP" of the one step that runs now."""
+        ids: list[str] = []
+
+        def found() -> bool:
+            assert process.poll() is None, "the step ended before it was seen"
+            done = self.lab.exec("head", ["squeue", "-h", "-s", "-o", "%i", "-j", str(self.job)])
+            ids[:] = [i for i in done.stdout.split() if i.partition(".")[2].isdigit()]
+            return bool(ids)
+
+        eventually(found)
+        return ids[0]
+
+
+# What Slurm says about the step itself rather than about what ran in it.
+_CHATTER = re.compile(
+    rb"robust-srun: |robust-task: |slurmstepd|"
+    rb"srun: (Job \d+ step creation temporarily|Step created|Force Terminated|Job step aborted)|"
+    rb"srun: error: .*: (Killed|Terminated|Aborted|Segmentation|Exited with exit code)"
+)
+
+
+@dataclass
+class Result:
+    code: int
+    out: bytes
+    err: bytes
+    cwd: Path
+
+    @property
+    def err_lines(self) -> list[bytes]:
+        return sorted(line for line in self.err.splitlines() if not _CHATTER.match(line))
+
+    @property
+    def out_lines(self) -> list[bytes]:
+        return sorted(self.out.splitlines())
+
+    def files(self) -> dict[str, list[bytes]]:
+        paths = [p for p in self.cwd.rglob("*") if p.is_file()]
+        return {str(p.relative_to(self.cwd)): sorted(p.read_bytes().splitlines()) for p in paths}
+
+
+def parity_lab() -> Cluster:
+    """The nodes of the allocation and one more."""
+    return Cluster(nodes=NODES + 1, standby=0, gpus=4)
+
+
+def allocate(lab: Cluster) -> Allocation:
+    """A job on all nodes but the last."""
+    script = "#!/bin/bash\nenv -0 > .env.$SLURM_JOB_ID.part\n"
+    script += "mv .env.$SLURM_JOB_ID.part .env.$SLURM_JOB_ID\nsleep 3600\n"
+    options = [f"-N{NODES}", "-w", f"n[1-{NODES}]", "--ntasks-per-node=4", "--gres=gpu:h100:4"]
+    job = lab.sbatch(script, ["--no-kill", *options, "--exclusive"])
+    path = lab.shared / f".env.{job}"
+    eventually(path.exists)
+    pairs = (p.partition("=") for p in path.read_text().split("\0") if p)
+    found = Allocation(lab, job, {name: value for name, _, value in pairs})
+    # What describes sbatch's own wishes would only make both tools warn about every -n.
+    for name in ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"):
+        found.env.pop(name, None)
+    found.env["SLURM_OVERLAP"] = "1"  # a step that ends a little late holds nobody up
+    return found
+
+
+def both(
+    alloc: Allocation,
+    argv: list[str],
+    env: dict[str, str] | None = None,
+    stdin: bytes = b"",
+    files: dict[str, str] | None = None,
+) -> tuple[Result, Result]:
+    """Run the same words under both, side by side in directories of their own."""
+
+    def run(tool: str) -> Result:
+        cwd = alloc.directory(tool)
+        for name, text in (files or {}).items():
+            (cwd / name).write_text(text)
+            os.chown(cwd / name, alloc.lab.uid, alloc.lab.uid)
+        return alloc.run([tool, *argv], cwd, env, stdin)
+
+    with ThreadPoolExecutor(2) as pool:
+        plain, robust = pool.map(run, TOOLS)
+    return plain, robust
