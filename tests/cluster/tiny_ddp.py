@@ -69,4 +69,5 @@ if rank == 0:
     (args.dir / "final.json").write_text(json.dumps(final))
 dist.barrier()
 dist.destroy_process_group()
-print(f"rank {rank} done on {os.environ['SLURMD_NODENAME']}", flush=True)
+# One write: torchrun's ranks share a pipe, and print() may write the newline by itself.
+os.write(1, f"rank {rank} done on {os.environ['SLURMD_NODENAME']}\n".encode())
