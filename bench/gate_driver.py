@@ -55,10 +55,12 @@ def _environ() -> dict[str, str]:
 
 def _stub(directory: Path) -> Path:
     """The prolog as `robust-admin install` writes it."""
-    from health.admin.render import stub
+    from health.admin.render import Site, find_prefix, node_files
 
+    site = Site(find_prefix(sys.prefix), str(directory), "", str(directory / "spool"))
+    files = {Path(wanted.path).name: wanted for wanted in node_files(site, "")}
     path = directory / "prolog"
-    path.write_text(stub("prolog"))
+    path.write_text(files["prolog"].text)
     path.chmod(0o755)
     return path
 

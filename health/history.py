@@ -77,9 +77,7 @@ def load(spool: str) -> list[Event]:
 
 def append(spool: str, events: Sequence[Event]) -> None:
     """Write events to the local file. Raises OSError."""
-    if not os.path.isdir(spool):  # noqa: PTH112
-        os.makedirs(spool, 0o755, exist_ok=True)  # noqa: PTH103
-    directory = rootfiles.open_dir(spool)
+    directory = _open_spool(spool)
     try:
         held = rootfiles.lock(directory, "lock")
         try:
@@ -88,6 +86,15 @@ def append(spool: str, events: Sequence[Event]) -> None:
             os.close(held)
     finally:
         os.close(directory)
+
+
+def _open_spool(spool: str) -> int:
+    """The node's own directory, made if it is not there."""
+    try:
+        return rootfiles.open_dir(spool)
+    except FileNotFoundError:
+        os.makedirs(spool, 0o755, exist_ok=True)  # noqa: PTH103
+        return rootfiles.open_dir(spool)
 
 
 def _append_locked(directory: int, name: str, lines: bytes) -> None:
@@ -146,7 +153,7 @@ def share(spool: str, state_dir: str, node: str) -> bool:
 
     Raises OSError, and blocks while the shared file system does: call it in a child.
     """
-    directory = rootfiles.open_dir(spool)
+    directory = _open_spool(spool)
     nodes = rootfiles.open_dir(f"{state_dir}/{NODES}")
     try:
         only_one = rootfiles.lock(directory, "share.lock", wait=False)

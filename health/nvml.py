@@ -105,9 +105,10 @@ class Collector:
         if self._child and not self.done:
             where = where_it_hangs(self._child.pid)
             self.snapshot["hung"] = True
+            if where:
+                self.snapshot["stage"] += f" ({where})"
             if not self._child.stop() and self._stuck:
-                what = f"{self.snapshot['stage']} ({where})" if where else self.snapshot["stage"]
-                self._stuck.remember(_STUCK, self._child.pid, what)
+                self._stuck.remember(_STUCK, self._child.pid, self.snapshot["stage"])
             self.done = True
 
     def wait(self) -> Snapshot:
@@ -145,7 +146,7 @@ class Collector:
     def _finish(self) -> None:
         self.done = True
         if self._child:
-            self._child.stop()  # all is said; what it still does is its own business
+            self._child.stop(0.0)  # all is said; closing the driver may take it a while
 
     def _died(self, why: str) -> None:
         """The pipe ended before the answers did."""

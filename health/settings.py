@@ -27,7 +27,9 @@ GATE: Mapping[str, Setting] = {
     ),
     "epilog_deadline": Setting(30.0, "all checks of the epilog; keep it below EpilogTimeout", "s"),
     "sweep_deadline": Setting(50.0, "all checks of the sweep; slurmd kills it at 60 s", "s"),
-    "nvml_deadline": Setting(5.0, "NVML's answers for all GPUs of the node", "s"),
+    "nvml_deadline": Setting(
+        5.0, "NVML's answers for all GPUs; without persistence mode each GPU may need seconds", "s"
+    ),
     "allow_skip": Setting(True, "jobs may leave the checks out: --comment or --extra robust:skip"),
     "disabled": Setting([], "families not to run, or ids of findings to drop: the kill switch"),
     "spool": Setting("/var/lib/robust-slurm", "the node's own records (a local disk, root's)"),
@@ -182,6 +184,6 @@ def _wrong(table: str, key: str, value: Any) -> str:
         return "not an absolute path"
     if at in _ABOVE_ZERO and value <= 0:
         return "must be above 0"
-    if isinstance(value, int | float) and value < 0:
+    if table and isinstance(value, int | float) and value < 0:
         return "must not be below 0"
     return ""

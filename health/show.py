@@ -68,12 +68,13 @@ def _verdict(verdict: Verdict, colour: bool) -> list[str]:
     if not verdict.lead:
         return [f"{_status('PASS', colour).rstrip()}: open, the node takes jobs"]
     count = f", {len(verdict.closing)} findings close it" if len(verdict.closing) > 1 else ""
-    action = ACTIONS[verdict.lead.action]
-    return [
+    lines = [
         f"{_status(verdict.lead.status, colour).rstrip()}: closed{count}",
         f"reason: {verdict.reason}",
-        f"next:   {action.text}",
     ]
+    if verdict.lead.action != "none":
+        lines.append(f"next:   {ACTIONS[verdict.lead.action].text}")
+    return [*lines, f"more:   robust-health explain {verdict.lead.check}"]
 
 
 def listing(checks: Sequence[Check]) -> str:

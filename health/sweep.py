@@ -27,7 +27,7 @@ from health.undrain import Ours, Standing, ours, why_not
 from health.verdict import Verdict
 
 if TYPE_CHECKING:
-    from robust_slurm.slurm import Node
+    from robust_slurm.slurm import Node, Slurm
 
 USAGE = """\
 usage: robust-health sweep [--dry-run]
@@ -126,14 +126,16 @@ class Sweep:
 
     # ---- Slurm
 
+    def _door(self) -> Slurm:
+        settings = self._gate.settings
+        return open_door(settings)(self._gate.left(float(settings.gate["scontrol_deadline"])))
+
     def _ask(self) -> Node | None:
         """The node's own record, in one bounded call."""
         from robust_slurm.slurm import SlurmError
 
-        settings = self._gate.settings
-        door = open_door(settings)(self._gate.left(float(settings.gate["scontrol_deadline"])))
         try:
-            return door.nodes([self._node]).get(self._node)
+            return self._door().nodes([self._node]).get(self._node)
         except SlurmError as error:
             say(f"nothing is drained or undrained: {error}")
             return None
@@ -144,16 +146,19 @@ class Sweep:
 
         if self._gate.dry_run:
             return "dry run: would be undrained"
-        settings = self._gate.settings
-        door = open_door(settings)(self._gate.left(float(settings.gate["scontrol_deadline"])))
         try:
-            result = door.undrain(self._node, expect_reason_prefix=reason)
+            # The checks took their time: a person may have written into the reason meanwhile.
+            now = self._door().nodes([self._node]).get(self._node)
+            if now is not None and now.reason == reason:
+                result = self._door().undrain(self._node, expect_reason_prefix=reason)
+                if result.done:
+                    return ""
+                now = result.before
         except SlurmError as error:
             return f"not undrained: {error}"
-        now = result.before
-        if not result.done:
-            return f"not undrained: it is {'+'.join(sorted(now.state))}, reason {now.reason}"
-        return ""
+        if now is None:
+            return "not undrained: Slurm knows the node no more"
+        return f"not undrained: it is {'+'.join(sorted(now.state))}, reason {now.reason}"
 
     # ---- checks
 

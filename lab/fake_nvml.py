@@ -12,6 +12,7 @@ _SOURCE = Path(__file__).with_name("nvml")
 _FLAGS = ["-shared", "-fPIC", "-O0", "-fvisibility=hidden", "-Wall", f"-Wl,-soname,{LIBRARY}"]
 _BUILD_S = 60.0
 _LDCONFIG_S = 30.0
+_LDCONFIG = "/sbin/ldconfig"
 _AUX = Path("/var/cache/ldconfig")
 
 
@@ -19,6 +20,8 @@ def check_compiler() -> None:
     """Raise LabError unless the library can be built here."""
     if not shutil.which("cc"):
         raise LabError("GPUs need a C compiler (cc); try: apt-get install gcc libc6-dev")
+    if not Path(_LDCONFIG).exists():
+        raise LabError(f"GPUs need {_LDCONFIG} of the GNU C library, which is not here")
 
 
 def build(directory: Path) -> Path:
@@ -41,7 +44,7 @@ def make_cache(library: Path, cache: Path) -> None:
     """
     conf = cache.with_suffix(".conf")
     conf.write_text(f"{library.parent}\ninclude /etc/ld.so.conf\n")
-    argv = ["/sbin/ldconfig", "-X", "-C", str(cache), "-f", str(conf)]
+    argv = [_LDCONFIG, "-X", "-C", str(cache), "-f", str(conf)]
     done = subprocess.run(
         argv, capture_output=True, text=True, timeout=_LDCONFIG_S, preexec_fn=_hide_notes
     )

@@ -20,8 +20,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-SHARED = "fuse.labfs"  # stands for a file system of the network
-PLAIN = "fuse"
 _HEADER = struct.Struct("<IIQQIII4x")
 _ANSWER = struct.Struct("<IiQ")
 _ATTR = struct.Struct("<6Q10I")

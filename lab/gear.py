@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lab import fuse, gpu_faults, inside, kernlog
+from lab import gpu_faults, inside, kernlog, linux
 from lab.errors import LabError
 from lab.hardware import HCAS, Hardware, Link, Tree, changes, nvml_state, proc_tree, sys_tree
 from lab.kernlog import Line
@@ -28,7 +28,8 @@ class Gear:
         self.spec = spec
         self.pid = 0
         self.hardware = Hardware(node, spec.gpus)
-        self.began = time.clock_gettime(time.CLOCK_BOOTTIME)
+        # Without time namespaces the node has the machine's uptime, and so has its log.
+        self.began = time.clock_gettime(time.CLOCK_BOOTTIME) if linux.has_own_uptime() else 0.0
         self.logged = len(kernlog.boot_log(spec.gpus))
         self.introduced: set[int] = set()  # GPUs of which the driver has printed the UUID
         self.full: dict[str, str] = {}  # path: its file system's size before, "" if it stayed
@@ -68,11 +69,11 @@ class Gear:
         elif op == "kmsg":
             self.kmsg(str(request["text"]), int(request["level"]))
         elif op == "fill":
-            self.fill(str(request["path"]), str(request["leave"]))
+            self.fill(_absolute(request["path"]), str(request["leave"]))
         elif op == "stale_mount":
-            self.stale_mount(str(request["path"]))
+            self.stale_mount(_absolute(request["path"]))
         elif op == "heal_mount":
-            self.heal_mount(str(request["path"]))
+            self.heal_mount(_absolute(request["path"]))
         else:
             raise LabError(f"the lab knows no {op!r}")
 
@@ -200,7 +201,7 @@ class Gear:
         place = self._stuck_dir
         if place not in self.mounts:
             own = str(self.spec.node_dir)
-            self.mounts[place] = Mount.make(self.pid, place, own, fuse.PLAIN)
+            self.mounts[place] = Mount.make(self.pid, place, own, "fuse")
             self.mounts[place].make_stale()
         return f"{place}/nvidiactl"
 
@@ -208,6 +209,12 @@ class Gear:
         used = any(value.startswith(self._stuck_dir) for value in self.hardware.nvml.values())
         if self._stuck_dir in self.mounts and not used:
             self.heal_mount(self._stuck_dir)
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/"):
+        raise LabError(f"{path!r}: want a path from the root, as the node sees it")
+    return str(Path(path))
 
 
 def _remove_empty(directory: Path, top: Path) -> None:

@@ -60,6 +60,9 @@ def bring_up(spec: LabSpec, owner: int = 0) -> None:
     try:
         _write_files(spec)
         ready = _start_reaper(spec, lock, owner)
+    except BaseException:
+        remove(spec.dir)
+        raise
     finally:
         os.close(lock)
     try:
@@ -146,6 +149,8 @@ def _write_files(spec: LabSpec) -> None:
         "passwd": texts.passwd_file(Path("/etc/passwd").read_text(), spec.shared),
         "group": texts.group_file(Path("/etc/group").read_text()),
     }
+    if spec.scratch:
+        files["fstab"] = texts.fstab_file(_text_of("/etc/fstab"), spec)
     for name, text in files.items():
         (etc / name).write_text(text)
         (etc / name).chmod(0o644)
@@ -159,6 +164,10 @@ def _write_files(spec: LabSpec) -> None:
     if spec.gpus:  # below the mount point of the nodes' tmpfs: its path is the one they will see
         (spec.node_dir / "gpu").mkdir(mode=0o755)
         fake_nvml.make_cache(fake_nvml.build(spec.node_dir / "gpu"), spec.loader_cache)
+
+
+def _text_of(path: str) -> str:
+    return Path(path).read_text() if Path(path).exists() else ""
 
 
 def _read_answer(fd: int) -> str:

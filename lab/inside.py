@@ -9,7 +9,8 @@ from pathlib import Path
 from lab import linux
 from lab.errors import LabError
 
-_WAIT_S = 10.0
+_WAIT_S = 5.0
+_REAP_S = 1.0
 _MOST = 256 << 20  # bytes of the machine's memory that a full file system may take
 
 
@@ -45,11 +46,19 @@ def run(pid: int, work: Callable[[], str | None], keep: int = -1) -> str:
         answer = os.read(read_end, 4096).decode(errors="replace") if ready else ""
     finally:
         os.close(read_end)
-        os.kill(child, signal.SIGKILL)  # it has nothing left to do
-        os.waitpid(child, 0)
+        _end(child)
     if not answer.startswith("+"):
         raise LabError(answer.removeprefix("-") or f"no answer from inside in {_WAIT_S:.0f} s")
     return answer[1:]
+
+
+def _end(child: int) -> None:
+    """Kill a child that has nothing left to do; one that cannot die now is reaped later."""
+    fd = os.pidfd_open(child)
+    os.kill(child, signal.SIGKILL)
+    if select.select([fd], [], [], _REAP_S)[0]:
+        os.waitpid(child, 0)
+    os.close(fd)
 
 
 def _answer(pid: int, work: Callable[[], str | None]) -> str:
@@ -58,6 +67,16 @@ def _answer(pid: int, work: Callable[[], str | None]) -> str:
         return f"+{work() or ''}"
     except (LabError, OSError) as error:
         return f"-{error}"
+
+
+def kill_all(space: Path) -> None:
+    """SIGKILL to all processes of a PID namespace, as its dying first process will send too."""
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "ns" / "pid").readlink() == space:
+                os.kill(int(entry.name), signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError):  # it ended
+            continue
 
 
 def fill(path: str, name: str, leave: str, own: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lab import linux, node, ranks
+from lab import inside, linux, node, ranks
 from lab.errors import LabError
 from lab.gear import Gear
 from lab.logs import complaints
@@ -119,7 +119,7 @@ class Keeper:
         os.kill(one.pid, signal.SIGKILL)
         if one.gear and one.gear.mounts:
             # Nothing dies while it waits for a mount, and nothing is to wake up unless to die.
-            _kill_all_of(space)
+            inside.kill_all(space)
             one.gear.end()
         self._buried(one)
         return {"time": at}
@@ -297,16 +297,6 @@ class Keeper:
         socket.send_fds(link, [b"{}"], fds)
         for fd in fds:
             os.close(fd)
-
-
-def _kill_all_of(space: Path) -> None:
-    """SIGKILL to all processes of a PID namespace, as its dying first process will send too."""
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and (entry / "ns" / "pid").readlink() == space:
-                os.kill(int(entry.name), signal.SIGKILL)
-        except (FileNotFoundError, ProcessLookupError):  # it ended
-            continue
 
 
 def _ip(lines: list[str]) -> None:

@@ -43,17 +43,21 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), f"unshare({flags:#x})")
 
 
-def zero_uptime() -> bool:
+def has_own_uptime() -> bool:
+    """Whether the kernel can give a node an uptime of its own (time namespaces)."""
+    return Path("/proc/self/ns/time_for_children").exists()
+
+
+def zero_uptime() -> None:
     """Give this process's future children a clock of their own that counts from a boot just now.
 
-    Only CLOCK_BOOTTIME (uptime) changes, no other clock. False where the kernel cannot do it.
+    Only CLOCK_BOOTTIME (uptime) changes, no other clock. Nothing where the kernel cannot do it.
     """
-    if not Path("/proc/self/ns/time_for_children").exists():
-        return False
+    if not has_own_uptime():
+        return
     unshare(CLONE_NEWTIME)
     seconds, nanoseconds = divmod(-time.clock_gettime_ns(time.CLOCK_BOOTTIME), 10**9)
     Path("/proc/self/timens_offsets").write_text(f"boottime {seconds} {nanoseconds}\n")
-    return True
 
 
 def mount(source: str, target: str, fstype: str, flags: int = 0, options: str = "") -> None:

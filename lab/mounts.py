@@ -91,6 +91,8 @@ def build_view(spec: LabSpec, node: str, covers: Iterable[Cover]) -> None:
     etc = spec.dir / "etc"
     for name in ("passwd", "group", "hosts"):
         linux.bind(str(etc / name), f"/etc/{name}")
+    if (etc / "fstab").exists() and Path("/etc/fstab").exists():
+        linux.bind(str(etc / "fstab"), "/etc/fstab")
     if Path("/etc/slurm").is_dir():  # commands find the lab even without SLURM_CONF
         linux.bind(str(etc), "/etc/slurm")
     library = plant.copy_library(spec)

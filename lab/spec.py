@@ -14,6 +14,7 @@ USER = "trainer"
 UID = 20001
 SLURMCTLD_PORT = 6817
 NETMASK = "255.255.0.0"
+SCRATCH_TYPE = "fuse.labfs"
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 _MAX_NODES = 5000  # what the address plan below has room for
@@ -148,6 +149,12 @@ def group_file(host_text: str) -> str:
     """The host's /etc/group with the lab user's group in it."""
     kept = [line for line in host_text.splitlines() if not line.startswith(f"{USER}:")]
     return "\n".join([*kept, f"{USER}:x:{UID}:"]) + "\n"
+
+
+def fstab_file(host_text: str, spec: LabSpec) -> str:
+    """The host's /etc/fstab with the nodes' scratch in it, as a file system of the network."""
+    line = f"lab {spec.scratch_dir} {SCRATCH_TYPE} rw,_netdev 0 0"
+    return "\n".join([*host_text.splitlines(), line]) + "\n"
 
 
 def gres_conf(spec: LabSpec) -> str:

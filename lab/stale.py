@@ -8,6 +8,7 @@ from typing import Self
 
 from lab import fuse, inside, linux
 from lab.errors import LabError
+from lab.spec import SCRATCH_TYPE
 
 _DEVICE = "/dev/fuse"
 
@@ -21,7 +22,7 @@ class Mount:
     stale: bool = False
 
     @classmethod
-    def make(cls, pid: int, path: str, own: str, fstype: str = fuse.SHARED) -> Self:
+    def make(cls, pid: int, path: str, own: str, fstype: str = SCRATCH_TYPE) -> Self:
         """Mount a healthy file system at `path` in the mount namespace of process `pid`.
 
         A directory that is not there is made if it is below `own` or /tmp, which are the node's.

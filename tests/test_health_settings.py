@@ -67,6 +67,7 @@ def test_a_site_that_says_nothing_has_the_defaults(
         ("[health.disk]\nminimum = 2", "disk", "minimum", 2.0),
         ('[health.disk]\npaths = ["/a"]', "disk", "paths", ["/a"]),
         ("[health.disk]\ncount = 8", "disk", "count", 8),
+        ("[health.disk]\ncount = -2", "disk", "count", -2),  # what it means is the family's matter
         ('[health.disk.limits]\n"/tmp" = 3', "disk", "limits", {"/tmp": 3.0}),
         ('[health.disk.free]\na = "x"', "disk", "free", {"a": "x"}),
         ('[nodes."gpu[1-8]".health.disk]\ncount = 1', "disk", "count", 1),
@@ -155,6 +156,8 @@ def test_the_xid_check_gets_the_sites_table(load: Any) -> None:
     found = load('[xid]\n"079" = "service"\n63 = "none"\n[health.xid]\ndays = 3')
     assert found.options("xid") == {"days": 3, "overrides": {"79": "service", "63": "none"}}
     assert "overrides" not in found.options("disk")
+    own = found._replace(families={"xid": {"overrides": {"63": "reboot", "92": "none"}}})
+    assert own.options("xid")["overrides"] == {"79": "service", "63": "none", "92": "none"}
 
 
 def test_the_deep_look_has_the_sweeps_deadline() -> None:

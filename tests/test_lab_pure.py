@@ -75,6 +75,12 @@ def test_passwd_gets_the_user_once() -> None:
     assert f"trainer:x:20001:20001:lab user:{SPEC.shared}:/bin/bash\n" in text
 
 
+def test_fstab_gets_the_scratch() -> None:
+    text = texts.fstab_file("# comment\n/dev/sda / ext4 rw 0 1", SPEC)
+    assert text.splitlines()[:2] == ["# comment", "/dev/sda / ext4 rw 0 1"]
+    assert text.endswith(f"\nlab {SPEC.scratch_dir} fuse.labfs rw,_netdev 0 0\n")
+
+
 # -- mounts -----------------------------------------------------------------------------------
 
 OWN = [Cover("/tmp", 0o1777, ()), Cover("/dev/shm", 0o1777, ()), Cover("/run", 0o755, ())]

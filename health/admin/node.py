@@ -24,7 +24,7 @@ MARK = "robust-admin-reply:"
 LOCK_S = 30.0
 PROBE_S = 30.0
 # What the stubs start and what that imports later, and what it needs for GPUs.
-MODULES = ("prolog.cli", "epilog.cli", "health.cli", "health.gate")
+MODULES = ("prolog.cli", "epilog.cli", "health.cli", "health.gate", "health.sweep")
 NVML = "pynvml"
 
 # Runs as a stub runs: without site, the package directories behind the standard library's.

@@ -110,7 +110,7 @@ def _scripts(facts: Facts) -> Iterator[Want]:
 def _health_program(facts: Facts) -> Iterator[Want]:
     key, ours = "HealthCheckProgram", f"{facts.etc}/healthcheck"
     now = value_of(facts.config, key)
-    why = "the sweep: checks idle nodes, and undrains those that we drained when they pass again"
+    why = "the sweep: checks between jobs, and undrains what we drained when it passes again"
     good = ours in facts.runs.get(key, [now])
     if now and not good:
         why += f"; to keep {now}, call ours from it instead"
@@ -130,8 +130,11 @@ def _health_when(facts: Facts) -> Iterator[Want]:
     now = value_of(config, "HealthCheckNodeState")
     states = [word for word in now.upper().split(",") if word]
     good = not states or "ANY" in states or "IDLE" in states
-    why = "ANY and IDLE include drained nodes; under other values no node is ever undrained"
-    value = (now if good else _joined(["IDLE"], [s for s in states if s == "CYCLE"])) or "ANY"
+    why = (
+        "ANY sees a GPU fail under a running job; IDLE drained nodes too; under the other values "
+        "no node is ever undrained"
+    )
+    value = (now if good else _joined(["ANY"], [s for s in states if s == "CYCLE"])) or "ANY"
     yield Want("HealthCheckNodeState", now, value, "ok" if good else "fix", why, True)
 
     limit = seconds(value_of(config, "HealthCheckTimeout"))

@@ -365,6 +365,8 @@ def test_scratch_works_until_it_is_stale(lab: Cluster) -> None:
         done = lab.exec("n1", ["sh", "-ec", use, scratch], check=True)
         assert done.stdout.split() == ["text", "300000"]
     assert lab.exec("n1", ["stat", f"{scratch}/none"]).returncode == 1
+    if Path("/etc/fstab").exists():
+        assert f"lab {scratch} fuse.labfs rw,_netdev 0 0" in cat(lab, "/etc/fstab")
     lab.stale_mount("n1")
     assert lab.faults()["n1"] == f"stale:{scratch}"
     with Running(lab, "n1", ["stat", f"{scratch}/x"], stderr=subprocess.PIPE) as command:
@@ -394,6 +396,15 @@ def test_stale_mount_of_its_own(lab: Cluster) -> None:
     assert lab.faults()["n2"] == "up"
 
 
+def test_the_lab_itself_does_not_hang_on_a_stale_mount(lab: Cluster) -> None:
+    lab.stale_mount("n1")
+    with pytest.raises(LabError, match="no answer from inside"):
+        lab.fill("n1", f"{lab.scratch}/below")
+    assert lab.faults()["n1"] == f"stale:{lab.scratch}"
+    lab.heal("n1")
+    assert lab.faults()["n1"] == "up"
+
+
 def test_crash_with_processes_in_d_state(lab: Cluster) -> None:
     lab.gpu("n1", nvml_hang="dstate")
     lab.gpu("n1", 3, lost=True)
@@ -416,7 +427,10 @@ def test_crash_with_processes_in_d_state(lab: Cluster) -> None:
     assert cat(lab, "/sys/class/infiniband/mlx5_0/ports/1/state") == "4: ACTIVE"
     assert not any("Xid" in line for line in log(lab))
     assert cat(lab, "/proc/sys/kernel/random/boot_id") != boot
-    assert float(cat(lab, "/proc/uptime").split()[0]) < 300
+    uptime = float(cat(lab, "/proc/uptime").split()[0])
+    booted = next(row for row in cat(lab, "/proc/stat").splitlines() if row.startswith("btime"))
+    assert uptime < 300
+    assert abs(time.time() - uptime - int(booted.split()[1])) < 5
     assert lab.exec("n1", ["ls", f"{lab.disk}/kept", str(lab.scratch)]).returncode == 0
     assert lab.faults()["n1"] == "up"
 
@@ -476,6 +490,8 @@ def test_fill_what_is_large_or_slurms_or_not_the_nodes(lab: Cluster) -> None:
             lab.fill("n1", path)
     with pytest.raises(LabError, match="No such file"):
         lab.fill("n1", "/tmp/none")
+    with pytest.raises(LabError, match="from the root"):
+        lab.fill("n1", "tmp")
 
 
 # -- Slurm's scripts --------------------------------------------------------------------------
