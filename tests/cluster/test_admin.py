@@ -30,6 +30,9 @@ class Site:
         self.top = lab.spec.dir / "site"
         self.top.mkdir(mode=0o755)
         self.prefix = make_prefix(self.top / "prefix")
+        lab.exec("head", ["mkdir", str(self.etc)], user=False, check=True)
+        # The spool's usual place is the same directory on all nodes, and this machine's own.
+        self.write("head", "robust.toml", f'[gate]\nspool = "{lab.spec.node_dir}/gate"\n')
 
     @property
     def etc(self) -> Path:
@@ -125,7 +128,8 @@ def test_install_here_and_uninstall(plain: Site) -> None:
     assert "\nPrologFlags=Alloc,Contain,DeferBatch\n" in lines and "bf_interval=1,nohold" in lines
     gone = plain.admin("uninstall", "--yes")
     assert gone.returncode == 0, gone.stderr
-    assert plain.lab.exec("head", ["ls", str(plain.etc)], user=False).returncode != 0
+    left = plain.lab.exec("head", ["ls", str(plain.etc)], user=False).stdout.split()
+    assert left == ["robust.toml"], "what its admin wrote stays"
 
 
 def test_doctor_without_slurmctld(plain: Site) -> None:
@@ -180,10 +184,10 @@ def ready() -> Iterator[Site]:
 def test_install_over_ssh_and_run_a_job(ready: Site) -> None:
     lab = ready.lab
     (lab.spec.dir / "state").mkdir(mode=0o755)
-    ready.install()
     ready.write("head", "robust.toml", toml(lab))
     told = ready.install().stdout
     assert f"made {lab.spec.dir}/state/nodes" in told and "slurm.conf still wants" not in told
+    assert "nothing to do" in ready.install().stdout
 
     ssh = ["--nodes", "n[1-2],s1", "--ssh"]
     ssh += ["--known-hosts", str(ready.top / "known"), "--identity", str(ready.top / "user")]
