@@ -96,14 +96,23 @@ def reap() -> dict[int, int]:
 
 
 def expects(pid: int, signum: int) -> bool:
-    """Whether a process handles, ignores or blocks a signal; False if it is gone."""
-    masks = ("SigCgt:", "SigIgn:", "SigBlk:")
+    """Whether a process handles, ignores or blocks a signal; False if it is gone.
+
+    A mask that blocks even SIGSEGV is no wish of the program: the C library blocks everything
+    for a moment while it starts a child, and what comes then would kill the program after it.
+    """
+    masks = {"SigCgt": 0, "SigIgn": 0, "SigBlk": 0}
     try:
         with open(f"/proc/{pid}/status") as file:
-            found = [int(line.split()[1], 16) for line in file if line.startswith(masks)]
+            for line in file:
+                name, _, value = line.partition(":")
+                if name in masks:
+                    masks[name] = int(value, 16)
     except OSError:
         return False
-    return any(mask >> (signum - 1) & 1 for mask in found)
+    if masks["SigBlk"] >> (signal.SIGSEGV - 1) & 1:
+        masks["SigBlk"] = 0
+    return any(mask >> (signum - 1) & 1 for mask in masks.values())
 
 
 def childless() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,24 @@ def test_a_process_that_expects_a_signal(trap: str, expected: bool) -> None:
         assert proc.expects(child.pid, signal.SIGUSR1) is expected
         child.communicate("\n")
     assert proc.expects(child.pid, signal.SIGUSR1) is False  # it is gone
+
+
+def blocking(signals: str) -> str:
+    return (
+        "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, "
+        f"{signals}); print('ready', flush=True); sys.stdin.read()"
+    )
+
+
+@pytest.mark.parametrize(
+    ("signals", "expected"), [("{signal.SIGUSR1}", True), ("signal.valid_signals()", False)]
+)
+def test_a_blocked_signal(signals: str, expected: bool) -> None:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", blocking(signals)]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        assert proc.expects(child.pid, signal.SIGUSR1) is expected
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before its start", "after it"])
