@@ -8,8 +8,10 @@ PYTHON ?= /usr/bin/python3
 BIN := .venv/bin
 READY := .venv/.ready
 TORCH := torch==2.13.0
-PACKAGES := slurm-wlm slurm-wlm-basic-plugins munge iproute2 util-linux procps python3 python3-venv
-BENCHES := heartbeat overhead recovery
+PACKAGES := slurm-wlm slurm-wlm-basic-plugins munge iproute2 util-linux procps python3 python3-venv \
+            gcc libc6-dev
+BENCHES := heartbeat overhead recovery gate
+WORKERS ?= 2 # of pytest
 
 export DEBIAN_FRONTEND = noninteractive
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -24,7 +26,7 @@ demo: setup
 test: setup
 	@failed=0; \
 	$(MAKE) --no-print-directory lint || failed=1; \
-	$(BIN)/python -m pytest || failed=1; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup || failed=1; \
 	exit $$failed
 
 lint: setup
