@@ -142,9 +142,10 @@ class Replacement:
 
     def _drain(self, incident: Incident) -> None:
         assert incident.plan is not None
-        what = f"{incident.diagnosis.cause}:{incident.diagnosis.symptom}"
+        # The node gate's grammar: its sweep takes the drain back when the node passes its checks.
+        what = incident.diagnosis.symptom.replace("_", "-")
         for name in incident.plan.replace:
-            reason = f"robust: {what}: job{self._state.job_id}:{incident.id}"
+            reason = f"robust:node:{what}:-:none:job{self._state.job_id}"
             self._boss.slurm.drain(name, reason)
 
     # -- coming

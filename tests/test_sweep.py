@@ -52,7 +52,8 @@ def standing(text: str, at: float | None = NOW - 1000, *flags: str) -> Standing:
         (reason(), [], True),  # the record is lost; the prefix and the grammar are ours
         ("replace the fan", [drained()], False),
         (f"{reason()} ticket 4711", [drained()], False),  # edited by a person
-        ("robust: node:crash: job7:e1", [], False),  # robust-srun's direct drain
+        ("robust:node:node-lost:-:none:job7", [], True),  # robust-srun's, with drain = "direct"
+        ("robust: node:crash: job7:e1", [], False),  # not our grammar
         ("robust:", [], False),
         ("", [drained()], False),
         ("Prolog error", [], False),  # another site script's

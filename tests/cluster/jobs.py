@@ -54,6 +54,7 @@ class Training:
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     job: int = 0
     no_kill: bool = True
+    user: bool = True  # or root
 
     @property
     def state(self) -> Path:
@@ -77,7 +78,7 @@ class Training:
         lines = [f"export {name}={value}" for name, value in self.exports().items()]
         args = ["-o", str(self.dir / "out"), "--open-mode=append", "-D", str(self.dir), *sbatch]
         head = ["#!/bin/bash", *(["#SBATCH --no-kill"] if self.no_kill else [])]
-        self.job = self.lab.sbatch("\n".join([*head, *lines, body, ""]), args)
+        self.job = self.lab.sbatch("\n".join([*head, *lines, body, ""]), args, user=self.user)
 
     # -- what it says
 
@@ -238,13 +239,14 @@ def start(
     spares: int = 0,
     world: int | None = None,
     no_kill: bool = True,
+    user: bool = True,
 ) -> Training:
     """Submit a toy training on ``nodes`` nodes and ``spares`` more (options are split at blanks).
 
     ``world``: the number of ranks where it is not nodes x per_node.
     """
     training = prepared(lab, world or nodes * per_node, steps)
-    training.no_kill = no_kill
+    training.no_kill, training.user = no_kill, user
     options = [*([f"--robust-spares={spares}"] if spares else []), *robust.split()]
     size = [f"-N{nodes + spares}", f"--ntasks-per-node={per_node}"]
     training.submit(training.line(options, toy.split()), [*size, *sbatch.split()])

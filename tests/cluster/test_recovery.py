@@ -10,6 +10,7 @@ import pytest
 from conftest import LabFactory
 from jobs import Training, check_incident, prepared, reference, start, until
 
+from health.verdict import parse_reason
 from lab import Cluster
 
 # The limit is ten times the longest time between two reports with a step, and at least the floor.
@@ -141,6 +142,20 @@ def test_spare_takes_over(new_lab: LabFactory) -> None:
     assert "n3 took the ranks of n2" in training.out()
     assert training.says("^rank 2 done on n3 in epoch 2")
     assert roles(training) == {"n1": "active", "n2": "lost", "n3": "active"}
+
+
+def test_an_operators_job_drains_the_bad_node(new_lab: LabFactory) -> None:
+    lab = new_lab(standby=0)
+    training = start(lab, 2, spares=1, robust="--robust-drain=direct", user=False)
+    training.wait_step(8)
+    lab.crash("n2")
+    training.wait_says("recovered from")
+    until(lambda: "DRAIN" in lab.nodes()["n2"], "n2 drained")
+    record = lab.node_records()["n2"]
+    reason = parse_reason(record["Reason"])
+    assert reason == ("node", "node-lost", "", "none", training.job), record["Reason"]
+    training.check_done()
+    until(lambda: lab.nodes()["n1"] == lab.nodes()["n3"] == {"IDLE"}, "the others untouched")
 
 
 def test_companion_takes_over_with_its_gpus(new_lab: LabFactory) -> None:
