@@ -7,8 +7,10 @@ and of the environment it holds nothing but Slurm's own variables.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -24,10 +26,15 @@ T = TypeVar("T")
 
 _JOURNAL = "calls.jsonl"  # what becomes calls.json at the end
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# Looked at again and again until they change: replay gives the last answer.
+_CHANGING = re.compile(r"/proc/\d+/")
 
 
 class RecordingSystem:
-    """``system`` with a memory in ``directory``, which must not exist or be empty and ours."""
+    """``system`` with a memory in ``directory``, which must not exist or be empty and ours.
+
+    What cannot be kept (a full disk) is no business of the check that asked: ``finish`` raises it.
+    """
 
     def __init__(self, system: LiveSystem, directory: str):
         _take(directory)
@@ -53,18 +60,20 @@ class RecordingSystem:
             self._outcomes[outcome.check.name] = {"status": outcome.status, "findings": findings}
 
     def finish(self) -> None:
-        """Write what is known at the end; without it the tree is no recording."""
+        """Write what is known at the end; without it the tree is no recording.
+
+        Raises OSError when not everything could be kept: the tree is not complete then.
+        """
+        self._raise_what_failed()
         calls: dict[str, dict[str, Any]] = {kind: {} for kind in tree.KINDS}
         for line in self._journal():
             kind, key, answer = json.loads(line)
             calls[kind].setdefault(key, answer)
         self._write(tree.CALLS, json.dumps(calls, indent=1) + "\n")
-        journal = f"{self._directory}/{_JOURNAL}"
-        if os.path.exists(journal):  # noqa: PTH110
-            os.unlink(journal)  # noqa: PTH108
         context = self.context
         settings = self.settings._asdict()
         meta = {
+            "format": tree.FORMAT,
             "context": {**context._asdict(), "env": dict(context.env)},
             "now": self.now(),
             "uptime": self.uptime(),
@@ -73,6 +82,26 @@ class RecordingSystem:
             "outcomes": self._outcomes,
         }
         self._write(tree.META, json.dumps(meta, indent=1) + "\n")
+        self._raise_what_failed()
+        for name in (_JOURNAL, tree.UNFINISHED):
+            try:
+                os.unlink(f"{self._directory}/{name}")  # noqa: PTH108
+            except FileNotFoundError:
+                pass
+
+    def _failed(self, error: OSError) -> None:
+        """Remember, in a way that needs no room and that every process sees."""
+        mark = f"{self._directory}/{tree.UNFINISHED}"
+        try:
+            os.rename(mark, f"{mark}-{error.errno or errno.EIO}")  # noqa: PTH104
+        except FileNotFoundError:
+            pass  # another one did
+
+    def _raise_what_failed(self) -> None:
+        for name in os.listdir(self._directory):  # noqa: PTH208
+            code = name.removeprefix(f"{tree.UNFINISHED}-")
+            if code != name:
+                raise OSError(int(code), os.strerror(int(code)), self._directory)
 
     # The questions of a check.
 
@@ -85,14 +114,19 @@ class RecordingSystem:
 
     def read(self, path: str) -> str:
         place = tree.place(path)
-        kept = self._kept(place) if place else None
+        changing = place is not None and _CHANGING.match(path) is not None
+        kept = self._kept(place) if place and not changing else None
         if kept is not None:
             return kept  # the first answer is the one that replay will give
         try:
             text = self._system.read(path)
         except OSError as err:
+            if changing:
+                self._forget(place)
             self._note("read", path, tree.failure(err))
             raise
+        if changing:
+            self._forget(place)
         if place is None or not self._write(place, text):
             self._note("read", path, text)
         return text
@@ -163,11 +197,16 @@ class RecordingSystem:
     def _note(self, kind: str, key: str, answer: Any) -> None:
         """One line in one write: workers append at the same time."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(f"{self._directory}/{_JOURNAL}", flags, 0o600)
+        line = json.dumps([kind, key, answer]).encode() + b"\n"
         try:
-            os.write(fd, json.dumps([kind, key, answer]).encode() + b"\n")
-        finally:
-            os.close(fd)
+            fd = os.open(f"{self._directory}/{_JOURNAL}", flags, 0o600)
+            try:
+                if os.write(fd, line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            finally:
+                os.close(fd)
+        except OSError as err:
+            self._failed(err)
 
     def _once(self, name: str, call: Callable[[], T]) -> T:
         """An answer that has a file of its own: only its failure is noted."""
@@ -191,16 +230,24 @@ class RecordingSystem:
         except OSError:
             return None
 
+    def _forget(self, place: str | None) -> None:
+        try:
+            os.unlink(f"{self._directory}/{place}")  # noqa: PTH108
+        except OSError:
+            pass  # it was not kept yet
+
     def _write(self, place: str, text: str) -> bool:
         """Put a file into the tree; False if it is there or has no place there."""
         path = f"{self._directory}/{place}"
         try:
             os.makedirs(path.rpartition("/")[0], mode=0o700, exist_ok=True)  # noqa: PTH103
             fd = os.open(path, _NEW, 0o600)
+            with os.fdopen(fd, "w", encoding="utf-8", newline="") as file:
+                file.write(text)
         except (FileExistsError, NotADirectoryError):
             return False
-        with os.fdopen(fd, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
+        except OSError as err:
+            self._failed(err)
         return True
 
 
@@ -215,3 +262,5 @@ def _take(directory: str) -> None:
         if os.listdir(directory):  # noqa: PTH208
             raise ValueError(f"{directory} is not empty") from None
         os.chmod(directory, 0o700)  # noqa: PTH101
+    fd = os.open(f"{directory}/{tree.UNFINISHED}", _NEW, 0o600)
+    os.close(fd)

@@ -25,6 +25,8 @@ from health.system import Context, Disk, Entry, Event, LogRecord, Output
 
 _NOW = 1_700_000_000.0  # for trees that do not say
 _UPTIME = 86_400.0
+# What a path that is not in the tree, or not as asked for, gives.
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 class BadTree(ValueError):
@@ -38,10 +40,22 @@ class ReplaySystem:
         self._root = os.path.realpath(directory)
         if not os.path.isdir(self._root):  # noqa: PTH112
             raise BadTree(f"{directory} is not a directory")
+        self._bad = ""
+        self._unfinished()
         meta = self._json(tree.META)
         if not meta and not os.path.isdir(f"{self._root}/{tree.FILES}"):  # noqa: PTH112
-            raise BadTree(f"{directory} has neither {tree.META} nor {tree.FILES}/: not a recording")
-        self._calls = self._json(tree.CALLS)
+            raise BadTree(
+                f"{directory} has neither {tree.META} nor {tree.FILES}/: not a recording; "
+                "`robust-health record DIR` makes one"
+            )
+        if meta.get("format", tree.FORMAT) != tree.FORMAT:
+            raise BadTree(
+                f"{directory}/{tree.META}: format {meta['format']!r}, this robust-health reads "
+                f"{tree.FORMAT}; replay it with the version that recorded it"
+            )
+        self._calls = self._answers()
+        self._nvml = self._snapshot()
+        self._fleet = self._json(tree.FLEET)
         self._checks = tuple(checks)
         try:
             self._read_meta(meta)
@@ -72,9 +86,15 @@ class ReplaySystem:
         return self._context
 
     def report(self, only: Sequence[str] = ()) -> Report:
-        """Run the checks of the place for which the tree was recorded."""
+        """Run the checks of the place for which the tree was recorded. Raises BadTree."""
         where = cast(Where, self._context.where)
-        return run_inline(self, self._checks, where, self.settings, only, self._outcomes)
+        report = run_inline(self, self._checks, where, self.settings, only, self._outcomes)
+        if self._bad:  # a check took what is wrong with the tree for the node's trouble
+            raise BadTree(self._bad)
+        return report
+
+    def pause(self, seconds: float) -> None:
+        """Nothing changes here: a check that wants to look again need not wait."""
 
     def options(self, family: str) -> Mapping[str, Any]:
         return self.settings.options(family)
@@ -87,6 +107,7 @@ class ReplaySystem:
             code = err.errno
         kept = self._call("read", path)
         if kept is None:
+            self._own_trouble(code, path)
             raise OSError(code, os.strerror(code or errno.ENOENT), path)
         return str(kept)
 
@@ -94,7 +115,11 @@ class ReplaySystem:
         kept = self._call("names", path)
         if kept is not None:
             return [str(name) for name in kept]
-        return sorted(os.listdir(self._place(path)))  # noqa: PTH208
+        try:
+            return sorted(os.listdir(self._place(path)))  # noqa: PTH208
+        except OSError as err:
+            self._own_trouble(err.errno, path)
+            raise
 
     def link(self, path: str) -> str:
         return str(self._known("link", path))
@@ -102,14 +127,14 @@ class ReplaySystem:
     def entry(self, path: str) -> Entry:
         kept = self._call("entry", path)
         if kept is not None:
-            return Entry(*kept)
+            return cast(Entry, self._made(Entry, kept, path))
         info = os.stat(self._place(path))  # noqa: PTH116
         directory = os.path.isdir(self._place(path))  # noqa: PTH112
         kind, mode = ("dir", 0o755) if directory else ("file", 0o644)
         return Entry(kind, mode, 0, info.st_size, self._now - self._uptime)
 
     def disk(self, path: str) -> Disk:
-        return Disk(*self._known("disk", path))
+        return cast(Disk, self._made(Disk, self._known("disk", path), path))
 
     def probe(self, path: str, write: bool, deadline_s: float) -> None:
         key = tree.probe_key(path, write)
@@ -118,15 +143,15 @@ class ReplaySystem:
         self._call("probe", key)
 
     def command(self, argv: Sequence[str], deadline_s: float) -> Output:
-        return Output(*self._known("command", tree.command_key(argv)))
+        key = tree.command_key(argv)
+        return cast(Output, self._made(Output, self._known("command", key), key))
 
     def kernel_log(self) -> list[LogRecord]:
         self._call("once", "kernel_log")
         return kmsg.parse(self._text(tree.KMSG))
 
     def nvml(self) -> Snapshot:
-        found = self._json(tree.NVML)
-        return cast(Snapshot, found) if found else empty("init", "no-library")
+        return self._nvml
 
     def history(self) -> list[Event]:
         self._call("once", "history")
@@ -136,7 +161,7 @@ class ReplaySystem:
 
     def fleet(self) -> Mapping[str, Any]:
         self._call("once", "fleet")
-        return self._json(tree.FLEET)
+        return self._fleet
 
     def clock_offset(self) -> float | None:
         if "clock_offset" not in self._calls.get("once", {}):
@@ -152,6 +177,44 @@ class ReplaySystem:
 
     def boot_id(self) -> str:
         return self._boot_id
+
+    def _unfinished(self) -> None:
+        for name in sorted(os.listdir(self._root)):  # noqa: PTH208
+            if name.startswith(tree.UNFINISHED):
+                code = name.removeprefix(f"{tree.UNFINISHED}-")
+                why = f" ({os.strerror(int(code))})" if code.isdigit() else ""
+                raise BadTree(
+                    f"{self._root}: the recording was not finished{why}; record the node again"
+                )
+
+    def _answers(self) -> dict[str, dict[str, Any]]:
+        found = self._json(tree.CALLS)
+        for kind, answers in found.items():
+            if not isinstance(answers, dict):
+                raise BadTree(f"{self._root}/{tree.CALLS}: {kind} is not a JSON object")
+        return found
+
+    def _snapshot(self) -> Snapshot:
+        found = self._json(tree.NVML)
+        for key in ("devices", "lost"):
+            gpus = found.get(key, [])
+            if not isinstance(gpus, list) or not all(isinstance(gpu, dict) for gpu in gpus):
+                raise BadTree(f"{self._root}/{tree.NVML}: {key} is not a list of JSON objects")
+        return cast(Snapshot, found) if found else empty("init", "no-library")
+
+    def _made(self, kind: Any, kept: Any, key: str) -> Any:
+        """An answer of several fields."""
+        if not isinstance(kept, list) or len(kept) != len(kind._fields):
+            self._bad = f"{self._root}/{tree.CALLS}: {key}: {kept!r} is no {kind.__name__.lower()}"
+            raise BadTree(self._bad)
+        return kind(*kept)
+
+    def _own_trouble(self, code: int | None, path: str) -> None:
+        """Raise BadTree unless an error of the tree's own file says what the node would."""
+        if code not in _ABSENT:
+            below = tree.place(path) or tree.FILES
+            self._bad = f"{self._root}/{below}: {os.strerror(code or errno.EIO)}"
+            raise BadTree(self._bad)
 
     def _call(self, kind: str, key: str) -> Any:
         """The answer that was kept, None if there is none; a kept failure is raised."""
@@ -181,7 +244,8 @@ class ReplaySystem:
         except FileNotFoundError:
             return ""
         except OSError as err:
-            raise BadTree(f"{self._root}/{name}: {err.strerror}") from None
+            self._bad = f"{self._root}/{name}: {err.strerror}"
+            raise BadTree(self._bad) from None
 
     def _json(self, name: str) -> dict[str, Any]:
         text = self._text(name)

@@ -11,6 +11,7 @@ import zlib
 
 from health import rootfiles
 from health.child import start_time
+from health.system import System
 
 DIRECTORY = "/run/robust-slurm"
 _LIMIT = 4096  # bytes
@@ -48,6 +49,18 @@ class Stuck:
                 os.close(directory)
         except (OSError, ValueError, IndexError):
             return ""
+
+
+def left_behind(system: System, directory: str = DIRECTORY) -> set[tuple[int, int]]:
+    """Pids and start times of the processes that were remembered here and may still hang."""
+    found = set()
+    try:
+        for name in system.names(directory):
+            pid, started = system.read(f"{directory}/{name}").split("\n")[:2]
+            found.add((int(pid), int(started)))
+    except (OSError, ValueError):
+        pass  # nothing was ever left behind, or it is removed just now
+    return found
 
 
 def _still(directory: int, name: str) -> str:

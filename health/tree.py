@@ -1,9 +1,10 @@
 """The recorded tree on disk: names, encodings, and how a failure is kept.
 
-meta.json      context, now, uptime, boot_id, clock_offset, settings, outcomes
+meta.json      format, context, now, uptime, boot_id, settings, outcomes
 files/<path>   the text of every file that was read
 calls.json     all other answers, and the errno of what failed
 nvml.json  kmsg  history.jsonl  fleet.json
+unfinished     while it is recorded; unfinished-28 where something could not be kept, by the errno
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+FORMAT = 1  # of trees written now; one that does not say was built by hand
 META = "meta.json"
 FILES = "files"
 CALLS = "calls.json"
@@ -19,6 +21,7 @@ NVML = "nvml.json"
 KMSG = "kmsg"
 HISTORY = "history.jsonl"
 FLEET = "fleet.json"
+UNFINISHED = "unfinished"
 
 # Kinds of answers in calls.json: {kind: {key: answer}}.
 KINDS = ("read", "names", "link", "entry", "disk", "probe", "command", "once")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from health.cures import cured
 from health.system import Event
-from health.verdict import Reason, parse_reason
+from health.verdict import Reason, parse_reason, without_reboot
 
 # Flags that say nothing about the node's health. With any other one, a person or Slurm itself has
 # something in hand there (DOWN, FAIL, MAINTENANCE, REBOOT_ISSUED, POWERED_DOWN, …).
@@ -47,32 +47,34 @@ class Ours(NamedTuple):
 def ours(standing: Standing, events: Iterable[Event]) -> Ours | None:
     """The drain as we made it; None: it is somebody else's, or was edited by somebody.
 
-    A drain that Slurm made in our place is known by our record of having asked for it.
+    A drain that Slurm made in our place is known by our record of having asked for it. Where
+    Slurm has rebooted the node since, its time of the drain is that of the reboot.
     """
     if "DRAIN" not in standing.flags or not standing.reason:
         return None
     drains = [event for event in events if event.kind == "drain"]
-    reason = parse_reason(standing.reason)
+    text, rebooted = without_reboot(standing.reason)
+    reason = parse_reason(text)
     if reason is not None:
-        near = _near(drains, standing, "reason")
-        likeness = Event(standing.time or 0.0, "drain", "", {"reason": standing.reason})
-        return Ours(reason, near or likeness)
-    if standing.reason in SLURMS_WORDS:
-        near = _near(drains, standing, "as")
+        same = [e for e in drains if parse_reason(str(e.data.get("reason", ""))) == reason]
+        likeness = Event(standing.time or 0.0, "drain", "", {"reason": text})
+        return Ours(reason, _near(same, standing.time, rebooted) or likeness)
+    if text in SLURMS_WORDS:
+        near = _near([e for e in drains if e.data.get("as") == text], standing.time, rebooted)
         asked = parse_reason(str(near.data.get("reason", ""))) if near else None
         if near and asked:
             return Ours(asked, near)
     return None
 
 
-def _near(drains: Iterable[Event], standing: Standing, key: str) -> Event | None:
-    """Our last record of this very drain."""
-    if standing.time is None:
+def _near(drains: Iterable[Event], time: float | None, rebooted: bool) -> Event | None:
+    """Our last record of the drain that Slurm dates so; long ago if it was rebooted since."""
+    if time is None:
         return None
     found = [
         event
         for event in drains
-        if event.data.get(key) == standing.reason and abs(event.time - standing.time) <= NEAR_S
+        if abs(event.time - time) <= NEAR_S or (rebooted and event.time < time)
     ]
     return max(found, key=lambda event: event.time, default=None)
 

@@ -13,10 +13,13 @@ PREFIX = "robust"
 NO_DEVICE = "-"
 _DEVICE_LIMIT = 64  # characters
 
-# scontrol shows behind a reason who set it and when: " [root@2025-11-21T10:00:00]".
+# Slurm adds to a reason what becomes of `scontrol reboot` (set_node_reboot_reason), and scontrol
+# shows behind it who set it and when: " [root@2025-11-21T10:00:00]".
+_REBOOT = r"(?: : reboot (?:requested|issued|complete|timed out))"
 _REASON = re.compile(
     rf"{PREFIX}:(?P<cls>node|user|tool):(?P<check>[a-z0-9-]+):(?P<device>[^:\s]+)"
-    r":(?P<action>[a-z-]+):job(?P<job>[0-9]+)(?: \[[^\[\]]*\])?"
+    r":(?P<action>[a-z-]+):job(?P<job>[0-9]+)"
+    rf"{_REBOOT}*(?: \[[^\[\]]*\])?"
 )
 
 
@@ -79,7 +82,10 @@ def reason_for(finding: Finding, job: int) -> str:
 
 
 def parse_reason(text: str) -> Reason | None:
-    """A reason that ``reason_for`` made; None for any other text, also one with words added."""
+    """A reason that ``reason_for`` made; None for any other text, also one with words added.
+
+    Words that Slurm itself adds when the node is rebooted by it do not count.
+    """
     match = _REASON.fullmatch(text.strip())
     if not match or match["action"] not in ACTIONS or len(match["job"]) > 18:
         return None
@@ -91,3 +97,9 @@ def parse_reason(text: str) -> Reason | None:
         cast(ActionName, match["action"]),
         int(match["job"]),
     )
+
+
+def without_reboot(text: str) -> tuple[str, bool]:
+    """A reason without what Slurm added for a reboot, and whether it had added anything."""
+    plain = re.sub(rf"{_REBOOT}+$", "", text)
+    return plain, plain != text

@@ -78,7 +78,8 @@ def _gpu_parser(parser: argparse.ArgumentParser) -> None:
     add("index", type=int, nargs="?", help="which GPU, as NVML counts; none: the node's NVML")
     add("--xid", type=int, metavar="CODE", help="the driver logs an Xid")
     add("--text", default="", help="the Xid's text (default: one that is usual for the code)")
-    add("--ecc", type=int, metavar="N", help="N uncorrectable ECC errors")
+    add("--ecc", type=int, nargs="?", const=1, metavar="N",
+        help="N uncorrectable ECC errors (default 1)")  # fmt: skip
     add("--lost", nargs="?", const=LOST[0], choices=LOST, help="off the bus (default handle)")
     add("--remap-failed", action="store_true", help="a row could not be remapped")
     add("--remap-pending", action="store_true", help="a row is remapped at the next reset")

@@ -20,9 +20,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     ours = words[: words.index("--")] if "--" in words else words
     args = _parser().parse_args(ours)
-    if len(ours) < len(words):
-        args.command = words[len(ours) + 1 :]
     try:
+        if len(ours) < len(words):
+            if args.verb != "exec":
+                raise LabError("only exec takes a command after --")
+            args.command = words[len(ours) + 1 :]
         host.check_host()
         code: int = args.run(args)
     except LabError as error:
@@ -112,11 +114,12 @@ def _down(args: argparse.Namespace) -> int:
 def _status(args: argparse.Namespace) -> int:
     lab = Lab(args.name)
     faults, slurm = lab.faults(), lab.node_records()
-    print(f"{'NODE':<8}{'ADDRESS':<16}{'LAB':<17}{'SLURM':<23}REASON")
+    wide = max(16, *map(len, faults.values()))
+    print(f"{'NODE':<8}{'ADDRESS':<16}{'LAB':<{wide}} {'SLURM':<23}REASON")
     for name, fault in faults.items():
         record = slurm.get(name, {})
         state = "+".join(sorted(parse_state(record.get("State", "")))) or "-"
-        print(f"{name:<8}{address(name):<16}{fault:<16} {state:<23}{record.get('Reason', '')}")
+        print(f"{name:<8}{address(name):<16}{fault:<{wide}} {state:<23}{record.get('Reason', '')}")
     return 0
 
 

@@ -129,9 +129,10 @@ class Lab(Breakage):
 
     # -- Slurm ------------------------------------------------------------------------------
 
-    def sbatch(self, script: str, args: Sequence[str] = ()) -> int:
-        """Submit a batch script's text from the login node as the user; return the job id."""
-        done = self.exec(HEAD, ["sbatch", "--parsable", *args], input=script, check=True)
+    def sbatch(self, script: str, args: Sequence[str] = (), *, user: bool = True) -> int:
+        """Submit a batch script's text from the login node, as the user or root; the job id."""
+        argv = ["sbatch", "--parsable", *args]
+        done = self.exec(HEAD, argv, input=script, check=True, user=user)
         return int(done.stdout.strip().split(";")[0])
 
     def job(self, job: int) -> dict[str, str]:
@@ -240,7 +241,11 @@ class Lab(Breakage):
         self._wait_usable([node], timeout, resume=True, began=began)
 
     def faults(self) -> dict[str, str]:
-        """What the lab did to each node: "up", "crashed", "hung", "rank-hung", "cut" (or a+b)."""
+        """What the lab did to each node: "up", "crashed", "hung", "rank-hung", "cut" (or a+b).
+
+        What is broken in its hardware is named too: "gpu3", "nvml", "mlx5_0", "full:/tmp",
+        "stale:/path".
+        """
         return {name: str(node["state"]) for name, node in self.ask("state")["nodes"].items()}
 
 

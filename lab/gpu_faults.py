@@ -21,6 +21,7 @@ THROTTLE = {
     "power-brake": 0x80,
 }
 LOST = ("handle", "calls", "absent")
+_WIDTHS = ("1", "2", "4", "8", "16")
 _CURED_BY_RESET = re.compile(
     r"ecc\.volatile_.*|remap\.pending|recovery_action|throttle|hang|hang\..*|error\..*|processes"
 )
@@ -36,7 +37,7 @@ class Change(NamedTuple):
 
 
 def change(hardware: Hardware, index: int | None, what: str, value: str) -> Change:
-    """The change that `what` (one of `CHANGES`) makes to GPU `index`, or to the node (None)."""
+    """What `what` (a key of the tables below) does to GPU `index`, or to the node (None)."""
     if not hardware.gpus:
         raise LabError("the lab has no GPUs; bring one up with --gpus N")
     if index is None:
@@ -67,12 +68,14 @@ def _number(what: str, value: str, highest: int = 1 << 62) -> int:
 
 def _xid(_: Hardware, index: int, value: str) -> Change:
     code, __, text = value.partition(" ")
-    return Change({}, [kernlog.xid(index, _number("an Xid", code, 9999), text)])
+    if "\n" in text:
+        raise LabError("--text wants one line")
+    return Change({}, [kernlog.xid(index, _number("--xid", code, 9999), text)])
 
 
 def _ecc(hardware: Hardware, index: int, value: str) -> Change:
     count = _number("--ecc", value)
-    life = count + int(hardware.key(index, "ecc.aggregate_uncorrected", "0"))
+    life = count + hardware.number(index, "ecc.aggregate_uncorrected", 0)
     nvml = _keys(index, ecc__volatile_uncorrected=count, ecc__aggregate_uncorrected=life)
     return Change(nvml, [kernlog.xid(index, 48)] if count else [])
 
@@ -89,18 +92,20 @@ def _remap_failed(_: Hardware, index: int, __: str) -> Change:
 
 
 def _remap_pending(hardware: Hardware, index: int, _: str) -> Change:
-    rows = 1 + int(hardware.key(index, "remap.uncorrected", "0"))
+    rows = 1 + hardware.number(index, "remap.uncorrected", 0)
     nvml = _keys(index, remap__pending=1, remap__uncorrected=rows)
     return Change(nvml, [kernlog.xid(index, 63)])
 
 
 def _pcie_width(_: Hardware, index: int, value: str) -> Change:
-    return Change(_keys(index, pcie__width=_number("--pcie-width", value, 32)), [])
+    if value not in _WIDTHS:
+        raise LabError(f"--pcie-width wants one of {', '.join(_WIDTHS)}, not {value}")
+    return Change(_keys(index, pcie__width=value), [])
 
 
 def _recovery_action(hardware: Hardware, index: int, value: str) -> Change:
     new = _number("--recovery-action", value, 99)
-    old = int(hardware.key(index, "recovery_action", "0"))
+    old = hardware.number(index, "recovery_action", 0)
     log = [] if new == old else [kernlog.recovery(index, old, new)]
     return Change(_keys(index, recovery_action=new), log)
 

@@ -62,7 +62,13 @@ class Hardware:
     flaps: dict[str, int] = dataclasses.field(default_factory=dict)  # HCA: times it went down
 
     def key(self, index: int, name: str, default: str = "") -> str:
-        return self.nvml.get(f"gpu{index}.{name}", default)
+        """What is set for a GPU, or for all of them, as the fake NVML looks it up."""
+        return self.nvml.get(f"gpu{index}.{name}", self.nvml.get(f"gpu.{name}", default))
+
+    def number(self, index: int, name: str, default: int) -> int:
+        """The same of a number; `default` too where the name of an error is set."""
+        text = self.key(index, name)
+        return int(text) if text.isdecimal() else default
 
     @property
     def driver(self) -> str:
@@ -154,9 +160,9 @@ _SWITCH_SLOT = _Slot("16.0 GT/s PCIe", "2", "16.0 GT/s PCIe", "2")
 
 
 def _gpu_slot(hardware: Hardware, index: int) -> _Slot:
-    width = hardware.key(index, "pcie.width", "16")
-    speed = _SPEEDS.get(int(hardware.key(index, "pcie.generation", "5")))
-    return _Slot(f"{speed} GT/s PCIe" if speed else "Unknown", width)
+    width = hardware.number(index, "pcie.width", 16)
+    speed = _SPEEDS.get(hardware.number(index, "pcie.generation", 5))
+    return _Slot(f"{speed} GT/s PCIe" if speed else "Unknown", str(width))
 
 
 def _place(address: str) -> str:

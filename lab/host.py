@@ -97,9 +97,12 @@ def _claim(spec: LabSpec) -> int:
 
     The reaper and the keeper hold the lock for as long as the lab lives.
     """
-    ROOT.mkdir(mode=0o755, parents=True, exist_ok=True)
     while True:
-        spec.dir.mkdir(mode=0o755, exist_ok=True)
+        ROOT.mkdir(mode=0o755, parents=True, exist_ok=True)
+        try:
+            spec.dir.mkdir(mode=0o755, exist_ok=True)
+        except FileNotFoundError:  # the last of the other labs ended just now
+            continue
         lock = _lock(spec.dir)
         if lock is None:
             raise LabError(f"lab {spec.name} is up already; `down --name {spec.name}` ends it")
@@ -163,7 +166,6 @@ def _write_files(spec: LabSpec) -> None:
         path.chmod(0o666)
     if spec.gpus:  # below the mount point of the nodes' tmpfs: its path is the one they will see
         (spec.node_dir / "gpu").mkdir(mode=0o755)
-        fake_nvml.make_cache(fake_nvml.build(spec.node_dir / "gpu"), spec.loader_cache)
 
 
 def _text_of(path: str) -> str:

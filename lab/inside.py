@@ -109,7 +109,6 @@ def fill(path: str, name: str, leave: str, own: Sequence[str]) -> str:
 
 def to_bytes(leave: str, total: int) -> int:
     """Bytes: "4096", or "5%" of `total`."""
-    # X, or "5%" of `total`."""
     try:
         part = float(leave.removesuffix("%"))
     except ValueError:

@@ -4,7 +4,6 @@ Its death takes the whole lab with it, by the kernel: PID namespaces nest, and n
 namespaces have no other holder. The reaper (lab/reaper.py) is its parent on the host.
 """
 
-import json
 import os
 import selectors
 import signal
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lab import inside, linux, node, ranks
+from lab import control, inside, linux, node, ranks
 from lab.errors import LabError
 from lab.gear import Gear
 from lab.logs import complaints
@@ -25,7 +24,6 @@ from lab.mounts import Cover, host_children, host_is_closed, plan_covers
 from lab.spec import HEAD, LabSpec, mac
 
 _BRIDGE = "switch"
-_NS_NAMES = ("pid", "net", "uts", "ipc", "mnt", "time")  # in the order lab/enter.py wants them
 _WAIT_S = 10.0
 
 
@@ -58,7 +56,7 @@ class Node:
 
 
 class Keeper:
-    """Boots nodes and answers requests on the control socket, one at a time."""
+    """Boots nodes and makes faults, as lab/control.py asks for them."""
 
     def __init__(self, spec: LabSpec) -> None:
         self.spec = spec
@@ -111,7 +109,7 @@ class Keeper:
 
     def crash(self, one: Node) -> dict[str, Any]:
         """Link down, then every process of the node gone; the time is from just before."""
-        self._must_run(one)
+        self.must_run(one)
         at = time.time()
         if not one.cut:
             linux.set_link(one.port, False)
@@ -145,7 +143,7 @@ class Keeper:
 
     def hang(self, one: Node) -> dict[str, Any]:
         """SIGSTOP to all processes of the node at once; its kernel still answers."""
-        self._must_run(one)
+        self.must_run(one)
         at = time.time()
         os.kill(one.pid, node.STOP_ALL)
         one.stopped = True
@@ -176,7 +174,7 @@ class Keeper:
 
     def partition(self, one: Node) -> dict[str, Any]:
         """Only the node's link goes down."""
-        self._must_run(one)
+        self.must_run(one)
         at = time.time()
         linux.set_link(one.port, False)
         one.cut = True
@@ -205,32 +203,21 @@ class Keeper:
             one.cut = False
         return {"time": at, "was": was}
 
-    def _must_run(self, one: Node) -> None:
+    # -- the nodes --------------------------------------------------------------------------
+
+    def find(self, name: str) -> Node:
+        """The node of that name."""
+        if name not in self.nodes:
+            raise LabError(f"no node {name!r} here; there are: {' '.join(self.nodes)}")
+        return self.nodes[name]
+
+    def must_run(self, one: Node) -> None:
+        """Raise LabError if the node is crashed."""
         if not one.pid:
             raise LabError(f"{one.name} is crashed already; `heal {one.name}` brings it back")
 
-    # -- serving ----------------------------------------------------------------------------
-
-    def serve(self, listener: socket.socket, lifeline: int) -> None:
-        """Answer requests until the reaper is gone."""
-        wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-        with selectors.DefaultSelector() as selector:
-            for fd in (listener.fileno(), lifeline, wake_r):
-                selector.register(fd, selectors.EVENT_READ)
-            self._reap()
-            while True:
-                ready = {key.fd for key, _ in selector.select()}
-                if wake_r in ready:
-                    os.read(wake_r, 4096)
-                self._reap()
-                if lifeline in ready:
-                    return
-                if listener.fileno() in ready:
-                    self._accept(listener)
-
-    def _reap(self) -> None:
+    def reap(self) -> None:
+        """Reap what has ended: orphans of the nodes, and nodes."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -242,61 +229,6 @@ class Keeper:
                 if one.pid == pid:
                     print(f"node {one.name} died, wait status {status}", file=sys.stderr)
                     self._forget(one)
-
-    def _accept(self, listener: socket.socket) -> None:
-        link, _ = listener.accept()
-        with link:
-            link.settimeout(_WAIT_S)
-            try:
-                request = json.loads(link.recv(65536))
-                if request.get("op") == "enter":
-                    self._send_namespaces(link, self._node(request))
-                    return
-                reply = self._answer(request)
-            except (LabError, OSError, ValueError, KeyError) as error:
-                reply = {"error": f"{error}"}
-            try:
-                link.send(json.dumps(reply).encode())
-            except OSError as error:  # the asker is gone
-                print(f"no one to answer: {error}", file=sys.stderr)
-
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        if request.get("op") == "state":
-            found = self.nodes.values()
-            return {"nodes": {n.name: {"state": n.state, "died": n.died} for n in found}}
-        if request.get("op") == "hang_rank":
-            return self.hang_rank(str(request["job"]), str(request["rank"]))
-        faults: dict[str, Callable[[Node], dict[str, Any]]] = {
-            "crash": self.crash,
-            "hang": self.hang,
-            "partition": self.partition,
-            "heal": self.heal,
-        }
-        one = self._node(request)
-        if one.name == HEAD:
-            raise LabError("the head is what the lab stands on: no faults there")
-        if request["op"] in faults:
-            return faults[request["op"]](one)
-        self._must_run(one)
-        at = time.time()
-        assert one.gear is not None
-        one.gear.serve(request)
-        return {"time": at}
-
-    def _node(self, request: dict[str, Any]) -> Node:
-        try:
-            return self.nodes[request["node"]]
-        except KeyError:
-            known = " ".join(self.nodes)
-            raise LabError(f"no node {request.get('node')!r} here; there are: {known}") from None
-
-    def _send_namespaces(self, link: socket.socket, one: Node) -> None:
-        self._must_run(one)
-        space = Path(f"/proc/{one.pid}/ns")
-        fds = [os.open(space / n, os.O_RDONLY) for n in _NS_NAMES if (space / n).exists()]
-        socket.send_fds(link, [b"{}"], fds)
-        for fd in fds:
-            os.close(fd)
 
 
 def _ip(lines: list[str]) -> None:
@@ -333,6 +265,6 @@ def run(
         os._exit(1)
     os.write(ready, b"ok")
     os.close(ready)
-    keeper.serve(listener, lifeline)
+    control.serve(keeper, listener, lifeline)
     orphaned()
     os._exit(0)

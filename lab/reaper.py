@@ -1,21 +1,23 @@
 """The reaper: the lab's one process on the host; `python -m lab.reaper NAME LOCK READY OWNER`.
 
-It starts the keeper in a new PID namespace and waits for the end of one of three: the keeper, the
-owner (a process id, or 0 for none), or itself by SIGTERM. Then it kills the keeper, whose end is
-the end of every process, mount, link and namespace of the lab, and removes the lab's directory.
-If the reaper itself is killed the keeper does the same.
+It builds the fake NVML if there are GPUs, starts the keeper in a new PID namespace and waits for
+the end of one of three: the keeper, the owner (a process id, or 0 for none), or itself by SIGTERM.
+Then it kills the keeper, whose end is the end of every process, mount, link and namespace of the
+lab, and removes the lab's directory. If the reaper itself is killed the keeper does the same.
 """
 
 import os
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 
-from lab import keeper, linux
+from lab import fake_nvml, keeper, linux
+from lab.errors import LabError
 from lab.host import remove
 from lab.spec import ROOT, LabSpec
 
@@ -29,6 +31,13 @@ def main(name: str, lock: int, ready: int, owner: int) -> int:
     listener.bind(str(spec.control_socket))
     spec.control_socket.chmod(0o600)
     listener.listen(64)
+    try:
+        if spec.gpus:
+            fake_nvml.make_cache(fake_nvml.build(spec.node_dir / "gpu"), spec.loader_cache)
+    except (LabError, OSError, subprocess.SubprocessError) as error:
+        os.write(ready, f"{error}".encode()[:4000])
+        remove(spec.dir)
+        return 1
     life_r, life_w = os.pipe()
     linux.unshare(linux.CLONE_NEWPID)
     pid = os.fork()

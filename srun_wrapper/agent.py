@@ -168,7 +168,7 @@ class Agent:
                 samples = tuple(m.samples[0] for _, m in sorted(got.items()))
                 del self._samples[message.token]
                 self._to_server(Inspected(message.token, message.window, samples))
-        elif isinstance(message, Started | Exited | Signalled):
+        elif isinstance(message, Started | Exited):
             if isinstance(message, Exited):
                 self._report()  # the rank's last step, before the news of its end
             self._event(message)

@@ -211,7 +211,7 @@ class PeerSay(Message):
     silent: float
 
 
-FromShim = SlotHello | Started | Exited | Stopped | Signalled | Inspected
+FromShim = SlotHello | Started | Exited | Stopped | Inspected
 ToShim = SlotWelcome | Start | Stop | Signal | Inspect | Finish
 FromAgent = Hello | Report | Started | Exited | Stopped | SlotLost | Signalled | Inspected | PeerAsk
 ToAgent = Ack | Start | Stop | Signal | Inspect | Finish

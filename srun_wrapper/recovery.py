@@ -105,7 +105,7 @@ class Recovery:
         if not await self._until_stepping(incident):
             self._close(incident, "superseded by another failure")
             return None
-        if state.signalled:
+        if state.signalled or self._boss.step.ended:
             self._close(incident, ENDED)
             return None
         self._boss.phase = "running"

@@ -36,6 +36,7 @@ class Node:
     signalled: int = 0
     probing: bool = False
     second_way: bool | None = None  # whether its probe port answers while it is well
+    turned_away: int = 0  # failed probes while it was well
     unreachable: int = 0  # failed probes in a row
     refused: bool = False  # its kernel says that its shim is gone
     closed_at: float | None = None  # when its connection broke

@@ -86,6 +86,7 @@ class Slot:
         self._stopping = False
         self._kill_at = 0.0
         self._stuck_at = 0.0
+        self._next_check = loop.later(0.0, self._check_stopped)
         self._sampler = Sampler(loop)
 
     # -- orders
@@ -177,7 +178,8 @@ class Slot:
         elif now >= self._stuck_at:
             self._stopped(tuple(proc.descendants(os.getpid()))[:16])
         else:
-            self._loop.later(CHECK, self._check_stopped)
+            self._next_check.cancel()  # also every child that ends leads here
+            self._next_check = self._loop.later(CHECK, self._check_stopped)
 
     def _stopped(self, stuck: tuple[int, ...]) -> None:
         self._stopping = False

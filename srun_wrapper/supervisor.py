@@ -175,10 +175,11 @@ class Supervisor:
         grace, extra = self.config.stop_grace, self.launch.rank_env
         for node, order in start_orders(self.state, grace, reason, extra):
             self.send(node, order)
-        for signum in sorted(self.state.early):
-            self.broadcast(Signal(signum, early=True))
-        self.state.early.clear()
         world = self.state.world
+        for signum in sorted(self.state.early):
+            for node in world.places:
+                self.send(node, Signal(signum, early=True))
+        self.state.early.clear()
         names = [n.name for n in world.places]
         self.ledger.event("epoch", epoch=world.epoch, nodes=names, why=reason)
         if self.phase != "recovering":

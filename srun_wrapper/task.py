@@ -31,7 +31,6 @@ from srun_wrapper.loop import Loop
 from srun_wrapper.messages import (
     Finish,
     Message,
-    Signalled,
     SlotHello,
     SlotWelcome,
     Start,
@@ -229,8 +228,10 @@ class Shim:
             self._slot.children_changed()
 
     def _signalled(self, signum: int) -> None:
-        # Slurm signals the whole step, so the rank has it already; only the news is passed on.
-        self._emit(Signalled(0, signum))
+        # Slurm signals the whole step, so the rank has it already; only the news is passed on, once
+        # for all shims of the node.
+        if self._agent is not None:
+            self._agent.signalled(signum)
 
     # -- alone
 

@@ -60,9 +60,13 @@ class NodeWatch:
         node.probing = False
         silent = time.monotonic() - node.last_word
         if node.second_way is None and node.connection and silent <= self.patience():
+            if answer == "accepted":
+                node.second_way = True
+                return
             # A firewall between would make every stumble look like a loss: then silence decides.
-            node.second_way = answer == "accepted"
-            if not node.second_way:
+            node.turned_away += 1
+            if node.turned_away >= PROBES:
+                node.second_way = False
                 self._state.on_news(f"{node.name}: port {port} is {answer} though it is well")
             return
         if node.last_word > before or node.role is Role.LOST:

@@ -1,36 +1,44 @@
-"""A prefix to install from: an interpreter that finds this checkout, as on the nodes."""
+"""A prefix to install from: an interpreter with this checkout in its site-packages, as on nodes."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import sysconfig
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+OURS = ("health", "prolog", "epilog", "robust_slurm", "templates")
 
 
-def make_prefix(top: Path, first: Path | None = None) -> Path:
+def make_prefix(top: Path, fakes: bool = False) -> Path:
     """Make a virtual environment at ``top`` without running anything.
 
-    It sees the checkout and what is installed beside the tests; packages in ``first`` win.
+    What root runs of it is copied, so that it is ours whoever owns the checkout. With ``fakes``
+    its prolog and epilog admit every job.
     """
     base = Path(os.path.realpath(sys.executable))
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    packages = top / "lib" / version / "site-packages"
+    packages = packages_of(top)
     packages.mkdir(parents=True)
     (top / "bin").mkdir()
     (top / "bin" / "python3").symlink_to(base)
     (top / "pyvenv.cfg").write_text(f"home = {base.parent}\n")
-    seen = [*([first] if first else []), REPOSITORY, Path(sysconfig.get_path("purelib"))]
-    (packages / "robust.pth").write_text("".join(f"{path}\n" for path in seen))
+    installed = Path(sysconfig.get_path("purelib"))
+    for source in (*(REPOSITORY / name for name in OURS), installed / "ClusterShell"):
+        shutil.copytree(source, packages / source.name)
+    shutil.copy2(installed / "pynvml.py", packages)
+    (packages / "rest.pth").write_text(f"{installed}\n")
+    if fakes:
+        for name in ("prolog", "epilog"):
+            (packages / name / "cli.py").write_text("def main(argv=None):\n    return 0\n")
+    for path in (top, *top.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & ~0o022)
     return top
 
 
-def fake_gates(top: Path) -> Path:
-    """Packages ``prolog`` and ``epilog`` that admit every job: fakes, for tests of installing."""
-    for name in ("prolog", "epilog"):
-        (top / name).mkdir(parents=True)
-        (top / name / "__init__.py").touch()
-        (top / name / "cli.py").write_text("def main(argv=None):\n    return 0\n")
-    return top
+def packages_of(top: Path) -> Path:
+    """Its site-packages."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return top / "lib" / version / "site-packages"

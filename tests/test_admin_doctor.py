@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from health import gate, settings
-from health.admin import cli, doctor, rules, site_rules
+from health.admin import cli, doctor, rules, site_rules, trust
 from health.admin.install import Present
 from health.admin.rules import Facts, Want
-from health.admin.site_rules import Installed, NodeGpus, StateDir
+from health.admin.site_rules import Bare, Installed, NodeGpus, StateDir
+from health.admin.trust import Hole
 from health.check import Where
 from health.checks import ALL
 from robust_slurm.slurm import Completed, Slurm
@@ -52,7 +53,8 @@ DEFAULTS = ["22.05", "24.11-default", "26.05-default"]
 def test_a_configuration_that_is_ready(name: str) -> None:
     found = rules.wants(Facts(recorded(name), GATE, ETC))
     assert {want.key for want in found if want.level == "fix"} == set()
-    assert {want.key for want in found if want.level == "advice"} <= {"AuthInfo", "ProctrackType"}
+    advice = {want.key for want in found if want.level == "advice"}
+    assert advice <= {"AuthInfo", "ProctrackType", "SlurmctldParameters"}
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
@@ -250,6 +252,85 @@ def test_requeue_delay_has_an_option_of_its_own_from_25_11_on() -> None:
     assert advice.line() == "SchedulerParameters=nohold_on_prolog_fail,requeue_delay=10"
 
 
+def test_expedited_requeue_is_known_from_25_11_on() -> None:
+    now = {"SLURM_VERSION": "25.11.0", "SlurmctldParameters": "enable_configless"}
+    want = wants(now)["SlurmctldParameters"]
+    line = "SlurmctldParameters=enable_configless,enable_expedited_requeue"
+    assert (want.level, want.line()) == ("advice", line)
+    assert wants(now | {"SlurmctldParameters": "Enable_Expedited_Requeue"})[
+        "SlurmctldParameters"
+    ].level == ("ok")
+    assert "SlurmctldParameters" not in wants({"SLURM_VERSION": "25.05.0"})
+
+
+# ---- beside scripts of the site
+
+
+@pytest.mark.parametrize(
+    ("config", "where", "line"),
+    [
+        ({"Prolog": "/s/prolog.sh"}, "/s/prolog.sh, on top", f"{ETC}/prolog || exit $?"),
+        ({"Prolog": "/s/p.d/*"}, "shell", f"ln -s {ETC}/prolog /s/p.d/robust"),
+        ({"Prolog": "/s/p.d/*.sh"}, "shell", f"ln -s {ETC}/prolog /s/p.d/robust.sh"),
+        ({"Prolog": "/s/[pq].d/*"}, "shell", f"ln -s {ETC}/prolog /s/[pq].d/<name>"),
+        # from 24.05 on Slurm runs several: a line of our own is added
+        (
+            {"Prolog[0]": "/s/p.sh", "SLURM_VERSION": "24.05.1"},
+            "slurm.conf",
+            f"Prolog={ETC}/prolog",
+        ),
+    ],
+)
+def test_a_prolog_of_the_site_stays(config: dict[str, str], where: str, line: str) -> None:
+    want = wants({"SLURM_VERSION": "22.05.8"} | config)["Prolog"]
+    assert (want.level, want.where, want.line()) == ("fix", where, line)
+
+
+def test_a_health_check_program_of_the_site_stays() -> None:
+    for release in ("22.05.8", "26.05.0"):
+        found = wants({"SLURM_VERSION": release, "HealthCheckProgram": "/usr/sbin/nhc"})
+        want = found["HealthCheckProgram"]
+        assert (want.where, want.line()) == ("/usr/sbin/nhc, on top", f"{ETC}/healthcheck")
+
+
+# ---- how the sweep reaches Slurm
+
+
+def test_of_the_sweeps_way_to_slurm() -> None:
+    config = {"SLURM_CONF": "/sw/slurm.conf"}
+    assert site_rules.of_bare(Bare("/usr/bin"), config, "t")[0].level == "ok"
+    (found,) = site_rules.of_bare(Bare("/usr/bin", "/sw/bin"), config, "t")
+    assert (found.where, found.line) == ("t", '[gate]\nslurm_bin = "/sw/bin"')
+    (found,) = site_rules.of_bare(Bare("/usr/bin", "", "no source"), config, "t")
+    assert "no source" in found.what
+    assert found.line == "install -d /etc/slurm && ln -s /sw/slurm.conf /etc/slurm/slurm.conf"
+
+
+SCONTROL = '#!/bin/sh\n[ -z "$SLURM_CONF" ] && {text}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("echo 'Slurmctld(primary) at head is UP'", ""),
+        ("echo 'Slurmctld(primary) at head is DOWN'", "Slurmctld(primary) at head is DOWN"),
+        ("echo 'scontrol: fatal: no source' >&2", "scontrol: fatal: no source"),
+    ],
+)
+def test_slurms_commands_as_the_sweep_starts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, problem: str
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", "/somewhere/slurm.conf")
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(SCONTROL.format(text=text))
+    scontrol.chmod(0o755)
+    gate_ = {**GATE, "slurm_bin": str(tmp_path)}
+    assert doctor.bare_slurm(gate_).problem == problem
+    monkeypatch.setattr(doctor.act, "PLACES", "/nowhere")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor.bare_slurm(GATE) == Bare("/nowhere", str(tmp_path))
+
+
 # ---- scripts of the site that call ours
 
 
@@ -389,36 +470,51 @@ FILE = Present("file", "x", 0o755)
 @pytest.mark.parametrize(
     ("file", "level", "line"),
     [
-        (Installed(PROLOG, FILE, False, ""), "ok", ""),
-        (Installed(PROLOG, Present("none"), True, ""), "fix", f"robust-admin install --etc {ETC}"),
-        (Installed(PROLOG, FILE._replace(mode=0o644), False, ""), "fix", f"chmod 0755 {PROLOG}"),
+        (Installed(PROLOG, FILE, False), "ok", ""),
+        (Installed(PROLOG, Present("none"), True), "fix", "robust-admin install"),
+        (Installed(PROLOG, FILE._replace(mode=0o644), False), "fix", f"chmod 0755 {PROLOG}"),
         (
-            Installed(PROLOG, FILE, False, "/etc belongs to uid 7"),
+            Installed(PROLOG, FILE, False, Hole("/etc", "belongs to uid 7")),
             "fix",
-            f"chown root:root {PROLOG} && chmod go-w {PROLOG}",
+            "chown -h root:root /etc && chmod go-w /etc",
         ),
-        (Installed(PROLOG, FILE, True, ""), "advice", f"robust-admin install --etc {ETC}"),
+        (Installed(PROLOG, FILE, True), "advice", "robust-admin install"),
         # an edited robust.toml is as it should be
-        (Installed(f"{ETC}/robust.toml", FILE, True, ""), "ok", ""),
-        (Installed(f"{ETC}/robust.toml.new", Present("none"), True, ""), "ok", ""),
+        (Installed(f"{ETC}/robust.toml", FILE, True), "ok", ""),
+        (Installed(f"{ETC}/robust.toml.new", Present("none"), True), "ok", ""),
     ],
 )
 def test_files(file: Installed, level: str, line: str) -> None:
-    (found,) = site_rules.of_files(ETC, True, [file], ["prolog"])
+    (found,) = site_rules.of_files(ETC, True, [file], ["prolog"], True)
     assert (found.level, found.line) == (level, line)
 
 
 def test_nothing_installed() -> None:
-    (found,) = site_rules.of_files(ETC, False, [], ["prolog"])
-    assert (found.level, found.line) == ("fix", f"robust-admin install --etc {ETC}")
+    (found,) = site_rules.of_files("/e", False, [], ["prolog"], True)
+    assert (found.level, found.line) == ("fix", "robust-admin install --etc /e")
+    (found,) = site_rules.of_files(ETC, False, [], ["prolog"], False)
+    assert found.level == "advice", "a login node needs none"
+    assert found.line == "robust-admin install --nodes <nodes> --ssh --dry-run"
 
 
 def test_code_that_others_can_write() -> None:
-    (good,) = site_rules.of_code("/opt/r", [], "", [])
+    (good,) = site_rules.of_code("/opt/r", [], "", "", [])
     assert good.level == "ok"
-    bad = site_rules.of_code("/opt/r", ["/opt/r belongs to uid 7"], "it does not start", ["a note"])
+    bad = site_rules.of_code("/opt/r", ["/opt/r belongs to uid 7"], "chown", "no start", ["a note"])
     assert [remark.level for remark in bad] == ["fix", "fix", "advice"]
-    assert bad[1].line == "chown -R root:root /opt/r && chmod -R go-w /opt/r"
+    assert bad[1].line == "chown"
+
+
+def test_the_repair_of_code_spares_the_system(tmp_path: Path) -> None:
+    """All of a virtual environment; of any other prefix (/usr) only the places themselves."""
+    mine, deep = Hole(f"{tmp_path}/lib", "x"), Hole(f"{tmp_path}/lib/a b", "x")
+    places = f"{tmp_path}/lib '{tmp_path}/lib/a b'"
+    narrow = f"chown -h root:root {places} && chmod go-w {places}"
+    assert trust.repair(str(tmp_path), [mine, deep]) == narrow
+    (tmp_path / "pyvenv.cfg").touch()
+    whole = f"chown -R root:root {tmp_path} && chmod -R go-w {tmp_path}"
+    assert trust.repair(str(tmp_path), [mine, deep]) == whole
+    assert "-R" not in trust.repair(str(tmp_path), [Hole("/opt", "x")])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others: root")
@@ -429,23 +525,27 @@ def test_who_could_change_a_file(tmp_path: Path) -> None:
     file.write_text("x")
     for path in (top, file.parent, file):
         path.chmod(0o755)
-    assert doctor.untrusted(str(file)) == ""
+    assert said(file) == ""
     link = tmp_path / "link"
     link.symlink_to(file)
-    assert doctor.untrusted(str(link)) == ""
+    assert said(link) == ""
     os.chown(link, 7, 7, follow_symlinks=False)
-    assert doctor.untrusted(str(link)) == f"{link} belongs to uid 7"
+    assert said(link) == f"{link} belongs to uid 7"
     top.chmod(0o775)
-    assert doctor.untrusted(str(file)) == f"{top} can be written by others (mode 0775)"
+    assert said(file) == f"{top} can be written by others (mode 0775)"
     top.chmod(0o1777)
-    assert doctor.untrusted(str(file)) == "", "sticky, as /tmp"
+    assert said(file) == "", "sticky, as /tmp"
     top.chmod(0o755)
     os.chown(file.parent, 7, 7)
-    assert doctor.untrusted(str(file)) == f"{file.parent} belongs to uid 7"
-    assert "No such file" in doctor.untrusted(str(top / "nope"))
+    assert said(file) == f"{file.parent} belongs to uid 7"
+    assert "No such file" in said(top / "nope")
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
-    assert "too many levels" in doctor.untrusted(str(loop))
+    assert "too many levels" in said(loop)
+
+
+def said(path: Path) -> str:
+    return str(trust.hole(str(path)) or "")
 
 
 # ---- the command, on recorded answers
@@ -485,14 +585,15 @@ class Answers:
 
 def run(etc: Path, config: str, as_json: bool = False, up: bool = True) -> tuple[int, str]:
     out = io.StringIO()
-    code = doctor.main(str(etc), as_json, out, Slurm(Answers(config, up)))
+    code = doctor.main(str(etc), as_json, out, Slurm(Answers(config, up)), lambda gate: Bare(""))
     return code, out.getvalue()
 
 
 def test_every_fix_is_printed_with_its_line(tmp_path: Path) -> None:
     code, text = run(tmp_path, "22.05")
     assert code == 1
-    assert text.startswith("cluster doorlab, Slurm 22.05.8\n")
+    head = "slurm.conf is head:/var/lab/slurm.conf, and its copies on the nodes"
+    assert text.startswith(f"cluster doorlab, Slurm 22.05.8; {head}\n")
     assert "\nFIX    Prolog is not set\n       checks the node" in text
     assert f"\n       slurm.conf:  Prolog={tmp_path}/prolog\n" in text
     assert text.index("FIX ") < text.index("ADVICE")
@@ -520,15 +621,18 @@ def test_a_broken_robust_toml_is_named(tmp_path: Path) -> None:
     assert [(r["level"], r["subject"]) for r in gpus] == [("fix", "GPUs of n[1-2]")]
 
 
-def test_slurm_that_does_not_answer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, text = run(tmp_path, "22.05", up=False)
-    assert (code, text) == (2, "")
-    assert "no slurmctld answers" in capsys.readouterr().err
+def test_slurm_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said, and what can be seen without Slurm is looked at all the same."""
+    (tmp_path / "robust.toml").write_text("[gate]\nprolog_deadlin = 3.0\n")
+    code, text = run(tmp_path, "22.05", as_json=True, up=False)
+    assert code == 2
+    remarks = json.loads(text)["remarks"]
+    assert [r["subject"] for r in remarks] == ["Slurm", f"{tmp_path}/robust.toml", str(tmp_path)]
+    assert "no slurmctld answers" in remarks[0]["what"] and "prolog_deadlin" in remarks[1]["what"]
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert cli.main(["doctor", "--etc", str(tmp_path)]) == 2
-    assert "scontrol is not in PATH" in capsys.readouterr().err
+    out = io.StringIO()
+    assert cli.main(["doctor", "--etc", str(tmp_path)], out) == 2
+    assert "scontrol is not in PATH" in out.getvalue()
 
 
 def test_defaults_of_the_gate_fit_slurms_own() -> None:

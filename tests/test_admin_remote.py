@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from admin_prefix import fake_gates, make_prefix
+from admin_prefix import make_prefix, packages_of
 
 paramiko = pytest.importorskip("paramiko")
 
@@ -121,7 +121,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
                 assert time.monotonic() < deadline, (top / "log").read_text()
                 time.sleep(0.02)
         assert server.poll() is None, (top / "log").read_text()
-        prefix = make_prefix(top / "prefix", fake_gates(top / "gates"))
+        prefix = make_prefix(top / "prefix", fakes=True)
         yield Fleet(top, etc, port, prefix)
     finally:
         server.kill()
@@ -236,7 +236,7 @@ def test_what_goes_wrong_on_the_node(fleet: Fleet) -> None:
 
 
 def test_a_stub_that_would_not_start_is_installed_nowhere(fleet: Fleet) -> None:
-    cli_file = fleet.top / "gates" / "prolog" / "cli.py"
+    cli_file = packages_of(fleet.prefix) / "prolog" / "cli.py"
     text = cli_file.read_text()
     cli_file.write_text("import no_such_module\n")
     try:
@@ -259,6 +259,7 @@ def test_a_stub_that_would_not_start_is_installed_nowhere(fleet: Fleet) -> None:
         (["install", "--nodes", "n[1-99999]", "--ssh"], "1 to 20000 nodes"),
         (["install", "--nodes", "n1", "--ssh", "--known-hosts", "/nope"], "/nope: No such file"),
         (["install", "--nodes", "n1", "--ssh", "--identity", "/nope"], "/nope: no such file"),
+        (["install", "--nodes", "n1", "--ssh", "--port", "99999"], "not a port"),
         (["install", "--etc", "relative"], "not an absolute path"),
         (["install", "--prefix", "/nope"], "no bin/python3"),
         (["frobnicate"], "invalid choice"),

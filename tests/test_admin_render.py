@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from admin_prefix import REPOSITORY, fake_gates, make_prefix
+from admin_prefix import REPOSITORY, make_prefix, packages_of
 
 from health import settings
 from health.admin import pages, render, rules
@@ -96,12 +96,15 @@ def test_a_stub_without_its_package_closes_the_node(tmp_path: Path) -> None:
 
 
 def test_find_prefix(tmp_path: Path) -> None:
-    found = render.find_prefix(str(make_prefix(tmp_path / "r")))
-    assert found.python == f"{tmp_path}/r/bin/python3"
-    assert found.dirs[0] == str(REPOSITORY)
-    assert any(Path(where, "ClusterShell").is_dir() for where in found.dirs)
-    first = render.find_prefix(str(make_prefix(tmp_path / "s", fake_gates(tmp_path / "gates"))))
-    assert first.dirs[:2] == (str(tmp_path / "gates"), str(REPOSITORY)), "as the prefix looks"
+    prefix = make_prefix(tmp_path / "r")
+    found = render.find_prefix(str(prefix))
+    packages = packages_of(prefix)
+    assert found == render.Prefix(f"{prefix}/bin/python3", (str(packages),))
+    (tmp_path / "other" / "x").mkdir(parents=True)
+    (packages / "ClusterShell").rename(tmp_path / "other" / "ClusterShell")
+    (packages / "rest.pth").write_text(f"{tmp_path}/other\n")
+    again = render.find_prefix(str(prefix))
+    assert again.dirs == (str(packages), f"{tmp_path}/other"), "in the order of the prefix"
 
 
 def bare(prefix: Path, program: str) -> str:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from health import jobs, proctable
 from health.checks import processes
+from health.stuck import DIRECTORY
 from tests.fake_host import SPOOL, healthy, ids, process
 from tests.fake_system import FakeSystem, context
 
@@ -251,6 +252,26 @@ def test_without_sight_of_the_jobs_state_d_is_a_warning() -> None:
     stuck = process(4000, "python3", "D", killed=True, wchan=NVIDIA)
     system = healthy((stuck,), fail={SPOOL: PermissionError(13, "denied")}, context=SWEEP)
     assert ids(run(system)) == [(WARN, "process-blocked", "")]
+
+
+@pytest.mark.parametrize(
+    ("started", "parent", "found"),
+    [
+        (5000, 1, []),  # a check of an earlier run lost it, and tells what hangs
+        (4999, 1, [(FAIL, "process-stuck", "")]),  # the pid is another process's now
+        (0, 4001, []),  # a probe of this run
+        (0, 4002, []),
+    ],
+)
+def test_what_the_gate_itself_lost_is_for_other_checks(
+    started: int, parent: int, found: list[Any]
+) -> None:
+    known = {f"{DIRECTORY}/boot.mount": f"4000\n{started}\nno answer\n"} if started else {}
+    lost = process(4000, "prolog", "D", parent=parent, killed=True, wchan=NVIDIA)
+    worker = process(4001, "prolog", "R", parent=4002)
+    system = healthy((lost, worker), more=known, context=SWEEP)
+    system.links["/proc/self"] = "4001"
+    assert ids(run(system)) == found
 
 
 def test_the_kernels_own_threads_may_sleep() -> None:

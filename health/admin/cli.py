@@ -1,8 +1,9 @@
-"""``robust-admin install | uninstall | doctor``: exit 0 done, 1 something failed, 2 bad input."""
+"""``robust-admin install | uninstall | doctor``: the command line."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,8 +11,12 @@ from pathlib import Path
 from typing import IO
 
 from health.admin import flow, render
-from health.admin.install import InstallError, Wanted
+from health.admin.install import ETC, InstallError, Wanted
 from health.admin.node import Reply, Request, perform
+
+_EPILOG = """\
+exit codes: 0 done, or nothing to do; 1 a machine failed, the answer was no, or (doctor) there is
+something to fix; 2 bad input, nothing was changed, or (doctor) Slurm could not be asked; 130 ^C."""
 
 
 def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
@@ -21,6 +26,7 @@ def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
     except SystemExit as stop:  # argparse has printed the usage, or the help
         return stop.code if isinstance(stop.code, int) else 2
     target = sys.stdout if out is None else out
+    os.umask(0o022)
     try:
         return int(args.run(args, target))
     except (InstallError, ValueError) as error:
@@ -29,20 +35,26 @@ def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
     except BrokenPipeError:  # `robust-admin doctor | head`
         sys.stderr.close()
         return 1
+    except KeyboardInterrupt:
+        print("robust-admin: interrupted; the same command again does the rest", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="robust-admin", description="install the node gate, and check Slurm's configuration"
+        prog="robust-admin",
+        description="install the node gate, and check Slurm's configuration",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     etc = argparse.ArgumentParser(add_help=False)
     etc.add_argument(
         "--etc",
-        default=render.ETC,
+        default=ETC,
         metavar="DIR",
         type=_absolute,
-        help=f"where the stubs and robust.toml are (default: {render.ETC})",
+        help=f"where the stubs and robust.toml are (default: {ETC})",
     )
     change = argparse.ArgumentParser(add_help=False, parents=[etc])
     change.add_argument("--yes", action="store_true", help="do not ask")
@@ -51,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     nodes.add_argument("--nodes", metavar="n[1-99]", help="do it on these nodes instead of here")
     nodes.add_argument("--ssh", action="store_true", help="reach them by SSH")
     nodes.add_argument("--user", default="root", help="log in as (default: root)")
-    nodes.add_argument("--port", type=int, default=22, help="SSH port (default: 22)")
+    nodes.add_argument("--port", type=_port, default=22, help="SSH port (default: 22)")
     nodes.add_argument("--identity", default="", metavar="FILE", help="private key to use")
     nodes.add_argument(
         "--known-hosts",
@@ -89,6 +101,12 @@ def _absolute(text: str) -> str:
     return text.rstrip("/") or "/"
 
 
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 1 << 16:
+        raise argparse.ArgumentTypeError(f"not a port: {text!r}")
+    return int(text)
+
+
 def _install(args: argparse.Namespace, out: IO[str]) -> int:
     from health.admin import doctor
     from health.checks import ALL
@@ -110,15 +128,19 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
         wants, asked = doctor.ask_wants(args.etc, found.gate)
         fragment = render.fragment(wants, asked)
         files.append(Wanted(f"{args.etc}/{render.FRAGMENT}", fragment, 0o644))
-        lines = [want.line() for want in wants if want.needed and want.level == "fix"]
+        lines = [f"{w.where}:  {w.line()}" for w in wants if w.needed and w.level == "fix"]
     request = Request("install", args.etc, "", files, render.directories(site), *prefix)
     code = _run(dict.fromkeys(names, request), ask, args, out)
     if not args.nodes and not args.dry_run and not code:
         out.write("".join(f"{line}\n" for line in doctor.make_state(found.state_dir)))
     if lines and not code:
-        out.write(f"\nslurm.conf still wants (reasons in {args.etc}/{render.FRAGMENT}):\n")
+        out.write(f"\nSlurm still wants (reasons in {args.etc}/{render.FRAGMENT}):\n")
         out.write("".join(f"  {line}\n" for line in lines))
-        out.write("then: scontrol reconfigure; robust-admin doctor\n")
+        out.write(
+            "Not before every node has the files (robust-admin install --nodes ... --ssh): a node "
+            "without\nthem is drained by its next job. Then: scontrol reconfigure; "
+            "robust-admin doctor\n"
+        )
     return code
 
 
@@ -127,10 +149,16 @@ def _uninstall(args: argparse.Namespace, out: IO[str]) -> int:
 
     ask, names = _targets(args)
     used = doctor.in_use(args.etc)
+    if used is None:
+        print(
+            "robust-admin: Slurm could not be asked whether it still runs these scripts; if it "
+            "does, every job will drain its nodes once they are gone",
+            file=sys.stderr,
+        )
     if used:
         print(
             f"robust-admin: Slurm still runs {', '.join(used)}, and without it every job would "
-            "drain its nodes: take the lines out of slurm.conf, scontrol reconfigure, try again",
+            "drain its nodes: take them out of slurm.conf, scontrol reconfigure, try again",
             file=sys.stderr,
         )
         return 1
@@ -157,11 +185,13 @@ def _targets(args: argparse.Namespace) -> tuple[flow.Ask, list[str]]:
     if bool(args.nodes) != args.ssh:
         raise ValueError("--nodes and --ssh go together: --nodes 'n[1-99]' --ssh")
     if not args.nodes:
+        if os.geteuid() != 0:
+            raise ValueError("slurmd runs these files as root, so they must be root's: use sudo")
         return _here, [flow.HERE]
     try:
         from health.admin import remote
     except ModuleNotFoundError as error:
-        raise ValueError(f"{error}: pip install 'robust-slurm[admin]'") from error
+        raise ValueError(render.lacks(error)) from error
     hosts = remote.known_hosts(args.known_hosts)
     if args.identity and not Path(args.identity).is_file():
         raise ValueError(f"--identity {args.identity}: no such file")

@@ -3,58 +3,84 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
-import stat
-import sys
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from health import settings
-from health.admin import install, node, render, rules, site_rules
+from health import act, settings
+from health.admin import install, node, render, rules, say, site_rules, trust
 from health.admin.install import InstallError, Present
-from health.admin.site_rules import Installed, NodeGpus, Remark, StateDir
+from health.admin.site_rules import Bare, Installed, NodeGpus, Remark, StateDir
 from health.aside import aside
 from robust_slurm import config as jobs
-from robust_slurm.slurm import Slurm, SlurmError
+from robust_slurm.slurm import Node, Slurm, SlurmError
 
-JSON_VERSION = 1
-_WIDTH = 88
 SLURM_S = 20.0
 STATE_DIR_S = 5.0
 _NO_FILE = "/nonexistent/robust.toml"
-_MOST_PARTS = 200  # of a path, links followed
 _SCRIPT_LIMIT = 1 << 16  # bytes of a site's own script
 _SCRIPTS = ("Prolog", "Epilog", "HealthCheckProgram")
 
 
-def main(etc: str, as_json: bool, out: IO[str], slurm: Slurm | None = None) -> int:
+def main(
+    etc: str,
+    as_json: bool,
+    out: IO[str],
+    slurm: Slurm | None = None,
+    bare: Callable[[Mapping[str, Any]], Bare] | None = None,
+) -> int:
     """Exit code 0 nothing to fix, 1 something to fix, 2 Slurm could not be asked."""
     door = slurm if slurm is not None else Slurm(deadline_s=SLURM_S)
+    config: Mapping[str, str] = {}
+    code = 0
     try:
         door.version()  # is scontrol here at all?
         if not door.ping():
             raise SlurmError("unreachable", ("scontrol", "ping"), "no slurmctld answers")
         config = door.config()
-        remarks = [*_slurm(door, config, etc), *_machine(etc)]
+        nodes = door.nodes()
+        hosts = {name for node in nodes.values() for name in (node.name, node.hostname)}
+        remarks = [
+            *_slurm(door, config, nodes, etc),
+            *site_rules.of_bare((bare or bare_slurm)(_settings(etc).gate), config, _toml(etc)),
+            *_machine(etc, socket.gethostname() in hosts or _short() in hosts),
+        ]
     except SlurmError as error:
-        print(f"robust-admin doctor: {error}", file=sys.stderr)
-        return 2
-    if as_json:
-        _print_json(remarks, config, out)
-    else:
-        _print(remarks, config, out)
-    return int(any(remark.level == "fix" for remark in remarks))
+        code = 2
+        what = f"could not be asked; only this machine's files were looked at: {error}"
+        remarks = [Remark("fix", "Slurm", what, "shell", "scontrol ping")]
+        problems = _settings(etc).problems
+        remarks += site_rules.of_settings(_toml(etc), Path(_toml(etc)).exists(), problems)
+        remarks += _machine(etc, True)
+    (say.as_json if as_json else say.as_text)(remarks, config, out)
+    return code or int(any(remark.level == "fix" for remark in remarks))
 
 
-def _slurm(door: Slurm, config: Mapping[str, str], etc: str) -> list[Remark]:
-    toml = f"{etc}/{render.SETTINGS}"
+def _toml(etc: str) -> str:
+    return f"{etc}/{render.SETTINGS}"
+
+
+def _settings(etc: str) -> settings.Settings:
+    path = _toml(etc)
+    return site_settings(path if Path(path).exists() else None)
+
+
+def _short() -> str:
+    return socket.gethostname().partition(".")[0]
+
+
+def _slurm(
+    door: Slurm, config: Mapping[str, str], nodes: Mapping[str, Node], etc: str
+) -> list[Remark]:
+    toml = _toml(etc)
     path = toml if Path(toml).exists() else None
     found = site_settings(path)
     own, problems = _job_settings(path)
-    nodes = door.nodes()
     per_node = _per_node(path, list(nodes))
     problems += [p for s in (found, *per_node.values()) for p in s.problems]
     gpus = [
@@ -74,14 +100,38 @@ def _slurm(door: Slurm, config: Mapping[str, str], etc: str) -> list[Remark]:
     ]
 
 
-def _machine(etc: str) -> list[Remark]:
+def bare_slurm(gate: Mapping[str, Any]) -> Bare:
+    """How Slurm's own commands fare as the sweep starts them: no PATH but its own, no SLURM_*."""
+    own = str(gate["slurm_bin"])
+    places = f"{own}:{act.PLACES}" if own else act.PLACES
+    scontrol = shutil.which("scontrol", path=places)
+    if scontrol is None:
+        elsewhere = os.path.dirname(shutil.which("scontrol") or "")  # noqa: PTH120
+        return Bare(places, elsewhere, "" if elsewhere else "there is no scontrol")
+    try:
+        done = subprocess.run(
+            [scontrol, "ping"],
+            env={"PATH": places, "LC_ALL": "C"},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SLURM_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Bare(places, "", str(error))
+    said = " ".join((done.stderr or done.stdout).split())[-200:]
+    return Bare(places, "", "" if re.search(r" is UP\b", done.stdout) else said or "no answer")
+
+
+def _machine(etc: str, is_node: bool) -> list[Remark]:
     stubs = [stub.name for stub in render.STUBS]
     try:
         manifest = install.read_manifest(etc)
         files = [_installed(path, record) for path, record in manifest.get("files", {}).items()]
     except InstallError as error:
         return [Remark("fix", etc, str(error))]
-    found = site_rules.of_files(etc, bool(manifest), files, stubs)
+    found = site_rules.of_files(etc, bool(manifest), files, stubs, is_node)
     where = manifest.get("site", {})
     if not where:
         return found
@@ -91,7 +141,9 @@ def _machine(etc: str) -> list[Remark]:
     except InstallError as error:
         broken = str(error)
     prefix = str(Path(where["python"]).parent.parent)
-    return [*found, *site_rules.of_code(prefix, _untrusted_code(where), broken, notes)]
+    holes = trust.code(where["python"], where["dirs"])
+    repair = trust.repair(prefix, holes) if holes else ""
+    return [*found, *site_rules.of_code(prefix, [str(h) for h in holes], repair, broken, notes)]
 
 
 # ---- looking
@@ -122,7 +174,15 @@ def _job_settings(path: str | None) -> tuple[tuple[str, bool], list[str]]:
 
 def _per_node(path: str | None, names: Sequence[str]) -> dict[str, settings.Settings]:
     """Each node's settings, where robust.toml has a table for some nodes only."""
-    if path is None or "nodes" not in Path(path).read_text(encoding="utf-8", errors="replace"):
+    import tomllib
+
+    if path is None:
+        return {}
+    try:
+        tables = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("nodes")
+    except (OSError, ValueError):  # told by site_settings
+        tables = None
+    if not tables:
         return {}
     return {name: site_settings(path, name) for name in names}
 
@@ -165,10 +225,11 @@ def ask_wants(etc: str, gate: Mapping[str, Any]) -> tuple[list[rules.Want], bool
     return rules.wants(rules.Facts(config, gate, etc, runs(config))), bool(config)
 
 
-def in_use(etc: str) -> list[str]:
-    """Which of our scripts Slurm runs; empty also when it cannot be asked."""
+def in_use(etc: str) -> list[str] | None:
+    """Which of our scripts Slurm runs, with what is set; None when it cannot be asked."""
     wants, asked = ask_wants(etc, site_settings(None).gate)
-    return [f"{w.key}={w.value}" for w in wants if asked and w.key in _SCRIPTS and w.level == "ok"]
+    ours = [want for want in wants if want.key in _SCRIPTS and want.level == "ok"]
+    return [f"{want.key}={want.now}" for want in ours] if asked else None
 
 
 def look_at_state(path: str) -> StateDir:
@@ -219,98 +280,4 @@ def _state(path: str) -> list[Any]:
 def _installed(path: str, record: Mapping[str, str]) -> Installed:
     there = install.look(path)
     changed = install.digest(there.text) != record.get("sha256")
-    return Installed(path, there, changed, untrusted(path) if there.kind != "none" else "")
-
-
-def untrusted(path: str) -> str:
-    """Who but root could put something else at this path; empty: nobody.
-
-    Looks at the file and at every directory and link on the way to it.
-    """
-    way = _way(path)
-    if not way:
-        return f"{path}: too many levels of symbolic links"
-    for place in way:
-        try:
-            info = os.lstat(place)
-        except OSError as error:
-            return f"{place}: {error.strerror}"
-        if info.st_uid != 0:
-            return f"{place} belongs to uid {info.st_uid}"
-        sticky = stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX
-        if info.st_mode & 0o022 and not sticky and not stat.S_ISLNK(info.st_mode):
-            return f"{place} can be written by others (mode {stat.S_IMODE(info.st_mode):04o})"
-    return ""
-
-
-def _way(path: str) -> list[str]:
-    """Every directory and link on the way to a path, and what it ends at; empty: it never ends."""
-    passed = ["/"]
-    parts = path.split("/")[::-1]
-    while parts:
-        if len(passed) > _MOST_PARTS:
-            return []
-        part = parts.pop()
-        if part == "..":
-            passed.append(str(Path(passed[-1]).parent))
-        elif part not in ("", "."):
-            place = f"{passed[-1].rstrip('/')}/{part}"
-            passed.append(place)
-            try:
-                target = os.readlink(place)  # noqa: PTH115 - a plain string is wanted
-            except OSError:  # no link
-                continue
-            parts += target.split("/")[::-1]
-            passed.append("/" if target.startswith("/") else str(Path(place).parent))
-    return list(dict.fromkeys(passed))
-
-
-def _untrusted_code(where: Mapping[str, Any]) -> list[str]:
-    """Of all that the stubs execute: the interpreter, our packages, pynvml."""
-    names = ["health", "prolog", "epilog", "robust_slurm", "ClusterShell"]
-    paths = [where["python"]]
-    for top in where["dirs"]:
-        paths += [f"{top}/pynvml.py"] if Path(top, "pynvml.py").exists() else []
-        for name in names:
-            for parent, below, files in os.walk(f"{top}/{name}"):
-                below.sort()
-                paths += [f"{parent}/{file}" for file in files if file.endswith((".py", ".pyc"))]
-    return [why for path in paths if (why := untrusted(path))]
-
-
-# ---- saying
-
-
-def _print_json(remarks: Iterable[Remark], config: Mapping[str, str], out: IO[str]) -> None:
-    json.dump(
-        {
-            "version": JSON_VERSION,
-            "slurm": config.get("SLURM_VERSION", ""),
-            "cluster": config.get("ClusterName", ""),
-            "remarks": [remark._asdict() for remark in remarks],
-        },
-        out,
-        indent=1,
-    )
-    out.write("\n")
-
-
-_WORD = {"fix": "FIX", "advice": "ADVICE"}
-
-
-def _print(remarks: Sequence[Remark], config: Mapping[str, str], out: IO[str]) -> None:
-    """Faults first; below each why, and the line to paste."""
-    out.write(f"cluster {config.get('ClusterName')}, Slurm {config.get('SLURM_VERSION')}\n")
-    for level, word in _WORD.items():
-        for remark in remarks:
-            if remark.level != level:
-                continue
-            out.write(f"\n{word:<7}{remark.subject}\n")
-            for line in textwrap.wrap(remark.what, _WIDTH, break_on_hyphens=False):
-                out.write(f"       {line}\n")
-            where = f"{remark.where}:"
-            for line in remark.line.splitlines():
-                out.write(f"       {where:<12} {line}\n")
-                where = ""
-    count = {level: sum(r.level == level for r in remarks) for level in ("fix", "advice", "ok")}
-    out.write(f"\n{count['fix']} to fix, {count['advice']} advice, {count['ok']} in order\n")
+    return Installed(path, there, changed, trust.hole(path) if there.kind != "none" else None)

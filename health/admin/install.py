@@ -2,7 +2,9 @@
 
 Runs on the machine that is changed, also where SSH brought it (health/admin/node.py): standard
 library and filelock. Every file that was written stands in ``<etc>/manifest.json`` with its
-checksum, so that a later run knows its own files from those that somebody edited.
+checksum, so that a later run knows its own files from those that somebody edited. The manifest is
+written before the files (with what is to be there, and what was) and after them: a run that was
+cut off anywhere can be repeated, or taken back.
 """
 
 from __future__ import annotations
@@ -12,11 +14,11 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+ETC = "/etc/robust-slurm"
 MANIFEST = "manifest.json"
 VERSION = 1
 READ_LIMIT = 1 << 20  # bytes; nothing that is put into place comes near it
@@ -63,10 +65,12 @@ class Change(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What to do, in this order, and what is left as it is."""
+    """What to do, in this order, and what is left as it is. ``intent``: the manifest to write
+    before any file is touched."""
 
     changes: tuple[Change, ...]
     notes: tuple[str, ...]
+    intent: Change | None = None
 
 
 def digest(text: str) -> str:
@@ -96,10 +100,10 @@ def plan_install(
     ``site`` is recorded with the rest.
     """
     made = set(manifest.get("dirs", []))
-    known: Mapping[str, Mapping[str, str]] = manifest.get("files", {})
+    known: Mapping[str, Mapping[str, Any]] = manifest.get("files", {})
     changes: list[Change] = []
     notes: list[str] = []
-    files: dict[str, dict[str, str]] = {}
+    files: dict[str, dict[str, Any]] = {}
     for directory in directories:
         there = present[directory.path]
         if there.kind == "none":
@@ -107,30 +111,51 @@ def plan_install(
             made.add(directory.path)
         elif there.kind != "dir":
             raise InstallError(f"{directory.path} is not a directory: move it away")
-        elif there.mode & 0o022 & ~directory.mode or there.uid != uid:
-            changes.append(_mode_change(directory.path, there, directory.mode, uid))
     for file in wanted:
         _plan_file(file, present, known, uid, changes, notes, files)
     for path in known:
         if path not in files:
             _plan_removal(path, present[path], known[path], changes, notes)
     new = {"v": VERSION, "site": dict(site), "files": files, "dirs": sorted(made)}
-    if new != manifest:
-        text = json.dumps(new, indent=1, sort_keys=True) + "\n"
-        changes.append(
-            Change("replace" if manifest else "create", f"{etc}/{MANIFEST}", 0o644, text)
-        )
-    return Plan(tuple(changes), tuple(notes))
+    if new == manifest:
+        return Plan(tuple(changes), tuple(notes))
+    last = _manifest_change(etc, new, "replace" if manifest else "create")
+    if all(change.action == "mkdir" for change in changes):
+        return Plan((*changes, last), tuple(notes))
+    before = {path: _before(record, known.get(path, {})) for path, record in files.items()}
+    gone = {path: known[path] for path in known if path not in files}
+    intent = _manifest_change(etc, {**new, "files": {**gone, **before}}, last.action)
+    return Plan((*changes, last), tuple(notes), intent)
+
+
+def _manifest_change(etc: str, manifest: Mapping[str, Any], action: Action) -> Change:
+    text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+    return Change(action, f"{etc}/{MANIFEST}", 0o644, text)
+
+
+def _before(record: Mapping[str, Any], was: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's record until it is known to be written."""
+    found = {**record, "was": list(dict.fromkeys(_digests(was)))}
+    return found | ({"offered": was.get("offered", "")} if "offered" in record else {})
+
+
+def _digests(record: Mapping[str, Any]) -> list[str]:
+    """Of all that robust-admin may have written there: several after a run that was cut off."""
+    return [record["sha256"], *record.get("was", [])] if record else []
+
+
+def _is_ours(there: Present, record: Mapping[str, Any]) -> bool:
+    return digest(there.text) in _digests(record)
 
 
 def _plan_file(
     file: Wanted,
     present: Mapping[str, Present],
-    known: Mapping[str, Mapping[str, str]],
+    known: Mapping[str, Mapping[str, Any]],
     uid: int,
     changes: list[Change],
     notes: list[str],
-    files: dict[str, dict[str, str]],
+    files: dict[str, dict[str, Any]],
 ) -> None:
     there, record = present[file.path], known.get(file.path, {})
     if there.kind not in ("none", "file"):
@@ -141,7 +166,7 @@ def _plan_file(
     elif there.text == file.text:
         if there.mode != file.mode or there.uid != uid:
             changes.append(_mode_change(file.path, there, file.mode, uid))
-    elif file.settings and digest(there.text) != record.get("sha256"):
+    elif file.settings and not _is_ours(there, record):
         _plan_edited(file, present, known, changes, notes, files)
         return
     elif not file.settings and not record:
@@ -149,7 +174,7 @@ def _plan_file(
             f"{file.path} is there and robust-admin did not write it: move it away first"
         )
     else:
-        if digest(there.text) != record.get("sha256"):
+        if not _is_ours(there, record):
             notes.append(f"{file.path} was changed by hand; the change is lost")
         changes.append(_write("replace", file, there))
     if file.settings:
@@ -159,13 +184,13 @@ def _plan_file(
 def _plan_edited(
     file: Wanted,
     present: Mapping[str, Present],
-    known: Mapping[str, Mapping[str, str]],
+    known: Mapping[str, Mapping[str, Any]],
     changes: list[Change],
     notes: list[str],
-    files: dict[str, dict[str, str]],
+    files: dict[str, dict[str, Any]],
 ) -> None:
     """An edited settings file stays; what is new is put beside it, once."""
-    record = dict(known.get(file.path, {}))
+    record = {k: v for k, v in known.get(file.path, {}).items() if k != "was"}
     record.setdefault("sha256", "")  # never ours: uninstall leaves it
     beside = file._replace(path=file.path + ".new")
     there = present[beside.path]
@@ -199,13 +224,13 @@ def plan_uninstall(manifest: Mapping[str, Any], present: Mapping[str, Present], 
 def _plan_removal(
     path: str,
     there: Present,
-    record: Mapping[str, str],
+    record: Mapping[str, Any],
     changes: list[Change],
     notes: list[str],
 ) -> None:
     if there.kind == "none":
         return
-    if there.kind == "file" and digest(there.text) == record.get("sha256"):
+    if there.kind == "file" and _is_ours(there, record):
         changes.append(Change("remove", path, diff=_diff(path, there.text, "")))
     else:
         notes.append(f"left: {path} (changed since it was installed)")
@@ -284,14 +309,24 @@ def read_manifest(etc: str) -> dict[str, Any]:
 def apply(plan: Plan) -> list[str]:
     """Do it; directories that are not empty stay and come back as notes."""
     notes = []
+    intent = plan.intent
     for change in plan.changes:
         try:
+            if intent is not None and Path(intent.path).parent.exists():
+                _do(intent)
+                intent = None
             _do(change)
         except OSError as error:
             if change.action != "rmdir":
                 raise InstallError(f"{change.path}: {error.strerror}") from error
             notes.append(f"left: {change.path} ({error.strerror})")
     return notes
+
+
+def clear_drafts(etc: str, manifest: Mapping[str, Any]) -> None:
+    """Remove what a run that was cut off had begun to write. Only under the lock."""
+    for path in (*manifest.get("files", {}), f"{etc}/{MANIFEST}"):
+        _draft(Path(path)).unlink(missing_ok=True)
 
 
 def _do(change: Change) -> None:
@@ -311,11 +346,18 @@ def _do(change: Change) -> None:
         write(change.path, change.text, change.mode)
 
 
+def _draft(target: Path) -> Path:
+    return target.with_name(f".{target.name}.robust-admin")
+
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
 def write(path: str, text: str, mode: int) -> None:
     """Write a file so that it is there in full or not at all, also after a power failure."""
     target = Path(path)
-    fd, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-    draft = Path(name)
+    draft = _draft(target)
+    fd = os.open(draft, _NEW, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(text.encode("utf-8", "surrogateescape"))

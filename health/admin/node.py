@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from health.admin import install
+from health.admin import install, trust
 from health.admin.install import Directory, InstallError, Plan, Wanted
 
 PROTOCOL = 1
@@ -82,7 +82,11 @@ class Reply(NamedTuple):
 def perform(request: Request) -> Reply:
     """Plan, and with ``expect`` carry out. Every failure is in ``error``, nothing is raised."""
     try:
-        notes = probe(request.python, request.dirs) if request.op == "install" else []
+        notes: list[str] = []
+        if request.op == "install":
+            notes = probe(request.python, request.dirs)
+            places = [directory.path for directory in request.directories]
+            trust.demand(request.python, request.dirs, places)
         if not request.expect:
             plan = _plan(request)
             return _reply(plan, [*notes, *plan.notes])
@@ -90,6 +94,7 @@ def perform(request: Request) -> Reply:
             plan = _plan(request)
             if install.identity(plan) != request.expect:
                 raise InstallError("the files changed since they were looked at: run it again")
+            install.clear_drafts(request.etc, install.read_manifest(request.etc))
             left = install.apply(plan)
         return _reply(plan, [*notes, *plan.notes, *left], done=True)
     except InstallError as error:
@@ -178,6 +183,7 @@ def probe(python: str, dirs: Sequence[str]) -> list[str]:
 
 def main() -> int:
     """Exit code 0 also for a reply that is an error: it was answered."""
+    os.umask(0o022)
     try:
         reply = perform(Request.from_json(sys.stdin.read()))
     except InstallError as error:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import jinja2
 
 from health import settings
 from health.admin.install import Directory, InstallError, Wanted
@@ -17,7 +16,6 @@ from health.admin.rules import Want
 from health.check import Check, Setting
 from robust_slurm import config
 
-ETC = "/etc/robust-slurm"
 TMPFILES = "/etc/tmpfiles.d"
 FRAGMENT = "slurm.conf.lines"
 SETTINGS = "robust.toml"
@@ -61,7 +59,12 @@ class Stub(NamedTuple):
 STUBS = (
     Stub("prolog", "Slurm's Prolog: the node's gate", "prolog.cli", ""),
     Stub("epilog", "Slurm's Epilog: clears, checks and follows accusations up", "epilog.cli", ""),
-    Stub("healthcheck", "Slurm's HealthCheckProgram: the sweep", "health.cli", '["sweep"]'),
+    Stub(
+        "healthcheck",
+        "Slurm's HealthCheckProgram: the sweep",
+        "health.cli",
+        '["sweep", *sys.argv[1:]]',  # a person may try it with --dry-run
+    ),
 )
 
 
@@ -129,6 +132,11 @@ def node_files(site: Site, toml: str) -> list[Wanted]:
         text = _render("tmpfiles.j2", spool=site.spool)
         files.append(Wanted(f"{site.tmpfiles}/robust-slurm.conf", text, 0o644))
     return files
+
+
+def lacks(error: ModuleNotFoundError) -> str:
+    """What to say when the extra ``admin`` is not installed."""
+    return f"{error}: {sys.executable} -m pip install 'robust-slurm[admin]'"
 
 
 def fragment(wants: Sequence[Want], asked: bool) -> str:
@@ -213,6 +221,10 @@ def _comment(text: str) -> str:
 
 
 def _render(template: str, **values: object) -> str:
+    try:
+        import jinja2  # here, so that the doctor and --help do without
+    except ModuleNotFoundError as error:
+        raise InstallError(lacks(error)) from error
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         undefined=jinja2.StrictUndefined,

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 Level = Literal["ok", "fix", "advice"]
 
+SLURM_CONF = "slurm.conf"
 HEALTH_CHECK_LIMIT_S = 60  # slurmd's own, fixed before 26.05
 SWEEP_EVERY_S = 300
 # slurmd kills what overruns a time-out 10 ms after SIGTERM: our own deadlines end well before.
@@ -34,7 +35,8 @@ class Facts(NamedTuple):
 class Want(NamedTuple):
     """One setting: its value ``now`` ("": not set), the ``value`` it should have, and why.
 
-    ``needed``: the gate does not work without; else it is advice.
+    ``needed``: the gate does not work without; else it is advice. ``paste``: the line where it is
+    not ``key=value``, and ``where`` it goes: slurm.conf, "shell", or a script of the site's.
     """
 
     key: str
@@ -43,9 +45,11 @@ class Want(NamedTuple):
     level: Level
     why: str
     needed: bool
+    paste: str = ""
+    where: str = SLURM_CONF
 
     def line(self) -> str:
-        return f"{self.key}={self.value}"
+        return self.paste or f"{self.key}={self.value}"
 
 
 Rule = Callable[[Facts], Iterator[Want]]
@@ -100,11 +104,28 @@ def _scripts(facts: Facts) -> Iterator[Want]:
         if ours in facts.runs.get(key, now):
             yield Want(key, ", ".join(now), ours, "ok", why, True)
             continue
+        want = Want(key, ", ".join(now), ours, "fix", why, True)
         if now and _since(facts, 24, 5):
-            why += f"; a line of its own beside {key}={now[0]}"
+            want = want._replace(why=f"{why}; a line of its own: {key}={now[0]} stays")
         elif now:
-            why += f"; before 24.05 there is one {key} only: call ours from {now[0]} instead"
-        yield Want(key, ", ".join(now), ours, "fix", why, True)
+            want = _beside(want, now[0])
+        yield want
+
+
+def _beside(want: Want, theirs: str) -> Want:
+    """Ours next to a script of the site's, where Slurm takes one value only."""
+    key, ours = want.key, want.value
+    where, _, pattern = theirs.rpartition("/")
+    if not set(theirs) & set("*?["):
+        paste = f"{ours} || exit $?" if key != "HealthCheckProgram" else ours
+        why = f"{want.why}; it takes one script only: call ours from yours"
+        return want._replace(why=why, paste=paste, where=f"{theirs}, on top")
+    name = pattern.replace("*", "robust")
+    why = f"{want.why}; {theirs} stays: ours beside yours, on every node"
+    if set(f"{where}{name}") & set("*?["):  # no name that is sure to match
+        why = f"{want.why}; link {ours} to a name that {theirs} matches, on every node"
+        return want._replace(why=why, paste=f"ln -s {ours} {where}/<name>", where="shell")
+    return want._replace(why=why, paste=f"ln -s {ours} {where}/{name}", where="shell")
 
 
 def _health_program(facts: Facts) -> Iterator[Want]:
@@ -112,9 +133,8 @@ def _health_program(facts: Facts) -> Iterator[Want]:
     now = value_of(facts.config, key)
     why = "the sweep: checks between jobs, and undrains what we drained when it passes again"
     good = ours in facts.runs.get(key, [now])
-    if now and not good:
-        why += f"; to keep {now}, call ours from it instead"
-    yield Want(key, now, ours, "ok" if good else "fix", why, True)
+    want = Want(key, now, ours, "ok" if good else "fix", why, True)
+    yield _beside(want, now) if now and not good else want
 
 
 def _health_when(facts: Facts) -> Iterator[Want]:
@@ -199,6 +219,7 @@ def _scheduler(facts: Facts) -> Iterator[Want]:
         why = "requeue_delay: how long a requeued job waits; without it as long as cred_expire"
         value = ",".join(kept) if good else _joined(kept, ["requeue_delay=10"])
         yield Want("SchedulerParameters", now, value, "ok" if good else "advice", why, False)
+        yield _expedite(facts)
         return
     now = value_of(facts.config, "AuthInfo")
     options = [word for word in now.split(",") if word]
@@ -213,6 +234,20 @@ def _scheduler(facts: Facts) -> Iterator[Want]:
     )
     value = ",".join(kept) if good else _joined(kept, [f"cred_expire={least}"])
     yield Want("AuthInfo", now, value, "ok" if good else "advice", why, False)
+
+
+def _expedite(facts: Facts) -> Want:
+    """25.11 and later."""
+    key, word = "SlurmctldParameters", "enable_expedited_requeue"
+    now = value_of(facts.config, key)
+    options = [option for option in now.split(",") if option]
+    good = word in (option.lower() for option in options)
+    why = (
+        f"{word}: jobs of `sbatch --requeue=expedite` start again at once, before all others, "
+        "when their node failed"
+    )
+    value = now if good else _joined(options, [word])
+    return Want(key, now, value, "ok" if good else "advice", why, False)
 
 
 def _requeue(facts: Facts) -> Iterator[Want]:

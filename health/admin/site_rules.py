@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from health.admin.install import Present
+from health.admin.install import ETC, Present
 from health.admin.rules import Level, Want
+from health.admin.trust import Hole, close
 from health.slurmconf import is_slice, parse_gres
 
 OLDEST, NEWEST = (22, 5), (26, 5)  # the releases whose behaviour was looked at
@@ -29,7 +30,7 @@ def of_wants(wants: Iterable[Want]) -> list[Remark]:
             want.level,
             f"{want.key} = {want.now}" if want.now else f"{want.key} is not set",
             want.why,
-            "slurm.conf",
+            want.where,
             "" if want.level == "ok" else want.line(),
         )
         for want in wants
@@ -41,6 +42,31 @@ def of_release(release: tuple[int, int] | None, text: str) -> Remark:
         return Remark("ok", "Slurm", text)
     span = " to ".join(f"{major}.{minor:02}" for major, minor in (OLDEST, NEWEST))
     return Remark("advice", "Slurm", f"{text or 'release not told'}: known are {span}")
+
+
+class Bare(NamedTuple):
+    """Slurm's commands as the sweep starts them: looked for in ``places``; ``elsewhere`` the
+    directory where scontrol is instead ("" none); ``problem`` why it reached no slurmctld."""
+
+    places: str
+    elsewhere: str = ""
+    problem: str = ""
+
+
+def of_bare(bare: Bare, config: Mapping[str, str], toml: str) -> list[Remark]:
+    if bare.elsewhere:
+        what = f"the gate has no PATH and looks for it in {bare.places.replace(':', ', ')}"
+        line = f'[gate]\nslurm_bin = "{bare.elsewhere}"'
+        return [Remark("fix", "scontrol is not where the gate looks", what, toml, line)]
+    if not bare.problem:
+        return [Remark("ok", "scontrol", "reaches slurmctld without PATH and SLURM_CONF")]
+    what = (
+        "slurmd gives HealthCheckProgram no SLURM_CONF, and without it scontrol reaches no "
+        f"slurmctld: {bare.problem}; on every node put slurm.conf where Slurm was built to look"
+    )
+    file = config.get("SLURM_CONF", "") or "<your slurm.conf>"
+    line = f"install -d /etc/slurm && ln -s {file} /etc/slurm/slurm.conf"
+    return [Remark("fix", "the sweep does not reach Slurm", what, "shell", line)]
 
 
 # ---- robust.toml and the state directory
@@ -161,32 +187,38 @@ def _some(names: Sequence[str]) -> str:
 
 
 class Installed(NamedTuple):
-    """A file of the manifest: what is there, whether it is as it was written, and who else could
-    have written it (empty: only root)."""
+    """A file of the manifest: what is there, whether it is as it was written, and where on its way
+    somebody but root could change it."""
 
     path: str
     there: Present
     changed: bool
-    untrusted: str
+    hole: Hole | None = None
 
 
 def of_files(
-    etc: str, manifest: bool, files: Iterable[Installed], stubs: Sequence[str]
+    etc: str, manifest: bool, files: Iterable[Installed], stubs: Sequence[str], is_node: bool
 ) -> list[Remark]:
-    """``stubs``: the names of the files that Slurm runs."""
-    again = f"robust-admin install --etc {etc}"
+    """``stubs``: the names of the files that Slurm runs; ``is_node``: Slurm runs jobs here."""
+    again = install_command(etc)
+    if not manifest and not is_node:
+        what = (
+            "nothing is installed here, and this machine is no node of Slurm's; look at the nodes "
+            "from here, or run the doctor on one of them"
+        )
+        line = f"{again} --nodes <nodes> --ssh --dry-run"
+        return [Remark("advice", etc, what, "shell", line)]
     if not manifest:
         return [Remark("fix", etc, "nothing is installed on this machine", "shell", again)]
     found: list[Remark] = []
-    for path, there, changed, untrusted in files:
+    for path, there, changed, hole in files:
         stub = path.rpartition("/")[2] in stubs
         if there.kind == "none":
             if stub:
                 found.append(Remark("fix", path, "it is missing", "shell", again))
-        elif untrusted:
-            line = f"chown root:root {path} && chmod go-w {path}"
-            what = f"root runs it, but {untrusted}"
-            found.append(Remark("fix", path, what, "shell", line))
+        elif hole:
+            what = f"root runs or reads it, but {hole}"
+            found.append(Remark("fix", path, what, "shell", close([hole.place])))
         elif stub and not there.mode & 0o100:
             line = f"chmod 0755 {path}"
             found.append(
@@ -197,16 +229,20 @@ def of_files(
     return found or [Remark("ok", etc, "the files are root's and as they were installed")]
 
 
+def install_command(etc: str) -> str:
+    return "robust-admin install" if etc == ETC else f"robust-admin install --etc {etc}"
+
+
 def of_code(
-    prefix: str, untrusted: Sequence[str], broken: str, notes: Sequence[str]
+    prefix: str, untrusted: Sequence[str], repair: str, broken: str, notes: Sequence[str]
 ) -> list[Remark]:
-    """The interpreter and packages that the stubs start: who may write them, do they start."""
+    """The interpreter and packages that the stubs start: who may write them (``repair``: the
+    command that ends it), do they start."""
     found = []
     if broken:
         found.append(Remark("fix", "the stubs' python", broken))
     if untrusted:
-        line = f"chown -R root:root {prefix} && chmod -R go-w {prefix}"
         what = f"who writes there is root at the next job: {'; '.join(untrusted[:3])}"
-        found.append(Remark("fix", prefix, what, "shell", line))
+        found.append(Remark("fix", prefix, what, "shell", repair))
     found += [Remark("advice", "the stubs' python", note) for note in notes]
     return found or [Remark("ok", prefix, "the stubs start, and only root can change them")]

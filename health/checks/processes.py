@@ -15,6 +15,7 @@ from health.check import Check, Condition, Setting
 from health.finding import Finding
 from health.leftover_files import FIRST_USER
 from health.proctable import Process
+from health.stuck import left_behind
 from health.sysfs import number, text
 from health.system import System
 
@@ -102,12 +103,28 @@ def _run(system: System) -> list[Finding]:
     table = proctable.processes(system)
     found += judge_zombies(table)
     ours = [p for p in table if not p.kernel and p.state != "Z"]
-    found += _blocked(system, [p for p in ours if p.state == "D"], busy)
+    sleeping = [p for p in ours if p.state == "D"]
+    if sleeping:
+        lost, gate = left_behind(system), _gate(system)
+        sleeping = [p for p in sleeping if (p.pid, p.start) not in lost and p.parent not in gate]
+    found += _blocked(system, sleeping, busy)
     if busy is not None:
         found += _left(system, ours, busy)
     if busy == frozenset():
         found += _load(system, ours, one, int(active))
     return found
+
+
+def _gate(system: System) -> set[int]:
+    """The processes of this very run of the gate that may have children.
+
+    What its own processes hang at is for the checks to tell that lost them.
+    """
+    try:
+        me = proctable.one(system, int(system.link("/proc/self")))
+    except (OSError, ValueError):
+        me = None
+    return {me.pid, me.parent} - {1} if me else set()
 
 
 def _blocked(system: System, sleeping: list[Process], busy: frozenset[int] | None) -> list[Finding]:
@@ -119,7 +136,7 @@ def _blocked(system: System, sleeping: list[Process], busy: frozenset[int] | Non
     patience = PROLOG_PATIENCE_S if system.context.where == "prolog" else PATIENCE_S
     looks = round(patience / PAUSE_S)
     while still and looks:
-        time.sleep(PAUSE_S)
+        _pause(system)
         looks -= 1
         still = [
             now
@@ -147,6 +164,11 @@ def _blocked(system: System, sleeping: list[Process], busy: frozenset[int] | Non
     if waiting:
         found.append(BLOCKED.found(f"in state D at each look: {_some(waiting)}"))
     return found
+
+
+def _pause(system: System) -> None:
+    """Wait for another look; a recorded node looks the same every time and has its own pause."""
+    getattr(system, "pause", time.sleep)(PAUSE_S)
 
 
 def _killed(system: System, process: Process) -> bool:

@@ -63,3 +63,18 @@ def lab(module_lab: Cluster) -> Iterator[Cluster]:
     """The module's lab, without jobs: for tests that leave all nodes in order."""
     yield module_lab
     module_lab.exec("head", ["scancel", "-u", module_lab.user])
+
+
+@pytest.fixture(scope="module")
+def module_gpu_lab() -> Iterator[Cluster]:
+    with Cluster(nodes=2, standby=0, gpus=8, scratch=True) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def gpu_lab(module_gpu_lab: Cluster) -> Iterator[Cluster]:
+    """The module's lab with GPUs and a scratch mount; what a test breaks is mended after it."""
+    yield module_gpu_lab
+    for node, fault in module_gpu_lab.faults().items():
+        if fault != "up":
+            module_gpu_lab.heal(node)

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from jobs import until
 
-from health.admin import doctor
 from lab import Cluster
-from tests.admin_prefix import REPOSITORY, make_prefix
+from tests.admin_prefix import make_prefix
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 NODES = ("n1", "n2", "s1")
@@ -70,23 +69,27 @@ def etc(lab: Cluster) -> Path:
     return lab.spec.node_dir / "robust"
 
 
-def slurm_conf(lab: Cluster) -> dict[str, str]:
-    """What `install` says that slurm.conf wants, and its advice, for a lab of 22.05."""
+def asked_for(lab: Cluster) -> dict[str, str]:
+    """What `install` says that slurm.conf wants, for a lab of 22.05 with another prolog."""
     return {
-        "Prolog": f"{etc(lab)}/prolog",
         "Epilog": f"{etc(lab)}/epilog",
         "HealthCheckProgram": f"{etc(lab)}/healthcheck",
         "HealthCheckInterval": "300",
         "PrologFlags": "Alloc,Contain,DeferBatch",
         "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,"
         "bf_interval=1,nohold_on_prolog_fail",
-        "AuthInfo": "cred_expire=9",
-        "PrologEpilogTimeout": "60",
-        "UnkillableStepTimeout": "180",
-        "KillWait": "30",
-        "RebootProgram": "/sbin/reboot",
-        "GresTypes": "gpu",
     }
+
+
+# The doctor's advice, so that none of it is left, and GPUs.
+ADVICE = {
+    "AuthInfo": "cred_expire=9",
+    "PrologEpilogTimeout": "60",
+    "UnkillableStepTimeout": "180",
+    "KillWait": "30",
+    "RebootProgram": "/sbin/reboot",
+    "GresTypes": "gpu",
+}
 
 
 def toml(lab: Cluster) -> str:
@@ -106,23 +109,22 @@ def plain() -> Iterator[Site]:
 def test_doctor_before_anything(plain: Site) -> None:
     found = plain.doctor()
     lines = {remark["line"] for remark in found.values() if remark["level"] == "fix"}
-    wanted = slurm_conf(plain.lab)
-    needed = [key for key in wanted if key.startswith(("Prolog", "Epilog", "Health", "Sched"))]
-    needed.remove("PrologEpilogTimeout")
-    assert lines == {
-        *(f"{key}={wanted[key]}" for key in needed),
-        f"robust-admin install --etc {plain.etc}",
-    }
+    wanted = {"Prolog": f"{plain.etc}/prolog", **asked_for(plain.lab)}
+    assert lines == {f"{key}={value}" for key, value in wanted.items()}
+    assert found[str(plain.etc)]["level"] == "advice", "head is no node: it needs no files"
     text = plain.admin("doctor").stdout
     assert f"slurm.conf:  Prolog={plain.etc}/prolog\n" in text
     assert text.startswith(f"cluster {plain.lab.name}, Slurm 2")
+    done = plain.admin("doctor", "--json", node="n1")
+    subjects = {r["subject"] for r in json.loads(done.stdout)["remarks"] if r["level"] == "fix"}
+    assert str(plain.etc) in subjects, "a node does"
 
 
 def test_install_here_and_uninstall(plain: Site) -> None:
     looked = plain.admin("install", "--tmpfiles", "", "--dry-run")
     assert looked.returncode == 0 and not plain.read("head", plain.etc / "prolog")
     done = plain.install()
-    assert f"\n  Prolog={plain.etc}/prolog\n" in done.stdout
+    assert f"\n  slurm.conf:  Prolog={plain.etc}/prolog\n" in done.stdout
     assert "nothing to do" in plain.install().stdout
     lines = plain.read("head", plain.etc / "slurm.conf.lines")
     assert "\nPrologFlags=Alloc,Contain,DeferBatch\n" in lines and "bf_interval=1,nohold" in lines
@@ -139,7 +141,7 @@ def test_doctor_without_slurmctld(plain: Site) -> None:
     argv = [python, "-I", "-m", "health.admin.cli", "doctor"]
     env = {"SLURM_CONF": str(plain.top / "dead.conf")}
     done = plain.lab.exec("head", argv, user=False, env=env, timeout=60)
-    assert done.returncode == 2 and "no slurmctld answers" in done.stderr
+    assert done.returncode == 2 and "no slurmctld answers" in done.stdout
 
 
 # ---- the whole way
@@ -152,13 +154,17 @@ def answers(lab: Cluster, node: str) -> bool:
 
 @pytest.fixture(scope="module")
 def ready() -> Iterator[Site]:
-    """A lab with the gate's lines in slurm.conf, and an sshd on every node."""
+    """A lab whose site has a directory of prologs, and an sshd on every node."""
     if SSHD is None:
         pytest.skip("no sshd: apt-get install openssh-server")
     lab = Cluster(name=NAME, nodes=2, standby=1, gpus=2)
-    lab = Cluster(name=NAME, nodes=2, standby=1, gpus=2, slurm_conf=slurm_conf(lab))
-    with lab:
+    conf = {**ADVICE, "Prolog": f"{lab.spec.dir}/prolog.d/*"}
+    with Cluster(name=NAME, nodes=2, standby=1, gpus=2, slurm_conf=conf) as lab:
         site = Site(lab)
+        prologs = lab.spec.dir / "prolog.d"
+        prologs.mkdir(mode=0o755)
+        (prologs / "site").write_text(f"#!/bin/sh\necho ran > {lab.spec.node_dir}/site-prolog\n")
+        (prologs / "site").chmod(0o755)
         for key in ("host", "user"):
             argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(site.top / key)]
             subprocess.run(argv, check=True, timeout=30, stdin=subprocess.DEVNULL)
@@ -185,10 +191,6 @@ def test_install_over_ssh_and_run_a_job(ready: Site) -> None:
     lab = ready.lab
     (lab.spec.dir / "state").mkdir(mode=0o755)
     ready.write("head", "robust.toml", toml(lab))
-    told = ready.install().stdout
-    assert f"made {lab.spec.dir}/state/nodes" in told and "slurm.conf still wants" not in told
-    assert "nothing to do" in ready.install().stdout
-
     ssh = ["--nodes", "n[1-2],s1", "--ssh"]
     ssh += ["--known-hosts", str(ready.top / "known"), "--identity", str(ready.top / "user")]
     done = ready.install(*ssh)
@@ -197,25 +199,55 @@ def test_install_over_ssh_and_run_a_job(ready: Site) -> None:
         assert "/not-there" in ready.read(node, ready.etc / "robust.toml")
     assert ready.install(*ssh).stdout == "n[1-2],s1  same\nnothing to do\n"
 
-    trusted = not doctor.untrusted(str(REPOSITORY / "health" / "gate.py"))
+    told = ready.install().stdout
+    assert f"made {lab.spec.dir}/state/nodes" in told
+    link = f"ln -s {ready.etc}/prolog {lab.spec.dir}/prolog.d/robust"
+    assert f"\n  shell:  {link}\n" in told
+    lab.exec("head", link.split(), user=False, check=True)
+    lines = ready.read("head", ready.etc / "slurm.conf.lines").splitlines()
+    pasted = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    assert asked_for(lab).items() <= pasted.items()
+    reconfigure(lab, pasted)
+    assert "still wants" not in ready.install().stdout
+
     found = ready.doctor()
-    if not trusted:  # a clone of somebody else's: the doctor is right
-        assert found.pop(str(ready.prefix))["level"] == "fix"
     assert {subject for subject, r in found.items() if r["level"] == "fix"} == set(), found
     assert set(found) <= {f"state_dir {lab.spec.dir}/state", "ProctrackType = proctrack/linuxproc"}
 
-    # Slurm runs the stubs: a job that asks for it is let in unchecked, and that is on record.
+    # Slurm runs both prologs: a job that asks for it is let in unchecked, and that is on record.
     job = lab.sbatch("#!/bin/sh\ntrue\n", ["-wn1", "--comment", "robust:skip"])
     lab.wait_job(job, "COMPLETED")
-    history = ready.read("n1", lab.spec.node_dir / "gate" / "history.jsonl")
+    history = ready.read("n1", spool(lab) / "history.jsonl")
     assert f'"job":{job}' in history, history
+    assert ready.read("n1", lab.spec.node_dir / "site-prolog") == "ran\n"
+    note = spool(lab) / "jobs" / f"{job}.json"
+    until(lambda: ready.read("n1", note), "the epilog's note on the job")
 
-    # And the gate closes a bad node: the job goes elsewhere instead of being held.
+    # The gate closes a bad node: the job goes elsewhere instead of being held.
     job = lab.sbatch("#!/bin/sh\ntrue\n", ["-N1", "--exclude=n1", "-ptrain,standby"])
     record = lab.wait_job(job, "COMPLETED")
     assert record["NodeList"] == "s1" and record["Restarts"] == "1"
     node = lab.node_records()["n2"]
     assert "DRAIN" in node["State"] and node["Reason"].startswith("robust:node:mount")
 
+    # The sweep undrains it when what was wrong is right again.
+    ready.write("n2", "robust.toml", toml(lab).partition("[nodes")[0])
+    reconfigure(lab, {"HealthCheckInterval": "2"})
+    until(lambda: "DRAIN" not in lab.nodes()["n2"], "n2 undrained by the sweep")
+
     refused = ready.admin("uninstall", "--yes")
-    assert refused.returncode == 1 and f"Prolog={ready.etc}/prolog" in refused.stderr
+    assert refused.returncode == 1 and f"Epilog={ready.etc}/epilog" in refused.stderr
+
+
+def spool(lab: Cluster) -> Path:
+    return lab.spec.node_dir / "gate"
+
+
+def reconfigure(lab: Cluster, lines: dict[str, str]) -> None:
+    """Put settings into slurm.conf, as its admin does."""
+    conf = lab.spec.dir / "etc" / "slurm.conf"
+    kept = [line for line in conf.read_text().splitlines() if line.split("=")[0] not in lines]
+    text = "".join(f"{line}\n" for line in [*(f"{k}={v}" for k, v in lines.items()), *kept])
+    with conf.open("w") as file:  # in place: the nodes see this very file
+        file.write(text)
+    lab.exec("head", ["scontrol", "reconfigure"], user=False, check=True)

@@ -347,13 +347,19 @@ def _kill_and_look(name: str, victim: str, owner: int) -> None:
     spaces = _namespaces(list(family)) - _namespaces([os.getpid()])
     assert len({s for s in spaces if s.startswith("net:")}) == 4  # switch, head, n1, n2
     keeper = next(p for p in family if p != reaper and _parent(p) == reaper)
+    others = _now(dict.fromkeys(_all_pids(), ""))
     if victim == "down":
         assert host.take_down(name)
     else:
         os.kill({"owner": owner, "reaper": reaper, "keeper": keeper}[victim], signal.SIGKILL)
     eventually(lambda: not directory.exists(), 10)
     eventually(lambda: not family.items() & _now(family).items(), 10)
-    eventually(lambda: not spaces & _namespaces(_all_pids()), 10)
+    # The kernel soon gives a namespace's number again, to a lab of another test: so those who were
+    # there before are asked.
+    eventually(
+        lambda: not spaces & _namespaces([pid for pid, _ in others.items() & _now(others).items()]),
+        10,
+    )
 
 
 def _parent(pid: int) -> int:

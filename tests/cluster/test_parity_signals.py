@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from allocation import DEADLINE, NODES, TOOLS, Allocation, allocate, eventually, parity_lab
 from conftest import LabFactory
-from jobs import start, until
+from jobs import prepared, start, until
 
 from lab import Cluster
 
@@ -148,6 +148,31 @@ def test_step_cancelled_after_a_swap_stays_cancelled(
     assert len(training.incidents()) == 1
     training.check_gone()
     until(lambda: lab.nodes()["s1"] == {"IDLE"}, "the companion has gone home")
+
+
+def test_signal_after_a_swap_reaches_every_rank_once(new_lab: LabFactory) -> None:
+    """The companion's ranks get it from robust-srun, who hears of it from Slurm."""
+    lab = new_lab(nodes=2)
+    training = prepared(lab, 4)
+    (training.dir / "count.py").write_text(_COUNT)
+
+    def all_have(name: str) -> bool:
+        return len(list(training.dir.glob(f"{name}.*"))) == 4
+
+    line = "robust-srun --robust-stop-grace=0 python count.py"
+    training.submit(line, ["-N2", "--ntasks-per-node=2"])
+    training.until(lambda: all_have("ready"), "ranks")
+    for path in training.dir.glob("ready.*"):
+        path.unlink()
+    lab.crash("n2")
+    training.until(lambda: all_have("ready"), "ranks after the swap")
+    lab.exec("head", ["scancel", "-s", "USR2", f"{training.job}.0"], check=True)
+    training.until(lambda: all_have("got"), "signal")
+    time.sleep(0.5)  # for a second copy, if there is one
+    (training.dir / "end").touch()
+    assert training.wait_end() == 0, training.story()
+    got = [path.read_text().split() for path in training.dir.glob("got.*")]
+    assert got == [["SIGUSR2"]] * 4
 
 
 def test_second_interrupt_ends_ranks_that_ignore_it(alloc: Allocation) -> None:

@@ -1,0 +1,97 @@
+"""The control socket of a lab: requests to its keeper, one JSON object each, one at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab.errors import LabError
+from lab.spec import HEAD
+
+if TYPE_CHECKING:
+    from lab.keeper import Keeper, Node
+
+_NS_NAMES = ("pid", "net", "uts", "ipc", "mnt", "time")  # in the order lab/enter.py wants them
+_WAIT_S = 10.0
+
+
+def serve(keeper: Keeper, listener: socket.socket, lifeline: int) -> None:
+    """Answer requests, and reap, until the reaper is gone: the end of the pipe `lifeline`."""
+    wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+    with selectors.DefaultSelector() as selector:
+        for fd in (listener.fileno(), lifeline, wake_r):
+            selector.register(fd, selectors.EVENT_READ)
+        keeper.reap()
+        while True:
+            ready = {key.fd for key, _ in selector.select()}
+            if wake_r in ready:
+                os.read(wake_r, 4096)
+            keeper.reap()
+            if lifeline in ready:
+                return
+            if listener.fileno() in ready:
+                _accept(keeper, listener)
+
+
+def _accept(keeper: Keeper, listener: socket.socket) -> None:
+    link, _ = listener.accept()
+    with link:
+        link.settimeout(_WAIT_S)
+        try:
+            request = json.loads(link.recv(65536))
+            if request.get("op") == "enter":
+                _send_namespaces(keeper, link, keeper.find(str(request.get("node"))))
+                return
+            reply = _answer(keeper, request)
+        except KeyError as error:
+            reply = {"error": f"the request says no {error}"}
+        except (LabError, OSError, ValueError) as error:
+            reply = {"error": f"{error}"}
+        try:
+            link.send(json.dumps(reply).encode())
+        except OSError as error:  # the asker is gone
+            print(f"no one to answer: {error}", file=sys.stderr)
+
+
+def _answer(keeper: Keeper, request: dict[str, Any]) -> dict[str, Any]:
+    op = request["op"]
+    if op == "state":
+        found = keeper.nodes.values()
+        return {"nodes": {n.name: {"state": n.state, "died": n.died} for n in found}}
+    if op == "hang_rank":
+        return keeper.hang_rank(str(request["job"]), str(request["rank"]))
+    faults: dict[str, Callable[[Node], dict[str, Any]]] = {
+        "crash": keeper.crash,
+        "hang": keeper.hang,
+        "partition": keeper.partition,
+        "heal": keeper.heal,
+    }
+    one = keeper.find(str(request["node"]))
+    if one.name == HEAD:
+        raise LabError("the head is what the lab stands on: no faults there")
+    if op in faults:
+        return faults[op](one)
+    keeper.must_run(one)
+    at = time.time()
+    assert one.gear is not None
+    one.gear.serve(request)
+    return {"time": at}
+
+
+def _send_namespaces(keeper: Keeper, link: socket.socket, one: Node) -> None:
+    keeper.must_run(one)
+    space = Path(f"/proc/{one.pid}/ns")
+    fds = [os.open(space / n, os.O_RDONLY) for n in _NS_NAMES if (space / n).exists()]
+    socket.send_fds(link, [b"{}"], fds)
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,280 @@
+"""A lab whose slurmd calls the gate, installed as robust-admin installs it on a site."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jobs import until
+
+from health import history
+from health.system import Event
+from lab import Cluster
+from tests.admin_prefix import make_prefix
+
+SCHEDULER = "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
+WIDE = "max_nodes = 100\nmax_percent = 100.0\nmax_per_job = 100\n"  # of [breaker]
+HERE = "#!/bin/sh\necho $SLURM_JOB_ID $(hostname)\n"
+
+
+class Hold(NamedTuple):
+    """The files by which a call of the gate to Slurm says that it is there, and is let go."""
+
+    asked: Path
+    go: Path
+
+    def wait(self) -> None:
+        until(self.asked.exists, "the gate's call to Slurm", 20)
+
+    def let_go(self) -> float:
+        """When it had asked (wall clock)."""
+        self.go.touch()
+        return self.asked.stat().st_mtime
+
+
+class GateLab:
+    """``settings`` writes the site's robust.toml, which all nodes share as they do the stubs."""
+
+    def __init__(self, lab: Cluster):
+        self.lab = lab
+        top = lab.spec.dir / "site"
+        self.etc, self.state = top / "etc", top / "state"
+        top.mkdir(mode=0o755)
+        self.etc.mkdir(mode=0o755)
+        self.state.mkdir(mode=0o755)
+        self.settings()
+        python = make_prefix(top / "prefix") / "bin" / "python3"
+        argv = [str(python), "-I", "-m", "health.admin.cli", "install", "--etc", str(self.etc)]
+        lab.exec("head", [*argv, "--tmpfiles", "", "--yes"], user=False, check=True)
+        (self.state / "jobs").mkdir(exist_ok=True)
+        (self.state / "jobs").chmod(0o1777)
+
+    # -- the site
+
+    def settings(
+        self,
+        gate: str = "",
+        breaker: str = WIDE,
+        more: str = "",
+        *,
+        spool: str = "",
+        state: bool = True,
+        state_dir: str = "",
+    ) -> None:
+        """Write robust.toml: lines of [gate] and [breaker], and other tables."""
+        text = f'state_dir = "{state_dir or self.state}"\n' if state else ""
+        text += f'[gate]\nspool = "{spool or self.spool}"\n{gate}\n[breaker]\n{breaker}\n{more}'
+        fresh = self.etc / "robust.toml.new"
+        fresh.write_text(text)
+        fresh.chmod(0o644)
+        fresh.rename(self.etc / "robust.toml")
+
+    @property
+    def spool(self) -> Path:
+        """Of the gate, as a node sees it: on its own disk, which outlives a crash."""
+        return self.lab.disk / "gate"
+
+    def node_spool(self, node: str) -> Path:
+        """The same as this machine sees it."""
+        return self.lab.spec.disk_of(node) / "gate"
+
+    def sweep(self, node: str, *words: str, **env: str) -> str:
+        """One run of the HealthCheckProgram by hand, as slurmd would call it; what it says."""
+        stub = str(self.etc / "healthcheck")
+        given = [f"{key}={value}" for key, value in env.items()]
+        argv = ["env", "-i", f"SLURMD_NODENAME={node}", *given, stub, *words]
+        done = self.lab.exec(node, argv, user=False, cwd="/", timeout=90)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    def repaired(self, node: str, *words: str) -> None:
+        """A person's word, given on the node."""
+        argv = ["robust-health", "repaired", *words, "--config", str(self.etc / "robust.toml")]
+        self.lab.exec(node, argv, user=False, check=True)
+
+    def count_slurm_calls(self) -> Callable[[], int]:
+        """Have the gate use a scontrol that counts; a function that says how often it did."""
+        log = self.etc.parent / "calls"
+        log.touch()
+        self._wrap_scontrol(f'echo "$@" >> {log}')
+        return lambda: len(log.read_text().splitlines())
+
+    def hold_slurm_calls(self) -> Hold:
+        """Have the gate use a scontrol that waits to be let go."""
+        hold = Hold(self.etc.parent / "asked", self.etc.parent / "go")
+        self._wrap_scontrol(f"touch {hold.asked}; while [ ! -e {hold.go} ]; do sleep 0.02; done")
+        return hold
+
+    def _wrap_scontrol(self, line: str) -> None:
+        place = self.etc.parent / "bin"
+        place.mkdir(exist_ok=True)
+        wrapper = place / "scontrol"
+        wrapper.write_text(f'#!/bin/sh\n{line}\nexec {shutil.which("scontrol")} "$@"\n')
+        wrapper.chmod(0o755)
+        self.settings(f'slurm_bin = "{place}"')
+
+    def controller(self, name: str) -> None:
+        """A signal to the lab's slurmctld."""
+        kill = f"kill -{name} $(pidof slurmctld)"
+        self.lab.exec("head", ["sh", "-c", kill], user=False, check=True)
+
+    def admin(self, *words: str) -> None:
+        """A command of Slurm's, as its administrator."""
+        self.lab.exec("head", ["scontrol", *words], user=False, check=True)
+
+    def drain(self, node: str, reason: str) -> None:
+        self.admin("update", f"nodename={node}", "state=drain", f"reason={reason}")
+
+    def resume(self, *nodes: str) -> None:
+        self.admin("update", f"nodename={','.join(nodes)}", "state=resume")
+
+    # -- what people see
+
+    def node(self, node: str) -> tuple[frozenset[str], str]:
+        """The flags that sinfo shows and the reason, without who set it and when."""
+        record = self.lab.node_records()[node]
+        flags = frozenset(record["State"].split("+"))
+        return flags, re.sub(r" \[[^\[\]]*\]$", "", record.get("Reason", ""))
+
+    def wait_node(self, node: str, flags: frozenset[str], reason: str) -> None:
+        """Until it looks so: after a resume it is not responding for a second."""
+        until(lambda: self.node(node) == (flags, reason), f"{node}: {'+'.join(flags)} {reason}")
+
+    def wait_flag(self, node: str, flag: str) -> None:
+        until(lambda: flag in self.node(node)[0], f"{node} {flag}", 20)
+
+    def reason(self, node: str) -> str:
+        """The drain reason; empty if the node is not drained."""
+        flags, reason = self.node(node)
+        return reason if "DRAIN" in flags else ""
+
+    def wait_reason(self, node: str, reason: str, timeout: float = 20.0) -> None:
+        until(lambda: self.reason(node) == reason, f"{node}: {reason or 'no drain'}", timeout)
+
+    def others(self, *but: str) -> dict[str, tuple[frozenset[str], str]]:
+        """Those of the other nodes that carry a flag or a reason."""
+        quiet = {"IDLE", "MIXED", "ALLOCATED", "COMPLETING"}
+        found = {node: self.node(node) for node in self.lab.spec.compute_names if node not in but}
+        return {n: (flags, why) for n, (flags, why) in found.items() if flags - quiet or why}
+
+    def local(self, node: str, *kinds: str) -> list[Event]:
+        """What the node's own history says of these kinds."""
+        path = self.node_spool(node) / history.FILE
+        found = history.parse(path.read_bytes()) if path.exists() else []
+        return [event for event in found if not kinds or event.kind in kinds]
+
+    def shared(self, node: str, *kinds: str) -> list[Event]:
+        """And the ledger that all nodes share."""
+        path = self.state / history.NODES / f"{node}.jsonl"
+        found = history.parse(path.read_bytes()) if path.exists() else []
+        return [event for event in found if not kinds or event.kind in kinds]
+
+    def said(self, node: str) -> str:
+        """What slurmd has logged."""
+        return (self.lab.spec.dir / "log" / f"slurmd-{node}.log").read_text(errors="replace")
+
+    # -- jobs
+
+    def submit(self, *args: str, script: str = HERE) -> int:
+        """A batch job of the unprivileged user."""
+        return self.lab.sbatch(script, ["-o", f"{self.lab.shared}/%j.out", *args])
+
+    def submit_on(self, *nodes: str, args: tuple[str, ...] = (), script: str = HERE) -> int:
+        """A job of one node that may run on these only; Slurm tries them in their order."""
+        names = self.lab.spec.compute_names
+        rest = [f"--exclude={','.join(sorted(set(names) - set(nodes)))}"]
+        return self.submit("-N1", *(rest if set(names) - set(nodes) else []), *args, script=script)
+
+    def output(self, job: int) -> str:
+        path = self.lab.shared / f"{job}.out"
+        return path.read_text() if path.exists() else ""
+
+    def wait_requeued(self, job: int, timeout: float = 20.0) -> dict[str, str]:
+        """Until a prolog has refused the job; it waits for its time then, and is not held."""
+        record: dict[str, str] = {}
+
+        def refused() -> bool:
+            record.update(self.lab.job(job))
+            return record["JobState"] == "PENDING" and record["Restarts"] != "0"
+
+        until(refused, f"job {job} requeued", timeout)
+        assert record["Reason"] in ("BeginTime", "None") and record["Priority"] != "0", record
+        return record
+
+    def start_now(self, job: int) -> None:
+        """Slurm lets a requeued job wait two minutes: its administrator does not."""
+        self.admin("update", f"jobid={job}", "starttime=now")
+
+    def ended(self, job: int, timeout: float = 30.0) -> dict[str, str]:
+        """Wait until the job is over, its epilogs too; its record."""
+        record: dict[str, str] = {}
+
+        def over() -> bool:
+            record.update(self.lab.job(job))
+            return record["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL")
+
+        until(over, f"end of job {job}", timeout)
+        until(lambda: not self.completing(job), f"epilogs of job {job}", timeout)
+        return record
+
+    def completing(self, job: int) -> bool:
+        states = ["COMPLETING", "RUNNING", "PENDING", "CONFIGURING"]
+        argv = ["squeue", "-h", "-j", str(job), "-t", ",".join(states)]
+        return bool(self.lab.exec("head", argv).stdout.strip())
+
+    def run(self, node: str, *args: str, script: str = HERE) -> int:
+        """A job on this node, to its end; it must do well."""
+        job = self.submit(f"-w{node}", *args, script=script)
+        record = self.ended(job)
+        assert record["JobState"] == "COMPLETED", record
+        return job
+
+    def accuse(self, node: str, job: int, uid: int = 0, **changes: Any) -> Path:
+        """Leave what robust-srun leaves, as its user or as ``uid``."""
+        directory = self.state / "jobs" / str(job) / "accusations"
+        name = f"{node}.{changes.pop('name', 'e3')}.json"
+        record = {"v": 1, "node": node, "incident": "e3", "job": job, "user": "u"}
+        record |= {"time": time.time(), "symptom": "node_lost", "evidence": ["no report"]}
+        text = changes.pop("text", None) or json.dumps(record | changes)
+        code = (
+            "import os, pathlib, sys\n"
+            "os.makedirs(sys.argv[1], exist_ok=True)\n"
+            "pathlib.Path(sys.argv[1], sys.argv[2]).write_text(sys.stdin.read())\n"
+        )
+        argv = ["python", "-c", code, str(directory), name]
+        self.lab.exec("head", argv, input=text, check=True)
+        if uid:
+            self.lab.exec("head", ["chown", str(uid), str(directory / name)], user=False)
+        return directory / name
+
+
+@contextlib.contextmanager
+def gate_lab(
+    nodes: int, gpus: int = 2, standby: int = 0, slurm_conf: Mapping[str, str] | None = None
+) -> Iterator[GateLab]:
+    """Bring one up."""
+    from lab.host import check_host
+
+    check_host()
+    named = Cluster(nodes=nodes)
+    etc = named.spec.dir / "site" / "etc"
+    conf = {
+        "Prolog": f"{etc}/prolog",
+        "Epilog": f"{etc}/epilog",
+        "HealthCheckProgram": f"{etc}/healthcheck",
+        "HealthCheckInterval": "3600",  # the tests run it when they want it
+        "PrologFlags": "Alloc,Contain,DeferBatch",
+        "SchedulerParameters": f"{SCHEDULER},nohold_on_prolog_fail",
+        **(slurm_conf or {}),
+    }
+    cluster = Cluster(
+        name=named.spec.name, nodes=nodes, standby=standby, gpus=gpus, scratch=True, slurm_conf=conf
+    )
+    with cluster as lab:
+        yield GateLab(lab)
