@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from epilog import files, processes
@@ -12,6 +12,7 @@ from epilog.processes import Process
 from health.accusations import printable
 from health.aside import aside
 from health.check import Condition
+from health.checks.processes import waits_for_server
 from health.finding import Finding
 
 SHM = "/dev/shm"  # with it go the objects of System V IPC
@@ -32,7 +33,8 @@ STUCK = Condition(
     "FAIL",
     "node",
     "reboot",
-    "processes of the job's user that hang in the kernel (state D) and take no signal",
+    "processes of the job's user that hang in the kernel (state D) and take no signal; action "
+    "none where they wait for a file server or a FUSE daemon",
 )
 HUNG = Condition(
     "cleanup-hung",
@@ -91,7 +93,7 @@ def clear(
             return Cleared(0, 0, [HUNG.found(f"no list of processes: {error}")])
         return Cleared(0, 0, [FAILED.found(f"clearing the processes of job {job}: {error}")])
     left = [Process(*row) for row in said["left"]]
-    findings = _found(left)
+    findings = _found(left, said["server"])
     removed = 0
     if said["alone"] and not left and uid >= processes.FIRST_USER:
         time_left = max(0.5, until - time.monotonic())
@@ -148,7 +150,19 @@ def end_leftovers(
         "left": left,
         "alone": alone,
         "looked": looked,
+        "server": [p.pid for p in left if p.state == "D" and _waits_for_server(p.pid)],
     }
+
+
+def _waits_for_server(pid: int) -> bool:
+    texts = []
+    for name in ("wchan", "stack"):
+        try:
+            with open(f"/proc/{pid}/{name}", encoding="ascii", errors="replace") as file:
+                texts.append(file.read(1 << 14))
+        except OSError:
+            texts.append("")
+    return waits_for_server(*texts)
 
 
 def remove_files(
@@ -168,16 +182,20 @@ def remove_files(
     return removed, stayed
 
 
-def _found(left: Sequence[Process]) -> list[Finding]:
+def _found(left: Sequence[Process], server: Collection[int]) -> list[Finding]:
+    """``server``: the pids that wait for a file server, which no reboot of this node mends."""
     out = []
-    for condition, which in (
-        (STUCK, [p for p in left if p.state == "D"]),
-        (LEFT, [p for p in left if p.state != "D"]),
+    stuck = [p for p in left if p.state == "D"]
+    for condition, action, which in (
+        (STUCK, STUCK.action, [p for p in stuck if p.pid not in server]),
+        (STUCK, "none", [p for p in stuck if p.pid in server]),
+        (LEFT, LEFT.action, [p for p in left if p.state != "D"]),
     ):
         if which:
             named = ", ".join(
                 f"{p.pid} ({printable(p.name)}) state {p.state}" for p in which[:_SHOWN]
             )
             more = f" and {len(which) - _SHOWN} more" if len(which) > _SHOWN else ""
-            out.append(condition.found(f"left after SIGKILL: {named}{more}"))
+            text = f"left after SIGKILL: {named}{more}"
+            out.append(condition.found(text, action=action))
     return out

@@ -3,7 +3,11 @@
 {"driver": ["570.86.15"],
  "vbios": {"NVIDIA H100 80GB HBM3": ["96.00.74.00.01"]},
  "max_clocks": {model: {"sm": MHz, "memory": MHz}}, "nvlinks": {model: active links},
- "pcie": {model: {"generation": n, "width": lanes}}, "memory": KiB, "nvme": controllers}
+ "pcie": {model: {"generation": the highest that GPU and slot reach, "width": lanes in use}},
+ "memory": KiB, "nvme": controllers, "ethernet": {interface of a default route: Mb/s},
+ "infiniband": {active port: {"rate": Gb/s, "firmware": ["28.39.1002"]}}}
+
+The second half holds no model's name: it is right only where all nodes are alike.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from health import rootfiles
+from health import rootfiles, sysfs
 from health.aside import aside
 from health.settings import Settings
 from health.snapshot import Device
@@ -21,6 +25,7 @@ from health.system import System
 
 FILE = "fleet.json"
 _SHARED_S = 20.0
+_WHOLE = ("ethernet", "infiniband")  # recorded anew as a whole: an old port is not wanted any more
 
 
 class BaselineError(ValueError):
@@ -36,18 +41,31 @@ def observe(system: System, host: bool) -> dict[str, Any]:
         for device in snapshot["devices"]:
             _of_device(out, device)
     elif not host:
-        why = snapshot.get("error") or ("NVML hangs" if snapshot.get("hung") else "no GPU")
-        raise BaselineError(f"NVML tells of no GPU here: {why} (at: {snapshot.get('stage', '')})")
+        why = snapshot.get("error") or ("it hangs" if snapshot.get("hung") else "")
+        said = f" ({why}, at: {snapshot.get('stage', '')})" if why else ""
+        raise BaselineError(f"NVML tells of no GPU here{said}; --host records the rest of a node")
     if host:
-        meminfo = dict(
-            line.split(":", 1) for line in system.read("/proc/meminfo").splitlines() if ":" in line
-        )
-        out["memory"] = int(meminfo["MemTotal"].split()[0])
-        try:
-            out["nvme"] = len(system.names("/sys/class/nvme"))
-        except FileNotFoundError:
-            out["nvme"] = 0
+        out |= _of_host(system)
     return out
+
+
+def _of_host(system: System) -> dict[str, Any]:
+    """Ports and interfaces that are down here are left out: nobody wants them up."""
+    from health.checks.ethernet import default_speeds
+    from health.checks.memory import parse_meminfo
+    from health.ibports import ports
+
+    found = {
+        port.name: {"rate": port.rate, "firmware": [port.firmware] if port.firmware else []}
+        for port in ports(system)
+        if port.active
+    }
+    return {
+        "memory": parse_meminfo(system.read("/proc/meminfo"))["MemTotal"],
+        "nvme": len(sysfs.names(system, "/sys/class/nvme")),
+        "infiniband": found,
+        "ethernet": default_speeds(system),
+    }
 
 
 def _of_device(out: dict[str, Any], device: Device) -> None:
@@ -61,8 +79,9 @@ def _of_device(out: dict[str, Any], device: Device) -> None:
         both = {"sm": clocks["max_sm"], "memory": clocks["max_memory"]}
         _most(out, "max_clocks", model, both)
     pcie = device.get("pcie", {})
-    if "max_generation" in pcie and "max_width" in pcie:
-        both = {"generation": pcie["max_generation"], "width": pcie["max_width"]}
+    if pcie.get("max_generation") and pcie.get("width"):
+        # The width in use: it never changes, and a slot may be wired for less than the GPU can.
+        both = {"generation": pcie["max_generation"], "width": pcie["width"]}
         _most(out, "pcie", model, both)
     if "nvlinks" in device:
         active = sum(link.get("active", False) for link in device["nvlinks"])
@@ -82,7 +101,9 @@ def merge(known: Mapping[str, Any], found: Mapping[str, Any], add: bool) -> dict
     out = dict(known)
     for key, value in found.items():
         old = out.get(key)
-        if isinstance(value, dict) and isinstance(old, dict):
+        if key in _WHOLE and not add:
+            out[key] = value
+        elif isinstance(value, dict) and isinstance(old, dict):
             out[key] = merge(old, value, add)
         elif isinstance(value, list) and isinstance(old, list) and add:
             out[key] = [*old, *(item for item in value if item not in old)]
@@ -136,7 +157,10 @@ def _load(directory: int) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     with os.fdopen(fd, "rb") as file:
-        found = json.loads(file.read(4 << 20))
+        try:
+            found = json.loads(file.read(4 << 20))
+        except ValueError as err:
+            raise OSError(f"it is not JSON ({err}); remove it and record anew") from None
     if not isinstance(found, dict):
-        raise OSError(f"{FILE} is not a JSON object; remove it and record anew")
+        raise OSError("it is not a JSON object; remove it and record anew")
     return found

@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     repaired.add_argument("--note", default="", help="what was done, for the record")
 
     baseline = commands.add_parser(
-        "baseline", parents=[common], help="record this node's driver, VBIOS, ... as right"
+        "baseline", parents=[common], help="record this node's driver, VBIOS, ... as right for all"
     )
     baseline.add_argument(
         "--add", action="store_true", help="allow them beside what is recorded, not in its place"
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     baseline.add_argument(
         "--host",
         action="store_true",
-        help="also memory size and NVMe count: only where all nodes are alike",
+        help="also memory, NVMe, InfiniBand and Ethernet: only where all nodes are alike",
     )
     commands.add_parser("sweep", help="the HealthCheckProgram: drain and undrain (see its --help)")
     return top

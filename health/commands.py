@@ -43,18 +43,24 @@ def record(options: Namespace) -> int:
 
     where = _where(options.where)
     live = _system(options, where)
+    place = options.directory
     try:
-        system = RecordingSystem(live, options.directory)
+        system = RecordingSystem(live, place)
+    except (OSError, ValueError) as err:
+        raise BadInput(f"{_said(err, place)}; name a directory that can be made") from None
+    try:
         report = run(system, ALL, where, _deadline(live.settings, where), seen=system.saw)
         system.finish()
-    except (OSError, ValueError) as err:
-        raise BadInput(str(err)) from None
+    except OSError as err:
+        said = f"{_said(err, place)}; the tree is not complete: remove it, record to another place"
+        print(f"robust-health record: {said}", file=sys.stderr)
+        return CLOSED
     _say_what_root_sees(report)
     _show(report, judge(report, live.settings), False)
     print(
-        f"\nrecorded in {options.directory}: serial numbers, PCI addresses, names of processes, "
+        f"\nrecorded in {place}: serial numbers, PCI addresses, names of processes, "
         "mounts and hosts are in it; of the environment only SLURM_* is.\n"
-        f"The same again: robust-health replay {options.directory}"
+        f"The same again: robust-health replay {place}"
     )
     return OPEN
 
@@ -67,8 +73,8 @@ def replay(options: Namespace) -> int:
         system = ReplaySystem(options.directory, ALL)
         only = _families(options.only, cast(Where, system.context.where))
         report = system.report(only)
-    except BadTree as err:
-        raise BadInput(str(err)) from None
+    except (BadTree, OSError) as err:
+        raise BadInput(_said(err, options.directory)) from None
     return _show(report, judge(report, system.settings), options.json)
 
 
@@ -114,7 +120,7 @@ def repaired(options: Namespace) -> int:
 
 def baseline(options: Namespace) -> int:
     """Record what this node has as what the fleet should have."""
-    from health.baseline import BaselineError, observe, save
+    from health.baseline import FILE, BaselineError, observe, save
 
     system = _system(options, "deep")
     try:
@@ -123,7 +129,8 @@ def baseline(options: Namespace) -> int:
     except BaselineError as err:
         raise BadInput(str(err)) from None
     except OSError as err:
-        print(f"robust-health baseline: {err}", file=sys.stderr)
+        said = _said(err, f"{system.settings.gate['spool']}/{FILE}")
+        print(f"robust-health baseline: not recorded: {said}", file=sys.stderr)
         return CLOSED
     print("\n".join(lines))
     return OPEN
@@ -134,8 +141,16 @@ def _system(options: Namespace, where: Where) -> LiveSystem:
     known = context(where, os.environ, options.node)
     settings = site.load(path, known.node, ALL)
     if options.config and not os.path.isfile(options.config):  # noqa: PTH113
-        raise BadInput(f"--config {options.config}: no such file")
+        what = "not a file" if os.path.exists(options.config) else "no such file"  # noqa: PTH110
+        raise BadInput(f"--config {options.config}: {what}")
     return LiveSystem(settings, known)
+
+
+def _said(err: OSError | ValueError, place: str) -> str:
+    """What went wrong, and where, without Python's words around it."""
+    if isinstance(err, OSError):
+        return f"{err.filename or place}: {err.strerror or err}"
+    return str(err)
 
 
 def _deadline(settings: Settings, where: Where) -> float:
@@ -158,8 +173,9 @@ def _families(text: str, where: Where) -> Sequence[str]:
         if name not in known:
             import difflib
 
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]}?" if close else "see robust-health list"
+            close = [family for family in known if family.startswith(f"{name}_")]
+            close = close or difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {' or '.join(close)}?" if close else "see robust-health list"
             raise BadInput(f"--only {name}: no such family; {hint}")
         if where not in known[name].where:
             places = ", ".join(place for place in PLACES if place in known[name].where)

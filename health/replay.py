@@ -12,14 +12,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from health import kmsg, tree
-from health.check import Check, Where
-from health.finding import STATUSES, Finding
+from health import kmsg, replay_meta, tree
+from health.check import EVERYWHERE, Check, Where
 from health.lane import Outcome
 from health.nvml import empty
 from health.report import Report
 from health.runner import run_inline
-from health.settings import Settings, defaults
 from health.snapshot import Snapshot
 from health.system import Context, Disk, Entry, Event, LogRecord, Output
 
@@ -63,10 +61,13 @@ class ReplaySystem:
             raise BadTree(f"{directory}/{tree.META}: {type(err).__name__}: {err}") from None
 
     def _read_meta(self, meta: Mapping[str, Any]) -> None:
-        self.settings = _settings(meta.get("settings", {}), self._checks)
+        self.settings = replay_meta.settings(meta.get("settings", {}), self._checks)
         given = meta.get("context", {})
+        where = str(given.get("where", "prolog"))
+        if where not in EVERYWHERE:  # no check would run, and the gate be open
+            raise ValueError(f"where is {where!r}, want one of {', '.join(sorted(EVERYWHERE))}")
         self._context = Context(
-            where=str(given.get("where", "prolog")),
+            where=where,
             node=str(given.get("node", "n1")),
             job=int(given.get("job", 0)),
             uid=int(given.get("uid", -1)),
@@ -76,7 +77,7 @@ class ReplaySystem:
         self._uptime = float(meta.get("uptime", _UPTIME))
         self._boot_id = str(meta.get("boot_id", "00000000-0000-0000-0000-000000000000"))
         self._outcomes = [
-            Outcome(check, 0.0, _findings(kept["findings"]), str(kept["status"]), True)
+            Outcome(check, 0.0, replay_meta.findings(kept["findings"]), str(kept["status"]), True)
             for check in self._checks
             if (kept := meta.get("outcomes", {}).get(check.name)) is not None
         ]
@@ -114,6 +115,9 @@ class ReplaySystem:
     def names(self, path: str) -> list[str]:
         kept = self._call("names", path)
         if kept is not None:
+            if not isinstance(kept, list):
+                self._bad = f"{self._root}/{tree.CALLS}: names of {path}: {kept!r} is no list"
+                raise BadTree(self._bad)
             return [str(name) for name in kept]
         try:
             return sorted(os.listdir(self._place(path)))  # noqa: PTH208
@@ -218,7 +222,7 @@ class ReplaySystem:
 
     def _call(self, kind: str, key: str) -> Any:
         """The answer that was kept, None if there is none; a kept failure is raised."""
-        answer = self._calls.get(kind, {}).get(key)
+        answer: Any = self._calls.get(kind, {}).get(key)
         if tree.is_failure(answer):
             raise tree.raised(answer, key)
         return answer
@@ -258,28 +262,3 @@ class ReplaySystem:
         if not isinstance(found, dict):
             raise BadTree(f"{self._root}/{name}: not a JSON object")
         return found
-
-
-def _settings(kept: Mapping[str, Any], checks: Sequence[Check]) -> Settings:
-    """The recorded settings over the defaults of the checks as they are now."""
-    base = defaults(checks)
-    merged = {
-        name: {**getattr(base, name), **kept.get(name, {})}
-        for name in ("gate", "breaker", "lemon", "epilog", "accusations", "xid")
-    }
-    families = {
-        family: {**options, **kept.get("families", {}).get(family, {})}
-        for family, options in base.families.items()
-    }
-    state_dir, problems = str(kept.get("state_dir", "")), tuple(kept.get("problems", ()))
-    return Settings(**merged, families=families, state_dir=state_dir, problems=problems)
-
-
-def _findings(kept: Iterable[Mapping[str, Any]]) -> list[Finding]:
-    out = []
-    for fields in kept:
-        if fields["status"] not in STATUSES:
-            raise ValueError(f"unknown status {fields['status']!r}")
-        named = {**fields, "cls": fields["class"]}
-        out.append(Finding(*(named[name] for name in Finding._fields)))
-    return out

@@ -35,8 +35,8 @@ def main(name: str, lock: int, ready: int, owner: int) -> int:
         if spec.gpus:
             fake_nvml.make_cache(fake_nvml.build(spec.node_dir / "gpu"), spec.loader_cache)
     except (LabError, OSError, subprocess.SubprocessError) as error:
-        os.write(ready, f"{error}".encode()[:4000])
         remove(spec.dir)
+        os.write(ready, f"{error}".encode()[:4000])  # fails if the owner is gone
         return 1
     life_r, life_w = os.pipe()
     linux.unshare(linux.CLONE_NEWPID)

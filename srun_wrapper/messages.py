@@ -215,8 +215,6 @@ FromShim = SlotHello | Started | Exited | Stopped | Inspected
 ToShim = SlotWelcome | Start | Stop | Signal | Inspect | Finish
 FromAgent = Hello | Report | Started | Exited | Stopped | SlotLost | Signalled | Inspected | PeerAsk
 ToAgent = Ack | Start | Stop | Signal | Inspect | Finish
-ToProbe = PeerAsk
-FromProbe = PeerSay
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_shim = msgspec.msgpack.Decoder(FromShim).decode

@@ -119,9 +119,6 @@ class World:
     def size(self) -> int:
         return sum(len(ranks) for ranks in self.ranks)
 
-    def place_of(self, node: Node) -> int:
-        return next(i for i, n in enumerate(self.places) if n is node)
-
     def rank_at(self, node: Node, local: int) -> Rank | None:
         """The rank of a slot; beyond the slots, the torchrun rank with that LOCAL_RANK."""
         place = self._place.get(id(node))
@@ -131,10 +128,6 @@ class World:
         if local < len(ranks):
             return self.by_rank.get(ranks[local])
         return self.inner.setdefault((place, local), Rank(-1, node, local, True))
-
-    def beating(self) -> list[Rank]:
-        """All ranks that may have heartbeats."""
-        return [*self.by_rank.values(), *self.inner.values()]
 
     def note_started(self, rank: Rank) -> None:
         self.started += not rank.started

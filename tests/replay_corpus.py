@@ -75,6 +75,10 @@ class Corpus:
             raise ValueError(f"{case.group}.toml: {name}: {type(err).__name__}: {err}") from err
         return bundle
 
+    def root(self, name: str) -> str:
+        """The base on which a case stands in the end."""
+        return name if name in self.bases else self.root(self.cases[name].base)
+
     def build(self, name: str, directory: Path) -> None:
         """Write the tree of a case or base."""
         write(self.bundle(name), directory)
@@ -91,21 +95,34 @@ def _case(name: str, group: str, patch: dict[str, Any]) -> Case:
     return Case(name, group, patch["base"], patch["source"], lead, reason, also, patch)
 
 
-def write(bundle: Mapping[str, Any], directory: Path) -> None:
-    """A bundle as a tree on disk (health/tree.py)."""
-    made: set[Path] = set()
-    directory.mkdir(parents=True, exist_ok=True)
-    for path, text in bundle.get("files", {}).items():
-        place = directory / str(tree.place(path))
-        if place.parent not in made:
+def write(
+    bundle: Mapping[str, Any], directory: Path, there: Mapping[str, str] | None = None
+) -> None:
+    """A bundle as a tree on disk (health/tree.py). ``there``: the files that the last call for
+    this directory wrote: only what differs is touched."""
+    files, old = bundle.get("files", {}), there or {}
+    for path in old.keys() - files.keys():
+        _unlink(directory, directory / str(tree.place(path)))
+    for path, text in files.items():
+        if old.get(path) != text:
+            place = directory / str(tree.place(path))
             place.parent.mkdir(parents=True, exist_ok=True)
-            made.add(place.parent)
-        place.write_text(text, encoding="utf-8", newline="")
+            place.write_text(text, encoding="utf-8", newline="")
+    directory.mkdir(parents=True, exist_ok=True)
     for name in ("meta", "nvml", "calls", "fleet"):
         (directory / f"{name}.json").write_text(json.dumps(bundle.get(name, {})), encoding="utf-8")
     lines = [json.dumps(event) for event in bundle.get("history", [])]
     (directory / tree.HISTORY).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     (directory / tree.KMSG).write_text("".join(f"{line}\n" for line in bundle.get("kmsg", [])))
+
+
+def _unlink(top: Path, place: Path) -> None:
+    """A file, and the directories above it that are empty without it."""
+    place.unlink()
+    for parent in place.parents:
+        if parent == top or any(parent.iterdir()):
+            return
+        parent.rmdir()
 
 
 # -- patches --------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import pytest
 from admin_prefix import REPOSITORY, make_prefix, packages_of
 
 from health import settings
-from health.admin import pages, render, rules
+from health.admin import cli, pages, render, rules
 from health.admin.install import InstallError
 from health.check import Check, Condition
 from health.checks import ALL
@@ -223,6 +225,56 @@ def test_fragment_without_slurm_lowers_nothing() -> None:
         "PrologFlags",
         "SchedulerParameters",
     ]
+
+
+def test_the_wheel_has_every_package() -> None:
+    """What is not listed there is missing on the nodes, and a prolog that cannot start drains."""
+    made = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]
+    tops = ("epilog", "health", "prolog", "robust_slurm", "srun_wrapper", "status")
+    found = {
+        str(path.parent.relative_to(REPOSITORY)).replace("/", ".")
+        for top in tops
+        for path in (REPOSITORY / top).rglob("*.py")
+    }
+    assert found <= set(made["packages"])
+    assert made["package-data"]["templates"] == ["*.j2"] and "templates" in made["packages"]
+    assert made["package-data"]["health.pages"] == ["*.md"] and "health.pages" in made["packages"]
+
+
+def test_without_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The doctor and --help do without it; the others say what to install."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    for name in ("jinja2", "paramiko", "health.admin.remote"):
+        monkeypatch.setitem(sys.modules, name, None)
+    pip = f"{sys.executable} -m pip install 'robust-slurm[admin]'"
+    make_prefix(tmp_path / "r")
+    words = ["install", "--prefix", f"{tmp_path}/r", "--etc", f"{tmp_path}/e", "--dry-run"]
+    assert cli.main(words, io.StringIO()) == 2
+    assert pip in capsys.readouterr().err
+    assert cli.main([*words, "--nodes", "n1", "--ssh"], io.StringIO()) == 2
+    assert pip in capsys.readouterr().err
+    assert cli.main(["--help"]) == 0 and "exit codes" in capsys.readouterr().out
+
+
+def test_only_root_installs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert cli.main(["install", "--yes"]) == 2
+    assert "use sudo" in capsys.readouterr().err
+
+
+def test_uninstall_where_slurm_cannot_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    out = io.StringIO()
+    assert cli.main(["uninstall", "--etc", str(tmp_path), "--yes"], out) == 0
+    assert "could not be asked whether it still runs" in capsys.readouterr().err
+    assert "nothing is installed" in out.getvalue()
 
 
 def test_templates_hold_jinja_only() -> None:

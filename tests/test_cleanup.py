@@ -309,8 +309,9 @@ def test_without_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
         process.kill()
 
 
-def left(*rows: Process) -> Any:
-    return lambda *_: {"ended": 0, "left": list(rows), "alone": True, "looked": 0.0}
+def left(*rows: Process, server: list[int] | None = None) -> Any:
+    said = {"ended": 0, "left": list(rows), "alone": True, "looked": 0.0, "server": server or []}
+    return lambda *_: said
 
 
 def test_what_stays_drains(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,6 +323,15 @@ def test_what_stays_drains(monkeypatch: pytest.MonkeyPatch) -> None:
         ("FAIL", "user", "leftover-processes", "clear-leftovers"),
     ]
     assert found[0].evidence == "left after SIGKILL: 5 (cat [2J) state D"
+
+
+def test_a_file_server_that_is_away_wants_no_reboot(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [proc(4)._replace(state="D"), proc(5)._replace(state="D")]
+    monkeypatch.setattr(cleanup, "end_leftovers", left(*rows, server=[5]))
+    assert [(f.check, f.action) for f in clear().findings] == [
+        ("leftover-processes-stuck", "reboot"),
+        ("leftover-processes-stuck", "none"),
+    ]
 
 
 def test_a_hung_proc_drains(monkeypatch: pytest.MonkeyPatch) -> None:

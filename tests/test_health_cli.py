@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,21 +13,24 @@ from typing import Any
 
 import pytest
 
-from health import baseline, checks, cli, commands, history, nvml, show
+from health import baseline, checks, cli, commands, history, nvml, show, tree
 from health.check import Check
 from health.checks import ALL, FAMILIES
 from health.child import write_all
 from health.finding import Finding
 from health.report import Ran, Report
 from health.verdict import Verdict
+from health.xid_catalog import SXIDS, XIDS
+from tests.fake_host import CHECKS, healthy, ids, interface, port
 
+REPOSITORY = Path(__file__).parents[1]
 GPU = {
     "index": 3,
     "pci": "0000:3b:00.0",
     "name": "NVIDIA H100 80GB HBM3",
     "vbios": "96.00",
     "clocks": {"max_sm": 1980, "max_memory": 2619},
-    "pcie": {"max_generation": 5, "max_width": 16},
+    "pcie": {"generation": 1, "max_generation": 5, "width": 8, "max_width": 16},
     "nvlinks": [{"link": 0, "active": True}, {"link": 1, "active": False}],
     "errors": {},
 }
@@ -103,8 +108,13 @@ def test_record_and_replay_say_the_same(
         (["check", "--where", "nowhere"], "use one of prolog, epilog, sweep, deep"),
         (["check", "--only", "mount"], "no such family; did you mean mounts?"),
         (["check", "--only", "qqqq"], "see robust-health list"),
+        (["check", "--only", "nvlink,gpu"], "did you mean gpu_count or gpu_recovery"),
+        (["check", "--config", "/proc"], "--config /proc: not a file"),
         (["check", "--config", "/nowhere/robust.toml"], "no such file"),
         (["record", "/proc/tree"], "/proc/tree"),
+        (["record", "/nowhere/at/all"], "/nowhere/at/all: No such file or directory; name a"),
+        (["record", "/proc/self/status"], "is not a directory of ours"),
+        (["replay", "/proc/self/status"], "is not a directory"),
         (["replay", "/nowhere"], "is not a directory"),
         (["replay", "/proc/self/fd"], "not a recording"),
         (["explain", "mountz"], "did you mean mounts"),
@@ -197,6 +207,165 @@ def test_every_family_and_condition_is_explained(
         assert condition.when in capsys.readouterr().out
 
 
+def test_every_xid_and_sxid_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    for code, row in XIDS.items():
+        assert cli.main(["explain", str(code)]) == 0
+        assert f"Xid {code} ({row[0]}): {row[1]}" in capsys.readouterr().out
+    for code, (kind, _, meaning) in SXIDS.items():
+        assert cli.main(["explain", f"sxid{code}"]) == 0
+        out = capsys.readouterr().out
+        assert f"SXid {code} (NVSwitch): {meaning}" in out and f"kind: {kind}" in out
+
+
+@pytest.mark.parametrize("check", ALL, ids=lambda check: str(check.name))
+def test_what_the_runner_finds_in_a_family_is_explained(
+    check: Check, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for suffix in ("hung", "error", "many"):
+        for word in (f"{check.name}-{suffix}", f"{check.name}-{suffix}".replace("_", "-")):
+            assert cli.main(["explain", word]) == 0
+            assert f"# {check.name}" in capsys.readouterr().out
+
+
+def test_a_page_that_is_not_installed_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("health.explain.PAGES", tmp_path)
+    assert cli.main(["explain", "disk"]) == 0
+    assert "disk.md cannot be read: No such file" in capsys.readouterr().out
+
+
+# Trees.
+
+
+@pytest.fixture
+def recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Path:
+    """A tree of a healthy node."""
+    gpus(monkeypatch, GPU)
+    finds(monkeypatch)
+    assert cli.main(["record", str(tmp_path / "tree")]) == 0
+    capsys.readouterr()
+    return tmp_path / "tree"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("meta.json", "{", "meta.json: "),
+        ("meta.json", '{"format": 2}', "format 2, this robust-health reads 1"),
+        ("meta.json", '{"context": {"where": "dream"}}', "where is 'dream', want one of deep"),
+        ("calls.json", '{"disk": 3}', "calls.json: disk is not a JSON object"),
+        ("nvml.json", "[1]", "nvml.json: not a JSON object"),
+        ("nvml.json", '{"devices": {"0": 1}}', "devices is not a list of JSON objects"),
+        ("fleet.json", "{", "fleet.json: "),
+        ("unfinished", "", "the recording was not finished; record the node again"),
+        ("unfinished-28", "", "not finished (No space left on device)"),
+    ],
+)
+def test_a_tree_that_cannot_be_replayed_is_2_and_named(
+    name: str, text: str, said: str, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (recorded / name).write_text(text)
+    assert cli.main(["replay", str(recorded), "--json"]) == 2
+    told = capsys.readouterr()
+    assert said in told.err and told.err.count("\n") == 1 and told.out == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "asked"),
+    [
+        ("disk", {"/": [1, 2]}, lambda s: s.disk("/")),
+        ("entry", {"/": "dir"}, lambda s: s.entry("/")),
+        ("command", {"/bin/x": 1}, lambda s: s.command(["/bin/x"], 1.0)),
+        ("names", {"/": 7}, lambda s: s.names("/")),
+    ],
+)
+def test_a_broken_answer_is_the_trees_trouble_not_the_nodes(
+    kind: str, answer: Any, asked: Any, recorded: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    calls = json.loads((recorded / "calls.json").read_text())
+    (recorded / "calls.json").write_text(json.dumps({**calls, kind: answer}))
+    monkeypatch.setattr(commands, "ALL", (Check("disk", asked, (), {}),))
+    assert cli.main(["replay", str(recorded)]) == 2
+    assert "calls.json" in capsys.readouterr().err
+
+
+def test_a_file_of_the_tree_that_cannot_be_read_is_the_trees_trouble(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Any, *args: Any, **more: Any) -> Any:
+        if str(path).endswith("/files/etc/fstab"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return open(path, *args, **more)
+
+    monkeypatch.setattr("health.replay.open", refuse, raising=False)
+    mine = Check("mounts", lambda s: list(s.read("/etc/fstab")), (), {})
+    monkeypatch.setattr(commands, "ALL", (mine,))
+    assert cli.main(["replay", str(recorded)]) == 2
+    assert "files/etc/fstab: Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("check", ALL, ids=lambda check: str(check.name))
+def test_an_error_closes_the_gate_where_the_page_says_so(
+    check: Check, recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(system: Any) -> list[Finding]:
+        raise RuntimeError("broken")
+
+    page = (REPOSITORY / "docs/checks/README.md").read_text()
+    (row,) = (line for line in page.splitlines() if line.startswith(f"| [{check.name}]("))
+    monkeypatch.setattr(commands, "ALL", (check._replace(run=broken),))
+    assert cli.main(["replay", str(recorded)]) == int("**yes**" in row)
+
+
+def test_settings_of_another_version_are_told_and_not_used(
+    recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    meta = json.loads((recorded / "meta.json").read_text())
+    meta["settings"]["gate"] |= {"newer": 1, "prolog_deadline": "soon"}
+    meta["settings"]["families"] = {"telepathy": {}}
+    (recorded / "meta.json").write_text(json.dumps(meta))
+    assert cli.main(["replay", str(recorded)]) == 0
+    out = capsys.readouterr().out
+    assert "config-unusable" in out and "[gate] newer is not known" in out
+    assert "prolog_deadline = 'soon': not a number" in out and "family telepathy" in out
+
+
+@pytest.mark.parametrize("call", ["open", "write"])
+def test_a_full_disk_while_recording_is_1_and_no_tree(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The check that asked hears nothing of it; the tree is refused afterwards."""
+
+    def look(system: Any) -> list[Finding]:
+        system.entry("/")
+        assert system.read("/proc/uptime")
+        return []
+
+    real_open, real_write = os.open, os.write
+
+    def full_open(path: Any, *args: Any, **more: Any) -> int:
+        if call == "open" and str(path).endswith("/calls.jsonl"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real_open(path, *args, **more)
+
+    def full_write(fd: int, data: bytes) -> int:
+        return 1 if call == "write" and data.startswith(b'["entry"') else real_write(fd, data)
+
+    monkeypatch.setattr(commands, "ALL", (Check("disk", look, (), {}),))
+    monkeypatch.setattr("health.record.os.open", full_open)
+    monkeypatch.setattr("health.record.os.write", full_write)
+    assert cli.main(["record", str(tmp_path / "tree")]) == 1
+    told = capsys.readouterr()
+    assert "tree: No space left on device; the tree is not complete" in told.err
+    assert told.out == ""
+    assert any(p.name.startswith(tree.UNFINISHED) for p in (tmp_path / "tree").iterdir())
+    assert cli.main(["replay", str(tmp_path / "tree")]) == 2
+
+
 def test_every_family_can_be_imported() -> None:
     broken = [check.name for check in ALL if not check.conditions]
     assert broken == [] and [check.name for check in ALL] == list(FAMILIES)
@@ -255,14 +424,18 @@ def test_what_cannot_be_recorded_is_1(
 
 
 def test_the_baseline_is_this_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(monkeypatch, GPU, {**GPU, "index": 4, "nvlinks": [], "pcie": {"max_generation": 4}})
+    gpus(
+        monkeypatch,
+        GPU,
+        {**GPU, "index": 4, "nvlinks": [], "pcie": {"max_generation": 4, "width": 4}},
+    )
     assert cli.main(["baseline"]) == 0
     model = GPU["name"]
     expected = {
         "driver": ["570.1"],
         "vbios": {model: ["96.00"]},
         "max_clocks": {model: {"sm": 1980, "memory": 2619}},
-        "pcie": {model: {"generation": 5, "width": 16}},
+        "pcie": {model: {"generation": 5, "width": 8}},  # in use, of the best of them
         "nvlinks": {model: 1},
     }
     for place in ("spool", "state/nodes"):
@@ -272,9 +445,67 @@ def test_the_baseline_is_this_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = json.loads((tmp_path / "spool/fleet.json").read_text())
     assert found["vbios"] == {model: ["96.00", "97.00"]} and found["driver"] == ["570.1"]
     assert found["memory"] > 0 and found["nvme"] >= 0
+    assert isinstance(found["infiniband"], dict) and isinstance(found["ethernet"], dict)
     assert cli.main(["baseline"]) == 0
     found = json.loads((tmp_path / "spool/fleet.json").read_text())
     assert found["vbios"] == {model: ["97.00"]}
+
+
+def test_a_host_is_recorded_as_the_checks_read_it() -> None:
+    """And the node that it was recorded from passes them."""
+    down = port("mlx5_8", "1: DOWN") | port("mlx5_9", "2: INIT", physical="5: LinkUp")
+    node = healthy(more=down)
+    found = baseline.observe(node, True)
+    assert found["memory"] == 2113560000 and found["nvme"] == 1
+    assert found["infiniband"] == {
+        f"mlx5_{i}": {"rate": 400.0, "firmware": ["28.39.1002"]} for i in range(8)
+    }
+    assert found["ethernet"] == {"bond0": 200000}  # of the default route
+    again = healthy(more=down, fleet=found)
+    for check in CHECKS:
+        assert check.run(again) == [], check.name
+    slower = healthy(
+        more=interface("bond0", speed="100000", bonding__slaves="eth0 eth1\n")
+        | port("mlx5_3", rate="200 Gb/sec (4X HDR)")
+        | port("mlx5_4", "1: DOWN"),
+        fleet=found,
+    )
+    assert ids([f for check in CHECKS for f in check.run(slower)]) == [
+        ("FAIL", "ethernet-slow", "bond0"),
+        ("FAIL", "ib-rate", "mlx5_3"),
+        ("FAIL", "ib-down", "mlx5_4"),
+    ]
+
+
+def test_without_gpus_only_the_host_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpus(monkeypatch)
+    assert cli.main(["baseline"]) == 2
+    assert "--host records the rest of a node" in capsys.readouterr().err
+    assert cli.main(["baseline", "--host"]) == 0
+    found = json.loads((tmp_path / "spool/fleet.json").read_text())
+    assert set(found) == {"memory", "nvme", "infiniband", "ethernet"}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda spool: (spool / "fleet.json").write_text("{"), "fleet.json: "),
+        (lambda spool: (spool / "fleet.json").write_text("[]"), "is not a JSON object"),
+        (lambda spool: spool.chmod(0o777), "can be written by others"),
+    ],
+)
+def test_a_baseline_that_cannot_be_written_is_1(
+    spoil: Any, said: str, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    site.write_text(f'[gate]\nspool = "{tmp_path}/spool"\n')
+    gpus(monkeypatch, GPU)
+    spoil(tmp_path / "spool")
+    assert cli.main(["baseline"]) == 1
+    err = capsys.readouterr().err
+    assert said in err and "not recorded" in err and "Traceback" not in err
 
 
 def test_a_state_directory_that_is_not_mounted_is_not_filled(
@@ -296,6 +527,8 @@ def test_a_state_directory_that_is_not_mounted_is_not_filled(
         ({"a": {"m": [1], "n": [1]}}, {"a": {"m": [2]}}, False, {"a": {"m": [2], "n": [1]}}),
         ({"a": 3, "b": 4}, {"a": 5}, True, {"a": 5, "b": 4}),
         ({"a": "odd"}, {"a": {"m": 1}}, False, {"a": {"m": 1}}),
+        ({"ethernet": {"a": 1}}, {"ethernet": {"b": 2}}, False, {"ethernet": {"b": 2}}),
+        ({"ethernet": {"a": 1}}, {"ethernet": {"b": 2}}, True, {"ethernet": {"a": 1, "b": 2}}),
     ],
 )
 def test_merging(

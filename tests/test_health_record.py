@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -130,6 +132,49 @@ def test_every_answer_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert said["command"] == repr(Output(0, "a b\n", ""))
     assert said["read-none"].startswith("FileNotFoundError 2")
     assert said["command-slow"].startswith("TimeoutError 110")
+
+
+def test_a_process_looked_at_twice_is_kept_as_it_was_last(tmp_path: Path) -> None:
+    """What was in state D for a moment must not be stuck in the tree, nor in the recording."""
+
+    def look(system: System) -> list[Finding]:
+        with subprocess.Popen(["/bin/sleep", "3600"]) as child:
+            path = f"/proc/{child.pid}/stat"
+            first = system.read(path)
+            os.kill(child.pid, signal.SIGSTOP)
+            os.waitpid(child.pid, os.WUNTRACED)
+            last = system.read(path)
+            child.kill()
+        assert first.split()[2] != "T"
+        return [Finding("WARN", "node", "seen", "", last.split()[2], "none")]
+
+    report, _ = recorded([Check("processes", look, (), {}, deadline_s=LONG_S)], tmp_path)
+    assert report.findings[-1].evidence == "T"
+    (kept,) = (tmp_path / "tree/files/proc").glob("*/stat")
+    assert kept.read_text().split()[2] == "T"
+
+
+def test_a_process_that_ended_is_not_in_the_tree(tmp_path: Path) -> None:
+    def look(system: System) -> list[Finding]:
+        with subprocess.Popen(["/bin/sleep", "3600"]) as child:
+            path = f"/proc/{child.pid}/stat"
+            assert system.read(path)
+            child.kill()
+            child.wait()
+            with pytest.raises(FileNotFoundError):
+                system.read(path)
+        return []
+
+    report, _ = recorded([Check("processes", look, (), {}, deadline_s=LONG_S)], tmp_path)
+    assert [f.check for f in report.findings] == ["config-unusable"]
+    assert not list((tmp_path / "tree/files").rglob("stat"))
+
+
+def test_replay_waits_for_nothing(tmp_path: Path) -> None:
+    system = built(tmp_path, {"/etc/x": ""})
+    begin = time.monotonic()
+    system.pause(3600.0)
+    assert time.monotonic() - begin < LONG_S
 
 
 def test_what_the_runner_saw_is_in_the_tree(tmp_path: Path) -> None:

@@ -42,7 +42,6 @@ def test_ranks_stay_where_the_places_are() -> None:
     taken = world.rank_at(spare, 1)
     assert taken is not None and (taken.rank, taken.node) == (3, spare)
     assert world.size == 4 and sorted(world.by_rank) == [0, 1, 2, 3]
-    assert world.place_of(spare) == 1
 
 
 def test_ranks_beyond_the_slots_are_torchruns() -> None:
@@ -52,9 +51,9 @@ def test_ranks_beyond_the_slots_are_torchruns() -> None:
     inner = world.rank_at(only, 3)
     assert inner is not None and inner.rank == -1 and inner.started
     assert world.rank_at(only, 3) is inner
-    assert len(world.beating()) == 2 and len(world.by_rank) == 1
+    assert len(world.inner) == 1 and len(world.by_rank) == 1
     world.begin(2)
-    assert len(world.beating()) == 1
+    assert not world.inner
 
 
 def test_completeness() -> None:

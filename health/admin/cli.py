@@ -131,7 +131,7 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
         lines = [f"{w.where}:  {w.line()}" for w in wants if w.needed and w.level == "fix"]
     request = Request("install", args.etc, "", files, render.directories(site), *prefix)
     code = _run(dict.fromkeys(names, request), ask, args, out)
-    if not args.nodes and not args.dry_run and not code:
+    if not args.dry_run and not code:
         out.write("".join(f"{line}\n" for line in doctor.make_state(found.state_dir)))
     if lines and not code:
         out.write(f"\nSlurm still wants (reasons in {args.etc}/{render.FRAGMENT}):\n")

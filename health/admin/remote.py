@@ -152,7 +152,7 @@ def ask(node: str, access: Access, request: Request) -> Reply:
             key_filename=[access.identity] if access.identity else None,
             look_for_keys=not access.identity,
             timeout=CONNECT_S,
-            banner_timeout=CONNECT_S,
+            banner_timeout=0.8 * CONNECT_S,  # before the others: its error is the telling one
             auth_timeout=CONNECT_S,
         )
         return _command(client, access, request)
@@ -218,9 +218,10 @@ def _why(node: str, access: Access, error: Exception) -> str:
         return f"no address for this name: {error.strerror}"
     if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
         text = str(error.strerror)
-    # The last is what paramiko says when the time for the key exchange is over.
-    silent = isinstance(error, TimeoutError) or text == "No existing session"
+    # What paramiko says when no banner came, and when the time for the key exchange is over.
+    silent = text.startswith(("Error reading SSH protocol banner", "No existing session"))
+    silent = silent or isinstance(error, TimeoutError)
     if silent or isinstance(error, OSError):
-        text = f"nothing heard in {CONNECT_S:g} s" if silent else text
+        text = f"nothing that speaks SSH within {CONNECT_S:g} s" if silent else text
         return f"no SSH answer at port {access.port}: {text}"
     return f"SSH failed: {text}"

@@ -125,12 +125,22 @@ def _run(system: System) -> list[Finding]:
 
 def _default(system: System, here: list[str], expected: dict[str, int]) -> list[Finding]:
     """The interfaces of the default route are put into ``expected``; those without a link."""
-    route, route6 = text(system, "/proc/net/route"), text(system, "/proc/net/ipv6_route")
-    expected.update((name, 0) for name in default_interfaces(route, route6) if name in here)
+    expected.update((name, 0) for name in _routed(system) if name in here)
     down = [name for name in expected if not _link(system, name)]
     if len(down) == len(expected):
         return [_down(system, name) for name in down]
     return [_down(system, name)._replace(status="WARN") for name in down]
+
+
+def _routed(system: System) -> list[str]:
+    route, route6 = text(system, "/proc/net/route"), text(system, "/proc/net/ipv6_route")
+    return default_interfaces(route, route6)
+
+
+def default_speeds(system: System) -> dict[str, int]:
+    """What a baseline records: interfaces of the default routes that tell their speed, in Mb/s."""
+    speeds = {name: number(system, f"{BASE}/{name}/speed") or 0 for name in _routed(system)}
+    return {name: speed for name, speed in speeds.items() if speed > 0 and _link(system, name)}
 
 
 def _link(system: System, name: str) -> bool:

@@ -179,6 +179,17 @@ class GateLab:
         """What slurmd has logged."""
         return (self.lab.spec.dir / "log" / f"slurmd-{node}.log").read_text(errors="replace")
 
+    def seconds_of_prologs(self, node: str) -> list[float]:
+        """How long those took that slurmd found worth a line: more than a second or so."""
+        pattern = r"processing time from prep_g_prolog: usec=(\d+)"
+        return [int(usec) / 1e6 for usec in re.findall(pattern, self.said(node))]
+
+    def processes(self, node: str) -> list[tuple[str, str]]:
+        """State and command line of all that runs on a node."""
+        done = self.lab.exec(node, ["ps", "-eo", "stat=,args="], user=False, check=True)
+        rows = [line.split(None, 1) for line in done.stdout.splitlines()]
+        return [(state, argv) for state, argv in rows if not argv.startswith("ps ")]
+
     # -- jobs
 
     def submit(self, *args: str, script: str = HERE) -> int:
@@ -204,7 +215,7 @@ class GateLab:
             return record["JobState"] == "PENDING" and record["Restarts"] != "0"
 
         until(refused, f"job {job} requeued", timeout)
-        assert record["Reason"] in ("BeginTime", "None") and record["Priority"] != "0", record
+        assert "Held" not in record["Reason"] and record["Priority"] != "0", record
         return record
 
     def start_now(self, job: int) -> None:
@@ -235,23 +246,23 @@ class GateLab:
         assert record["JobState"] == "COMPLETED", record
         return job
 
-    def accuse(self, node: str, job: int, uid: int = 0, **changes: Any) -> Path:
-        """Leave what robust-srun leaves, as its user or as ``uid``."""
+    def accuse(
+        self, node: str, job: int, /, *, owner: int = 0, text: str = "", **changes: Any
+    ) -> Path:
+        """Leave what robust-srun leaves, as its user: a record with ``changes``, or ``text``.
+
+        ``owner``: whose the file is to be, 0: the user's.
+        """
         directory = self.state / "jobs" / str(job) / "accusations"
-        name = f"{node}.{changes.pop('name', 'e3')}.json"
+        path = directory / f"{node}.e3.json"
         record = {"v": 1, "node": node, "incident": "e3", "job": job, "user": "u"}
         record |= {"time": time.time(), "symptom": "node_lost", "evidence": ["no report"]}
-        text = changes.pop("text", None) or json.dumps(record | changes)
-        code = (
-            "import os, pathlib, sys\n"
-            "os.makedirs(sys.argv[1], exist_ok=True)\n"
-            "pathlib.Path(sys.argv[1], sys.argv[2]).write_text(sys.stdin.read())\n"
-        )
-        argv = ["python", "-c", code, str(directory), name]
-        self.lab.exec("head", argv, input=text, check=True)
-        if uid:
-            self.lab.exec("head", ["chown", str(uid), str(directory / name)], user=False)
-        return directory / name
+        write = 'mkdir -p "$1" && cat > "$2"'
+        argv = ["sh", "-c", write, "sh", str(directory), str(path)]
+        self.lab.exec("head", argv, input=text or json.dumps(record | changes), check=True)
+        if owner:
+            self.lab.exec("head", ["chown", str(owner), str(path)], user=False, check=True)
+        return path
 
 
 @contextlib.contextmanager
@@ -271,6 +282,7 @@ def gate_lab(
         "HealthCheckInterval": "3600",  # the tests run it when they want it
         "PrologFlags": "Alloc,Contain,DeferBatch",
         "SchedulerParameters": f"{SCHEDULER},nohold_on_prolog_fail",
+        "SlurmdDebug": "debug",  # says how long a slow prolog took
         **(slurm_conf or {}),
     }
     cluster = Cluster(

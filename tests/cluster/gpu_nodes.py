@@ -77,8 +77,8 @@ def log(lab: Lab, node: str = "n1") -> list[str]:
 
 def free(lab: Lab, path: str, node: str = "n1") -> list[int]:
     """Size and free bytes of a path's file system."""
-    code = f"import os; s = os.statvfs({path!r}); print(s.f_frsize, s.f_blocks, s.f_bavail)"
-    size, blocks, available = (int(word) for word in python(lab, node, code).split())
+    argv = ["stat", "-f", "-c", "%S %b %a", path]
+    size, blocks, available = map(int, lab.exec(node, argv, check=True).stdout.split())
     return [size * blocks, size * available]
 
 

@@ -195,12 +195,12 @@ def test_install_over_ssh_and_run_a_job(ready: Site) -> None:
     ssh += ["--known-hosts", str(ready.top / "known"), "--identity", str(ready.top / "user")]
     done = ready.install(*ssh)
     assert "\nn[1-2],s1  done  " in done.stdout
+    assert f"\nmade {lab.spec.dir}/state/nodes\n" in done.stdout
     for node in NODES:
         assert "/not-there" in ready.read(node, ready.etc / "robust.toml")
     assert ready.install(*ssh).stdout == "n[1-2],s1  same\nnothing to do\n"
 
     told = ready.install().stdout
-    assert f"made {lab.spec.dir}/state/nodes" in told
     link = f"ln -s {ready.etc}/prolog {lab.spec.dir}/prolog.d/robust"
     assert f"\n  shell:  {link}\n" in told
     lab.exec("head", link.split(), user=False, check=True)

@@ -67,19 +67,23 @@ def test_nothing_stays_of_what_hangs(victim: str) -> None:
     assert name not in host.lab_names()
 
 
-def test_nothing_stays_when_the_owner_is_killed_while_nvml_is_built(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ['exec /usr/bin/cc "$@"', "exit 1"])
+def test_nothing_stays_when_the_owner_is_killed_while_nvml_is_built(
+    tmp_path: Path, end: str
+) -> None:
     name = f"built-{os.getpid()}"
-    pipe, slow = tmp_path / "pipe", tmp_path / "cc"
-    os.mkfifo(pipe)
-    slow.write_text(f'#!/bin/sh\ncat {pipe} {pipe} >&2\nexec /usr/bin/cc "$@"\n')
+    begun, go_on, slow = tmp_path / "begun", tmp_path / "go-on", tmp_path / "cc"
+    os.mkfifo(begun)
+    os.mkfifo(go_on)
+    slow.write_text(f"#!/bin/sh\ncat {begun} {go_on} >&2\n{end}\n")
     slow.chmod(0o755)
     code = "import sys; from lab import Cluster; Cluster(sys.argv[1], gpus=1).__enter__()"
     with owner(code, name, PATH=f"{tmp_path}:{os.environ['PATH']}") as process:
-        pipe.write_text("")  # waits until the compiler runs
+        begun.write_text("")  # opened when the compiler reads it
         assert (host.ROOT / name).exists()
         process.kill()
         process.wait(10)
-        pipe.write_text("")  # and goes on
+        go_on.write_text("")
     eventually(lambda: not (host.ROOT / name).exists())
     assert not mounted(name)
 

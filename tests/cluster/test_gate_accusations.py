@@ -1,0 +1,180 @@
+"""What a job's user says against a node, on a real Slurm: followed up, cleared, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gate_lab import GateLab, gate_lab
+from jobs import Training, prepared, until
+
+from health.system import Event
+
+FREE = (frozenset({"IDLE"}), "")
+STRANGER = 30001  # a uid that is nobody's here
+TEST = "#!/bin/sh\necho {words}\nexit {code}\n"
+# Ends when the test has put into place what the user wants to say.
+WAITS = """#!/bin/sh
+touch $HOME/$SLURM_JOB_ID.started
+while [ ! -e $HOME/$SLURM_JOB_ID.end ]; do sleep 0.05; done
+"""
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[GateLab]:
+    with gate_lab(nodes=3) as site:
+        yield site
+
+
+@pytest.fixture
+def site(made: GateLab) -> Iterator[GateLab]:
+    made.settings(more="[lemon]\nstrikes = 100\n")
+    yield made
+    for node in made.lab.spec.compute_names:
+        if made.node(node) != FREE:
+            made.resume(node)
+        made.wait_node(node, *FREE)
+
+
+def deeper_tests(site: GateLab, words: str, code: int) -> None:
+    path = site.etc / "deeper"
+    path.unlink(missing_ok=True)
+    path.write_text(TEST.format(words=words, code=code))
+    path.chmod(0o755)
+    tests = f'[accusations]\ntests = ["{path}"]\n'
+    site.settings(more=f"{tests}[lemon]\nstrikes = 100\n")
+
+
+def begin(site: GateLab, node: str) -> int:
+    job = site.submit(f"-w{node}", script=WAITS)
+    until((site.lab.shared / f"{job}.started").exists, f"job {job} running")
+    return job
+
+
+def finish(site: GateLab, job: int) -> None:
+    (site.lab.shared / f"{job}.end").touch()
+    site.ended(job)
+
+
+def of(site: GateLab, node: str, job: int, kind: str) -> list[Event]:
+    return [event for event in site.local(node, kind) if event.data["job"] == job]
+
+
+def outcome(site: GateLab, node: str, job: int) -> str:
+    (event,) = of(site, node, job, "accusation")
+    return str(event.data["result"])
+
+
+def test_a_false_one_is_cleared_with_a_strike(site: GateLab) -> None:
+    deeper_tests(site, "all well", 0)
+    job = begin(site, "n1")
+    site.accuse("n1", job, symptom="hang", evidence=["rank 3 \x1b[31m stands still"])
+    finish(site, job)
+    assert site.node("n1") == FREE
+    (event,) = of(site, "n1", job, "accusation")
+    assert event.data["result"] == "cleared" and event.data["check"] == "hang"
+    assert event.data["said"] == ["rank 3 [31m stands still"]
+    assert "1 tests of [accusations] were run" in event.data["why"]
+    (strike,) = of(site, "n1", job, "strike")
+    assert strike.data["uid"] == site.lab.uid
+    assert strike in site.shared("n1", "strike")
+    site.sweep("n1")  # it was dealt with
+    assert len(of(site, "n1", job, "accusation")) == 1
+
+
+def test_a_true_one_drains_with_the_evidence(site: GateLab) -> None:
+    deeper_tests(site, "NCCL loopback at 3 GB/s", 1)
+    job = begin(site, "n1")
+    site.accuse("n1", job)
+    finish(site, job)
+    assert site.reason("n1") == f"robust:node:accusation-test:-:service:job{job}"
+    assert outcome(site, "n1", job) == "confirmed"
+    assert of(site, "n1", job, "strike") == []
+    (drain,) = of(site, "n1", job, "drain")
+    assert "NCCL loopback at 3 GB/s" in drain.data["evidence"]
+    site.sweep("n1")
+    assert site.reason("n1"), "only a person's word takes that back"
+    site.repaired("n1")
+    site.sweep("n1")
+    site.wait_node("n1", *FREE)
+
+
+def test_a_late_one_is_the_sweeps(site: GateLab) -> None:
+    job = begin(site, "n2")
+    finish(site, job)
+    site.accuse("n2", job)
+    site.sweep("n2")
+    assert outcome(site, "n2", job) == "cleared"
+    assert len(of(site, "n2", job, "strike")) == 1
+
+
+def link_to_root(site: GateLab, node: str, job: int) -> None:
+    path = site.accuse(node, job)
+    argv = ["ln", "-sf", "/etc/passwd", str(path)]
+    site.lab.exec("head", argv, check=True)
+
+
+REFUSED: dict[str, tuple[Any, str, int]] = {
+    "a stranger's": ({"owner": STRANGER}, f"belongs to uid {STRANGER}", STRANGER),
+    "of another job": ({"job": 1}, "not of job", 20001),
+    "of another node": ({"node": "n1"}, "about another node", 20001),
+    "no JSON": ({"text": "[" * 30000}, "no JSON", 20001),
+    "huge": ({"text": "x" * 70000}, "larger than", 20001),
+    "a link": (link_to_root, "a link", 20001),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_forged_one_is_refused(site: GateLab, what: str) -> None:
+    deeper_tests(site, "never to be run", 1)
+    how, why, owner = REFUSED[what]
+    job = begin(site, "n2")
+    if callable(how):
+        how(site, "n2", job)
+    else:
+        site.accuse("n2", job, **how)
+    finish(site, job)
+    assert site.node("n2") == FREE
+    (rejected,) = of(site, "n2", job, "rejected")
+    assert why in rejected.data["why"] and rejected.data["owner"] == owner
+    assert of(site, "n2", job, "accusation") == of(site, "n2", job, "strike") == []
+    site.sweep("n2")  # once is enough
+    assert len(of(site, "n2", job, "rejected")) == 1
+
+
+def test_a_node_where_the_job_never_was(site: GateLab) -> None:
+    deeper_tests(site, "never to be run", 1)
+    site.run("n3")
+    job = begin(site, "n2")
+    site.accuse("n3", job)
+    finish(site, job)
+    site.sweep("n3")
+    assert site.node("n3") == FREE
+    assert of(site, "n3", job, "accusation") == of(site, "n3", job, "strike") == []
+
+
+class SiteTraining(Training):
+    """One whose records lie in the site's state directory."""
+
+    @property
+    def state(self) -> Path:
+        return self.lab.spec.dir / "site" / "state"
+
+
+def test_robust_srun_accuses_and_the_gate_decides(site: GateLab) -> None:
+    plain = prepared(site.lab, world=2)
+    training = SiteTraining(plain.lab, plain.dir, plain.world, plain.steps)
+    line = training.line(["--robust-spares=1"], ["--fault", "ecc", "--at", "8"])
+    training.submit(line, ["-N3", "--ntasks-per-node=1"])
+    training.check_done()
+    site.ended(training.job)
+    (record,) = training.accusations().values()
+    assert record["node"] == "n2"
+    site.sweep("n2")  # if the epilog was there before the accusation
+    assert outcome(site, "n2", training.job) == "cleared"
+    (event,) = of(site, "n2", training.job, "accusation")
+    assert event.data["said"] == record["evidence"]
+    assert len(of(site, "n2", training.job, "strike")) == 1
+    assert site.others() == {}
