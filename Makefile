@@ -9,7 +9,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 TORCH := torch==2.13.0
 PACKAGES := slurm-wlm slurm-wlm-basic-plugins munge iproute2 util-linux procps python3 python3-venv \
-            gcc libc6-dev
+            gcc libc6-dev openssh-server
 BENCHES := heartbeat overhead recovery gate
 WORKERS ?= 2 # of pytest
 

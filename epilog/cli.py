@@ -24,12 +24,15 @@ _LOOK = 0.1  # and looking for accusations
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0; 1: the node must be drained and Slurm could not be told why."""
+    """Exit code 0; 1: must be drained and Slurm could not be told why; 2: wrong arguments."""
     words = sys.argv[1:] if argv is None else list(argv)
     gate: Gate | None = None
     try:
-        from health.gate import Gate, alarm
+        from health.gate import Gate, alarm, refused
 
+        code = refused("epilog", words)
+        if code is not None:
+            return code
         alarm(FIRST_ALARM_S)
         gate = Gate("epilog", words, os.environ)
         if not gate.enabled:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -127,6 +128,25 @@ class Gate:
 def budget(settings: Settings, where: Where) -> float:
     """Seconds of a whole run: `robust-admin doctor` compares Slurm's time-outs with this."""
     return settings.deadline(where) + 2 * float(settings.gate["scontrol_deadline"])
+
+
+def refused(where: Where, words: Sequence[str]) -> int | None:
+    """The exit code where a person asks for help or writes what there is not; None: go on."""
+    odd = [word for word in words if word != "--dry-run"]
+    if not odd:
+        return None
+    text = (
+        f"usage: robust-{where} [--dry-run]\n"
+        f"Slurm's {where.capitalize()}: slurmd calls it as root for a job, by the stub that "
+        "robust-admin installs.\nBy hand it acts on this node as it would for slurmd; "
+        "`robust-health check` only looks."
+    )
+    if odd[0] in ("-h", "--help"):
+        print(text)
+        return 0
+    say(f"{where}: unknown: {' '.join(odd)}")
+    print(text, file=sys.stderr)
+    return 2
 
 
 def is_dry(words: Sequence[str], env: Mapping[str, str]) -> bool:

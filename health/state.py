@@ -169,7 +169,7 @@ def node_state(
     known = list(events)
     # One from the future (a clock that was wrong) must not hide what comes until then.
     repaired = [e.time for e in known if e.kind == "repaired" and e.time <= now + SETTLE_S]
-    known = [event for event in known if not repaired or event.time > max(repaired)]
+    known = [event for event in known if not repaired or xid.end(event) > max(repaired)]
     known += noticed_resets(known, now, boot, driver)
     tracks: dict[tuple[str, str], _Track] = {}
     notes: list[Note] = []

@@ -21,12 +21,15 @@ FIRST_ALARM_S = 20.0  # until the settings say how long it may take
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: the job may run; 1: it may not, and the node is drained."""
+    """Exit code 0: the job may run; 1: it may not, and the node is drained; 2: wrong arguments."""
     words = sys.argv[1:] if argv is None else list(argv)
     gate: Gate | None = None
     try:
-        from health.gate import Gate, alarm
+        from health.gate import Gate, alarm, refused
 
+        code = refused("prolog", words)
+        if code is not None:
+            return code
         alarm(FIRST_ALARM_S)
         gate = Gate("prolog", words, os.environ)
         if not gate.enabled:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ from srun_wrapper.sinks import OutputPlan
 from srun_wrapper.srun_options import SrunCommand, UsageError, split
 from srun_wrapper.step_request import StepRequest, effective
 from srun_wrapper.steps import Launch, step_name
-from srun_wrapper.supervisor import Supervisor
+from srun_wrapper.supervisor import FORWARDED, TERMINATING, Supervisor
 from srun_wrapper.task import TaskOptions
 
 BAD_INPUT = 2
@@ -84,7 +85,10 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
 
 
 async def supervise(config: Config, launch: Launch) -> int:
-    return await Supervisor(config, launch, Slurm()).run()
+    code = await Supervisor(config, launch, Slurm()).run()
+    # All has ended: a signal that comes this late (a second Ctrl-C) must not change the exit code.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, *TERMINATING})
+    return code
 
 
 def job_size(env: Mapping[str, str]) -> dict[str, str]:

@@ -247,3 +247,26 @@ def test_a_file_in_the_way_of_the_state_dir(shell: Shell) -> None:
     done = shell("hostname")
     assert done.returncode == 2
     assert f"cannot write {shell.base}/state/jobs/7: " in done.stderr
+
+
+LATE = """
+import asyncio, os, signal, sys
+from srun_wrapper import cli
+
+class Ended:
+    def __init__(self, *args): pass
+    async def run(self): return 7
+
+cli.Supervisor = Ended
+code = asyncio.run(cli.supervise(None, None))
+os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGQUIT"])
+def test_a_signal_after_the_end_changes_nothing(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LATE, name], capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"", b"")

@@ -65,6 +65,13 @@ def test_its_own_bug_closes(site: GateSite) -> None:
     assert site.slurm.node()["reason"] == "robust:tool:gate-crashed:-:none:job7"
 
 
+@pytest.mark.parametrize(("words", "code"), [(["--help"], 0), (["now"], 2)])
+def test_arguments_of_a_person(site: GateSite, words: list[str], code: int) -> None:
+    site.find(finding())
+    assert main(words) == code
+    assert site.slurm.calls == []
+
+
 def test_switched_off_and_dry_run(site: GateSite) -> None:
     site.find(finding())
     site.settings(gate="enabled = false")

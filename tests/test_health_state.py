@@ -181,6 +181,7 @@ RESET, REBOOTED = did("reset", 300, gpu=GPU), "b0"
         ([xid(54, boot=REBOOTED), did("repaired", 300)], []),
         ([xid(79), did("repaired", 300)], []),
         ([xid(79, 200), did("repaired", 300)], [("xid-79", "reboot")]),
+        ([xid(79, 400, lasted=150), did("repaired", 300)], [("xid-79", "reboot")]),  # and again
         ([xid(79), did("repaired", -9 * DAY)], [("xid-79", "reboot")]),
         # the driver takes its word back
         ([xid(95, 900), word(3, 899), word(0, 100)], []),

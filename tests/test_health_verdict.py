@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from health import settings
 from health.finding import ACTIONS, ActionName, Finding, Status
 from health.report import Report
-from health.verdict import Reason, judge, parse_reason, reason_for
+from health.verdict import Reason, judge, parse_reason, reason_for, without_reboot
 
 SETTINGS = settings.defaults(())
 
@@ -93,7 +93,10 @@ def test_a_device_is_one_plain_word(device: str, written: str) -> None:
 def test_a_reason_comes_back(cls: str, check: str, device: str, action: str, job: int) -> None:
     made = Finding("FAIL", cls, check, device, "seen", action)  # type: ignore[arg-type]
     text = reason_for(made, job)
-    for shown in (text, f" {text} ", f"{text} [root@2025-11-21T10:00:00]"):
+    rebooted = f"{text} : reboot issued"  # as Slurm writes it at `scontrol reboot`
+    signed = [f"{one} [root@2025-11-21T10:00:00]" for one in (text, rebooted)]
+    for shown in (text, f" {text} ", rebooted, *signed):
+        assert without_reboot(shown)[0] in (shown, text)
         parsed = parse_reason(shown)
         assert parsed is not None
         assert (parsed.cls, parsed.check, parsed.action, parsed.job) == (cls, check, action, job)

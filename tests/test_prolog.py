@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -79,11 +80,16 @@ def test_without_slurm_it_stays_closed_and_remembers(
 
 
 def test_beyond_the_breaker_the_job_runs_and_it_is_loud(
-    site: GateSite, capfd: pytest.CaptureFixture[str]
+    site: GateSite, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.settings("[breaker]\nmax_nodes = 0\n")
     site.find(finding())
-    assert main([]) == 0
+    monkeypatch.setattr(gate_module, "SYSLOG", str(site.path / "log"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog:
+        syslog.bind(str(site.path / "log"))
+        assert main([]) == 0
+        line = syslog.recv(4096).decode()
+    assert line.startswith("<26>robust-slurm[") and "the circuit breaker holds" in line
     assert site.slurm.drained == []
     assert "NOT drained, the circuit breaker holds" in capfd.readouterr().err
     assert "circuit breaker" in site.event("run")["did"]
@@ -117,6 +123,17 @@ def test_dry_run(
     assert f"would drain n1: {REASON}" in capfd.readouterr().err
     assert site.event("run")["dry_run"] is True
     assert site.events("drain") == []
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--help"], 0), (["-n"], 2), (["--dry-run", "x"], 2)])
+def test_arguments_of_a_person(
+    site: GateSite, words: list[str], code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    site.find(finding())
+    assert main(words) == code
+    told = capfd.readouterr()
+    assert "usage: robust-prolog" in (told.err if code else told.out)
+    assert site.slurm.calls == [] and site.events("run") == []
 
 
 def test_switched_off(site: GateSite) -> None:

@@ -62,6 +62,13 @@ def standing(text: str, at: float | None = NOW - 1000, *flags: str) -> Standing:
         ("Epilog error", [drained(**{"as": "Prolog error", "placed": False})], False),
         ("Prolog error", [drained(at=NOW - 9000, **{"as": "Prolog error"})], False),
         ("Prolog error", [drained(**{"as": "Prolog error", "reason": "junk"})], False),
+        (f"{reason()} : reboot issued", [drained(at=NOW - 9000)], True),  # Slurm's own addition
+        (f"{reason()} : reboot whenever", [], False),
+        (
+            "Prolog error : reboot issued",
+            [drained(at=NOW - 9000, **{"as": "Prolog error", "placed": False})],
+            True,
+        ),
         ("Not responding", [], False),
         ("Kill task failed", [], False),
     ],
@@ -81,6 +88,12 @@ def test_of_several_records_the_one_of_this_drain_counts() -> None:
     near = drained(at=NOW - 1000 + NEAR_S / 2)
     mine = ours(standing(reason()), [old, near])
     assert mine and mine.event == near
+
+
+def test_the_record_of_a_drain_is_older_than_slurms_reboot() -> None:
+    drain = drained(at=NOW - 90_000, boot="old")
+    mine = ours(standing(f"{reason()} : reboot issued : reboot complete"), [drain])
+    assert mine and mine.event == drain
 
 
 _BOOTED = NOW - 50_000  # before the drain

@@ -77,14 +77,14 @@ def test_nothing_stays_when_the_owner_is_killed_while_nvml_is_built(
     os.mkfifo(go_on)
     slow.write_text(f"#!/bin/sh\ncat {begun} {go_on} >&2\n{end}\n")
     slow.chmod(0o755)
-    code = "import sys; from lab import Cluster; Cluster(sys.argv[1], gpus=1).__enter__()"
+    code = "import sys; from lab import Cluster; Cluster(sys.argv[1], 1, 0, 1).__enter__()"
     with owner(code, name, PATH=f"{tmp_path}:{os.environ['PATH']}") as process:
         begun.write_text("")  # opened when the compiler reads it
         assert (host.ROOT / name).exists()
         process.kill()
         process.wait(10)
         go_on.write_text("")
-    eventually(lambda: not (host.ROOT / name).exists())
+    eventually(lambda: not (host.ROOT / name).exists(), 60)
     assert not mounted(name)
 
 
