@@ -247,22 +247,30 @@ class GateLab:
         return job
 
     def accuse(
-        self, node: str, job: int, /, *, owner: int = 0, text: str = "", **changes: Any
-    ) -> Path:
-        """Leave what robust-srun leaves, as its user: a record with ``changes``, or ``text``.
+        self,
+        node: str,
+        job: int,
+        incident: str = "e3",
+        /,
+        *,
+        owner: int = 0,
+        text: str = "",
+        link: str = "",
+        **changes: Any,
+    ) -> None:
+        """Leave what robust-srun leaves, as its user: a record with ``changes``.
 
-        ``owner``: whose the file is to be, 0: the user's.
+        Or ``text`` in its place, or a link. ``owner``: whose the file is to be, 0: the user's.
         """
         directory = self.state / "jobs" / str(job) / "accusations"
-        path = directory / f"{node}.e3.json"
-        record = {"v": 1, "node": node, "incident": "e3", "job": job, "user": "u"}
+        path = str(directory / f"{node}.{incident}.json")
+        record = {"v": 1, "node": node, "incident": incident, "job": job, "user": "u"}
         record |= {"time": time.time(), "symptom": "node_lost", "evidence": ["no report"]}
-        write = 'mkdir -p "$1" && cat > "$2"'
-        argv = ["sh", "-c", write, "sh", str(directory), str(path)]
+        write = f"ln -s {link}" if link else "cat >"
+        argv = ["sh", "-c", f'mkdir -p "$1" && {write} "$2"', "sh", str(directory), path]
         self.lab.exec("head", argv, input=text or json.dumps(record | changes), check=True)
         if owner:
-            self.lab.exec("head", ["chown", str(owner), str(path)], user=False, check=True)
-        return path
+            self.lab.exec("head", ["chown", str(owner), path], user=False, check=True)
 
 
 @contextlib.contextmanager

@@ -180,7 +180,8 @@ class Training:
         assert got == code, f"exit code {got}\n{self.story()}"
         assert self.final() == {"step": self.steps, "loss": reference(self.steps, self.world)}
         self.check_gone()
-        assert not self.in_memory()
+        left = self.in_memory()
+        assert not left, left
 
     def check_gone(self) -> None:
         """No process of it on any node."""

@@ -74,6 +74,9 @@ def test_two_users_share_a_state_directory(new_lab: LabFactory, site: bool) -> N
         (both[0].state / "jobs").chmod(0o1777)
     for training in both:
         training.send("--fault kill --at 8", "-N2")
+    for training in both:  # as long as one runs, the nodes are not empty
+        training.wait_end()
+        training.check_gone()
     for training in both:
         training.check_done()
         training.only_incident(symptom="crash", action="restart")
