@@ -67,7 +67,7 @@ def _clear(gate: Gate, deadline_s: float) -> Cleared:
         return Cleared(0, 0, [])
     known, table = gate.system.context, gate.settings.epilog
     dirs = [*([SHM] if table["clean_shm"] else []), *table["clean_dirs"]]
-    steps = jobs.running(gate.system) or frozenset()
+    steps = jobs.maybe(gate.system)
     return clear(known.job, known.uid, table["leftovers"], steps, dirs, deadline_s)
 
 
@@ -94,7 +94,7 @@ def _prove(gate: Gate, cleared: Cleared, inquiry: Inquiry, ends: float) -> int:
     from health import jobs
     from health.gate import as_slurm_says, say, told
 
-    free = jobs.running(gate.system) == frozenset()
+    free = not jobs.maybe(gate.system)
     where: Where = "deep" if inquiry.accused else "epilog"
     tests = inquiry.test(free, ends - 0.3 * (ends - gate.begin))
     report = gate.check(where, max(1.0, ends - time.monotonic()))

@@ -14,7 +14,7 @@ import time
 from typing import NamedTuple
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_DEPTH = 200  # below that a user's directories stay
+_DEPTH = 200  # descriptors open at a time; deeper directories are first brought to the top
 _IPC_RMID = 0
 _KINDS = ("shm", "sem", "msg")
 
@@ -24,7 +24,9 @@ class Whose(NamedTuple):
 
     uid: int
     before: float
-    device: int = 0
+    device: int
+    top: int  # descriptor of the directory that is being cleared
+    deep: list[str]  # names there of what lay too deep
 
 
 def clear_dir(path: str, uid: int, before: float, until: float) -> tuple[int, list[str]]:
@@ -34,7 +36,12 @@ def clear_dir(path: str, uid: int, before: float, until: float) -> tuple[int, li
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return _clear(fd, Whose(uid, before, os.fstat(fd).st_dev), until, 0)
+        whose = Whose(uid, before, os.fstat(fd).st_dev, fd, [])
+        removed, left = _clear(fd, whose, until, 0)
+        while whose.deep:
+            gone, stay = _remove(fd, whose.deep.pop(), whose, until, 0)
+            removed, left = removed + gone, left + stay
+        return removed, left[:100]
     finally:
         os.close(fd)
 
@@ -52,12 +59,11 @@ def _clear(directory: int, whose: Whose, until: float, depth: int) -> tuple[int,
             if info.st_uid != whose.uid or (depth == 0 and info.st_ctime > whose.before):
                 continue
             if stat.S_ISDIR(info.st_mode):
-                gone, stay = _clear_below(directory, name, whose, until, depth)
+                gone, stay = _remove(directory, name, whose, until, depth)
                 removed += gone
-                left += [f"{name}/{inner}" for inner in stay]
-                os.rmdir(name, dir_fd=directory)
-            else:
-                os.unlink(name, dir_fd=directory)
+                left += stay
+                continue
+            os.unlink(name, dir_fd=directory)
             removed += 1
         except FileNotFoundError:
             continue
@@ -66,11 +72,32 @@ def _clear(directory: int, whose: Whose, until: float, depth: int) -> tuple[int,
     return removed, left[:100]
 
 
+def _remove(
+    directory: int, name: str, whose: Whose, until: float, depth: int
+) -> tuple[int, list[str]]:
+    """A directory and what is in it; one that lies too deep goes to the top instead, for later."""
+    removed = 0
+    left: list[str] = []
+    try:
+        if depth >= _DEPTH:
+            fresh = f".robust-deep.{os.urandom(8).hex()}"
+            os.rename(name, fresh, src_dir_fd=directory, dst_dir_fd=whose.top)
+            whose.deep.append(fresh)
+            return 0, []
+        removed, stay = _clear_below(directory, name, whose, until, depth)
+        left = [f"{name}/{inner}" for inner in stay]
+        os.rmdir(name, dir_fd=directory)
+        removed += 1
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        left.append(f"{name}: {error.strerror}")
+    return removed, left
+
+
 def _clear_below(
     directory: int, name: str, whose: Whose, until: float, depth: int
 ) -> tuple[int, list[str]]:
-    if depth >= _DEPTH:
-        return 0, ["too deep"]
     fd = os.open(name, _OPEN, dir_fd=directory)
     try:
         info = os.fstat(fd)

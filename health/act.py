@@ -123,9 +123,9 @@ class Drainer:
         state_dir = self._settings.state_dir
         if not state_dir:
             return None, "no state_dir is set"
-        size = fleet_size(self._system)
-        answer, error = aside(
-            lambda: reserve(state_dir, own, self._limits, size), self._left(LEDGER_S)
+        answer, error = aside(  # slurm.conf may lie on a dead file system, too
+            lambda: reserve(state_dir, own, self._limits, fleet_size(self._system)),
+            self._left(LEDGER_S),
         )
         return (None, f"no shared ledger: {error}") if error else (Decision(*answer), "")
 

@@ -27,6 +27,7 @@ CRASHED = Condition(
 )
 RECORD_S = 2.0  # for the history, here and on the shared file system
 LOCAL_S = 1.0  # for the history here alone
+_LAST_S = 3.0  # beyond its time, for a gate that broke
 SYSLOG = "/dev/log"
 _CRITICAL = 3 << 3 | 2  # syslog(3): LOG_DAEMON, LOG_CRIT
 
@@ -195,7 +196,7 @@ def crashed(where: Where, error: BaseException, words: Sequence[str], gate: Gate
     A gate that breaks everywhere would drain everything: the breaker holds here too, and then
     jobs are admitted, loudly.
     """
-    alarm(0)
+    alarm(_LAST_S)
     data = broke(where, error)
     gate = gate or Gate(where, words, os.environ, defaults(ALL))  # for the breaker, above all
     from health.act import drain_event
@@ -203,6 +204,7 @@ def crashed(where: Where, error: BaseException, words: Sequence[str], gate: Gate
     text = data["error"]
     reason = reason_for(CRASHED.found(text), gate.system.context.job)
     gate.until = max(gate.until, time.monotonic() + 2.0)
+    alarm(gate.until - time.monotonic() + _LAST_S)  # what hung before may hang again
     outcome = gate.drain(reason)
     say(str(outcome))
     admitted = bool(outcome.bound) or gate.dry_run
@@ -211,6 +213,7 @@ def crashed(where: Where, error: BaseException, words: Sequence[str], gate: Gate
     if not (admitted or outcome.kept or outcome.stood):
         events.append(what)
     gate.record(events, shared=False)
+    alarm(0)
     return 0 if admitted else 1
 
 

@@ -18,6 +18,10 @@ PCI = "/sys/bus/pci/devices"
 DRIVER = "nvidia"
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")  # VGA controller, 3D controller
+# Accelerators of other vendors: AMD, Habana. Not 0x0300: a processor's own graphics must not stand
+# in for the only GPU of a node.
+_OTHERS = ("0x1002", "0x1da3")
+_OTHER_CLASSES = ("0x0302", "0x0380", "0x1200")  # 3D, other display, processing accelerator
 
 # For a node where nothing is wanted: what NVML would say if there were nothing to ask.
 NO_GPUS: Snapshot = {
@@ -99,6 +103,33 @@ def pci(system: System) -> list[str]:
         if gpu and not _link(system, f"{place}/physfn"):
             out.append(address)
     return [address for address in out if driver(system, address) in ("", DRIVER)]
+
+
+def of_others(system: System) -> bool:
+    """Whether the GPUs that Slurm counts are another vendor's.
+
+    No GPU of NVIDIA's is on the bus then, and as many others as Slurm has are; False where the
+    site says itself how many there must be.
+    """
+    count = configured(system)
+    if not count or int(system.options("gpu_count")["expected"]) >= 0:
+        return False
+    found = 0
+    try:
+        if pci(system):
+            return False
+        for address in system.names(PCI):
+            place = f"{PCI}/{address}"
+            try:
+                vendor = system.read(f"{place}/vendor").strip()
+                kind = system.read(f"{place}/class").strip()[:6]
+            except FileNotFoundError:
+                continue  # taken out while we looked
+            virtual = bool(_link(system, f"{place}/physfn"))
+            found += vendor in _OTHERS and kind in _OTHER_CLASSES and not virtual
+    except OSError:
+        return False
+    return found >= count
 
 
 def driver(system: System, address: str) -> str:

@@ -11,9 +11,25 @@ from __future__ import annotations
 import re
 
 from health import slurmconf
+from health.aside import aside
 from health.system import System
 
+UNKNOWN = -1  # a job of which nothing is known
+_LOOK_S = 1.0
 _SOCKET = re.compile(r"_(\d+)\.\d+(?:\.\d+)?(?:\.ALT)?")
+
+
+def maybe(system: System) -> frozenset[int]:
+    """The jobs here besides the context's; UNKNOWN where there may be any, of anybody.
+
+    Looked up in a child: slurm.conf may lie on a file system that does not answer.
+    """
+    found, error = aside(lambda: _sorted(running(system)), _LOOK_S)
+    return frozenset({UNKNOWN}) if error or found is None else frozenset(found)
+
+
+def _sorted(found: frozenset[int] | None) -> list[int] | None:
+    return None if found is None else sorted(found)
 
 
 def running(system: System, conf: slurmconf.Conf | None = None) -> frozenset[int] | None:

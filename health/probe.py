@@ -78,7 +78,8 @@ def _look(fd: int, path: str, write: bool) -> None:
 def _write(path: str) -> None:
     """Make a file, fill it, remove it: in the directory that was opened, whatever its name is."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    name = f".robust-probe.{os.uname().nodename}.{os.getpid()}"
+    # Random: where users may write too, nobody is to be there before.
+    name = f".robust-probe.{os.uname().nodename}.{os.urandom(8).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(name, flags, 0o600, dir_fd=directory)
     try:

@@ -38,12 +38,12 @@ def open_dir(path: str) -> int:
     return fd
 
 
-def open_file(directory: int, name: str, flags: int) -> int:
+def open_file(directory: int, name: str, flags: int, mode: int = 0o644) -> int:
     """A regular file in such a directory, root's own and writable by nobody else.
 
-    With O_CREAT it is made with mode 0644. Raises OSError when it is anything else.
+    With O_CREAT it is made with ``mode``. Raises OSError when it is anything else.
     """
-    fd = os.open(name, flags | _FILE, 0o644, dir_fd=directory)
+    fd = os.open(name, flags | _FILE, mode, dir_fd=directory)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EPERM, "not a regular file", name)
@@ -67,10 +67,13 @@ def _check(fd: int, name: str, *, sticky: bool) -> None:
 def lock(directory: int, name: str, *, wait: bool = True) -> int:
     """Take a lock file exclusively; held until the descriptor is closed.
 
-    BlockingIOError if it is taken and ``wait`` is false. flock also works over NFS.
+    BlockingIOError if it is taken and ``wait`` is false. flock also works over NFS. Root's alone:
+    whoever may read a file may lock it, and keep the gate from its records.
     """
-    fd = open_file(directory, name, os.O_RDWR | os.O_CREAT)
+    fd = open_file(directory, name, os.O_RDWR | os.O_CREAT, 0o600)
     try:
+        if os.fstat(fd).st_mode & 0o077:
+            os.fchmod(fd, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
         os.close(fd)

@@ -175,7 +175,7 @@ class Sweep:
 
     def _check(self, mine: Ours | None) -> tuple[Report, Verdict]:
         """Deeper where the node is accused, or is to be proven before it comes back."""
-        free = jobs.running(self._system) == frozenset()
+        free = not jobs.maybe(self._system)
         more = self._leftovers(mine) if mine else []
         left = self._ends - time.monotonic()
         more += self._inquiry.test(free, time.monotonic() + _TEST * left)
@@ -192,7 +192,7 @@ class Sweep:
         if mine.reason.check not in cleanup.UNCLEARED or self._gate.dry_run:
             return []
         job, uid = mine.reason.job, mine.event.data.get("uid", -1)
-        steps = jobs.running(self._system) or frozenset()
+        steps = jobs.maybe(self._system)
         mode = str(self._gate.settings.epilog["leftovers"])
         if not isinstance(uid, int) or uid <= 0:
             return []  # its record is lost; the checks' own look at processes must do

@@ -112,6 +112,19 @@ def test_an_administrator_who_is_quicker_by_a_moment(
     assert site.reserved() == []  # it did not count
 
 
+def test_a_slurm_conf_that_does_not_answer_costs_the_reservation(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from health import act
+
+    monkeypatch.setattr(act, "LEDGER_S", 0.3)
+    monkeypatch.setattr(act, "fleet_size", lambda system: time.sleep(60))
+    began = time.monotonic()
+    outcome = site.drain()
+    assert outcome.drained and "no answer in 0.3 s" in outcome.note
+    assert time.monotonic() - began < 30
+
+
 @pytest.mark.parametrize(("old", "new", "wins"), [(MILD, REASON, REASON), (REASON, MILD, REASON)])
 def test_of_our_own_reasons_the_harder_one_stands(
     site: Site, old: str, new: str, wins: str

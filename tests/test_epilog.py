@@ -65,6 +65,16 @@ def test_its_own_bug_closes(site: GateSite) -> None:
     assert site.slurm.node()["reason"] == "robust:tool:gate-crashed:-:none:job7"
 
 
+def test_a_slurm_conf_that_does_not_answer_hangs_nothing(
+    site: GateSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("health.jobs._LOOK_S", 0.3)
+    monkeypatch.setattr("health.jobs.running", lambda system: time.sleep(60))
+    began = time.monotonic()
+    assert main([]) == 0
+    assert time.monotonic() - began < 20
+
+
 @pytest.mark.parametrize(("words", "code"), [(["--help"], 0), (["now"], 2)])
 def test_arguments_of_a_person(site: GateSite, words: list[str], code: int) -> None:
     site.find(finding())

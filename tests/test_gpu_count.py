@@ -114,6 +114,54 @@ def test_the_evidence_says_what_was_compared() -> None:
     assert "no NodeName line" in unknown.evidence and "expected" in unknown.evidence
 
 
+def test_what_may_come_after_slurmd_has_started_asks_for_no_reboot() -> None:
+    """Else a node that was looked at too early after its boot would stay drained for good."""
+    system = node(snapshot={"stage": "init", "error": "NVML_ERROR_DRIVER_NOT_LOADED"})
+    del system.files["/dev/nvidia5"]
+    found = [*CHECK.run(system), *NVML.run(system)]
+    assert {finding.check for finding in found} == {"gpu-device-file", "driver-not-loaded"}
+    assert {(finding.status, finding.action) for finding in found} == {("FAIL", "none")}
+
+
+def others(*kinds: tuple[str, str], gres: str = "gpu:mi300x:8") -> FakeSystem:
+    """A node with devices of these (class, vendor), whose NVML has no library."""
+    files = {CONF: f"NodeName=n1 Gres={gres}", "/etc/slurm/gres.conf": "Name=gpu File=/dev/dri/r0"}
+    for number, (kind, vendor) in enumerate(kinds):
+        files |= pci_files(f"0000:{number:02x}:00.0", kind, vendor)
+    return FakeSystem(files, snapshot={"stage": "init", "error": "no-library"})
+
+
+@pytest.mark.parametrize(
+    ("kinds", "gres"),
+    [
+        ([("0x120000", "0x1002")] * 8 + [("0x030000", "0x1a03")], "gpu:mi300x:8"),
+        ([("0x038000", "0x1002")] * 4, "gpu:4"),
+        ([("0x120000", "0x1da3")] * 8, "gpu:gaudi2:8"),
+    ],
+)
+def test_gpus_of_another_vendor_are_not_missed(kinds: list[tuple[str, str]], gres: str) -> None:
+    system = others(*kinds, gres=gres)
+    assert said(CHECK.run(system)) == ["gpu-other-vendor WARN"]
+    assert NVML.run(system) == []
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [("0x120000", "0x1002")] * 7,  # one of them is gone
+        [("0x030000", "0x1002")] * 8,  # displays
+        [("0x030000", "0x1a03")],  # the BMC's
+        [("0x120000", "0x1002")] * 8 + [("0x030200", "0x10de")],
+    ],
+)
+def test_another_vendors_devices_do_not_stand_in_for_lost_gpus(
+    kinds: list[tuple[str, str]],
+) -> None:
+    system = others(*kinds)
+    assert "gpu-missing FAIL" in said(CHECK.run(system))
+    assert said(NVML.run(system)) == ["nvml-unusable ERROR"]
+
+
 def test_a_device_file_is_missing() -> None:
     system = node()
     del system.files["/dev/nvidia5"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -325,3 +326,16 @@ def test_aside_gives_up_at_its_deadline() -> None:
 def test_records_are_one_json_object_a_line() -> None:
     assert json.loads(history.line(event(1)))["data"] == {"number": 1}
     assert history.line(event(1, text="a\nb")).count(b"\n") == 1
+
+
+def test_nobody_else_can_hold_a_lock(spool: Path) -> None:
+    """Who may open a file for reading may lock it."""
+    spool.mkdir()
+    old = spool / "lock"
+    old.touch(mode=0o644)
+    history.append(str(spool), [event(1)])
+    os.close(rootfiles.lock(rootfiles.open_dir(str(spool)), "fresh.lock"))
+    assert [stat.S_IMODE((spool / name).stat().st_mode) for name in ("lock", "fresh.lock")] == [
+        0o600,
+        0o600,
+    ]

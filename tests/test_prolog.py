@@ -235,6 +235,19 @@ def test_a_gate_that_hangs_itself_is_woken(site: GateSite, monkeypatch: pytest.M
     assert "Late" in site.event("crash")["error"]
 
 
+def test_one_that_hangs_again_in_its_last_words_stays_closed(
+    site: GateSite, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    site.break_with(KeyError("first"))
+    monkeypatch.setattr(gate_module, "budget", lambda *args: 0.2)
+    monkeypatch.setattr(gate_module, "_LAST_S", 0.5)
+    monkeypatch.setattr(gate_module.Gate, "drain", lambda *args: time.sleep(60))
+    began = time.monotonic()
+    assert main([]) == 1
+    assert time.monotonic() - began < 15
+    assert "then Late" in capfd.readouterr().err
+
+
 def test_a_full_disk_changes_nothing(site: GateSite, capfd: pytest.CaptureFixture[str]) -> None:
     site.spool.write_text("a file where the directory should be")
     site.find(finding())

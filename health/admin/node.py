@@ -128,7 +128,7 @@ def _plan(request: Request) -> Plan:
 
 @contextlib.contextmanager
 def _lock() -> Iterator[None]:
-    """At most one robust-admin changes this machine; /run is root's, so nobody else can hold it."""
+    """At most one robust-admin changes this machine; only root can hold the lock."""
     try:
         from filelock import FileLock, Timeout
     except ModuleNotFoundError as error:
@@ -136,7 +136,7 @@ def _lock() -> Iterator[None]:
             f"{sys.executable} cannot import {error.name}: pip install 'robust-slurm[admin]'"
         ) from error
     directory = "/run" if os.geteuid() == 0 else tempfile.gettempdir()
-    lock = FileLock(f"{directory}/robust-admin-{os.geteuid()}.lock")
+    lock = FileLock(f"{directory}/robust-admin-{os.geteuid()}.lock", mode=0o600)
     try:
         lock.acquire(timeout=LOCK_S)
     except Timeout:

@@ -33,8 +33,9 @@ LOST = Condition(
 UNCONFIGURED = Condition(
     "gpu-unconfigured", "WARN", "node", "none", "more GPUs on the PCI bus than configured"
 )
+# Not reboot: nvidia-persistenced or udev may make it only after slurmd has started.
 FILE = Condition(
-    "gpu-device-file", "FAIL", "node", "reboot", "a device file that gres.conf names is missing"
+    "gpu-device-file", "FAIL", "node", "none", "a device file that gres.conf names is missing"
 )
 SLICES = Condition(
     "gpu-count-slices",
@@ -42,6 +43,14 @@ SLICES = Condition(
     "tool",
     "none",
     "Slurm counts MIG slices and gres.conf names no device files: set `expected`",
+)
+
+OTHERS = Condition(
+    "gpu-other-vendor",
+    "WARN",
+    "tool",
+    "none",
+    "Slurm's GPUs are another vendor's: they are not checked; `expected = 0` silences it",
 )
 
 SETTINGS = {
@@ -68,6 +77,9 @@ def run(system: System) -> list[Finding]:
     found = []
     if wanted is None:
         found += _unknown(conf, pci)
+    elif len(pci) < wanted and gpus.of_others(system):
+        text = f"{wanted} GPUs configured ({source}), which are not NVIDIA's: no check knows them"
+        return [OTHERS.found(f"{text}; say [health.gpu_count] expected = 0")]
     elif len(pci) < wanted:
         text = f"{len(pci)} GPUs on the PCI bus, {wanted} configured ({source})"
         found.append(MISSING.found(f"{text}{_gone(system, pci)}"))
@@ -150,7 +162,7 @@ def _files(system: System, conf: slurmconf.Conf) -> list[Finding]:
 CHECK = Check(
     "gpu_count",
     run,
-    (UNKNOWN, UNREADABLE, MISSING, LOST, UNCONFIGURED, FILE, SLICES),
+    (UNKNOWN, UNREADABLE, MISSING, LOST, UNCONFIGURED, FILE, SLICES, OTHERS),
     SETTINGS,
     needs_nvml=True,
     cost_ms=4.0,

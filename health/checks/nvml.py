@@ -11,8 +11,9 @@ from health.snapshot import Device, Lost, Snapshot
 from health.system import System
 
 HUNG = Condition("nvml-hung", "FAIL", "node", "reboot", "NVML did not answer within its deadline")
+# Not reboot: slurmd may start, and sweep, before the module is loaded. Once it is, the checks tell.
 NOT_LOADED = Condition(
-    "driver-not-loaded", "FAIL", "node", "reboot", "the kernel module nvidia is not loaded"
+    "driver-not-loaded", "FAIL", "node", "none", "the kernel module nvidia is not loaded"
 )
 MISMATCH = Condition(
     "driver-mismatch",
@@ -52,7 +53,7 @@ def run(system: System) -> list[Finding]:
     """What is wrong with the whole of NVML, then with single GPUs."""
     snapshot = system.nvml()
     found = _whole(snapshot)
-    if found and not gpus.wanted(system):
+    if found and (not gpus.wanted(system) or gpus.of_others(system)):
         return []  # nothing here for NVML to manage
     for lost in _named(system, snapshot):
         error = lost.get("error", "")

@@ -69,7 +69,7 @@ FAULTS = (
     Fault(
         "no-driver",
         lambda lab, n: lab.gpu(n, set=NO_DRIVER),
-        "node:driver-not-loaded:-:reboot",
+        "node:driver-not-loaded:-:none",
         "NVML_ERROR_DRIVER_NOT_LOADED",
     ),
     Fault(
