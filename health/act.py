@@ -88,7 +88,9 @@ class Drainer:
 
         context = self._system.context
         # Of now, not of the start of the run: that is when it counts against others.
-        own = Drain(round(time.time(), 6), context.node, context.job)
+        parsed = parse_reason(reason)
+        user = parsed is not None and parsed.cls == "user"
+        own = Drain(round(time.time(), 6), context.node, context.job, user)
         try:
             node = self._door().nodes([own.node]).get(own.node)
         except SlurmError as error:
@@ -148,9 +150,7 @@ class Drainer:
             nodes = self._door().nodes()
         except SlurmError as error:
             return self._unheard(own, str(error))
-        decision = allowed(
-            standing_drains(nodes), own.time, self._limits, len(nodes), own.node, own.job
-        )
+        decision = allowed(standing_drains(nodes), own.time, self._limits, len(nodes), own)
         if not decision.allowed:
             return Outcome(bound=decision.why)
         outcome = self._order(own, reason)
@@ -177,7 +177,7 @@ class Drainer:
         decision, _ = self._reserved(own)
         if decision is None:
             events = self._own_drains()
-            decision = allowed(events, own.time, self._limits, 0, own.node, own.job)
+            decision = allowed(events, own.time, self._limits, 0, own)
         return Outcome(error=error) if decision.allowed else Outcome(bound=decision.why)
 
     def _own_drains(self) -> list[Drain]:
@@ -212,7 +212,8 @@ def standing_drains(nodes: Mapping[str, Node]) -> list[Drain]:
     for node in nodes.values():
         reason = parse_reason(node.reason or "")
         if reason is not None and "DRAIN" in node.state and node.reason_time is not None:
-            found.append(Drain(node.reason_time, node.name, reason.job))
+            user = reason.cls == "user"
+            found.append(Drain(node.reason_time, node.name, reason.job, user))
     return found
 
 

@@ -20,11 +20,16 @@ class Limits(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """One automatic drain, or its reservation. ``time``: wall clock; ``job`` 0: none to blame."""
+    """One automatic drain, or its reservation. ``time``: wall clock; ``job`` 0: none to blame.
+
+    ``user``: for what a user left there (class user). These are counted apart: whoever fills
+    disks must not use up what broken nodes need.
+    """
 
     time: float
     node: str
     job: int
+    user: bool = False
 
 
 class Decision(NamedTuple):
@@ -43,23 +48,26 @@ def node_limit(limits: Limits, fleet_size: int) -> int:
 
 
 def allowed(
-    drains: Iterable[Drain], now: float, limits: Limits, fleet_size: int, node: str, job: int
+    drains: Iterable[Drain], now: float, limits: Limits, fleet_size: int, own: Drain
 ) -> Decision:
-    """Whether one more drain, of ``node`` for ``job``, stays within the limits.
+    """Whether one more drain stays within the limits, at ``now``.
 
     Nodes are counted, not drains: the same node again is no wider blast radius. A record from the
     near future counts (clocks differ); one from further off is a clock gone wrong, and would bind
     the breaker for ever.
     """
-    recent = [d for d in drains if abs(d.time - now) < limits.window and d.node != node]
+    job = own.job
+    others = [d for d in drains if d.node != own.node and d.user == own.user]
+    recent = [d for d in others if abs(d.time - now) < limits.window]
     nodes = {d.node for d in recent}
     most = node_limit(limits, fleet_size)
     if len(nodes) >= most:
+        kind = " for what users left" if own.user else ""
         share = f" ({limits.max_percent:g} % of {fleet_size})" if most < limits.max_nodes else ""
         return Decision(
             False,
-            f"{len(nodes)} other nodes were drained automatically in {limits.window:g} s, the "
-            f"limit is {most}{share}",
+            f"{len(nodes)} other nodes were drained automatically{kind} in {limits.window:g} s, "
+            f"the limit is {most}{share}",
         )
     of_job = {d.node for d in recent if job and d.job == job}
     if job and len(of_job) >= limits.max_per_job:
@@ -81,4 +89,4 @@ def stays(
     """
     key = (own.time, own.node)
     earlier = [d for d in drains if (d.time, d.node) < key]
-    return allowed(earlier, now, limits, fleet_size, own.node, own.job)
+    return allowed(earlier, now, limits, fleet_size, own)

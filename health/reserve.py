@@ -34,7 +34,7 @@ def reserve(state_dir: str, own: Drain, limits: Limits, fleet_size: int) -> Deci
     fd = rootfiles.open_file(nodes, FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         drains = parse(rootfiles.records(rootfiles.tail(fd, _LOOK_BACK)))
-        decision = allowed(drains, own.time, limits, fleet_size, own.node, own.job)
+        decision = allowed(drains, own.time, limits, fleet_size, own)
         if decision.allowed:
             rootfiles.append(fd, rootfiles.line_of(own._asdict()))
             if os.fstat(fd).st_size > 2 * _LOOK_BACK:
@@ -66,7 +66,7 @@ def parse(records: Iterable[dict[str, Any]]) -> list[Drain]:
             continue
         if not isinstance(node, str) or isinstance(job, bool) or not isinstance(job, int):
             continue
-        drain = Drain(float(time), node, job)
+        drain = Drain(float(time), node, job, record.get("user") is True)
         if record.get("withdrawn"):
             found.pop(drain, None)
         else:

@@ -21,6 +21,7 @@ from health.settings import Settings, defaults
 from health.system import Event
 
 REASON = "robust:node:xid-79:gpu3:reboot:job7"
+ELSEWHERE = "robust:node:xid-94:gpu0:none:job1"
 MILD = "robust:user:leftover-processes:-:clear-leftovers:job6"
 
 
@@ -243,13 +244,19 @@ def test_a_ledger_of_somebody_else_is_as_none(site: Site) -> None:
 
 
 def test_the_breaker_counts_drains_that_slurm_shows(site: Site) -> None:
-    site.slurm.set("n2", state="IDLE+DRAIN", reason=MILD)
+    site.slurm.set("n2", state="IDLE+DRAIN", reason=ELSEWHERE)
     site.slurm.set("n3", state="IDLE+DRAIN", reason="by hand")
     assert site.drain("n1", ledger=False).drained
     outcome = site.drain("n4", job=9, ledger=False)
     assert "2 other nodes" in outcome.bound and site.slurm.node("n4")["state"] == "IDLE"
-    site.slurm.set("n2", state="IDLE+DRAIN", reason=MILD, time=time.time() - 7200)
+    site.slurm.set("n2", state="IDLE+DRAIN", reason=ELSEWHERE, time=time.time() - 7200)
     assert site.drain("n4", job=9, ledger=False).drained  # out of the window
+
+
+def test_what_users_left_elsewhere_does_not_use_up_the_limit(site: Site) -> None:
+    for name in ("n2", "n3"):
+        site.slurm.set(name, state="IDLE+DRAIN", reason="robust:user:disk-full:/tmp:none:job1")
+    assert site.drain("n1", ledger=False).drained
 
 
 def test_one_drain_too_many_is_taken_back(site: Site) -> None:
@@ -258,7 +265,7 @@ def test_one_drain_too_many_is_taken_back(site: Site) -> None:
 
     def meanwhile(seconds: float) -> None:
         real(seconds)
-        site.slurm.set("n2", state="IDLE+DRAIN", reason=MILD, time=time.time() - 5)
+        site.slurm.set("n2", state="IDLE+DRAIN", reason=ELSEWHERE, time=time.time() - 5)
 
     known = context(node="n1", job=7)
     settings = site.settings(False, max_nodes=1)

@@ -45,14 +45,27 @@ def test_node_limit(percent: float, fleet: int, most: int) -> None:
     ],
 )
 def test_allowed(drains: list[tuple[float, str, int]], job: int, why: str) -> None:
-    decision = allowed([Drain(*d) for d in drains], NOW, LIMITS, 1000, "x", job)
+    decision = allowed([Drain(*d) for d in drains], NOW, LIMITS, 1000, Drain(NOW, "x", job))
     assert decision.allowed == (not why)
     assert why in decision.why
 
 
 def test_the_share_of_a_small_fleet_is_named() -> None:
-    decision = allowed([Drain(NOW, "a", 1)], NOW, LIMITS, 10, "x", 2)
+    decision = allowed([Drain(NOW, "a", 1)], NOW, LIMITS, 10, Drain(NOW, "x", 2))
     assert not decision.allowed and "the limit is 1 (10 % of 10)" in decision.why
+
+
+def test_what_users_leave_is_counted_apart() -> None:
+    full = [Drain(NOW, name, number, True) for number, name in enumerate("abc")]
+    mine = Drain(NOW, "x", 7, True)
+    refused = allowed(full, NOW, LIMITS, 1000, mine)
+    assert (
+        not refused.allowed and "3 other nodes were drained automatically for what" in refused.why
+    )
+    assert allowed(full, NOW, LIMITS, 1000, mine._replace(user=False)).allowed
+    broken = [drain._replace(user=False) for drain in full]
+    assert not allowed(broken, NOW, LIMITS, 1000, mine._replace(user=False)).allowed
+    assert allowed(broken, NOW, LIMITS, 1000, mine).allowed
 
 
 _limits = st.builds(
@@ -74,9 +87,10 @@ def test_reservations_never_pass_a_limit(
     """Gates ask one after another (the lock), with clocks that differ as they like."""
     made: list[Drain] = []
     for at, node, job in gates:
-        if not allowed(made, at, limits, fleet, node, job).allowed:
+        own = Drain(at, node, job)
+        if not allowed(made, at, limits, fleet, own).allowed:
             continue
-        made.append(Drain(at, node, job))
+        made.append(own)
         recent = [d for d in made if abs(d.time - at) < limits.window]
         assert len({d.node for d in recent}) <= max(node_limit(limits, fleet), 1)
         assert node_limit(limits, fleet) > 0
@@ -120,7 +134,8 @@ def test_drains_without_a_ledger_end_within_the_limits(
         gate = gates[turn % len(gates)]
         seen = list(standing.values())
         if gate.step == "look":
-            decision = allowed(seen, clock, limits, fleet, gate.node, gate.job)
+            asked = Drain(clock, gate.node, gate.job)
+            decision = allowed(seen, clock, limits, fleet, asked)
             gate.step = "drain" if decision.allowed else "end"
         elif gate.step == "drain":
             gate.own = standing[gate.node] = Drain(clock, gate.node, gate.job)
@@ -132,5 +147,5 @@ def test_drains_without_a_ledger_end_within_the_limits(
     assert all(gate.step == "end" for gate in gates)
     assert len(standing) <= node_limit(limits, fleet)
     assert len([d for d in standing.values() if d.job]) <= limits.max_per_job
-    if any(allowed([], clock, limits, fleet, g.node, g.job).allowed for g in gates):
+    if any(allowed([], clock, limits, fleet, gate.own).allowed for gate in gates):
         assert standing  # the first one always stays

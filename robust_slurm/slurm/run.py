@@ -118,21 +118,24 @@ def run_command(
         )
     except (OSError, ValueError) as error:  # E2BIG, ENOMEM; a NUL byte in an argument
         raise SlurmError("other", argv, f"cannot start {program}: {error}") from error
-    with process:
-        try:
-            out, err = process.communicate(input, timeout=deadline_s)
-        except subprocess.TimeoutExpired:
-            err = _kill(process)
-            said = f" (it said: {err.strip()[:200]})" if err.strip() else ""
-            raise SlurmError("timeout", argv, f"no answer in {deadline_s:g} s{said}") from None
-        except BaseException:
-            _kill(process)
-            raise
+    try:
+        out, err = process.communicate(input, timeout=deadline_s)
+    except subprocess.TimeoutExpired:
+        err = _kill(process)
+        said = f" (it said: {err.strip()[:200]})" if err.strip() else ""
+        raise SlurmError("timeout", argv, f"no answer in {deadline_s:g} s{said}") from None
+    except BaseException:
+        _kill(process)
+        raise
     return Completed(process.returncode, out, err)
 
 
 def _kill(process: subprocess.Popen[str]) -> str:
-    """Kill the group and return what stderr held. Never waits for a child that left the group."""
+    """Kill the group and return what stderr held.
+
+    Waits neither for a child that left the group nor for one that hangs in the kernel (a dead
+    file system): SIGKILL ends that one when it can.
+    """
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -140,7 +143,9 @@ def _kill(process: subprocess.Popen[str]) -> str:
     try:
         return process.communicate(timeout=_REAP_S)[1] or ""
     except (subprocess.TimeoutExpired, ValueError, OSError):
+        return ""
+    finally:
+        process.poll()
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
-        return ""

@@ -161,3 +161,14 @@ def test_no_controller(lab: Cluster) -> None:
     ping, kind = door(lab, code, env=env)
     assert ping is False and kind in ("timeout", "unreachable")
     assert time.monotonic() - began < 15
+
+
+def test_a_dead_file_system_does_not_hold_the_caller() -> None:
+    code = "out = kind(lambda: Slurm(deadline_s=0.5).nodes())"
+    with Cluster(nodes=1, standby=0, scratch=True) as lab:
+        conf = lab.spec.scratch_dir / "slurm.conf"
+        lab.stale_mount("n1")
+        program = f"{_HEAD}\n{code}\nprint(json.dumps(out))"
+        argv = ["python", "-c", program]
+        done = lab.exec("n1", argv, env={"SLURM_CONF": str(conf)}, check=True, timeout=20)
+    assert json.loads(done.stdout) == "timeout"  # scontrol itself takes no signal there
