@@ -14,7 +14,8 @@ PAGES = Path(__file__).with_name("pages")
 
 # What the runner itself finds, and so has no page of its own.
 _RUNNER = {
-    "config-unusable": "robust.toml, or a key in it, cannot be used and its default applies; "
+    "config-unusable": "robust.toml cannot be used, and the last one that could stays in force "
+    "(robust.toml.last; without it the defaults); or a key in it cannot, and its default applies. "
     "WARN: neither opens nor closes the gate. `robust-admin doctor` shows the fix.",
     "gate-crashed": "the gate itself broke: ERROR of class tool, it stays closed. The evidence "
     "is what Python raised; `robust-health check` on the node shows whether it does so again.",

@@ -1,7 +1,7 @@
 """The collector: one process of its own asks NVML everything, so that a hang there stays there.
 
 It streams what it learns as JSON lines with the stage it is at. Past the deadline it is killed,
-or left behind if the driver holds it, and the snapshot says ``hung`` and where.
+or left behind if the driver holds it, and the snapshot says ``hung``, where, and which of both.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from health.stuck import Stuck
 _EARLY_S = 60.0
 _LIMIT = 8 << 20  # bytes of all answers together
 _STUCK = "nvml"
+# A call into the driver ends before the signal is heeded: the start of a GPU takes it seconds.
+_DIES_S = 10.0
 
 
 def _collect(fd: int, needed: Callable[[], bool] | None) -> None:
@@ -50,6 +52,8 @@ class Collector:
     """One collection under way. Poll ``fd``, ``feed`` when readable, ``expire`` at ``deadline``.
 
     ``needed`` is asked first, in the collector's process: False leaves NVML alone.
+    ``deadline`` moves on once, when the process is killed and does not end at once: to
+    ``dies_s`` later, but never past ``limit``. Then it is left behind.
     """
 
     def __init__(
@@ -60,11 +64,14 @@ class Collector:
     ) -> None:
         self.snapshot = empty("fork")
         self.done = False
+        self.limit = float("inf")
+        self.dies_s = _DIES_S
+        self._began = time.monotonic()
         self._stuck = stuck
         self._rest = b""
         self._size = 0
         self._child: Child | None = None
-        self.deadline = time.monotonic() + deadline_s
+        self.deadline = self._began + deadline_s
         still = stuck.still(_STUCK) if stuck else ""
         if still:  # another one would only hang as well
             self.snapshot["stage"] = still
@@ -91,6 +98,11 @@ class Collector:
                 data = child.read()
             except BlockingIOError:
                 return
+            if self.snapshot["hung"]:  # killed: only its end counts
+                if not data:
+                    self._give_up()
+                    return
+                continue
             self._size += len(data)
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
@@ -101,18 +113,23 @@ class Collector:
                 self._died("too many answers" if data else "")
 
     def expire(self) -> None:
-        """The deadline is over: what there is must do."""
-        if self._child and not self.done:
-            where = where_it_hangs(self._child.pid)
+        """The deadline is over: what there is must do. Not ``done`` yet: it is still to end."""
+        child = self._child
+        if child is None or self.done:
+            return
+        if not self.snapshot["hung"]:
+            now = time.monotonic()
+            where = where_it_hangs(child.pid)
             self.snapshot["hung"] = True
+            self.snapshot["waited"] = round(now - self._began, 3)
             if where:
                 self.snapshot["stage"] += f" ({where})"
-            if not self._child.stop() and self._stuck:
-                self._stuck.remember(_STUCK, self._child.pid, self.snapshot["stage"])
-            self.done = True
+            child.stop(0.0)
+            self.deadline = min(now + self.dies_s, self.limit)
+        self._give_up()
 
     def wait(self) -> Snapshot:
-        """The snapshot, at the deadline at the latest."""
+        """The snapshot, at the deadline at the latest, or ``dies_s`` later if it hangs."""
         poll = select.poll()
         if not self.done:
             poll.register(self.fd, select.POLLIN)
@@ -126,9 +143,20 @@ class Collector:
 
     def close(self) -> None:
         if self._child:
+            self.limit = 0.0
             self.expire()
             self._child.close()
             self._child = None
+
+    def _give_up(self) -> None:
+        """Done if the killed process has ended, or had its time to."""
+        child = self._child
+        if child is None:
+            return
+        self.snapshot["killed"] = child.ended(0.05) is not None
+        self.done = self.snapshot["killed"] or time.monotonic() >= min(self.deadline, self.limit)
+        if self.done and not self.snapshot["killed"] and self._stuck:
+            self._stuck.remember(_STUCK, child.pid, self.snapshot["stage"])
 
     def _take(self, line: bytes) -> None:
         snapshot = cast("dict[str, Any]", self.snapshot)
@@ -174,6 +202,8 @@ def empty(stage: str, error: str = "") -> Snapshot:
     return {
         "stage": stage,
         "hung": False,
+        "killed": False,
+        "waited": 0.0,
         "error": error,
         "driver": "",
         "nvml": "",

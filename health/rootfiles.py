@@ -138,15 +138,23 @@ def records(raw: bytes) -> list[dict[str, Any]]:
     return out
 
 
-def replace(directory: int, name: str, content: bytes) -> None:
-    """Put a small file in place atomically."""
-    draft = f".{name}.{os.getpid()}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _FILE
-    fd = os.open(draft, flags, 0o644, dir_fd=directory)
+def replace(directory: int, name: str, content: bytes, mode: int = 0o644) -> None:
+    """Put a small file in place atomically. OSError, with nothing changed."""
+    # Of this process alone, also where many nodes share the directory.
+    draft = f".{name}.{os.uname().nodename.replace('/', '_')}.{os.getpid()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
+    try:
+        fd = os.open(draft, flags, mode, dir_fd=directory)
+    except FileExistsError:  # of one that was killed and had our number
+        os.unlink(draft, dir_fd=directory)
+        fd = os.open(draft, flags, mode, dir_fd=directory)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(content)
         os.rename(draft, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError:
-        os.unlink(draft, dir_fd=directory)
+    except BaseException:
+        try:
+            os.unlink(draft, dir_fd=directory)
+        except OSError:  # in place already, or beyond reach: the first error says more
+            pass
         raise

@@ -105,7 +105,8 @@ def _start(system: Node, limit: float) -> Collector:
     left = limit - time.monotonic()
     wanted = float(system.settings.gate["nvml_deadline"])
     collector = system.start_nvml(min(wanted, left))
-    collector.deadline = min(collector.deadline, limit - min(_LAST_S, left / 4))
+    collector.limit = limit - min(_LAST_S, left / 4)
+    collector.deadline = min(collector.deadline, collector.limit)
     return collector
 
 

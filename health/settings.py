@@ -1,13 +1,13 @@
 """What the site wants of the gate: the tables of robust.toml, checked key by key.
 
 The file is read by root before every job: it must belong to root, not be writable by others and
-not be a link. A key that cannot be used keeps its default and is named in ``problems``; so does
-everything when the file as a whole cannot be used. ``problems`` never open or close the gate.
+not be a link. A key that cannot be used keeps its default and is named in ``problems``. So is a
+file that cannot be used as a whole: the last one that could stays in force (settings_last.py).
+``problems`` never open or close the gate.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -116,29 +116,20 @@ def defaults(checks: Iterable[Check]) -> Settings:
 def load(path: str | None, node: str, checks: Iterable[Check]) -> Settings:
     """The settings of ``node`` out of the file; ``path`` None: SITE_FILE, which may be missing."""
     merge = Merge(TABLES, checks, _wrong)
-    state_dir = ""
+    file = path or SITE_FILE
+    found: Mapping[str, Any] = {}
     try:
-        text = _read(path or SITE_FILE)
+        found = parse(read(file)[0])
     except FileNotFoundError:
-        text = ""
         if path:
             merge.problems.append(f"{path}: no such file; the defaults apply")
-    except (OSError, ValueError) as err:
-        text = ""
-        why = err.strerror if isinstance(err, OSError) else err
-        if isinstance(err, OSError) and err.errno == errno.ELOOP:
-            why = "is a link"
-        merge.problems.append(f"{path or SITE_FILE}: {why}; the defaults apply")
-    if text.strip():
-        import tomllib
+    except (OSError, ValueError, RecursionError) as error:
+        from health.settings_last import instead
 
-        try:
-            found = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as err:
-            merge.problems.append(f"{path or SITE_FILE}: {err}; the defaults apply")
-        else:
-            merge.add(found, "", node)
-            state_dir = _state_dir(found.get("state_dir", ""), merge.problems)
+        found, told = instead(file, error)
+        merge.problems.append(told)
+    merge.add(found, "", node)
+    state_dir = _state_dir(found.get("state_dir", ""), merge.problems)
     return Settings(
         **merge.tables,
         xid=merge.xid,
@@ -148,18 +139,28 @@ def load(path: str | None, node: str, checks: Iterable[Check]) -> Settings:
     )
 
 
-def _read(path: str) -> str:
-    """The file's text. OSError and ValueError say why it must not be used."""
+def parse(text: str) -> dict[str, Any]:
+    """The tables of a file. ValueError, or RecursionError for brackets without end."""
+    if not text.strip():
+        return {}
+    import tomllib
+
+    return tomllib.loads(text)
+
+
+def read(path: str) -> tuple[str, os.stat_result]:
+    """A file's text and what it is. OSError and ValueError say why it must not be used."""
     directory = rootfiles.open_dir(os.path.dirname(path) or ".")  # noqa: PTH120
     try:
         fd = rootfiles.open_file(directory, os.path.basename(path), os.O_RDONLY)  # noqa: PTH119
     finally:
         os.close(directory)
     with os.fdopen(fd, "rb") as file:
+        info = os.fstat(fd)
         data = file.read(FILE_LIMIT + 1)
     if len(data) > FILE_LIMIT:
         raise ValueError(f"is larger than {FILE_LIMIT} bytes")
-    return data.decode("utf-8")  # UnicodeDecodeError is a ValueError
+    return data.decode("utf-8"), info  # UnicodeDecodeError is a ValueError
 
 
 def _state_dir(value: Any, problems: list[str]) -> str:

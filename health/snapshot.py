@@ -132,7 +132,9 @@ class Snapshot(TypedDict, total=False):
     """``stage`` is "done", or what was being asked when it hung or failed ("init", "gpu3 ecc")."""
 
     stage: str
-    hung: bool  # no answer within the deadline; the collector was left behind
+    hung: bool  # no answer within the deadline
+    killed: bool  # of what hung: its process ended when killed; False: the driver holds it
+    waited: float  # seconds until what hung was given up
     error: str  # name of the NVML error that ended it, "no-library", "no-pynvml"; empty: none
     driver: str
     nvml: str

@@ -22,6 +22,8 @@ from health.finding import Finding
 from health.gate import RECORD_S, Gate, alarm, broke, say, told
 from health.inquiry import Inquiry, notes
 from health.report import Report
+from health.settings import SITE_FILE
+from health.settings_last import keep
 from health.system import Event
 from health.undrain import Ours, Standing, ours, why_not
 from health.verdict import Verdict
@@ -52,6 +54,9 @@ def main(argv: Sequence[str]) -> int:
     gate: Gate | None = None
     try:
         gate = Gate("sweep", words, os.environ)
+        failed = keep(os.environ.get("ROBUST_SITE_CONFIG") or SITE_FILE)
+        if failed:
+            say(failed)
         if gate.enabled:
             alarm(gate.left(3600.0) + 1.0)
             Sweep(gate).run()

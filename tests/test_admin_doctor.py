@@ -621,6 +621,29 @@ def test_a_broken_robust_toml_is_named(tmp_path: Path) -> None:
     assert [(r["level"], r["subject"]) for r in gpus] == [("fix", "GPUs of n[1-2]")]
 
 
+@pytest.mark.parametrize("up", [True, False])
+def test_a_robust_toml_that_cannot_be_used_is_a_fault(tmp_path: Path, up: bool) -> None:
+    toml = tmp_path / "robust.toml"
+
+    def said() -> list[str]:
+        code, text = run(tmp_path, "24.11-ready", as_json=True, up=up)
+        assert code == (1 if up else 2)
+        remarks = [r for r in json.loads(text)["remarks"] if r["subject"] == str(toml)]
+        assert {r["level"] for r in remarks} == {"fix"}
+        return [r["what"] for r in remarks]
+
+    toml.write_text("[gate]\ndry_run = \n")
+    assert any(
+        "Invalid value (at line 2, column 11); the defaults apply" in what for what in said()
+    )
+    (tmp_path / "robust.toml.last").write_text("[gate]\ndry_run = true\n")
+    (tmp_path / "robust.toml.last").chmod(0o644)
+    assert any("are in force (robust.toml.last)" in what for what in said())
+    toml.unlink()
+    toml.symlink_to("/nowhere")
+    assert len(said()) == 1 and "is a link; the settings of" in said()[0]
+
+
 def test_slurm_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said, and what can be seen without Slurm is looked at all the same."""
     (tmp_path / "robust.toml").write_text("[gate]\nprolog_deadlin = 3.0\n")

@@ -95,7 +95,7 @@ def test_nothing_to_do_the_second_time() -> None:
     assert not plan(STUB, {STUB.path: there("new\n", 0o755)}, recorded(first)).changes
 
 
-NEW = TOML.path + ".new"
+NEW, LAST = TOML.path + ".new", TOML.path + ".last"
 OLD = "# old = 1\n"
 
 
@@ -125,7 +125,7 @@ def test_settings(
     assert steps(found) == expected
     record = recorded(found)["files"]
     assert record[TOML.path]["offered"] == install.digest(TOML.text)
-    seen = {path: present.get(path, NOTHING) for path in (TOML.path, NEW)}
+    seen = {path: present.get(path, NOTHING) for path in (TOML.path, NEW, LAST)}
     for change in found.changes:
         seen[change.path] = there(change.text, change.mode)
     assert not plan(TOML, seen, recorded(found)).changes, "the second time"
@@ -214,7 +214,9 @@ def test_install_twice_and_uninstall(tmp_path: Path, request_for: Request) -> No
     done = carry_out(request_for)
     assert done.done and not done.error
     found = tree(tmp_path)
-    assert list(found) == ["etc", "etc/manifest.json", "etc/prolog", "etc/robust.toml", "spool"]
+    names = ["manifest.json", "prolog", "robust.toml", "robust.toml.last"]
+    assert list(found) == ["etc", *(f"etc/{name}" for name in names), "spool"]
+    assert found["etc/robust.toml.last"] == found["etc/robust.toml"] == (0o644, "# a = 1\n")
     assert found["etc/prolog"] == (0o755, "#!/bin/sh\n")
     assert found["spool"][0] == 0o755
     again = perform(request_for)
@@ -224,6 +226,24 @@ def test_install_twice_and_uninstall(tmp_path: Path, request_for: Request) -> No
     assert not tree(tmp_path)
     nothing = perform(Request("uninstall", request_for.etc))
     assert not nothing.changes and "nothing is installed" in nothing.notes[0]
+
+
+def test_the_copy_of_the_settings_is_of_the_last_good_ones(
+    tmp_path: Path, request_for: Request
+) -> None:
+    (tmp_path / "etc").mkdir(mode=0o755)
+    toml, last = (tmp_path / "etc" / name for name in ("robust.toml", "robust.toml.last"))
+    toml.write_text("[gate]\ndry_run = true\n")
+    toml.chmod(0o644)
+    carry_out(request_for)
+    assert last.read_text() == toml.read_text(), "what its admin wrote, not what is offered"
+    toml.write_text("[gate\n")
+    assert not carry_out(newer(request_for)).error
+    assert last.read_text() == "[gate]\ndry_run = true\n"
+    gone = perform(Request("uninstall", request_for.etc))
+    assert ("remove", str(last)) in [(action, path) for action, path, _ in gone.changes]
+    assert not carry_out(Request("uninstall", request_for.etc)).error
+    assert list(tree(tmp_path)) == ["etc", "etc/robust.toml"]
 
 
 def test_looking_changes_nothing(tmp_path: Path, request_for: Request) -> None:

@@ -140,7 +140,10 @@ def clean(request: pytest.FixtureRequest) -> None:
     (fleet.etc / "robust.toml").write_text(f'[gate]\nspool = "{fleet.top}/spool"\n')
 
 
-INSTALLED = ["epilog", "healthcheck", "manifest.json", "prolog", "robust.toml"]
+INSTALLED = [
+    *("epilog", "healthcheck", "manifest.json"),
+    *("prolog", "robust.toml", "robust.toml.last"),
+]
 
 
 def there(directory: Path) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_gpus import DRIVER, MODELS, a100, gb200, gpu_node, h100, rtx4090, v100
+from fake_gpus import DRIVER, MODELS, a100, gb200, gpu_node, h100, rtx4090, snapshot, v100
 from fake_system import BOOT, NOW, FakeSystem
 
 import health
@@ -90,6 +90,19 @@ def test_a_cpu_node_passes_without_nvml(family: str) -> None:
         }
     )
     assert check(family).run(system) == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("devices", [0, 2])
+def test_what_did_not_answer_is_told_once(family: str, killed: bool, devices: int) -> None:
+    """Whether the driver is slow or hangs: what it did not come to tell is unknown, not broken."""
+    stage = f"gpu{devices} ecc" if devices else "init"
+    over = {"hung": True, "killed": killed, "stage": stage, "count": 4 if devices else 0}
+    gpus = [h100(i) for i in range(4)]
+    system = gpu_node(gpus, snapshot=snapshot(gpus[:devices], **over))
+    found = [finding.check for finding in check(family).run(system)]
+    assert found == (["nvml-slow" if killed else "nvml-hung"] if family == "nvml" else [])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

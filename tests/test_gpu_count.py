@@ -277,6 +277,9 @@ def test_where_gpus_are_configured_the_bus_is_not_read_for_it() -> None:
         ({}, []),
         ({"hung": True, "stage": "init"}, ["nvml-hung FAIL"]),
         ({"hung": True, "stage": "gpu3 ecc (D nv_open)"}, ["nvml-hung FAIL gpu3"]),
+        ({"hung": True, "killed": False, "stage": "init"}, ["nvml-hung FAIL"]),
+        ({"hung": True, "killed": True, "stage": "init"}, ["nvml-slow FAIL"]),
+        ({"hung": True, "killed": True, "stage": "gpu3 ecc (S)"}, ["nvml-slow FAIL gpu3"]),
         ({"stage": "init", "error": "NVML_ERROR_DRIVER_NOT_LOADED"}, ["driver-not-loaded FAIL"]),
         (
             {"stage": "init", "error": "NVML_ERROR_LIB_RM_VERSION_MISMATCH"},
@@ -323,6 +326,23 @@ def test_what_to_install_is_said() -> None:
     for error, word in (("no-pynvml", "nvidia-ml-py"), ("no-library", "libnvidia-ml.so.1")):
         (found,) = NVML.run(node(snapshot=snapshot([], stage="init", error=error)))
         assert word in found.evidence and found.cls == "tool"
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [
+        ("init (state D)", ["5.0 s", "persistence mode", "nvidia-persistenced", "nvml_deadline"]),
+        ("gpu3 ecc", ["5.0 s", "persistence mode", "nvml_deadline"]),
+        ("slurm.conf (state S)", ["5.0 s", "file system"]),
+    ],
+)
+def test_slow_nvml_says_how_long_it_took_and_what_to_do(stage: str, words: list[str]) -> None:
+    slow = {"hung": True, "killed": True, "waited": 5.02, "stage": stage}
+    (found,) = NVML.run(node(snapshot=snapshot([], **slow)))
+    assert (found.cls, found.action) == ("node", "none")
+    assert all(word in found.evidence for word in [stage, *words])
+    (found,) = NVML.run(node(snapshot=snapshot([], **slow | {"killed": False})))
+    assert (found.check, found.action) == ("nvml-hung", "reboot") and stage in found.evidence
 
 
 def test_broken_nvml_on_a_node_without_gpus_is_nothing() -> None:

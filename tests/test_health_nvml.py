@@ -6,8 +6,10 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from ctypes.util import find_library
@@ -167,6 +169,7 @@ def test_a_hang_names_its_place_and_keeps_what_was_learnt(collect: Collect) -> N
     snapshot, took = collect(state, 1.5)
     assert snapshot["hung"] is True and snapshot["stage"].startswith("gpu2 ecc (state S")
     assert [device["index"] for device in snapshot["devices"]] == [0, 1]
+    assert snapshot["killed"] is True and 1.5 <= snapshot["waited"] < 5
     assert 1.5 <= took < 5
 
 
@@ -182,6 +185,7 @@ def test_a_hang_names_its_place_and_keeps_what_was_learnt(collect: Collect) -> N
 def test_a_hang_of_the_whole_library(collect: Collect, state: str, stage: str) -> None:
     snapshot, _ = collect(state, 1.0)
     assert snapshot["hung"] is True and snapshot["stage"].startswith(f"{stage} (state S")
+    assert snapshot["killed"] is True
 
 
 @needs_cc
@@ -271,15 +275,71 @@ def test_what_cannot_be_killed_is_remembered_and_not_started_again(
     with monkeypatch.context() as held:
         held.setattr(child.Child, "stop", lambda self, grace_s=0.05: False)
         first = Collector(1.0, stuck)
+        first.dies_s = 0.2
         pid = first._child.pid  # type: ignore[union-attr]
         snapshot: Snapshot = first.wait()
     assert snapshot["hung"] and snapshot["stage"].startswith("gpu3 ecc (state S")
+    assert snapshot["killed"] is False and snapshot["waited"] >= 1.0
     again = Collector(20.0, stuck)
-    assert again.done and again.snapshot["hung"]
+    assert again.done and again.snapshot["hung"] and again.snapshot["killed"] is False
     assert again.snapshot["stage"].startswith("gpu3 ecc") and str(pid) in again.snapshot["stage"]
     assert first._child.stop(5.0)  # type: ignore[union-attr]
     monkeypatch.setattr(nvml, "_collect", _writes(["stage", "done"]))
     assert Collector(20.0, stuck).wait()["stage"] == "done"
+
+
+@pytest.mark.parametrize("says", [False, True])
+def test_what_dies_late_was_only_slow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: bool
+) -> None:
+    """The driver lets go of the killed process only when it has started the GPU."""
+
+    def work(fd: int, needed: object) -> None:
+        def meanwhile(*_: object) -> None:
+            if says:
+                _writes(["stage", "done"])(fd, needed)
+            else:
+                os.close(fd)  # as the kernel may, before it closes the driver's files
+
+        signal.signal(signal.SIGUSR1, meanwhile)
+        _writes(["stage", "init"])(fd, needed)
+        time.sleep(60)
+
+    def stop(self: child.Child, grace_s: float = 0.05) -> bool:
+        os.kill(self.pid, signal.SIGUSR1)
+        threading.Timer(1.0, os.kill, (self.pid, 9)).start()
+        return False
+
+    stuck = Stuck(str(tmp_path / "stuck"))
+    monkeypatch.setattr(nvml, "_collect", work)
+    monkeypatch.setattr(child.Child, "stop", stop)
+    collector = Collector(1.0, stuck)
+    snapshot = collector.wait()
+    assert (snapshot["hung"], snapshot["killed"]) == (True, True)
+    assert snapshot["stage"].startswith("init (state S")
+    assert stuck.still("nvml") == "" and snapshot["devices"] == []
+
+
+def test_what_does_not_die_is_left_behind_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    pids: list[int] = []
+
+    def stop(self: child.Child, grace_s: float = 0.05) -> bool:
+        pids.append(self.pid)
+        return False
+
+    monkeypatch.setattr(nvml, "_collect", lambda fd, needed: time.sleep(60))
+    monkeypatch.setattr(child.Child, "stop", stop)
+    collector = Collector(0.5)
+    collector.limit = time.monotonic() + 1.0
+    assert collector.wait()["killed"] is False
+    assert time.monotonic() - collector.limit < 5  # and not dies_s later
+    collector.close()
+    other = Collector(60.0)
+    other.close()  # the run is over before the deadline
+    assert (other.done, other.snapshot["hung"], other.snapshot["killed"]) == (True, True, False)
+    for pid in pids:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
 
 
 def test_a_child_holds_nothing_of_its_parent_open() -> None:

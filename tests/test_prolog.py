@@ -12,6 +12,7 @@ import pytest
 from gate_site import GateSite, finding
 
 from health import gate as gate_module
+from health.sweep import main as sweep
 from prolog.cli import asks_to_skip, main
 
 REASON = "robust:node:broken:gpu3:reboot:job7"
@@ -123,6 +124,26 @@ def test_dry_run(
     assert f"would drain n1: {REASON}" in capfd.readouterr().err
     assert site.event("run")["dry_run"] is True
     assert site.events("drain") == []
+
+
+def test_a_dry_run_survives_a_slip_in_the_file(
+    site: GateSite, capfd: pytest.CaptureFixture[str]
+) -> None:
+    site.settings(gate="dry_run = true")
+    site.environ(job=0)
+    assert sweep([]) == 0
+    site.environ()
+    site.find(finding())
+    site.toml.write_text(site.toml.read_text() + "[breaker]\nmax_nodes =\n")
+    calls = len(site.slurm.calls)
+    assert main([]) == 0
+    assert len(site.slurm.calls) == calls and site.slurm.drained == []
+    assert f"would drain n1: {REASON}" in capfd.readouterr().err
+    run = site.event("run")
+    assert run["dry_run"] is True
+    (told,) = [one for one in run["findings"] if one["check"] == "config-unusable"]
+    assert told["status"] == "WARN" and "Invalid value (at line 9, column 12)" in told["evidence"]
+    assert told["evidence"].endswith("are in force (robust.toml.last)")
 
 
 @pytest.mark.parametrize(("words", "code"), [(["--help"], 0), (["-n"], 2), (["--dry-run", "x"], 2)])

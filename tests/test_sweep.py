@@ -12,7 +12,7 @@ import pytest
 from fake_system import BOOT
 from gate_site import GONE, GateSite, finding
 
-from health import cli, history
+from health import cli, gate, history, settings
 from health.finding import LADDER, ActionName
 from health.sweep import copy_fleet, main
 from health.system import Event
@@ -436,6 +436,42 @@ def test_a_history_that_cannot_be_read(site: GateSite, capfd: pytest.CaptureFixt
     assert main([]) == 0
     assert site.slurm.drained == ["n1"]
     assert "can be written by others" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("enabled", ["true", "false"])
+def test_the_last_usable_settings_are_kept(
+    site: GateSite, enabled: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    site.settings(gate=f"enabled = {enabled}")
+    main([])
+    last = site.toml.with_name("robust.toml.last")
+    good = site.toml.read_bytes()
+    assert last.read_bytes() == good and last.stat().st_mode & 0o777 == 0o644
+    site.toml.write_text("[gate\n")
+    main([])
+    assert last.read_bytes() == good
+    assert capfd.readouterr().err == ""
+
+
+def test_of_a_deleted_file_no_copy_is_kept(site: GateSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.settings(gate="enabled = false")
+    main([])
+    last = site.toml.with_name("robust.toml.last")
+    assert last.exists()
+    site.toml.unlink()
+    off = settings.load(str(last), "n1", ())  # the default spool is real
+    monkeypatch.setattr(gate, "load", lambda *args: off)
+    assert main([]) == 0
+    assert not last.exists()
+
+
+def test_what_was_switched_off_stays_off_when_the_file_breaks(site: GateSite) -> None:
+    site.settings(gate="enabled = false")
+    main([])
+    site.toml.write_text(site.toml.read_text() + "[gate]\n")  # twice the same table
+    site.find(finding())
+    assert main([]) == 0
+    assert site.slurm.calls == []
 
 
 # -- itself -----------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def main(
         what = f"could not be asked; only this machine's files were looked at: {error}"
         remarks = [Remark("fix", "Slurm", what, "shell", "scontrol ping")]
         problems = _settings(etc).problems
-        remarks += site_rules.of_settings(_toml(etc), Path(_toml(etc)).exists(), problems)
+        remarks += site_rules.of_settings(_toml(etc), os.path.lexists(_toml(etc)), problems)
         remarks += _machine(etc, True)
     (say.as_json if as_json else say.as_text)(remarks, config, out)
     return code or int(any(remark.level == "fix" for remark in remarks))
@@ -67,7 +67,7 @@ def _toml(etc: str) -> str:
 
 def _settings(etc: str) -> settings.Settings:
     path = _toml(etc)
-    return site_settings(path if Path(path).exists() else None)
+    return site_settings(path if os.path.lexists(path) else None)
 
 
 def _short() -> str:
@@ -78,7 +78,7 @@ def _slurm(
     door: Slurm, config: Mapping[str, str], nodes: Mapping[str, Node], etc: str
 ) -> list[Remark]:
     toml = _toml(etc)
-    path = toml if Path(toml).exists() else None
+    path = toml if os.path.lexists(toml) else None
     found = site_settings(path)
     own, problems = _job_settings(path)
     per_node = _per_node(path, list(nodes))
@@ -169,6 +169,8 @@ def _job_settings(path: str | None) -> tuple[tuple[str, bool], list[str]]:
         named = "standby_partition" in tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except jobs.ConfigError as error:
         return (default, False), [str(error)]
+    except OSError:  # a link to nothing: told by site_settings
+        return (default, False), []
     return (read.standby_partition, named), []
 
 

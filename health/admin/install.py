@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from health.settings_last import SUFFIX
+
 ETC = "/etc/robust-slurm"
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -214,6 +216,9 @@ def plan_uninstall(manifest: Mapping[str, Any], present: Mapping[str, Present], 
     notes: list[str] = []
     for path, record in manifest.get("files", {}).items():
         _plan_removal(path, present[path], record, changes, notes)
+        last = path + SUFFIX
+        if "offered" in record and present[last].kind == "file":  # the gate's own copy
+            changes.append(Change("remove", last))
     changes.append(Change("remove", f"{etc}/{MANIFEST}"))
     for path in sorted(manifest.get("dirs", []), key=len, reverse=True):
         if present[path].kind == "dir":
@@ -242,7 +247,9 @@ def paths_to_look_at(
     found = [directory.path for directory in directories]
     for file in wanted:
         found += [file.path, file.path + ".new"] if file.settings else [file.path]
-    return list(dict.fromkeys([*found, *manifest.get("files", {}), *manifest.get("dirs", [])]))
+    for path, record in manifest.get("files", {}).items():
+        found += [path, path + SUFFIX] if "offered" in record else [path]
+    return list(dict.fromkeys([*found, *manifest.get("dirs", [])]))
 
 
 def _write(action: Action, file: Wanted, there: Present) -> Change:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from health.admin import install, trust
 from health.admin.install import Directory, InstallError, Plan, Wanted
+from health.settings_last import keep
 
 PROTOCOL = 1
 MARK = "robust-admin-reply:"
@@ -96,6 +97,8 @@ def perform(request: Request) -> Reply:
                 raise InstallError("the files changed since they were looked at: run it again")
             install.clear_drafts(request.etc, install.read_manifest(request.etc))
             left = install.apply(plan)
+            kept = [keep(file.path) for file in request.files if file.settings]
+            left += [problem for problem in kept if problem]
         return _reply(plan, [*notes, *plan.notes, *left], done=True)
     except InstallError as error:
         return Reply(error=str(error))

@@ -10,7 +10,21 @@ from health.finding import Finding
 from health.snapshot import Device, Lost, Snapshot
 from health.system import System
 
-HUNG = Condition("nvml-hung", "FAIL", "node", "reboot", "NVML did not answer within its deadline")
+HUNG = Condition(
+    "nvml-hung",
+    "FAIL",
+    "node",
+    "reboot",
+    "NVML did not answer within its deadline, and what asked it could not be killed (state D)",
+)
+# Not reboot: most often a driver that starts every GPU anew. It passes once NVML is in time.
+SLOW = Condition(
+    "nvml-slow",
+    "FAIL",
+    "node",
+    "none",
+    "NVML did not answer within its deadline; what asked it could be killed",
+)
 # Not reboot: slurmd may start, and sweep, before the module is loaded. Once it is, the checks tell.
 NOT_LOADED = Condition(
     "driver-not-loaded", "FAIL", "node", "none", "the kernel module nvidia is not loaded"
@@ -92,8 +106,12 @@ def _whole(snapshot: Snapshot) -> list[Finding]:
     error, stage = snapshot.get("error", ""), snapshot.get("stage", "")
     if snapshot.get("hung"):
         gpu = re.match(r"gpu\d+", stage)
-        text = f"NVML did not answer within its deadline; it was at: {stage}"
-        return [HUNG.found(text, gpu[0] if gpu else "")]
+        waited = snapshot.get("waited")
+        within = f"{waited:.1f} s" if waited else "its deadline"
+        text = f"NVML did not answer within {within}; it was at: {stage}"
+        if not snapshot.get("killed"):
+            return [HUNG.found(text, gpu[0] if gpu else "")]
+        return [SLOW.found(f"{text}; {_haste(stage)}", gpu[0] if gpu else "")]
     if error == "NVML_ERROR_DRIVER_NOT_LOADED":
         return [NOT_LOADED.found(f"NVML {stage}: {error}")]
     if error == "NVML_ERROR_LIB_RM_VERSION_MISMATCH":
@@ -106,6 +124,14 @@ def _whole(snapshot: Snapshot) -> list[Finding]:
     if stage != "done":
         return [UNUSABLE.found(f"the NVML collection ended early, at: {stage}")]
     return []
+
+
+def _haste(stage: str) -> str:
+    if stage.startswith("slurm.conf"):
+        return "the collector reads it first; is its file system slow?"
+    return (
+        "persistence mode off? nvidia-persistenced saves the start; or raise [gate] nvml_deadline"
+    )
 
 
 def _cure(error: str) -> str:
@@ -130,7 +156,7 @@ def _of_device(device: Device) -> list[Finding]:
 CHECK = Check(
     "nvml",
     run,
-    (HUNG, NOT_LOADED, MISMATCH, UNUSABLE, FAILED, GONE, RESET, CABLE, INFOROM),
+    (HUNG, SLOW, NOT_LOADED, MISMATCH, UNUSABLE, FAILED, GONE, RESET, CABLE, INFOROM),
     {},
     needs_nvml=True,
     cost_ms=0.1,

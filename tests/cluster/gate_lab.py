@@ -128,6 +128,10 @@ class GateLab:
         """A command of Slurm's, as its administrator."""
         self.lab.exec("head", ["scontrol", *words], user=False, check=True)
 
+    def put_last(self, *nodes: str) -> None:
+        """Slurm is to take these nodes only where no other is to be had."""
+        self.admin("update", f"nodename={','.join(nodes)}", "weight=100")
+
     def drain(self, node: str, reason: str) -> None:
         self.admin("update", f"nodename={node}", "state=drain", f"reason={reason}")
 
@@ -197,7 +201,7 @@ class GateLab:
         return self.lab.sbatch(script, ["-o", f"{self.lab.shared}/%j.out", *args])
 
     def submit_on(self, *nodes: str, args: tuple[str, ...] = (), script: str = HERE) -> int:
-        """A job of one node that may run on these only; Slurm tries them in their order."""
+        """A job of one node that may run on these only."""
         names = self.lab.spec.compute_names
         rest = [f"--exclude={','.join(sorted(set(names) - set(nodes)))}"]
         return self.submit("-N1", *(rest if set(names) - set(nodes) else []), *args, script=script)
@@ -214,7 +218,10 @@ class GateLab:
             record.update(self.lab.job(job))
             return record["JobState"] == "PENDING" and record["Restarts"] != "0"
 
-        until(refused, f"job {job} requeued", timeout)
+        try:
+            until(refused, f"job {job} requeued", timeout)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{record}") from None
         assert "Held" not in record["Reason"] and record["Priority"] != "0", record
         return record
 

@@ -106,6 +106,7 @@ WELL = [f"n{len(FAULTS) + number}" for number in (1, 2)]
 @pytest.fixture(scope="module")
 def gates() -> Iterator[GateLab]:
     with gate_lab(nodes=len(FAULTS) + 2) as site:
+        site.put_last(*WELL)
         yield site
 
 

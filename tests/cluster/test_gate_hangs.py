@@ -46,7 +46,8 @@ HANGS = {
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[GateLab]:
-    with gate_lab(nodes=4) as made:
+    with gate_lab(nodes=5) as made:
+        made.put_last("n4")
         yield made
 
 
@@ -96,3 +97,17 @@ def test_a_second_job_does_not_add_to_it(site: GateLab, first: dict[str, int], n
     assert all(s < hang.again_s for s in site.seconds_of_prologs(hang.node)[earlier:])
     site.lab.heal(hang.node)
     until(lambda: stuck(site, hang.node) == [], "the stuck processes gone")
+
+
+def test_a_driver_that_is_only_slow_needs_no_reboot(site: GateLab) -> None:
+    site.lab.gpu("n5", nvml_hang="sleep")
+    job = site.submit_on("n5", "n4")
+    site.wait_requeued(job, 40)
+    assert site.reason("n5") == f"robust:node:nvml-slow:-:none:job{job}"
+    assert "persistence mode off?" in site.said("n5")
+    assert stuck(site, "n5") == []
+    site.start_now(job)
+    assert site.ended(job)["NodeList"] == "n4"
+    site.lab.heal("n5")
+    site.sweep("n5")
+    until(lambda: site.node("n5") == (frozenset({"IDLE"}), ""), "the sweep's undrain", 20)

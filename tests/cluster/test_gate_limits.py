@@ -16,6 +16,7 @@ FREE = (frozenset({"IDLE"}), "")
 @pytest.fixture(scope="module")
 def made() -> Iterator[GateLab]:
     with gate_lab(nodes=len(ALL)) as site:
+        site.put_last("n5")
         yield site
 
 
