@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from health import rootfiles, settings
@@ -54,7 +54,7 @@ def keep(path: str) -> str:
     return _try(_copy, path, text.encode(), info.st_mode & 0o644)
 
 
-def _try(work: Any, path: str, *more: Any) -> str:
+def _try(work: Callable[..., None], path: str, *more: Any) -> str:
     try:
         work(path, *more)
     except OSError as error:
@@ -64,13 +64,14 @@ def _try(work: Any, path: str, *more: Any) -> str:
 
 
 def _drop(path: str) -> None:
-    directory, name = _place(path)
     try:
-        os.unlink(name, dir_fd=directory)
-    except FileNotFoundError:
+        directory, name = _place(path)
+        try:
+            os.unlink(name, dir_fd=directory)
+        finally:
+            os.close(directory)
+    except FileNotFoundError:  # no copy, or not even the directory
         pass
-    finally:
-        os.close(directory)
 
 
 def _copy(path: str, content: bytes, mode: int) -> None:

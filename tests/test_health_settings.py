@@ -316,6 +316,7 @@ def test_a_deleted_file_is_no_broken_one(toml: Path, monkeypatch: pytest.MonkeyP
     assert _last(toml).exists()
     assert keep(str(toml)) == "" and not _last(toml).exists()
     assert keep(str(toml)) == ""
+    assert keep(str(toml.parent / "no-such-directory" / toml.name)) == ""
 
 
 def test_the_copy_is_written_only_when_it_differs(toml: Path) -> None:

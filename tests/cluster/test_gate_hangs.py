@@ -85,7 +85,7 @@ def test_answers_within_its_deadline(site: GateLab, first: dict[str, int], name:
 @pytest.mark.parametrize("name", HANGS)
 def test_a_second_job_does_not_add_to_it(site: GateLab, first: dict[str, int], name: str) -> None:
     hang = HANGS[name]
-    until(lambda: not site.completing(first[name]), "end of the first job", 40)
+    until(lambda: not site.completing(first[name]), "end of the first job", 90)
     before = stuck(site, hang.node)
     earlier = len(site.seconds_of_prologs(hang.node))
     site.resume(hang.node)  # an administrator who knows no better
