@@ -29,6 +29,11 @@ NHC_CONF = (
     "check_ps_service -u root slurmd",
     "check_file_test -r -w -x -d /tmp /var/tmp",
 )
+# A virtual machine's clock is often set by its host: known there, and no trouble of the node.
+_TOML = """[gate]
+spool = "{}/spool"
+disabled = ["clock-unsynchronised"]
+"""
 
 
 def main() -> None:
@@ -59,6 +64,7 @@ def _stub(directory: Path) -> Path:
 
     site = Site(find_prefix(sys.prefix), str(directory), "", str(directory / "spool"))
     files = {Path(wanted.path).name: wanted for wanted in node_files(site, "")}
+    (directory / "robust.toml").write_text(_TOML.format(directory))
     path = directory / "prolog"
     path.write_text(files["prolog"].text)
     path.chmod(0o755)
@@ -89,6 +95,9 @@ def _totals(runs: int) -> dict[str, Any]:
                 seconds = _timed(argv, env)
                 if run:
                     samples[key].append(seconds)
+        told = directory / "spool" / "history.jsonl"
+        if told.exists():
+            sys.exit(f"the node is not healthy: {told.read_text()[:1500]}")
     conditions = sum(len(check.conditions) for check in ALL)
     return {**samples, "conditions": conditions, "families": len(ALL)}
 
