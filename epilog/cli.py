@@ -6,7 +6,6 @@ that says why; exit code 1 ("Epilog error") only where that could not be placed.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -25,24 +24,10 @@ _LOOK = 0.1  # and looking for accusations
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0; 1: must be drained and Slurm could not be told why; 2: wrong arguments."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    gate: Gate | None = None
-    try:
-        from health.gate import Gate, alarm, refused
+    from health.gate import serve
 
-        code = refused("epilog", words)
-        if code is not None:
-            return code
-        alarm(FIRST_ALARM_S)
-        gate = Gate("epilog", words, os.environ)
-        if not gate.enabled:
-            return 0
-        alarm(gate.left(FIRST_ALARM_S * 100) + 1.0)
-        code = _finish(gate)
-        alarm(0)
-        return code
-    except Exception as error:  # noqa: BLE001 - whatever breaks: never open in silence
-        return _crashed(error, words, gate)
+    words = sys.argv[1:] if argv is None else list(argv)
+    return serve("epilog", words, FIRST_ALARM_S, _finish)
 
 
 def _finish(gate: Gate) -> int:
@@ -92,7 +77,7 @@ def _look(gate: Gate, inquiry: Inquiry, until: float) -> None:
 
 def _prove(gate: Gate, cleared: Cleared, inquiry: Inquiry, ends: float) -> int:
     from health import jobs
-    from health.gate import as_slurm_says, say, told
+    from health.gate import say, told
 
     free = not jobs.maybe(gate.system)
     where: Where = "deep" if inquiry.accused else "epilog"
@@ -109,30 +94,15 @@ def _prove(gate: Gate, cleared: Cleared, inquiry: Inquiry, ends: float) -> int:
         events.append(gate.event("cleared", ended=cleared.ended, removed=cleared.removed))
     code = 0
     if verdict.closed:
-        from health.act import drain_event
-
         for finding in verdict.closing:
             say(told(finding))
         outcome = gate.drain(verdict.reason)
         say(f"{gate.system.context.node} {verdict.reason} {outcome}")
         events += [gate.run_event(report, verdict, str(outcome)), *gate.new_events()]
-        admitted = bool(outcome.bound) or gate.dry_run
-        if not (admitted or outcome.kept or outcome.stood):
-            evidence, slurm = told(verdict.closing[0]), as_slurm_says("epilog", outcome)
-            events.append(drain_event(gate.system, verdict.reason, outcome, evidence, slurm))
-        code = int(bool(outcome.error) and not admitted)
+        events += gate.drain_events(verdict.reason, outcome, told(verdict.closing[0]))
+        code = int(bool(outcome.error) and not gate.admits(outcome))
     elif report.findings:
         events.append(gate.run_event(report, verdict, "open"))
     if events:
         gate.record(events, shared=verdict.closed or inquiry.accused)
     return code
-
-
-def _crashed(error: Exception, words: Sequence[str], gate: Gate | None) -> int:
-    try:
-        from health.gate import crashed
-
-        return crashed("epilog", error, words, gate)
-    except Exception as worse:  # noqa: BLE001 - the last resort: closed, and Slurm drains
-        os.write(2, f"robust: epilog broke: {error!r}, then {worse!r}\n".encode())
-        return 1

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from health.check import Condition, Where
@@ -85,6 +85,22 @@ class Gate:
         if outcome.bound:
             alert(f"{self.system.context.node} {reason} {outcome}")
         return outcome
+
+    def admits(self, outcome: Outcome) -> bool:
+        """Whether jobs come here although the gate is closed: then Slurm must not drain either.
+
+        It does on exit code 1.
+        """
+        return bool(outcome.bound) or self.dry_run
+
+    def drain_events(self, reason: str, outcome: Outcome, evidence: str) -> list[Event]:
+        """For the history: the drain that was placed, or that exit code 1 will be."""
+        from health.act import drain_event
+
+        if self.admits(outcome) or outcome.kept or outcome.stood:
+            return []
+        slurm = as_slurm_says(self.where, outcome)
+        return [drain_event(self.system, reason, outcome, evidence, slurm)]
 
     def record(self, events: Sequence[Event], *, shared: bool) -> None:
         """Write events down; what fails is said, and changes nothing."""
@@ -190,6 +206,32 @@ def alarm(seconds: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
+def serve(where: Where, words: Sequence[str], first_s: float, work: Callable[[Gate], int]) -> int:
+    """One run for slurmd: ``work`` in a gate, under an alarm. The exit code.
+
+    ``first_s``: until the settings say how long it may take.
+    """
+    wrong = refused(where, words)
+    if wrong is not None:
+        return wrong
+    gate: Gate | None = None
+    try:
+        alarm(first_s)
+        gate = Gate(where, words, os.environ)
+        if not gate.enabled:
+            return 0
+        alarm(gate.left(first_s * 100) + 1.0)
+        code = work(gate)
+        alarm(0)
+        return code
+    except Exception as error:  # noqa: BLE001 - whatever breaks: never open in silence
+        try:
+            return crashed(where, error, words, gate)
+        except Exception as worse:  # noqa: BLE001 - the last resort: closed, and Slurm drains
+            say(f"{where} broke: {error!r}, then {worse!r}")
+            return 1
+
+
 def crashed(where: Where, error: BaseException, words: Sequence[str], gate: Gate | None) -> int:
     """The gate itself broke: say so, and drain as the tool's own fault. The exit code for slurmd.
 
@@ -199,22 +241,16 @@ def crashed(where: Where, error: BaseException, words: Sequence[str], gate: Gate
     alarm(_LAST_S)
     data = broke(where, error)
     gate = gate or Gate(where, words, os.environ, defaults(ALL))  # for the breaker, above all
-    from health.act import drain_event
-
     text = data["error"]
     reason = reason_for(CRASHED.found(text), gate.system.context.job)
     gate.until = max(gate.until, time.monotonic() + 2.0)
     alarm(gate.until - time.monotonic() + _LAST_S)  # what hung before may hang again
     outcome = gate.drain(reason)
     say(str(outcome))
-    admitted = bool(outcome.bound) or gate.dry_run
-    what = drain_event(gate.system, reason, outcome, text, as_slurm_says(where, outcome))
-    events = [gate.event("crash", **data, did=str(outcome))]
-    if not (admitted or outcome.kept or outcome.stood):
-        events.append(what)
-    gate.record(events, shared=False)
+    crash = gate.event("crash", **data, did=str(outcome))
+    gate.record([crash, *gate.drain_events(reason, outcome, text)], shared=False)
     alarm(0)
-    return 0 if admitted else 1
+    return 0 if gate.admits(outcome) else 1
 
 
 def broke(where: Where, error: BaseException) -> dict[str, str]:

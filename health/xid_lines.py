@@ -46,6 +46,9 @@ class Line(NamedTuple):
     unit: str = ""  # "nvswitch3", or the MIG instance "GPU-I:05"
 
 
+_ADDRESS = r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.[0-7])?"
+
+
 @cache
 def _xid() -> re.Pattern[str]:
     return re.compile(
@@ -69,9 +72,8 @@ def _sxid() -> re.Pattern[str]:
 
 @cache
 def _off_the_bus() -> re.Pattern[str]:
-    address = r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.[0-7])?"
     return re.compile(
-        rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{address}"
+        rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_ADDRESS}"
         r"(?::? (?:GPU )?has fallen off the bus|.{0,200}fallen off the bus and is not responding)",
         re.DOTALL,
     )
@@ -79,14 +81,12 @@ def _off_the_bus() -> re.Pattern[str]:
 
 @cache
 def _init_failed() -> re.Pattern[str]:
-    address = r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.[0-7])?"
-    return re.compile(rf"NVRM: GPU {address}: RmInitAdapter failed!")
+    return re.compile(rf"NVRM: GPU {_ADDRESS}: RmInitAdapter failed!")
 
 
 @cache
 def _first_of_three() -> re.Pattern[str]:
-    address = r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.[0-7])?"
-    return re.compile(rf"NVRM: The NVIDIA GPU {address}\s*$")
+    return re.compile(rf"NVRM: The NVIDIA GPU {_ADDRESS}\s*$")
 
 
 @cache

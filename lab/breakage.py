@@ -1,5 +1,6 @@
 """What a lab can break in a node's hardware, as methods of `Lab`."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from lab.spec import LabSpec
 
 
-class Breakage:
+class Breakage(ABC):
     """Faults of hardware, kernel log, disks and mounts. All return the wall-clock time before.
 
     `heal` undoes all of them, but for what the kernel's log says; a boot undoes that too.
@@ -15,8 +16,9 @@ class Breakage:
 
     spec: LabSpec
 
+    @abstractmethod
     def ask(self, op: str, **more: Any) -> dict[str, Any]:
-        raise NotImplementedError
+        """The keeper's answer to one request."""
 
     @property
     def scratch(self) -> Path:

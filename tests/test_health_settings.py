@@ -199,15 +199,20 @@ def _in_open_directory(path: Path) -> None:
     path.parent.chmod(0o777)
 
 
+UNSAFE = [
+    (_by_others, "can be written by others"),
+    (_foreign, "belongs to uid 12345"),
+    (_link, "is a link"),
+    (_fifo, "not a regular file"),
+    (_huge, "larger than"),
+    (_binary, "invalid start byte"),
+]
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (_by_others, "can be written by others"),
-        (_foreign, "belongs to uid 12345"),
-        (_link, "is a link"),
-        (_fifo, "not a regular file"),
-        (_huge, "larger than"),
-        (_binary, "invalid start byte"),
+        *UNSAFE,
         (_in_open_directory, "can be written by others"),
         (Path.unlink, "no such file"),
     ],
@@ -258,12 +263,7 @@ def _vast(path: Path) -> None:
         (_no_toml, "Invalid value (at line 3, column 9)"),
         (_endless, "recursion"),
         (_vast, "digits"),
-        (_by_others, "can be written by others"),
-        (_foreign, "belongs to uid 12345"),
-        (_link, "is a link"),
-        (_fifo, "not a regular file"),
-        (_huge, "larger than"),
-        (_binary, "invalid start byte"),
+        *UNSAFE,
     ],
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others")

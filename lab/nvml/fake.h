@@ -56,6 +56,8 @@ void hang(const char *how);
 nvmlReturn_t enter_global(const char *function);
 nvmlReturn_t enter(nvmlDevice_t device, const char *function);
 nvmlReturn_t give_u32(nvmlDevice_t device, const char *key, const char *otherwise, unsigned *out);
+nvmlReturn_t give_mode(nvmlDevice_t device, const char *key, const char *pending_key,
+                       const char *otherwise, unsigned *now, unsigned *pending);
 nvmlReturn_t give_u64(nvmlDevice_t device, const char *key, const char *otherwise, u64 *out);
 nvmlReturn_t give_text(nvmlDevice_t device, const char *key, const char *otherwise, char *out,
                        unsigned size);
@@ -77,5 +79,13 @@ void fill_pci(unsigned domain, unsigned bus, unsigned slot, nvmlPciInfo_t *out);
         if (entered != SUCCESS)                                                                    \
             return entered;                                                                        \
     } while (0)
+
+/* A call that only gives one number. */
+#define GIVE_U32(name, key, otherwise)                                                             \
+    EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned *out)                                   \
+    {                                                                                              \
+        ENTER(device);                                                                             \
+        return give_u32(device, key, otherwise, out);                                              \
+    }
 
 #endif

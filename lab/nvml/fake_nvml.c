@@ -238,11 +238,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetBoardPartNumber(nvmlDevice_t device, char *out,
     return give_text(device, "part", "692-2G520-0200-000", out, size);
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, unsigned *out)
-{
-    ENTER(device);
-    return give_u32(device, "architecture", "9", out); /* Hopper */
-}
+GIVE_U32(nvmlDeviceGetArchitecture, "architecture", "9") /* Hopper */
 
 EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
 {
@@ -275,25 +271,11 @@ EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *
 
 /* -- modes ----------------------------------------------------------------------------------- */
 
-EXPORT nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, unsigned *out)
-{
-    ENTER(device);
-    return give_u32(device, "persistence", "1", out);
-}
-
-EXPORT nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned *out)
-{
-    ENTER(device);
-    return give_u32(device, "compute_mode", "0", out);
-}
+GIVE_U32(nvmlDeviceGetPersistenceMode, "persistence", "1")
+GIVE_U32(nvmlDeviceGetComputeMode, "compute_mode", "0")
 
 EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *now, unsigned *pending)
 {
-    unsigned mig = 0;
     ENTER(device);
-    nvmlReturn_t code = give_u32(device, "mig", "0", &mig);
-    if (code != SUCCESS)
-        return code;
-    *now = mig;
-    return give_u32(device, "mig_pending", mig ? "1" : "0", pending);
+    return give_mode(device, "mig", "mig_pending", "0", now, pending);
 }

@@ -92,13 +92,8 @@ PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, "processes.graphics")
 
 EXPORT nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned *now, unsigned *pending)
 {
-    unsigned mode = 0;
     ENTER(device);
-    nvmlReturn_t code = give_u32(device, "ecc.enabled", "1", &mode);
-    if (code != SUCCESS)
-        return code;
-    *now = mode;
-    return give_u32(device, "ecc.pending", mode ? "1" : "0", pending);
+    return give_mode(device, "ecc.enabled", "ecc.pending", "1", now, pending);
 }
 
 static const char *const ECC_KEYS[2][2] = {
@@ -201,8 +196,4 @@ EXPORT nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, unsigned caus
     return SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device, unsigned *out)
-{
-    ENTER(device);
-    return give_u32(device, "retired.pending", "NVML_ERROR_NOT_SUPPORTED", out);
-}
+GIVE_U32(nvmlDeviceGetRetiredPagesPendingStatus, "retired.pending", "NVML_ERROR_NOT_SUPPORTED")

@@ -103,28 +103,16 @@ EXPORT nvmlReturn_t nvmlDeviceGetMarginTemperature(nvmlDevice_t device,
     return give_u32(device, "temperature.margin", otherwise, (unsigned *)&out->margin);
 }
 
-#define POWER(name, key, milliwatts)                                                               \
-    EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned *out)                                   \
-    {                                                                                              \
-        ENTER(device);                                                                             \
-        return give_u32(device, key, milliwatts, out);                                             \
-    }
-POWER(nvmlDeviceGetPowerUsage, "power.draw", "72000")
-POWER(nvmlDeviceGetPowerManagementLimit, "power.limit", "700000")
-POWER(nvmlDeviceGetPowerManagementDefaultLimit, "power.default_limit", "700000")
-POWER(nvmlDeviceGetEnforcedPowerLimit, "power.enforced_limit", "700000")
+GIVE_U32(nvmlDeviceGetPowerUsage, "power.draw", "72000")
+GIVE_U32(nvmlDeviceGetPowerManagementLimit, "power.limit", "700000")
+GIVE_U32(nvmlDeviceGetPowerManagementDefaultLimit, "power.default_limit", "700000")
+GIVE_U32(nvmlDeviceGetEnforcedPowerLimit, "power.enforced_limit", "700000")
 
 /* -- PCIe ------------------------------------------------------------------------------------ */
 
-#define PCIE(name, key, otherwise)                                                                 \
-    EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned *out)                                   \
-    {                                                                                              \
-        ENTER(device);                                                                             \
-        return give_u32(device, key, otherwise, out);                                              \
-    }
-PCIE(nvmlDeviceGetCurrPcieLinkGeneration, "pcie.generation", "5")
-PCIE(nvmlDeviceGetMaxPcieLinkGeneration, "pcie.max_generation", "5")
-PCIE(nvmlDeviceGetGpuMaxPcieLinkGeneration, "pcie.gpu_max_generation", "5")
-PCIE(nvmlDeviceGetCurrPcieLinkWidth, "pcie.width", "16")
-PCIE(nvmlDeviceGetMaxPcieLinkWidth, "pcie.max_width", "16")
-PCIE(nvmlDeviceGetPcieReplayCounter, "pcie.replays", "0")
+GIVE_U32(nvmlDeviceGetCurrPcieLinkGeneration, "pcie.generation", "5")
+GIVE_U32(nvmlDeviceGetMaxPcieLinkGeneration, "pcie.max_generation", "5")
+GIVE_U32(nvmlDeviceGetGpuMaxPcieLinkGeneration, "pcie.gpu_max_generation", "5")
+GIVE_U32(nvmlDeviceGetCurrPcieLinkWidth, "pcie.width", "16")
+GIVE_U32(nvmlDeviceGetMaxPcieLinkWidth, "pcie.max_width", "16")
+GIVE_U32(nvmlDeviceGetPcieReplayCounter, "pcie.replays", "0")

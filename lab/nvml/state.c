@@ -240,6 +240,18 @@ nvmlReturn_t give_u32(nvmlDevice_t device, const char *key, const char *otherwis
     return code;
 }
 
+/* A mode now, and the one after the next reset: the same unless the state says otherwise. */
+nvmlReturn_t give_mode(nvmlDevice_t device, const char *key, const char *pending_key,
+                       const char *otherwise, unsigned *now, unsigned *pending)
+{
+    unsigned mode = 0;
+    nvmlReturn_t code = give_u32(device, key, otherwise, &mode);
+    if (code != SUCCESS)
+        return code;
+    *now = mode;
+    return give_u32(device, pending_key, mode ? "1" : "0", pending);
+}
+
 nvmlReturn_t give_u64(nvmlDevice_t device, const char *key, const char *otherwise, u64 *out)
 {
     long long value = 0;

@@ -19,6 +19,7 @@ from lab import Cluster
 from tests.admin_prefix import make_prefix
 
 SCHEDULER = "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
+FREE = (frozenset({"IDLE"}), "")  # a node in service, without a reason
 WIDE = "max_nodes = 100\nmax_percent = 100.0\nmax_per_job = 100\n"  # of [breaker]
 HERE = "#!/bin/sh\necho $SLURM_JOB_ID $(hostname)\n"
 
@@ -137,6 +138,17 @@ class GateLab:
 
     def resume(self, *nodes: str) -> None:
         self.admin("update", f"nodename={','.join(nodes)}", "state=resume")
+
+    def mend(self) -> None:
+        """No jobs of the user, all nodes up, without faults and in service."""
+        self.lab.exec("head", ["scancel", "-u", self.lab.user])
+        for node in self.lab.spec.compute_names:
+            if self.lab.faults()[node] != "up":
+                self.lab.heal(node)
+            if self.node(node) != FREE:
+                self.resume(node)
+        for node in self.lab.spec.compute_names:
+            self.wait_node(node, *FREE)
 
     # -- what people see
 

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gate_lab import GateLab, gate_lab
+from gate_lab import FREE, GateLab, gate_lab
 from jobs import Training, prepared, until
 
 from health.system import Event
 from lab.spec import UID
 
-FREE = (frozenset({"IDLE"}), "")
 REJECTED = "rejected"
 STRANGER = 30001  # a uid that is nobody's here
 TEST = "#!/bin/sh\necho {words}\nexit {code}\n"
@@ -34,10 +33,7 @@ def made() -> Iterator[GateLab]:
 def site(made: GateLab) -> Iterator[GateLab]:
     made.settings(more="[lemon]\nstrikes = 100\n")
     yield made
-    for node in made.lab.spec.compute_names:
-        if made.node(node) != FREE:
-            made.resume(node)
-        made.wait_node(node, *FREE)
+    made.mend()
 
 
 def deeper_tests(site: GateLab, words: str, code: int) -> None:

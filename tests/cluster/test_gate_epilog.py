@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from gate_lab import GateLab, gate_lab
+from gate_lab import FREE, GateLab, gate_lab
 from jobs import until
 
-FREE = (frozenset({"IDLE"}), "")
 # A process that Slurm loses sight of, as without cgroups: a daemon; and a file in memory.
 LEAVES = """#!/bin/sh
 setsid sh -c 'setsid sleep {mark} & exit 0' </dev/null >/dev/null 2>&1
@@ -37,13 +36,7 @@ def made() -> Iterator[GateLab]:
 def site(made: GateLab) -> Iterator[GateLab]:
     made.settings()
     yield made
-    made.lab.exec("head", ["scancel", "-u", made.lab.user])
-    for node in made.lab.spec.compute_names:
-        if made.lab.faults()[node] != "up":
-            made.lab.heal(node)
-        if made.node(node) != FREE:
-            made.resume(node)
-        made.wait_node(node, *FREE)
+    made.mend()
 
 
 def running(site: GateLab, node: str, mark: str) -> bool:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from gate_lab import WIDE, GateLab, gate_lab
+from gate_lab import FREE, WIDE, GateLab, gate_lab
 from jobs import until
 
 ALL = tuple(f"n{number}" for number in range(1, 6))
 IB_DOWN = "robust:node:ib-down:mlx5_0:none:job{}"
-FREE = (frozenset({"IDLE"}), "")
 
 
 @pytest.fixture(scope="module")
@@ -25,15 +24,8 @@ def site(made: GateLab) -> Iterator[GateLab]:
     """All nodes well and in service, nothing on record of drains."""
     made.settings()
     yield made
-    made.lab.exec("head", ["scancel", "-u", made.lab.user])
-    for node in ALL:
-        if made.lab.faults()[node] != "up":
-            made.lab.heal(node)
-        if made.node(node) != FREE:
-            made.resume(node)
+    made.mend()
     (made.state / "nodes" / "drains.jsonl").unlink(missing_ok=True)
-    for node in ALL:
-        made.wait_node(node, *FREE)
 
 
 def all_at_once(site: GateLab) -> tuple[list[str], list[str]]:

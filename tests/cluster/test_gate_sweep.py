@@ -6,10 +6,8 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from gate_lab import GateLab, gate_lab
+from gate_lab import FREE, GateLab, gate_lab
 from jobs import until
-
-NOBODY = (frozenset({"IDLE"}), "")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +33,7 @@ def test_a_fault_that_is_gone(site: GateLab) -> None:
     assert "disk-full" in said and "is drained already" in said
     site.lab.heal("n1")
     assert "undrained" in site.sweep("n1")
-    site.wait_node("n1", *NOBODY)
+    site.wait_node("n1", *FREE)
     site.start_now(job)
     assert site.ended(job)["NodeList"] == "n1"
     (undrain,) = site.shared("n1", "undrain")
@@ -52,7 +50,7 @@ def test_a_reset_is_wanted(site: GateLab) -> None:
     site.lab.gpu("n2", 0, reset=True)
     site.repaired("n2", "--reset", "gpu0")
     site.sweep("n2")
-    site.wait_node("n2", *NOBODY)
+    site.wait_node("n2", *FREE)
 
 
 def test_what_needs_a_reboot_and_what_needs_a_person(site: GateLab) -> None:
@@ -68,11 +66,11 @@ def test_what_needs_a_reboot_and_what_needs_a_person(site: GateLab) -> None:
     reboot(site, "n3", "n4")
     site.sweep("n3")
     site.sweep("n4")
-    site.wait_node("n3", *NOBODY)
+    site.wait_node("n3", *FREE)
     assert site.reason("n4") == f"{worn} : reboot issued"  # Slurm's words at the end
     site.repaired("n4")
     site.sweep("n4")
-    site.wait_node("n4", *NOBODY)
+    site.wait_node("n4", *FREE)
 
 
 def reboot(site: GateLab, *nodes: str) -> None:
@@ -133,13 +131,13 @@ def test_dry_run(site: GateLab) -> None:
     assert "would drain n8: robust:node:ib-down:mlx5_0:none:job0" in site.sweep(
         "n8", ROBUST_DRY_RUN="1"
     )
-    assert site.node("n8") == NOBODY
+    assert site.node("n8") == FREE
     reason = hurt(site, "n8")
     site.lab.heal("n8")
     assert "would be undrained" in site.sweep("n8", "--dry-run")
     assert site.reason("n8") == reason
     site.sweep("n8")
-    site.wait_node("n8", *NOBODY)
+    site.wait_node("n8", *FREE)
 
 
 def test_slurmd_runs_it(site: GateLab) -> None:
