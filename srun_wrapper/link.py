@@ -6,9 +6,9 @@ import selectors
 import socket
 from collections.abc import Callable
 
+from robust_slurm.wire import Codec, WireError
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import Message, encode
-from srun_wrapper.wire import Codec, WireError
 
 MAX_BACKLOG = 8 << 20  # bytes not yet taken by the peer before it is given up
 

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from robust_slurm.slurm import Job, Slurm, SlurmError
+from robust_slurm.wire import Codec, WireError
 from srun_wrapper.agent import Place, job_of
 from srun_wrapper.messages import Peer, PeerAsk, PeerSay, Start, decode_say, encode
 from srun_wrapper.requeue import helper_args, known_partitions
 from srun_wrapper.resubmit import submit_copy
 from srun_wrapper.silence import LOST_HOST
-from srun_wrapper.wire import Codec, WireError
 
 ASK = 1.0  # s for one peer to answer
 AGREE = LOST_HOST / 2  # a peer that has heard nothing for this long agrees

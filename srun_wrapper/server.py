@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from robust_slurm.wire import Codec, WireError
 from srun_wrapper.messages import Message, PeerAsk, decode_from_agent, encode
-from srun_wrapper.wire import Codec, WireError
 
 INTRODUCTION = 10.0  # s for a new connection to prove that it has the step's key
 HIGH_WATER = 8 << 20

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from robust_slurm.slurm import Job
+from robust_slurm.wire import Codec, WireError
 from srun_wrapper.messages import Peer, PeerSay, decode_ask, encode
 from srun_wrapper.orphan import AGREE, accused, ask_peer, claim, elected
 from srun_wrapper.resubmit import copy_args
-from srun_wrapper.wire import Codec, WireError
 
 KEY = b"s" * 32
 SILENT = AGREE + 2.5
