@@ -9,7 +9,6 @@ import re
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,9 +16,11 @@ from typing import NamedTuple
 import pytest
 from admin_prefix import make_prefix, packages_of
 
+from tests.waiting import until
+
 paramiko = pytest.importorskip("paramiko")
 
-from health.admin import cli, remote  # noqa: E402 - after the guard
+from health.admin import cli, nodeset, remote  # noqa: E402 - after the guard
 from health.admin.install import InstallError  # noqa: E402
 from health.admin.node import Request  # noqa: E402
 
@@ -85,6 +86,14 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+def answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.5", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     if SSHD is None:
@@ -112,14 +121,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with (top / "log").open("wb") as log:
         server = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 20
-        while server.poll() is None:
-            try:
-                socket.create_connection(("127.0.0.5", port), timeout=1).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline, (top / "log").read_text()
-                time.sleep(0.02)
+        until(lambda: server.poll() is not None or answers(port), f"sshd, see {top}/log", 20)
         assert server.poll() is None, (top / "log").read_text()
         prefix = make_prefix(top / "prefix", fakes=True)
         yield Fleet(top, etc, port, prefix)
@@ -318,7 +320,7 @@ def test_known_hosts_of_several_files() -> None:
 
 
 def test_names() -> None:
-    assert remote.expand("n[1-3],s1") == ["n1", "n2", "n3", "s1"]
-    assert remote.fold(["n1", "n2", "s1"]) == "n[1-2],s1"
+    assert nodeset.expand("n[1-3],s1") == ["n1", "n2", "n3", "s1"]
+    assert nodeset.fold(["n1", "n2", "s1"]) == "n[1-2],s1"
     with pytest.raises(InstallError):
-        remote.expand("")
+        nodeset.expand("")

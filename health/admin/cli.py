@@ -189,7 +189,7 @@ def _targets(args: argparse.Namespace) -> tuple[flow.Ask, list[str]]:
             raise ValueError("slurmd runs these files as root, so they must be root's: use sudo")
         return _here, [flow.HERE]
     try:
-        from health.admin import remote
+        from health.admin import nodeset, remote
     except ModuleNotFoundError as error:
         raise ValueError(render.lacks(error)) from error
     hosts = remote.known_hosts(args.known_hosts)
@@ -197,7 +197,7 @@ def _targets(args: argparse.Namespace) -> tuple[flow.Ask, list[str]]:
         raise ValueError(f"--identity {args.identity}: no such file")
     python = f"{args.prefix}/bin/python3"
     access = remote.Access(args.user, args.port, args.identity, hosts, python)
-    return partial(remote.ask_all, access), remote.expand(args.nodes)
+    return partial(remote.ask_all, access), nodeset.expand(args.nodes)
 
 
 def _here(requests: Mapping[str, Request]) -> dict[str, Reply]:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from health import act, settings
-from health.admin import install, node, render, rules, say, site_rules, trust
+from health.admin import install, node, render, rules, say, show_config, site_rules, trust
 from health.admin.install import InstallError, Present
 from health.admin.site_rules import Bare, Installed, NodeGpus, Remark, StateDir
+from health.admin.want import Facts, Want
 from health.aside import aside
 from robust_slurm import config as jobs
 from robust_slurm.slurm import Node, Slurm, SlurmError
@@ -89,9 +90,9 @@ def _slurm(
     ]
     partitions = {n: (p.nodes, p.state) for n, p in door.partitions().items()}
     version = config.get("SLURM_VERSION", "")
-    facts = rules.Facts(config, found.gate, etc, runs(config))
+    facts = Facts(config, found.gate, etc, runs(config))
     return [
-        site_rules.of_release(rules.release(config), version),
+        site_rules.of_release(show_config.release(config), version),
         *site_rules.of_wants(rules.wants(facts)),
         *site_rules.of_settings(toml, path is not None, list(dict.fromkeys(problems))),
         *site_rules.of_state_dir(look_at_state(found.state_dir), toml),
@@ -198,7 +199,7 @@ def runs(config: Mapping[str, str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for key in _SCRIPTS:
         files: list[str] = []
-        for pattern in rules.scripts_of(config, key):
+        for pattern in show_config.scripts_of(config, key):
             for path in [pattern, *glob.glob(pattern)]:  # noqa: PTH207 - a pattern from root
                 files += [path, os.path.realpath(path), *_named_in(path)]
         found[key] = list(dict.fromkeys(files))
@@ -217,14 +218,14 @@ def _named_in(path: str) -> list[str]:
     return [word for word in words if word.startswith("/")]
 
 
-def ask_wants(etc: str, gate: Mapping[str, Any]) -> tuple[list[rules.Want], bool]:
+def ask_wants(etc: str, gate: Mapping[str, Any]) -> tuple[list[Want], bool]:
     """What slurm.conf should say, and whether Slurm could be asked what it says."""
     door = Slurm(deadline_s=SLURM_S)
     try:
         config = door.config() if door.ping() else {}
     except SlurmError:
         config = {}
-    return rules.wants(rules.Facts(config, gate, etc, runs(config))), bool(config)
+    return rules.wants(Facts(config, gate, etc, runs(config))), bool(config)
 
 
 def in_use(etc: str) -> list[str] | None:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from health.admin import install, trust
 from health.admin.install import Directory, InstallError, Plan, Wanted
+from health.admin.plan import identity, paths_to_look_at, plan_install, plan_uninstall
 from health.settings_last import keep
 
 PROTOCOL = 1
@@ -93,7 +94,7 @@ def perform(request: Request) -> Reply:
             return _reply(plan, [*notes, *plan.notes])
         with _lock():
             plan = _plan(request)
-            if install.identity(plan) != request.expect:
+            if identity(plan) != request.expect:
                 raise InstallError("the files changed since they were looked at: run it again")
             install.clear_drafts(request.etc, install.read_manifest(request.etc))
             left = install.apply(plan)
@@ -108,17 +109,17 @@ def perform(request: Request) -> Reply:
 
 def _reply(plan: Plan, notes: Sequence[str], done: bool = False) -> Reply:
     shown = [(change.action, change.path, change.diff) for change in plan.changes]
-    return Reply("", install.identity(plan), shown, notes, done)
+    return Reply("", identity(plan), shown, notes, done)
 
 
 def _plan(request: Request) -> Plan:
     manifest = install.read_manifest(request.etc)
-    paths = install.paths_to_look_at(request.files, request.directories, manifest)
+    paths = paths_to_look_at(request.files, request.directories, manifest)
     present = {path: install.look(path) for path in paths}
     if request.op == "uninstall":
-        return install.plan_uninstall(manifest, present, request.etc)
+        return plan_uninstall(manifest, present, request.etc)
     site = {"python": request.python, "dirs": list(request.dirs)}
-    return install.plan_install(
+    return plan_install(
         request.files,
         request.directories,
         present,

@@ -19,13 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import paramiko
-from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
 from health.admin.install import InstallError
 from health.admin.node import MARK, Reply, Request
 
 WORKERS = 16
-MOST_NODES = 20_000
 CONNECT_S = 10.0  # each of: connection, the server's banner, authentication
 COMMAND_S = 60.0
 REPLY_LIMIT = 4 << 20  # bytes
@@ -99,22 +97,6 @@ class Access(NamedTuple):
     def host(self, node: str) -> str:
         """The node as known_hosts names it."""
         return node if self.port == 22 else f"[{node}]:{self.port}"
-
-
-def expand(expression: str) -> list[str]:
-    """The names in ``n[1-99]``. Raises InstallError for what is no list of hosts."""
-    try:
-        names = NodeSet(expression, resolver=RESOLVER_NOGROUP)
-        if not 0 < len(names) <= MOST_NODES:
-            raise InstallError(f"--nodes {expression[:80]!r}: 1 to {MOST_NODES} nodes, please")
-        found = [str(name) for name in names]
-    except NodeSetException as error:
-        raise InstallError(f"--nodes {expression[:80]!r}: {error}") from error
-    return found
-
-
-def fold(names: Iterable[str]) -> str:
-    return str(NodeSet.fromlist(list(names), resolver=RESOLVER_NOGROUP))
 
 
 def known_hosts(named: str = "") -> KnownHosts:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from health import settings
 from health.admin.install import Directory, InstallError, Wanted
-from health.admin.rules import Want
+from health.admin.want import Want
 from health.check import Check, Setting
 from robust_slurm import config
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from health.admin.install import ETC, Present
-from health.admin.rules import Level, Want
 from health.admin.trust import Hole, close
+from health.admin.want import Level, Want
 from health.slurmconf import is_slice, parse_gres
 
 OLDEST, NEWEST = (22, 5), (26, 5)  # the releases whose behaviour was looked at
@@ -178,9 +178,9 @@ def of_gpus(nodes: Iterable[NodeGpus], toml: str) -> list[Remark]:
 
 
 def _some(names: Sequence[str]) -> str:
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
+    from health.admin.nodeset import fold
 
-    return str(NodeSet.fromlist(names, resolver=RESOLVER_NOGROUP))
+    return fold(names)
 
 
 # ---- files

@@ -5,25 +5,18 @@ import os
 import re
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lab import Cluster
+from tests.waiting import until
 
 TOOLS = ("srun", "robust-srun")
 NODES = 3
 DEADLINE = 20.0
-
-
-def eventually(condition: Callable[[], bool], timeout: float = DEADLINE) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout} s"
-        time.sleep(0.02)
 
 
 @dataclass
@@ -70,7 +63,7 @@ class Allocation:
             ids[:] = [i for i in done.stdout.split() if i.partition(".")[2].isdigit()]
             return bool(ids)
 
-        eventually(found)
+        until(found, "its step", DEADLINE)
         return ids[0]
 
 
@@ -114,7 +107,7 @@ def allocate(lab: Cluster) -> Allocation:
     options = [f"-N{NODES}", "-w", f"n[1-{NODES}]", "--ntasks-per-node=4", "--gres=gpu:h100:4"]
     job = lab.sbatch(script, ["--no-kill", *options, "--exclusive"])
     path = lab.shared / f".env.{job}"
-    eventually(path.exists)
+    until(path.exists, "the allocation", DEADLINE)
     pairs = (p.partition("=") for p in path.read_text().split("\0") if p)
     found = Allocation(lab, job, {name: value for name, _, value in pairs})
     # What describes sbatch's own wishes would only make both tools warn about every -n.

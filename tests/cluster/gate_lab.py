@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jobs import until
-
 from health import history
 from health.system import Event
 from lab import Cluster
 from tests.admin_prefix import make_prefix
+from tests.waiting import until
 
 SCHEDULER = "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
 FREE = (frozenset({"IDLE"}), "")  # a node in service, without a reason

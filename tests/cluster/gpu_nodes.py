@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from typing import Any
 
 from lab import Lab
+from tests.waiting import until
 
 GPUS = "/sys/bus/pci/devices"
 BUSES = ["1b", "43", "52", "61", "9d", "c3", "d1", "df"]
@@ -38,13 +37,6 @@ print(json.dumps([N.nvmlSystemGetDriverVersion(), out]))
 WELL = {"ecc": [0, 0], "remap": [0, 0, 0, 0], "width": 16, "temp": 34, "throttle": 1, "action": 0,
         "links": 18}  # fmt: skip
 ASK = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"
-
-
-def eventually(condition: Callable[[], bool], timeout: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout} s"
-        time.sleep(0.02)
 
 
 def python(lab: Lab, node: str, code: str) -> str:
@@ -116,7 +108,7 @@ class Running:
         return self._row()[1]
 
     def wait_state(self, state: str) -> None:
-        eventually(lambda: self.state == state)
+        until(lambda: self.state == state, f"state {state}", 20)
 
     def wait_blocked(self, number: int) -> None:
         """Wait until it has blocked a signal."""
@@ -125,8 +117,8 @@ class Running:
             argv = ["grep", "SigBlk", f"/proc/{self.pid}/status"]
             return int(self.lab.exec(self.node, argv, check=True).stdout.split()[1], 16)
 
-        eventually(lambda: self.pid != 0)
-        eventually(lambda: blocked() & (1 << (number - 1)) != 0)
+        until(lambda: self.pid != 0, "its process", 20)
+        until(lambda: blocked() & (1 << (number - 1)) != 0, f"mask with signal {number}", 20)
 
     def kill(self, number: str) -> None:
         """A signal to the command itself, from inside the node."""

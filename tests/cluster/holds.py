@@ -11,9 +11,13 @@ from jobs import Training, command_line
 
 from lab import Lab
 from srun_wrapper import proc
+from srun_wrapper.agent import RETRY
 
 IN_PLACE = "no node left to replace the suspect: restart in place"
 SLURMD_PORT = 6818
+# s in which a second copy of a signal would come: news that found no connection is sent again when
+# the agent has made a new one, which it tries after RETRY.
+SECOND_COPY = 2 * RETRY
 # Classic BPF on eth0: new TCP connections to this node only for slurmd. (code, true, false, k)
 _ONLY_SLURMD = (
     *((0x28, 0, 0, 12), (0x15, 0, 7, 0x800)),  # no IPv4: let it pass

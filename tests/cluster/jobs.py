@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import signal
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,20 +15,13 @@ from typing import Any
 from lab import Lab
 from lab.ranks import Process, scan
 from srun_wrapper.incident import PHASES
+from tests.waiting import until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOY = Path(__file__).with_name("toy.py")
 WAIT = 60.0
 # COMPLETING: with a dead node that could not be released Slurm takes SlurmdTimeout over the rest.
 ENDED = ("COMPLETED", "COMPLETING", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
-
-
-def until(condition: Callable[[], Any], what: str, timeout: float = WAIT) -> None:
-    """Wait for a condition; AssertionError naming it after ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
-        time.sleep(0.02)
 
 
 def reference(steps: int, world: int) -> float:

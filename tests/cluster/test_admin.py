@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import until
 
 from lab import Cluster
 from tests.admin_prefix import make_prefix
+from tests.waiting import until
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 NODES = ("n1", "n2", "s1")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from jobs import until
 
 from lab import Cluster
+from tests.waiting import until
 
 _HEAD = """
 import json, sys, time

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from conftest import LabFactory
 from holds import IN_PLACE, heard_of, held_back, let_go, roles, shims, wait_held
-from jobs import Training, prepared, until
+from jobs import Training, prepared
 
 from lab import Lab
+from srun_wrapper.recovery import SETTLE_MAX
+from tests.waiting import until
 
 # -- two users, one state directory -----------------------------------------------------------
 
@@ -239,7 +241,7 @@ def test_command_missing_on_all_nodes(new_lab: LabFactory, late: bool) -> None:
         os.kill(agent, signal.SIGSTOP)
         let_go(training)
         training.wait_says("cannot run")
-        time.sleep(1.0)
+        time.sleep(SETTLE_MAX / 4)  # robust-srun waits longer for those who are slower
         os.kill(agent, signal.SIGCONT)
     assert training.wait_end() == 2, training.story()
     record = training.only_incident(symptom="crash", cause="user", action="stop", swaps=[])

@@ -10,9 +10,11 @@ from collections.abc import Callable
 import pytest
 from conftest import LabFactory
 from holds import connection_of, firewall, shims
-from jobs import Training, check_incident, reference, start, until
+from jobs import Training, check_incident, reference, start
 
+from srun_wrapper.silence import LOST_HOST
 from srun_wrapper.watch import MUTE
+from tests.waiting import until
 
 
 def behind_firewall(training: Training, node: str) -> None:
@@ -58,13 +60,13 @@ def test_death_behind_a_firewall_is_seen(new_lab: LabFactory, what: str) -> None
 def stop_for_a_while(training: Training) -> None:
     (agent,) = shims(training, "n2")
     os.kill(agent, signal.SIGSTOP)
-    time.sleep(4.0)
+    time.sleep(0.4 * MUTE)  # noticed, and yet too short to be a loss
     os.kill(agent, signal.SIGCONT)
 
 
 def cut_for_a_while(training: Training) -> None:
     training.lab.partition("n2")
-    time.sleep(2.0)
+    time.sleep(0.5 * LOST_HOST)  # the agent has not given robust-srun's host up yet
     training.lab.ask("heal", node="n2")
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from gate_lab import FREE, GateLab, gate_lab
-from jobs import Training, prepared, until
+from jobs import Training, prepared
 
 from health.system import Event
 from lab.spec import UID
+from tests.waiting import until
 
 REJECTED = "rejected"
 STRANGER = 30001  # a uid that is nobody's here

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from gate_lab import FREE, GateLab, gate_lab
-from jobs import until
+
+from tests.waiting import until
 
 # A process that Slurm loses sight of, as without cgroups: a daemon; and a file in memory.
 LEAVES = """#!/bin/sh

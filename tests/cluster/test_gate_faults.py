@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import pytest
 from gate_lab import GateLab, gate_lab
-from jobs import until
 
 from lab import Cluster
+from tests.waiting import until
 
 Inject = Callable[[Cluster, str], object]
 NO_DRIVER = {"init": "NVML_ERROR_DRIVER_NOT_LOADED"}

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import pytest
 from gate_lab import GateLab, gate_lab
-from jobs import until
 
 from lab import Cluster
+from tests.waiting import until
 
 DEADLINE_S = 8.0  # [gate] prolog_deadline: all checks
 CALLS_S = 6.0  # and what follows it at the most: two calls to Slurm

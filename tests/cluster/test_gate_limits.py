@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from gate_lab import FREE, WIDE, GateLab, gate_lab
-from jobs import until
+
+from tests.waiting import until
 
 ALL = tuple(f"n{number}" for number in range(1, 6))
 IB_DOWN = "robust:node:ib-down:mlx5_0:none:job{}"

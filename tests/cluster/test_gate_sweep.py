@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 from gate_lab import FREE, GateLab, gate_lab
-from jobs import until
+
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpu_nodes import eventually
 
 from lab import Cluster, host
+from tests.waiting import until
 
 PROGRAMS = ("Prolog", "Epilog", "HealthCheckProgram")
 # Keeps the environment it was started with, and where it runs, in a file per program and node.
@@ -47,7 +47,7 @@ def install(path: Path, script: str) -> None:
 def seen(lab: Cluster, program: str, node: str) -> dict[str, str]:
     """The environment in which the program ran last, and "at"."""
     path = lab.shared / f"ran-{program}-{node}"
-    eventually(path.exists)
+    until(path.exists, f"{program} on {node}", 20)
     rows = [row.replace("at: ", "at=", 1) for row in path.read_text().splitlines()]
     return dict(row.split("=", 1) for row in rows)
 
@@ -81,7 +81,9 @@ def test_a_prolog_may_drain_its_node_with_its_own_reason(lab: Cluster) -> None:
     drain = "scontrol update nodename=$SLURMD_NODENAME state=drain reason=robust:node:x; exit 1"
     install(lab.shared / "Prolog", f"#!/bin/sh\nPATH=/usr/bin:/bin\n{drain}\n")
     job = lab.sbatch("#!/bin/sh\ntrue\n", ["-w", "n2", "--requeue"])
-    eventually(lambda: lab.node_records()["n2"].get("Reason", "").startswith("robust:node:x"))
-    eventually(lambda: lab.job(job)["Restarts"] == "1")
+    until(
+        lambda: lab.node_records()["n2"].get("Reason", "").startswith("robust:node:x"), "drain", 20
+    )
+    until(lambda: lab.job(job)["Restarts"] == "1", "requeue", 20)
     assert lab.job(job)["Reason"] == "BeginTime"
     assert lab.nodes()["n1"] == {"IDLE"}

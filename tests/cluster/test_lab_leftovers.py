@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpu_nodes import eventually
 
 from lab import Lab, host
+from tests.waiting import until
 
 pytest.importorskip("pynvml")
 
@@ -59,11 +59,11 @@ def test_nothing_stays_of_what_hangs(victim: str) -> None:
             else:
                 pids = {"owner": process.pid, "reaper": reaper, "keeper": keeper}
                 os.kill(pids[victim], signal.SIGKILL)
-            eventually(lambda: not family.items() & processes().items(), 10)
-            eventually(lambda: not (host.ROOT / name).exists(), 10)
+            until(lambda: not family.items() & processes().items(), "end of its processes", 10)
+            until(lambda: not (host.ROOT / name).exists(), "end of its directory", 10)
         finally:
             process.kill()
-    eventually(lambda: not mounted(name), 10)
+    until(lambda: not mounted(name), "end of its mounts", 10)
     assert name not in host.lab_names()
 
 
@@ -84,7 +84,7 @@ def test_nothing_stays_when_the_owner_is_killed_while_nvml_is_built(
         process.kill()
         process.wait(10)
         go_on.write_text("")
-    eventually(lambda: not (host.ROOT / name).exists(), 60)
+    until(lambda: not (host.ROOT / name).exists(), "end of its directory", 60)
     assert not mounted(name)
 
 

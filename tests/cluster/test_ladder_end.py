@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from conftest import LabFactory
-from jobs import Training, check_incident, prepared, start, until
+from jobs import Training, check_incident, prepared, start
 
 from lab import Cluster, Lab
+from tests.waiting import until
 
 SOON = 40.0  # s; plain Slurm needs 121 s and more
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from allocation import DEADLINE, TOOLS, Allocation, Result, allocate, both, eventually, parity_lab
+from allocation import DEADLINE, TOOLS, Allocation, Result, allocate, both, parity_lab
 
 from lab import Cluster
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +233,7 @@ def test_the_key_stands_nowhere(alloc: Allocation) -> None:
             held[:] = alloc.lab.exec("n1", ["bash", "-c", look], user=False).stdout.split()
             return bool(held)
 
-        eventually(found)
+        until(found, "the key in the environment", DEADLINE)
         (cwd / "end").touch()
         said = process.communicate(timeout=DEADLINE)[0]
     keys = {line.partition("=")[2] for line in held}

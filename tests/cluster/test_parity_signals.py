@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from allocation import DEADLINE, NODES, TOOLS, Allocation, allocate, eventually, parity_lab
+from allocation import DEADLINE, NODES, TOOLS, Allocation, allocate, parity_lab
 from conftest import LabFactory
-from jobs import prepared, start, until
+from holds import SECOND_COPY
+from jobs import command_line, prepared, start
 
 from lab import Cluster
+from lab.ranks import scan
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +65,10 @@ def counted(alloc: Allocation, tool: str, send: Callable[..., None]) -> tuple[in
     cwd = alloc.directory(tool)
     argv = [tool, "-n3", "--robust-max-restarts=0"] if tool != "srun" else [tool, "-n3"]
     with alloc.start([*argv, "python", "-c", _COUNT], cwd) as process:
-        eventually(lambda: len(list(cwd.glob("ready.*"))) == 3)
+        until(lambda: len(list(cwd.glob("ready.*"))) == 3, "ranks", DEADLINE)
         send(process, alloc.step_of(process))
-        eventually(lambda: len(list(cwd.glob("got.*"))) == 3)
-        time.sleep(0.3)  # for a second copy, if there is one
+        until(lambda: len(list(cwd.glob("got.*"))) == 3, "signal", DEADLINE)
+        time.sleep(SECOND_COPY)
         (cwd / "end").touch()
         code = process.wait(DEADLINE)
     return code, [path.read_text().strip() for path in sorted(cwd.glob("got.*"))]
@@ -98,22 +101,38 @@ def test_scancel_signal_reaches_every_rank_once(alloc: Allocation, name: str) ->
     assert found[1][1] == [f"SIG{name}"] * 3
 
 
-def ended(alloc: Allocation, tool: str, send: Callable[["subprocess.Popen[bytes]"], object]) -> int:
+Send = Callable[["subprocess.Popen[bytes]", Path], object]
+
+
+def ended(alloc: Allocation, tool: str, send: Send) -> int:
+    """Exit code of the tool, whose stderr is in the file that ``send`` is given."""
     cwd = alloc.directory(tool)
     # Slurm tells the whole process tree of a task, so the shell must not wait for a child.
     shell = "touch ready.$SLURM_PROCID; exec sleep 100"
-    with alloc.start([tool, "-n3", "bash", "-c", shell], cwd) as process:
-        eventually(lambda: len(list(cwd.glob("ready.*"))) == 3)
-        send(process)
+    command = [tool, "-n3", "bash", "-c", shell]
+    with (cwd / "err").open("wb") as err, alloc.start(command, cwd, stderr=err) as process:
+        until(lambda: len(list(cwd.glob("ready.*"))) == 3, "ranks", DEADLINE)
+        send(process, cwd / "err")
         return process.wait(DEADLINE)
+
+
+def sleeping(alloc: Allocation) -> bool:
+    """Whether a rank of ``ended`` still runs."""
+    return any(
+        process.environ.get("SLURM_JOB_ID") == str(alloc.job)
+        and command_line(process.pid) == "sleep 100 "
+        for process in scan()
+    )
 
 
 @pytest.mark.parametrize("signals", [["USR1"], ["INT"] * 2, ["TERM"], ["HUP"]], ids=" ".join)
 def test_exit_code_after_signals_to_the_launcher(alloc: Allocation, signals: list[str]) -> None:
-    def send(process: "subprocess.Popen[bytes]") -> None:
-        for name in signals:
+    def send(process: "subprocess.Popen[bytes]", err: Path) -> None:
+        for i, name in enumerate(signals):
+            if i:  # the one before was taken: srun says so, the ranks of robust-srun end of it
+                said = "answer to the first signal"
+                until(lambda: b"interrupt" in err.read_bytes() or not sleeping(alloc), said, 10)
             process.send_signal(getattr(signal, f"SIG{name}"))
-            time.sleep(0.2 * (len(signals) > 1))
 
     plain, robust = [ended(alloc, tool, send) for tool in TOOLS]
     number = int(getattr(signal, f"SIG{signals[0]}"))
@@ -123,7 +142,7 @@ def test_exit_code_after_signals_to_the_launcher(alloc: Allocation, signals: lis
 
 @pytest.mark.parametrize("options", [[], ["-s", "TERM"], ["-s", "USR2"], ["-s", "KILL"]], ids=str)
 def test_exit_code_of_a_cancelled_step(alloc: Allocation, options: list[str]) -> None:
-    def cancel(process: "subprocess.Popen[bytes]") -> None:
+    def cancel(process: "subprocess.Popen[bytes]", _err: Path) -> None:
         step = alloc.step_of(process)
         alloc.lab.exec("head", ["scancel", *options, step], check=True)
 
@@ -168,7 +187,7 @@ def test_signal_after_a_swap_reaches_every_rank_once(new_lab: LabFactory) -> Non
     training.until(lambda: all_have("ready"), "ranks after the swap")
     lab.exec("head", ["scancel", "-s", "USR2", f"{training.job}.0"], check=True)
     training.until(lambda: all_have("got"), "signal")
-    time.sleep(0.5)  # for a second copy, if there is one
+    time.sleep(SECOND_COPY)
     (training.dir / "end").touch()
     assert training.wait_end() == 0, training.story()
     got = [path.read_text().split() for path in training.dir.glob("got.*")]
@@ -176,13 +195,16 @@ def test_signal_after_a_swap_reaches_every_rank_once(new_lab: LabFactory) -> Non
 
 
 def test_second_interrupt_ends_ranks_that_ignore_it(alloc: Allocation) -> None:
-    stubborn = "trap : INT TERM; touch ready.$SLURM_PROCID; while :; do sleep 0.1; done"
+    stubborn = (
+        "trap 'touch got.$SLURM_PROCID' INT TERM; touch ready.$SLURM_PROCID; "
+        "while :; do sleep 0.1; done"
+    )
     cwd = alloc.directory("stubborn")
     with alloc.start(["robust-srun", "-n3", "bash", "-c", stubborn], cwd) as process:
-        eventually(lambda: len(list(cwd.glob("ready.*"))) == 3)
-        for _ in range(2):
-            process.send_signal(signal.SIGINT)
-            time.sleep(0.2)
+        until(lambda: len(list(cwd.glob("ready.*"))) == 3, "ranks", DEADLINE)
+        process.send_signal(signal.SIGINT)
+        until(lambda: len(list(cwd.glob("got.*"))) == 3, "first interrupt", DEADLINE)
+        process.send_signal(signal.SIGINT)
         assert process.wait(DEADLINE) in (128 + signal.SIGINT, 128 + signal.SIGKILL)
 
 

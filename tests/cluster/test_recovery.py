@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from conftest import LabFactory
-from jobs import Training, check_incident, prepared, reference, start, until
+from jobs import Training, check_incident, prepared, reference, start
 
 from health.verdict import parse_reason
 from lab import Cluster
+from tests.waiting import until
 
 # The limit is ten times the longest time between two reports with a step, and at least the floor.
 QUICK_HANG = "--robust-hang-floor=2 --robust-interval=0.2"

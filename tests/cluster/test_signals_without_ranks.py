@@ -8,7 +8,17 @@ import time
 
 import pytest
 from conftest import LabFactory
-from holds import IN_PLACE, firewall, heard_of, held_back, let_go, ranks, ready, wait_held
+from holds import (
+    IN_PLACE,
+    SECOND_COPY,
+    firewall,
+    heard_of,
+    held_back,
+    let_go,
+    ranks,
+    ready,
+    wait_held,
+)
 from jobs import Training, prepared
 
 from lab import Lab
@@ -55,7 +65,7 @@ def each_got(training: Training, *expected: str) -> bool:
 def witnessed(training: Training, *expected: str) -> None:
     """Both ranks got these signals, once each, and the job ended well."""
     training.until(lambda: each_got(training, *expected), "the signal", 20.0)
-    time.sleep(0.5)  # for a second copy, if there is one
+    time.sleep(SECOND_COPY)
     (training.dir / "end").touch()
     assert training.wait_end() == 0, training.story()
     assert each_got(training, *expected), training.story()

@@ -1,0 +1,60 @@
+"""An install below a test's own directory: the request, carried out, and what is there then."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from health.admin import node
+from health.admin.install import Directory, Wanted
+from health.admin.node import Reply, Request, perform
+
+
+@pytest.fixture
+def request_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
+    """Stub, settings and spool below tmp_path; the modules that are proved exist."""
+    monkeypatch.setattr(node, "MODULES", ("json",))
+    monkeypatch.setattr(node, "NVML", "ast")
+    etc = tmp_path / "etc"
+    return Request(
+        "install",
+        str(etc),
+        "",
+        [
+            Wanted(f"{etc}/prolog", "#!/bin/sh\n", 0o755),
+            Wanted(f"{etc}/robust.toml", "# a = 1\n", 0o644, settings=True),
+        ],
+        [Directory(str(etc), 0o755), Directory(f"{tmp_path}/spool", 0o755)],
+        "/usr/bin/python3",
+        (),
+    )
+
+
+def newer(request: Request) -> Request:
+    """The next release: another prolog, other settings offered, one more file."""
+    etc = request.etc
+    return request._replace(
+        files=[
+            Wanted(f"{etc}/prolog", "#!/bin/sh\n# new\n", 0o755),
+            Wanted(f"{etc}/robust.toml", "# a = 2\n", 0o644, settings=True),
+            Wanted(f"{etc}/epilog", "#!/bin/sh\n", 0o755),
+        ]
+    )
+
+
+def carry_out(request: Request) -> Reply:
+    looked = perform(request)
+    assert not looked.error
+    return perform(request._replace(expect=looked.identity))
+
+
+def tree(top: Path) -> dict[str, tuple[int, str]]:
+    return {
+        str(path.relative_to(top)): (
+            stat.S_IMODE(path.stat().st_mode),
+            path.read_text() if path.is_file() else "",
+        )
+        for path in sorted(top.rglob("*"))
+    }

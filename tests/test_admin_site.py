@@ -1,0 +1,155 @@
+"""What the doctor says of the site: release, partitions, GPUs, state directory, files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from slurm_configs import ETC
+
+from health.admin import doctor, show_config, site_rules
+from health.admin.install import Present
+from health.admin.site_rules import Installed, NodeGpus, StateDir
+from health.admin.trust import Hole
+
+
+def test_release() -> None:
+    assert site_rules.of_release((22, 5), "22.05.8").level == "ok"
+    assert site_rules.of_release((21, 8), "21.08.1").level == "advice"
+    assert "22.05 to 26.05" in site_rules.of_release(None, "").what
+    assert show_config.release({"SLURM_VERSION": "26.05.5"}) == (26, 5)
+
+
+PARTITIONS: dict[str, tuple[Sequence[str], str]] = {
+    "train": (["n1", "n2"], "UP"),
+    "standby": (["s1"], "UP"),
+    "empty": ([], "UP"),
+    "down": (["s2"], "DOWN"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "configured", "level"),
+    [
+        ("standby", True, "ok"),
+        ("", True, "ok"),
+        ("spare", False, "advice"),
+        ("spare", True, "fix"),
+        ("empty", True, "fix"),
+        ("down", True, "fix"),
+        ("down", False, "advice"),
+    ],
+)
+def test_standby_partition(name: str, configured: bool, level: str) -> None:
+    found = site_rules.of_standby(name, configured, PARTITIONS)
+    assert found.level == level
+    assert bool(found.line) is (level != "ok")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([("n1", "gpu:h100:8", -1), ("n2", None, -1)], ["ok"]),
+        ([("n1", "gpu:h100:8(S:0-1)", 8)], ["ok"]),
+        ([("n1", "gpu:h100:4", 8), ("n2", "gpu:h100:4", 8), ("n3", "gpu:8", 8)], ["fix n[1-2]"]),
+        ([("n1", None, 8)], ["fix n1"]),
+        ([("n1", None, -1), ("n2", "nic:2", -1)], ["advice"]),
+        ([("n1", "gpu:a100_1g.5gb:7", 1)], ["ok"]),  # slices of a GPU
+    ],
+)
+def test_gpus(nodes: list[tuple[str, str | None, int]], expected: list[str]) -> None:
+    found = site_rules.of_gpus([NodeGpus(*node) for node in nodes], "robust.toml")
+    assert [
+        f"{r.level}{r.subject.removeprefix('GPUs').removeprefix(' of')}" for r in found
+    ] == expected
+
+
+DIR = Present("dir", mode=0o755)
+OPEN_DIR = Present("dir", mode=0o1777)
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (StateDir(""), [("advice", 'state_dir = "/shared/robust-slurm"')]),
+        (StateDir("/s", "", "nfs4", True, DIR, OPEN_DIR), [("ok", "")]),
+        (StateDir("/s", "", "xfs", False, DIR, OPEN_DIR), [("advice", "")]),
+        (
+            StateDir("/s", "", "nfs4", True),
+            [
+                ("fix", "install -d -o root -g root -m 0755 /s/nodes"),
+                ("fix", "install -d -o root -g root -m 1777 /s/jobs"),
+            ],
+        ),
+        (
+            StateDir("/s", "", "nfs4", True, DIR._replace(mode=0o777), OPEN_DIR._replace(uid=9)),
+            [
+                ("fix", "install -d -o root -g root -m 0755 /s/nodes"),
+                ("fix", "install -d -o root -g root -m 1777 /s/jobs"),
+            ],
+        ),
+        (StateDir("/s", "no answer in 5 s"), [("fix", "install -d -m 0755 /s")]),
+    ],
+)
+def test_state_dir(state: StateDir, expected: list[tuple[str, str]]) -> None:
+    found = site_rules.of_state_dir(state, "robust.toml")
+    assert [(remark.level, remark.line) for remark in found] == expected
+
+
+def test_the_state_directory_itself(tmp_path: Path) -> None:
+    assert doctor.look_at_state("") == StateDir("")
+    assert "No such file" in doctor.look_at_state(str(tmp_path / "nope")).problem
+    (tmp_path / "nodes").mkdir(mode=0o755)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs").chmod(0o1777)
+    found = doctor.look_at_state(str(tmp_path))
+    assert found.problem == "" and found.fstype
+    assert found.nodes == Present("dir", "", 0o755, os.getuid())
+    assert found.jobs.mode == 0o1777
+
+
+def test_the_state_directory_is_prepared(tmp_path: Path) -> None:
+    assert doctor.make_state("") == []
+    assert "No such file" in doctor.make_state(str(tmp_path / "not-mounted"))[0]
+    made = [f"made {tmp_path}/nodes", f"made {tmp_path}/jobs"]
+    assert doctor.make_state(str(tmp_path))[:2] == made
+    assert (tmp_path / "jobs").stat().st_mode & 0o7777 == 0o1777
+    (tmp_path / "nodes").chmod(0o777)
+    (again,) = [line for line in doctor.make_state(str(tmp_path)) if "/nodes" in line]
+    assert "mode 0777" in again and "install -d" in again
+
+
+PROLOG = f"{ETC}/prolog"
+FILE = Present("file", "x", 0o755)
+
+
+@pytest.mark.parametrize(
+    ("file", "level", "line"),
+    [
+        (Installed(PROLOG, FILE, False), "ok", ""),
+        (Installed(PROLOG, Present("none"), True), "fix", "robust-admin install"),
+        (Installed(PROLOG, FILE._replace(mode=0o644), False), "fix", f"chmod 0755 {PROLOG}"),
+        (
+            Installed(PROLOG, FILE, False, Hole("/etc", "belongs to uid 7")),
+            "fix",
+            "chown -h root:root /etc && chmod go-w /etc",
+        ),
+        (Installed(PROLOG, FILE, True), "advice", "robust-admin install"),
+        # an edited robust.toml is as it should be
+        (Installed(f"{ETC}/robust.toml", FILE, True), "ok", ""),
+        (Installed(f"{ETC}/robust.toml.new", Present("none"), True), "ok", ""),
+    ],
+)
+def test_files(file: Installed, level: str, line: str) -> None:
+    (found,) = site_rules.of_files(ETC, True, [file], ["prolog"], True)
+    assert (found.level, found.line) == (level, line)
+
+
+def test_nothing_installed() -> None:
+    (found,) = site_rules.of_files("/e", False, [], ["prolog"], True)
+    assert (found.level, found.line) == ("fix", "robust-admin install --etc /e")
+    (found,) = site_rules.of_files(ETC, False, [], ["prolog"], False)
+    assert found.level == "advice", "a login node needs none"
+    assert found.line == "robust-admin install --nodes <nodes> --ssh --dry-run"

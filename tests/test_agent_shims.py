@@ -1,0 +1,131 @@
+"""The agent and the node's other shims, over their socket."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import agent_node
+import pytest
+from agent_node import Boss, Shim, wait
+
+from srun_wrapper.agent import shim_address
+from srun_wrapper.link import Link
+from srun_wrapper.messages import (
+    Hello,
+    Inspect,
+    Inspected,
+    Message,
+    Report,
+    Sample,
+    SlotHello,
+    SlotLost,
+    SlotWelcome,
+    Stop,
+    Stopped,
+    decode_to_shim,
+)
+
+boss, shim = agent_node.boss, agent_node.shim
+
+
+class Second:
+    """The node's other shim, in the agent's loop."""
+
+    def __init__(self, shim: Shim, key: bytes) -> None:
+        self.got: list[Message] = []
+        self.link: Link | None = None
+
+        def connect() -> None:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.connect(shim_address(key, shim.place))
+            self.link = Link(
+                shim.loop,
+                sock,
+                key,
+                server=False,
+                on_payload=lambda _link, payload: self.got.append(decode_to_shim(payload)),
+                on_close=lambda _link, _reason: None,
+            )
+            self.link.send(SlotHello(1, 1, 4242))
+
+        shim.call(connect)
+
+    def say(self, shim: Shim, message: Message) -> None:
+        link = self.link
+        assert link is not None
+        shim.call(lambda: link.send(message))
+
+
+@pytest.fixture
+def two(boss: Boss, tmp_path: Path) -> Iterator[tuple[Shim, Second]]:
+    shim = Shim(boss, tmp_path, local_tasks=2, step_tasks=2)
+    second = Second(shim, boss.key)
+    wait(lambda: bool(boss.of(Hello)))
+    yield shim, second
+    shim.close()
+
+
+Two = tuple[Shim, Second]
+
+
+def test_a_node_speaks_when_all_its_shims_are_there(boss: Boss, two: Two, tmp_path: Path) -> None:
+    _shim, second = two
+    assert boss.of(Hello)[0].tasks == (0, 1)
+    wait(lambda: second.got == [SlotWelcome(str(tmp_path))])
+
+
+def test_a_node_has_stopped_when_all_its_slots_have(boss: Boss, two: Two) -> None:
+    shim, second = two
+    boss.activate()
+    boss.order(Stop(1, 0.1))
+    wait(lambda: Stop(1, 0.1) in second.got and Stop(1, 0.1) in shim.orders)
+    reports = len(boss.of(Report))
+    wait(lambda: len(boss.of(Report)) > reports + 1)
+    assert boss.of(Stopped) == []
+    second.say(shim, Stopped(0, 1, 0, (77,)))
+    wait(lambda: bool(boss.of(Stopped)))
+    stopped = boss.of(Stopped)[0]
+    assert (stopped.epoch, stopped.stuck) == (1, (77,))
+    assert stopped.free_port
+
+
+def test_an_inspection_answers_for_the_whole_node(boss: Boss, two: Two) -> None:
+    shim, second = two
+    boss.order(Inspect(5, 0.1))
+    wait(lambda: Inspect(5, 0.1) in second.got)
+    second.say(shim, Inspected(5, 0.1, (Sample(1, "S", 0.0, 0),)))
+    shim.emit(Inspected(5, 0.1, (Sample(0, "R", 1.0, 0),)))
+    wait(lambda: bool(boss.of(Inspected)))
+    assert [s.local for s in boss.of(Inspected)[0].samples] == [0, 1]
+
+
+def test_a_lost_shim_is_news(boss: Boss, two: Two) -> None:
+    shim, second = two
+    boss.activate()
+    link = second.link
+    assert link is not None
+    shim.call(link.close)
+    wait(lambda: bool(boss.of(SlotLost)))
+    assert boss.of(SlotLost)[0].local == 1
+    assert [f.symptom for f in boss.state.failures] == ["node_lost"]
+
+
+def test_a_shim_without_the_key_is_nobody(boss: Boss, two: Two) -> None:
+    shim, _second = two
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.connect(shim_address(boss.key, shim.place))
+        stranger.sendall(b"hello, I am local id 1\n")
+        stranger.settimeout(5.0)
+        while stranger.recv(4096):
+            pass
+    assert boss.of(SlotLost) == []
+
+
+def test_the_shims_meet_where_only_the_key_leads(boss: Boss, shim: Shim) -> None:
+    address = shim_address(boss.key, shim.place)
+    assert address.startswith(b"\0robust-")
+    assert address != shim_address(b"x" * 32, shim.place)
+    assert address != shim_address(boss.key, replace(shim.place, node_index=1))

@@ -1,0 +1,52 @@
+"""What the epilog says of leftovers that it could not clear."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from job_leftovers import clear, proc
+
+from epilog import cleanup, processes
+from epilog.processes import Process
+
+
+def left(*rows: Process, server: list[int] | None = None) -> Any:
+    said = {"ended": 0, "left": list(rows), "alone": True, "looked": 0.0, "server": server or []}
+    return lambda *_: said
+
+
+def test_what_stays_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [proc(4), proc(5)._replace(state="D", name="cat\x1b[2J")]
+    monkeypatch.setattr(cleanup, "end_leftovers", left(*rows))
+    found = clear().findings
+    assert [(f.status, f.cls, f.check, f.action) for f in found] == [
+        ("FAIL", "node", "leftover-processes-stuck", "reboot"),
+        ("FAIL", "user", "leftover-processes", "clear-leftovers"),
+    ]
+    assert found[0].evidence == "left after SIGKILL: 5 (cat [2J) state D"
+
+
+def test_a_file_server_that_is_away_wants_no_reboot(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [proc(4)._replace(state="D"), proc(5)._replace(state="D")]
+    monkeypatch.setattr(cleanup, "end_leftovers", left(*rows, server=[5]))
+    assert [(f.check, f.action) for f in clear().findings] == [
+        ("leftover-processes-stuck", "reboot"),
+        ("leftover-processes-stuck", "none"),
+    ]
+
+
+def test_a_hung_proc_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "scan", lambda uid: time.sleep(60))
+    began = time.monotonic()
+    (found,) = clear(deadline_s=0.3).findings
+    assert (found.check, found.status, found.cls) == ("cleanup-hung", "FAIL", "node")
+    assert time.monotonic() - began < 5
+
+
+def test_our_own_bug_is_the_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "scan", lambda uid: 1 / 0)
+    (found,) = clear().findings
+    assert (found.check, found.status, found.cls) == ("cleanup-error", "ERROR", "tool")
+    assert "ZeroDivisionError" in found.evidence

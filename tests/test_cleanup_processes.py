@@ -1,0 +1,161 @@
+"""The epilog ends the job's processes, and nobody else's: on this machine, in namespaces."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_system import FakeSystem
+from isolated import isolated
+from job_leftovers import (
+    OTHER,
+    UID,
+    clear,
+    make,
+    run,
+    running,
+    sleeper,
+    stepd,
+    stubborn,
+    wait_old_enough,
+)
+
+from epilog import cleanup, processes
+from health import jobs
+
+
+@isolated
+def test_user_mode_ends_the_users_processes_only() -> None:
+    mine, other = sleeper(), sleeper(OTHER)
+    result = clear()
+    assert (result.ended, result.findings) == (1, [])
+    assert mine.wait(5) == -signal.SIGTERM
+    assert running(other) == [True]
+    assert clear() == cleanup.Cleared(0, 0, [])
+
+
+@isolated
+def test_stubborn_ones_are_killed() -> None:
+    process = stubborn()
+    assert clear().findings == []
+    assert process.wait(5) == -signal.SIGKILL
+
+
+@isolated
+def test_job_mode_ends_what_names_the_job() -> None:
+    mine, free, next_job = sleeper(SLURM_JOB_ID="7"), sleeper(), sleeper(SLURM_JOB_ID="8")
+    assert clear("job").ended == 1
+    assert mine.wait(5) == -signal.SIGTERM
+    assert running(free, next_job) == [True, True]
+
+
+@isolated
+def test_never() -> None:
+    mine = sleeper(SLURM_JOB_ID="7")
+    assert clear("never") == cleanup.Cleared(0, 0, [])
+    assert running(mine) == [True]
+
+
+@isolated
+def test_another_job_of_the_user_keeps_its_processes(tmp_path: Path) -> None:
+    daemon = stepd(tmp_path, 9)
+    mine, next_job = sleeper(SLURM_JOB_ID="7"), sleeper(SLURM_JOB_ID="9")
+    theirs = make(Path("/dev/shm/of-9"))
+    wait_old_enough(theirs.stat().st_ctime)  # only the other job keeps it
+    result = clear(dirs=["/dev/shm"])
+    assert (result.ended, result.removed) == (1, 0)
+    assert mine.wait(5) == -signal.SIGTERM
+    assert running(next_job, daemon) == [True, True]
+    assert theirs.exists()
+
+
+@isolated
+def test_steps_that_slurmd_knows_count_too(tmp_path: Path) -> None:
+    free = sleeper()
+    assert clear(steps=[9]).ended == 0
+    assert running(free) == [True]
+    assert clear(steps=[7]).ended == 1
+
+
+@isolated
+def test_where_nobody_knows_what_runs_here_only_the_jobs_own_go(tmp_path: Path) -> None:
+    process = sleeper()
+    assert clear(steps=jobs.maybe(FakeSystem())).ended == 0
+    assert running(process) == [True]
+    process.kill()
+    process.wait()
+
+
+@isolated
+def test_the_own_step_daemon_does_not_count(tmp_path: Path) -> None:
+    daemon = stepd(tmp_path, 7)
+    free = sleeper()
+    assert clear().ended == 1
+    assert running(free, daemon) == [False, True]
+
+
+@isolated
+def test_a_user_cannot_pose_as_a_step_daemon() -> None:
+    fake = run("slurmstepd: [9.batch]", "600", executable="/bin/sleep")
+    assert clear().ended == 1
+    assert fake.wait(5) == -signal.SIGTERM
+
+
+@isolated
+def test_what_forks_as_it_is_killed_is_ended_too() -> None:
+    code = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('on', flush=True)\n"
+        "for _ in range(1000):\n"
+        "    time.sleep(0.01)\n"
+        "    if os.fork():\n"
+        "        os._exit(0)\n"
+    )
+    process = run(sys.executable, "-c", code, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"on\n"
+    assert clear(deadline_s=20.0).findings == []
+    assert not [p for p in processes.scan(UID) if p.state not in "ZX"]
+
+
+def test_a_pid_that_is_anothers_by_now_is_not_signalled() -> None:
+    process = subprocess.Popen(["/bin/sleep", "600"])
+    try:
+        (seen,) = [processes._identity(process.pid)]
+        assert processes.alive(seen)
+        assert not processes.send(seen._replace(start=seen.start - 1), signal.SIGKILL)
+        assert not processes.send(seen._replace(uid=seen.uid + 1), signal.SIGKILL)
+        assert process.poll() is None
+        assert processes.send(seen, signal.SIGKILL)
+        process.wait(5)
+        assert not processes.send(seen, signal.SIGKILL)
+    finally:
+        process.kill()
+
+
+def test_without_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(pid: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", none)
+    process = subprocess.Popen(["/bin/sleep", "600"])
+    try:
+        assert processes.send(processes._identity(process.pid), signal.SIGTERM)
+        assert process.wait(5) == -signal.SIGTERM
+    finally:
+        process.kill()
+
+
+@isolated
+def test_still_there() -> None:
+    assert not cleanup.still_there(7, UID, "user", [], 10.0)
+    mine = sleeper()
+    assert cleanup.still_there(7, UID, "user", [], 10.0)
+    mine.kill()
+    mine.wait()
+    assert not cleanup.still_there(7, UID, "user", [], 10.0)

@@ -1,0 +1,112 @@
+"""What the GPU families tell only from other GPUs, the fleet or the node's history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_gpus import DRIVER, gpu_node, h100
+from fake_system import BOOT, NOW
+from gpu_families import change, check, said
+
+from health.finding import Finding
+from health.system import Event
+
+
+def test_corrected_errors_are_counted_since_the_reset() -> None:
+    device = change(h100(0), ecc__volatile_corrected=100_000)
+    assert check("gpu_ecc").run(gpu_node([device])) == []
+    hours = 5 * 3600
+
+    def after(kind: str, boot: str = BOOT, **data: str) -> list[Finding]:
+        event = Event(NOW - hours, kind, boot, data)
+        return check("gpu_ecc").run(gpu_node([device], history=[event]))
+
+    assert said(after("reset", gpu="gpu0")) == [("ecc-corrected-rate", "WARN", "gpu0", "none")]
+    assert said(after("reset", gpu=device["pci"])) == said(after("reset", gpu="gpu0"))
+    assert said(after("reset", gpu="")) == said(after("reset", gpu="gpu0"))
+    assert said(after("driver")) == said(after("reset", gpu="gpu0"))
+    assert after("reset", gpu="gpu7") == []
+    assert after("drain") == []
+    assert after("reset", boot="another", gpu="gpu0") == []
+
+
+def test_maximum_clocks_against_the_fleet_and_the_other_gpus() -> None:
+    devices = [h100(i) for i in range(4)]
+    devices[2]["clocks"]["max_sm"] = 1755
+    clocks = check("gpu_clocks")
+    assert said(clocks.run(gpu_node(devices))) == [("clocks-uneven", "WARN", "gpu2", "none")]
+    fleet = {"max_clocks": {"NVIDIA H100 80GB HBM3": {"sm": 1980, "memory": 2619}}}
+    assert said(clocks.run(gpu_node(devices, fleet=fleet))) == [
+        ("clocks-max", "FAIL", "gpu2", "none")
+    ]
+    assert clocks.run(gpu_node(devices[:1], fleet=fleet)) == []
+    other = {"max_clocks": {"NVIDIA A100": {"sm": 9999}}}
+    assert said(clocks.run(gpu_node(devices, fleet=other)))[0][0] == "clocks-uneven"
+    assert clocks.run(gpu_node([devices[2]])) == []
+    del devices[2]["clocks"]["max_sm"]
+    assert clocks.run(gpu_node(devices, fleet=fleet)) == []
+
+
+def test_ecc_off_on_one_of_many() -> None:
+    devices = [h100(i) for i in range(4)]
+    devices[1]["ecc"].update(enabled=False, pending=False)
+    found = check("gpu_modes").run(gpu_node(devices))
+    assert said(found) == [("ecc-mode-uneven", "WARN", "gpu1", "reset-gpu")]
+
+
+@pytest.mark.parametrize(
+    ("files", "driver", "fleet", "expected"),
+    [
+        ({}, DRIVER, {}, []),
+        ({}, DRIVER, {"driver": [DRIVER]}, []),
+        ({}, DRIVER, {"driver": DRIVER}, []),
+        ({}, DRIVER, {"driver": ["1.2", DRIVER]}, []),
+        ({}, DRIVER, {"driver": ["1.2"]}, ["driver-fleet"]),
+        ({}, DRIVER, {"driver": 570}, []),  # nothing usable was recorded
+        ({"/sys/module/nvidia/version": "550.1\n"}, DRIVER, {}, ["driver-mixed"]),
+        ({}, "", {"driver": ["1.2"]}, ["driver-fleet"]),
+        (
+            {
+                "/sys/module/nvidia/version": FileNotFoundError(2, "gone"),
+                "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for "
+                "x86_64  550.54.15  Release Build  (dvs-builder@U16)\nGCC version: 12\n",
+            },
+            DRIVER,
+            {},
+            ["driver-mixed"],
+        ),
+        (
+            {
+                "/sys/module/nvidia/version": FileNotFoundError(2, "gone"),
+                "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  "
+                f"{DRIVER}  Sat Aug 26 01:15:15 UTC 2023\n",
+            },
+            DRIVER,
+            {},
+            [],
+        ),
+        ({"/sys/module/nvidia/version": FileNotFoundError(2, "gone")}, DRIVER, {}, []),
+    ],
+)
+def test_driver_versions(
+    files: dict[str, Any], driver: str, fleet: dict[str, Any], expected: list[str]
+) -> None:
+    system = gpu_node([h100(0)], files=files, fleet=fleet)
+    system.snapshot["driver"] = driver
+    assert [f.check for f in check("gpu_versions").run(system)] == expected
+
+
+def test_vbios() -> None:
+    versions = check("gpu_versions")
+    devices = [h100(i) for i in range(4)]
+    devices[3]["vbios"] = "96.00.30.00.01"
+    found = versions.run(gpu_node(devices))
+    assert said(found) == [("vbios-uneven", "WARN", "", "none")]
+    assert "96.00.30.00.01 on gpu3" in found[0].evidence
+    fleet = {"vbios": {"NVIDIA H100 80GB HBM3": ["96.00.99.00.01"]}}
+    assert said(versions.run(gpu_node(devices, fleet=fleet))) == [
+        ("vbios-fleet", "FAIL", "gpu3", "none")
+    ]
+    both = {"vbios": {"NVIDIA H100 80GB HBM3": ["96.00.99.00.01", "96.00.30.00.01"]}}
+    assert versions.run(gpu_node(devices, fleet=both)) == []
