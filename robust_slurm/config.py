@@ -76,6 +76,23 @@ class Config:
     interval: float = _setting(
         0.0, "time between a node's reports; 0: 0.5 s, 1 s above 256 nodes", unit="s"
     )
+    checkpoint: bool = _setting(True, "keep what a Checkpointer saves in memory, with replicas")
+    checkpoint_dir: str = _setting(
+        "", "durable checkpoints: a directory that all nodes share; empty: the script's, or none"
+    )
+    checkpoint_every: int = _setting(
+        0, "a durable checkpoint every so many steps; 0: by time only", unit="steps"
+    )
+    checkpoint_minutes: float = _setting(
+        10.0, "a durable checkpoint every so many minutes; 0: by steps only", unit="min"
+    )
+    checkpoint_keep: int = _setting(2, "durable checkpoints that are kept", minimum=1)
+    checkpoint_local_dir: str = _setting(
+        "", "directory on each node's own disk for a copy of every durable checkpoint"
+    )
+    checkpoint_bandwidth: float = _setting(
+        0.0, "most that a rank's replica may take of the network; 0: no limit", unit="MB/s"
+    )
     task_python: str = _setting(
         "", "python that runs robust-task on the nodes (default: the one of robust-srun)"
     )

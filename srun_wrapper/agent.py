@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from srun_wrapper.beats import NodeBeats
+from srun_wrapper.checkpoint_messages import Saved
 from srun_wrapper.link import Link
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import (
@@ -29,6 +30,7 @@ from srun_wrapper.messages import (
     Message,
     PeerAsk,
     PeerSay,
+    RankBeat,
     Report,
     Signalled,
     SlotHello,
@@ -100,6 +102,7 @@ class Agent:
         self._stopping_epoch = 0
         self._beats = NodeBeats(run_dir)
         self._first_beats: set[int] = set()
+        self._saved: dict[int, Saved] = {}
         self._samples: dict[int, dict[int, Inspected]] = {}
         self._contact = Contact(since=time.monotonic())
         self._server: Link | None = None
@@ -172,6 +175,12 @@ class Agent:
             if isinstance(message, Exited):
                 self._report()  # the rank's last step, before the news of its end
             self._event(message)
+        elif isinstance(message, Saved):
+            self._saved[message.rank] = message  # goes with the next report
+        elif isinstance(message, Event):
+            self._event(message)  # of the slot's store
+        else:
+            self._to_server(message)
 
     def signalled(self, signum: int) -> None:
         self._event(Signalled(0, signum))
@@ -364,14 +373,19 @@ class Agent:
         now = time.monotonic()
         if fresh or now >= self._contact.report_at:
             self._contact.report_at = now + self._interval
-            self._to_server(Report(self._start.epoch if self._start else 0, beats))
+            self._send_report(beats)
         waiting = self._start is not None and len(self._first_beats) < len(self._start.ranks)
         self._next_tick = self._loop.later(FAST if waiting else self._interval, self._tick)
 
     def _report(self, epoch: int = 0) -> None:
         """Report now; of an epoch that is over only its own steps."""
         if self._start is not None and epoch in (0, self._start.epoch):
-            self._to_server(Report(self._start.epoch, self._beats.read()))
+            self._send_report(self._beats.read())
+
+    def _send_report(self, beats: tuple[RankBeat, ...]) -> None:
+        saved = tuple(self._saved.values())
+        self._saved.clear()
+        self._to_server(Report(self._start.epoch if self._start else 0, beats, saved))
 
     def close(self) -> None:
         """Give sockets back; pending messages to the shims have been sent."""

@@ -79,8 +79,12 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         config.standby_partition,
         config.requeue == "auto",
         job_size(env),
+        config.checkpoint,
+        config.checkpoint_bandwidth * 1e6,
+        absolute(config.checkpoint_local_dir),
     )
-    launch = Launch(command, plan, options, kept, companion, rank_env(command, request, env))
+    ranks = rank_env(command, request, env) | checkpoint_env(config)
+    launch = Launch(command, plan, options, kept, companion, ranks)
     return asyncio.run(supervise(config, launch))
 
 
@@ -120,6 +124,21 @@ def rank_env(command: SrunCommand, request: StepRequest, env: Mapping[str, str])
     if request.label and not request.pty:
         found["SLURM_LABELIO"] = "1"
     return found
+
+
+def checkpoint_env(config: Config) -> dict[str, str]:
+    """What a Checkpointer takes for arguments that the script leaves out."""
+    return {
+        "ROBUST_CHECKPOINT_DIR": absolute(config.checkpoint_dir),
+        "ROBUST_CHECKPOINT_LOCAL_DIR": absolute(config.checkpoint_local_dir),
+        "ROBUST_CHECKPOINT_EVERY": str(config.checkpoint_every),
+        "ROBUST_CHECKPOINT_KEEP": str(config.checkpoint_keep),
+    }
+
+
+def absolute(directory: str) -> str:
+    """The tasks may run in another directory (srun --chdir); "" stays ""."""
+    return str(Path(directory).expanduser().absolute()) if directory else ""
 
 
 def refuse_multi_prog(request: StepRequest) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from srun_wrapper.diagnose import Diagnosis
 from srun_wrapper.ladder import Plan
 
-PHASES = ("detect", "decide", "stop", "replace", "launch", "first_step")
+PHASES = ("detect", "decide", "stop", "replace", "restore", "launch", "first_step")
 
 
 @dataclass(slots=True)
@@ -31,6 +31,7 @@ class Incident:
     swaps: list[tuple[str, str]] = field(default_factory=list)
     step_before: int | None = None
     resume_step: int | None = None
+    restored: tuple[str, ...] = ()  # what the ranks were restored from, in words
     outcome: str = "open"
 
     def __post_init__(self) -> None:
@@ -77,18 +78,22 @@ class Incident:
             "outcome": self.outcome,
             "phases": self.phases(),
             "lost_steps": self.lost_steps,
+            "restored": list(self.restored),
         }
 
     def line(self) -> str:
         """One plain line for stderr."""
         phases = self.phases()
-        parts = ", ".join(f"{name} {phases[name]:.2f}" for name in PHASES)
+        shown = [name for name in PHASES if name != "restore" or self.restored]
+        parts = ", ".join(f"{name} {phases[name]:.2f}" for name in shown)
         what = self.diagnosis.symptom.replace("_", " ")
         where = ",".join(self.diagnosis.suspects) or self.diagnosis.root.node or "the job"
         swapped = "".join(f"; {new} took the ranks of {old}" for old, new in self.swaps)
         steps = "" if self.lost_steps is None else f"; {_count(self.lost_steps)} lost"
+        restored = f"; {self.restored[0]}" if self.restored else ""
         return (
-            f"recovered from {what} on {where} in {phases['total']:.2f} s ({parts}){swapped}{steps}"
+            f"recovered from {what} on {where} in {phases['total']:.2f} s "
+            f"({parts}){swapped}{restored}{steps}"
         )
 
 

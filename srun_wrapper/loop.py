@@ -13,6 +13,7 @@ import selectors
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 
 Callback = Callable[[], None]
@@ -40,6 +41,7 @@ class Loop:
         self._order = itertools.count()
         self._running = False
         self._on_signal: dict[int, Callable[[int], None]] = {}
+        self._calls: deque[Callback] = deque()
         self._wake_read, self._wake_write = os.pipe()
         for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
@@ -83,13 +85,20 @@ class Loop:
         for signum in dict.fromkeys(received):
             if signum in self._on_signal:
                 self._on_signal[signum](signum)
+        while self._calls:
+            self._calls.popleft()()
+
+    def call(self, call: Callback) -> None:
+        """Have the loop do something soon; safe to use from another thread."""
+        self._calls.append(call)
+        self.wake()
 
     def wake(self) -> None:
         """Make the loop turn once; safe to call from another thread."""
         try:
             os.write(self._wake_write, b"\0")
         except BlockingIOError:
-            pass
+            pass  # it is going to turn anyway
 
     # -- running
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import msgspec
 
-
-class Message(msgspec.Struct, array_like=True, tag=True):
-    """Base of all messages; the class name is the tag."""
-
+from srun_wrapper.checkpoint_messages import FromStore, Restore, Saved, ToStore
+from srun_wrapper.message_base import Event as Event
+from srun_wrapper.message_base import Message as Message
 
 # ---------------------------------------------------------------- shim <-> its node's agent
 
@@ -69,12 +68,7 @@ class Report(Message):
 
     epoch: int
     beats: tuple[RankBeat, ...]
-
-
-class Event(Message):
-    """Base of what must not be lost: numbered, kept until acknowledged, sent again."""
-
-    number: int
+    saved: tuple[Saved, ...] = ()  # by ranks that saved since the last report
 
 
 class Started(Event):
@@ -169,6 +163,7 @@ class Start(Message):
     master: str
     port: int
     peers: tuple[Peer, ...] = ()
+    restore: Restore | None = None
 
 
 class Stop(Message):
@@ -211,10 +206,12 @@ class PeerSay(Message):
     silent: float
 
 
-FromShim = SlotHello | Started | Exited | Stopped | Inspected
-ToShim = SlotWelcome | Start | Stop | Signal | Inspect | Finish
-FromAgent = Hello | Report | Started | Exited | Stopped | SlotLost | Signalled | Inspected | PeerAsk
-ToAgent = Ack | Start | Stop | Signal | Inspect | Finish
+_FromSlot = Started | Exited | Stopped | Inspected | FromStore
+_ToSlot = Start | Stop | Signal | Inspect | Finish | ToStore
+FromShim = SlotHello | _FromSlot
+ToShim = SlotWelcome | _ToSlot
+FromAgent = Hello | Report | SlotLost | Signalled | PeerAsk | _FromSlot
+ToAgent = Ack | _ToSlot
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_shim = msgspec.msgpack.Decoder(FromShim).decode

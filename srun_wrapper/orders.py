@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from srun_wrapper.checkpoint_messages import Restore
 from srun_wrapper.messages import Finish, Peer, RankStart, Start
 from srun_wrapper.roster import Node, Role, World
 from srun_wrapper.state import JobState
@@ -14,11 +15,17 @@ PEERS = 8  # agents that each agent knows, to ask when the supervisor is silent
 
 
 def start_orders(
-    state: JobState, grace: float, reason: str, extra: Mapping[str, str]
+    state: JobState,
+    grace: float,
+    reason: str,
+    extra: Mapping[str, str],
+    resume_step: int | None = None,
+    restore_of: Callable[[Node], Restore | None] = lambda _node: None,
 ) -> list[tuple[Node, Start]]:
     """Open the next epoch; every place's part of it.
 
-    ``reason``: why, "" for the first epoch; ``extra``: more environment for all ranks.
+    ``reason``: why, "" for the first epoch; ``extra``: more environment for all ranks;
+    ``resume_step`` and ``restore_of`` (a node's part): what the ranks are restored from.
     """
     epoch = state.new_epoch()
     world = state.world
@@ -30,6 +37,7 @@ def start_orders(
         master_addr=master.address,
         master_port=master.free_port,
         restart_reason=reason,
+        resume_step=resume_step,
         job_id=state.job_id,
         step_id=state.step_id,
     )
@@ -54,6 +62,7 @@ def start_orders(
                 master=master.address,
                 port=master.free_port,
                 peers=peers,
+                restore=restore_of(node),
             ),
         )
         for index, (node, ranks) in enumerate(zip(world.places, world.ranks, strict=True))

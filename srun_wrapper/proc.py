@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,10 +60,10 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def descendants(pid: int) -> list[int]:
-    """All processes below ``pid``, parents before children."""
+def descendants(pid: int, spared: Collection[int] = ()) -> list[int]:
+    """All processes below ``pid``, parents before children; ``spared`` ones' trees left out."""
     found: list[int] = []
-    todo = children(pid)
+    todo = [child for child in children(pid) if child not in spared]
     while todo:
         child = todo.pop()
         found.append(child)
@@ -115,8 +116,13 @@ def expects(pid: int, signum: int) -> bool:
     return any(mask >> (signum - 1) & 1 for mask in masks.values())
 
 
-def childless() -> bool:
-    """True when this process has no child left, not even an adopted or unreaped one."""
+def childless(spared: Collection[int] = ()) -> bool:
+    """True when this process has no child left, not even an adopted or unreaped one.
+
+    ``spared`` ones do not count.
+    """
+    if spared:
+        return set(children(os.getpid())) <= set(spared)
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -10,7 +10,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from srun_wrapper import ladder
+from srun_wrapper import ladder, restoring
 from srun_wrapper.diagnose import Failure, diagnose, is_cascade, killed_by
 from srun_wrapper.incident import Incident
 from srun_wrapper.messages import Stop
@@ -99,6 +99,12 @@ class Recovery:
             # No replacement came: the next rung, with what is left.
             self._replacement.take_back(plan.replace)
             means = self._replacement.means(companions=0)
+        if not await self._boss.restoring.prepare():
+            outcome = ENDED if state.signalled else "superseded by another failure"
+            self._close(incident, outcome)
+            return None
+        incident.mark("restore")
+        incident.restored = self._boss.restoring.lines
         reason = f"{diagnosis.symptom}: {diagnosis.evidence[0] if diagnosis.evidence else ''}"
         self._boss.begin_epoch(reason)
         self._replacement.release(incident)
@@ -227,7 +233,8 @@ class Recovery:
             await state.until(lambda: over() or world.all_stepped(), None)
             if state.failures:
                 return False
-            incident.resume_step = state.progress.resume
+            restored = self._boss.restoring.step
+            incident.resume_step = state.progress.resume if restored is None else restored + 1
         incident.mark("first_step")
         return True
 
@@ -257,6 +264,7 @@ class Recovery:
         assert incident.plan is not None
         self._replacement.leave(incident.plan.replace, incident)
         await self._stop_world(incident)
+        await self._boss.restoring.flush(restoring.END)  # memory does not outlive the job's step
         error = await self._replacement.requeue(incident)
         incident.mark("replace")
         if error:

@@ -40,6 +40,7 @@ class Node:
     unreachable: int = 0  # failed probes in a row
     refused: bool = False  # its kernel says that its shim is gone
     closed_at: float | None = None  # when its connection broke
+    stores: dict[int, int] = field(default_factory=dict)  # local id -> port of the slot's store
     order: Message | None = None  # last Start, Stop or Finish: sent again on a new connection
 
     @property
@@ -121,13 +122,18 @@ class World:
 
     def rank_at(self, node: Node, local: int) -> Rank | None:
         """The rank of a slot; beyond the slots, the torchrun rank with that LOCAL_RANK."""
-        place = self._place.get(id(node))
-        if place is None or self.places[place] is not node:
+        place = self.place_of(node)
+        if place is None:
             return None  # a spare, or it has left, or it takes part from the next epoch on
         ranks = self.ranks[place]
         if local < len(ranks):
             return self.by_rank.get(ranks[local])
         return self.inner.setdefault((place, local), Rank(-1, node, local, True))
+
+    def place_of(self, node: Node) -> int | None:
+        """The node's place in this epoch; None for one that has none."""
+        place = self._place.get(id(node))
+        return place if place is not None and self.places[place] is node else None
 
     def note_started(self, rank: Rank) -> None:
         self.started += not rank.started

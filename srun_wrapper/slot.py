@@ -13,6 +13,7 @@ from pathlib import Path
 from robust_slurm.auto import HOOK_DIR
 from robust_slurm.record import RecordWriter, create
 from srun_wrapper import proc
+from srun_wrapper.keeper import Keeper
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import (
     Exited,
@@ -73,6 +74,7 @@ class Slot:
         run_dir: Path,
         emit: Callable[[Message], None],
         finish: Callable[[int, int], None],
+        keeper: Keeper | None = None,
     ) -> None:
         self._loop = loop
         self._local = local
@@ -80,6 +82,7 @@ class Slot:
         self._run_dir = run_dir
         self._emit = emit
         self._finish = finish
+        self._keeper = keeper
         self._running: _Running | None = None
         self._epoch = 0
         self._next: Start | None = None
@@ -109,6 +112,8 @@ class Slot:
             for local, (code, signum) in enumerate(order.exits):
                 if local == self._local:
                     self._finish(code, signum)
+        elif self._keeper is not None:
+            self._keeper.handle(order)
 
     def signal(self, signum: int) -> None:
         """Pass a signal to the rank's process group."""
@@ -131,8 +136,11 @@ class Slot:
             self._loop.later(0.1, lambda: self._signal_when_ready(signum, give_up_at))
 
     def kill(self) -> None:
-        """End everything below this shim at once, without ceremony."""
-        proc.end_all(proc.descendants(os.getpid()))
+        """End everything below this shim at once, without ceremony; the store's own stays."""
+        proc.end_all(proc.descendants(os.getpid(), self._staying()))
+
+    def _staying(self) -> list[int]:
+        return self._keeper.processes() if self._keeper is not None else []
 
     def children_changed(self) -> None:
         """SIGCHLD: something below this shim ended."""
@@ -173,10 +181,10 @@ class Slot:
                 if self._running is not None and pid == self._running.process.pid:
                     self._running.process.returncode = os.waitstatus_to_exitcode(status)
                     self._running = None
-        if proc.childless():
+        if proc.childless(self._staying()):
             self._stopped(())
         elif now >= self._stuck_at:
-            self._stopped(tuple(proc.descendants(os.getpid()))[:16])
+            self._stopped(tuple(proc.descendants(os.getpid(), self._staying()))[:16])
         else:
             self._next_check.cancel()  # also every child that ends leads here
             self._next_check = self._loop.later(CHECK, self._check_stopped)
@@ -208,6 +216,9 @@ class Slot:
             )
         env = {k: v for k, v in os.environ.items() if k not in STALE}
         env |= torchrun_env | order.env | rank.env
+        if self._keeper is not None:
+            self._keeper.begin(order)
+            env |= self._keeper.env()
         env["ROBUST_BEAT_DIR"] = str(self._run_dir)
         env["ROBUST_AUTO"] = "1" if self._options.auto and not self._options.regex else "0"
         paths = [str(HOOK_DIR), env.get("PYTHONPATH", "")]

@@ -59,6 +59,7 @@ class JobState:
         self.early: set[int] = set()  # those of them that came when there were no ranks to get them
         self.ending = False  # the shims are told to finish
         self.on_news: Callable[[str], None] = lambda _text: None
+        self.on_store: Callable[[Node, Message], None] = lambda _node, _message: None
         # Sources whose step numbers count from 1 in every process, wherever it resumed.
         groups = re.compile(config.progress_regex.encode()).groups
         self._counting = ("auto",) if groups else ("auto", "regex")
@@ -158,12 +159,16 @@ class JobState:
         elif isinstance(message, Report):
             connection.send(Ack(node.seen, self.interval))
             if message.epoch == self.world.epoch and node.role is Role.ACTIVE:
+                for saved in message.saved:
+                    self.on_store(node, saved)
                 stepping = self.world.all_stepped()
                 self._beats(node, message)
                 if stepping:
                     return  # steps as ever: nobody waits for that
         elif isinstance(message, Inspected):
             self.inspections.get(message.token, {})[node.key] = message
+        else:
+            self.on_store(node, message)
         self.changed.set()
 
     def closed(self, connection: Connection) -> None:
@@ -190,6 +195,8 @@ class JobState:
             self._fail_node(node, "node_lost", f"a robust-task of {node.name} died")
         elif isinstance(message, Signalled):
             self._signalled(node, message.signum)
+        else:
+            self.on_store(node, message)
 
     def pass_on(self, signum: int) -> None:
         """Someone sends the ranks a signal that does not end the step."""

@@ -15,13 +15,15 @@ import time
 from robust_slurm.config import Config
 from robust_slurm.ledger import JobLedger
 from robust_slurm.slurm import Slurm
-from srun_wrapper import ladder, steps
+from srun_wrapper import ladder, restoring, steps
+from srun_wrapper.checkpoints import Checkpoints
 from srun_wrapper.messages import Finish, Message, Signal, Start, Stop
 from srun_wrapper.orders import finish_order, start_orders
 from srun_wrapper.realstep import RealStep
 from srun_wrapper.recovery import Recovery
 from srun_wrapper.replace import Replacement
 from srun_wrapper.report import Account, roster, say
+from srun_wrapper.restoring import Restoring
 from srun_wrapper.roster import Node, Role, World, planned_world, real_world
 from srun_wrapper.server import Connection, listen
 from srun_wrapper.state import JobState
@@ -51,6 +53,9 @@ class Supervisor:
         own = env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
         self.state = JobState(config, job_id, own)
         self.state.on_news = self.news
+        self.checkpoints = Checkpoints(self)
+        self.state.on_store = self.checkpoints.heard
+        self.restoring = Restoring(self)
         self.ledger = JobLedger(config.job_dir(job_id))
         self.account = Account()
         self.key = secrets.token_bytes(32)
@@ -79,7 +84,8 @@ class Supervisor:
                 return missing or 128 + self.state.signalled
             self._first_world()
             watcher = asyncio.create_task(self._watch())
-            self.begin_epoch("")
+            if await self.restoring.prepare():
+                self.begin_epoch("")
             code = await self._life()
             if self.phase not in ("failed", "requeued"):
                 self.phase = "failed" if code else "done"
@@ -173,8 +179,12 @@ class Supervisor:
     def begin_epoch(self, reason: str) -> None:
         """Send every place its part of the next epoch."""
         grace, extra = self.config.stop_grace, self.launch.rank_env
-        for node, order in start_orders(self.state, grace, reason, extra):
+        restored = self.restoring.step
+        for node, order in start_orders(
+            self.state, grace, reason, extra, restored, self.restoring.of
+        ):
             self.send(node, order)
+        self.checkpoints.new_epoch(restored is not None)
         world = self.state.world
         for signum in sorted(self.state.early):
             for node in world.places:
@@ -208,6 +218,8 @@ class Supervisor:
     async def finish(self) -> int:
         """Let every shim end like its rank; returns the step's exit code as srun computes it."""
         state = self.state
+        limit = restoring.SIGNALLED if state.signalled else restoring.END
+        await self.restoring.flush(limit)
         self._dismiss()
         codes = [
             128 + r.exit[1] if r.exit[1] else r.exit[0]
@@ -281,6 +293,7 @@ class Supervisor:
         # Ranks that are being stopped make no step, and that is no hang.
         if not self.state.failures and self.state.stopping_epoch < self.state.world.epoch:
             hang.look(now)
+            self.checkpoints.look(now)
         if now >= self._next_roster:
             self._next_roster = now + ROSTER_EVERY
             self.write_roster()
@@ -288,6 +301,7 @@ class Supervisor:
     def write_roster(self) -> None:
         name = self.env.get("SLURM_JOB_NAME", "")
         record = roster(self.state, self.account, self.phase, name, "")
+        record["checkpoint"] = self.checkpoints.record()
         self.ledger.roster(self.state.step_id, record)
 
     def news(self, text: str) -> None:

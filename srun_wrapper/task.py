@@ -26,6 +26,7 @@ import msgspec
 from robust_slurm.ledger import append_line
 from srun_wrapper import proc
 from srun_wrapper.agent import Agent, Place, job_of, shim_address
+from srun_wrapper.keeper import Keeper
 from srun_wrapper.link import Link
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import (
@@ -67,6 +68,9 @@ class TaskOptions(msgspec.Struct, frozen=True):
     standby_partition: str = ""
     requeue: bool = False
     size: dict[str, str] = {}  # of the job, as robust-srun's environment has it (resubmit.SIZE)
+    checkpoint: bool = True
+    checkpoint_bandwidth: float = 0.0  # bytes/s for a rank's replica; 0: no limit
+    checkpoint_local: str = ""  # directory on the node's own disk
 
 
 def place_from(env: Mapping[str, str]) -> Place:
@@ -122,6 +126,7 @@ class Shim:
         self._options = options
         self._command = tuple(command)
         self._slot: Slot | None = None
+        self._keeper: Keeper | None = None
         self._agent: Agent | None = None
         self._link: Link | None = None
         self._run_dir: Path | None = None
@@ -141,6 +146,7 @@ class Shim:
             self._agent = Agent(
                 self._loop, self._place, self._key, self._run_dir, self._order, self._abandon
             )
+            self._announce()
         else:
             self._find_agent()
         try:
@@ -148,6 +154,8 @@ class Shim:
         finally:
             if self._slot is not None:
                 self._slot.kill()
+            if self._keeper is not None:
+                self._keeper.close()
             if self._agent is not None:
                 self._agent.close()
             if self._run_dir is not None:
@@ -162,7 +170,38 @@ class Shim:
             self._options.regex,
             self._options.inherit,
         )
-        self._slot = Slot(self._loop, self._place.local, options, run_dir, self._emit, self._finish)
+        if self._options.checkpoint:
+            self._keeper = self._make_keeper(run_dir)
+        self._slot = Slot(
+            self._loop,
+            self._place.local,
+            options,
+            run_dir,
+            self._emit,
+            self._finish,
+            self._keeper,
+        )
+
+    def _make_keeper(self, run_dir: Path) -> Keeper | None:
+        try:
+            return Keeper(
+                self._loop,
+                self._place.local,
+                run_dir,
+                self._key,
+                self._emit,
+                bandwidth=self._options.checkpoint_bandwidth,
+                local_directory=self._options.checkpoint_local,
+            )
+        except OSError as err:
+            sys.stderr.write(
+                f"robust-task: {self._place.node}: no checkpoints in memory: {run_dir}: {err}\n"
+            )
+            return None
+
+    def _announce(self) -> None:
+        if self._keeper is not None:
+            self._keeper.announce()
 
     # -- a shim that is not the agent
 
@@ -199,6 +238,7 @@ class Shim:
             return
         if isinstance(message, SlotWelcome):
             self._make_slot(Path(message.run_dir))
+            self._announce()
         else:
             self._order(message)
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from robust_slurm.slurm.model import FINISHED, Node
-from status.records import Accusation, Incident, Roster, clean
+from status.records import Accusation, Checkpoint, Incident, Roster, clean
 
 STALE_S = 30.0  # a supervisor reports every second or so; this long without is worth a look
 LIVE = ("starting", "running", "recovering", "terminating", "requeued", "silent")
@@ -58,6 +58,7 @@ class JobRow:
     unproductive_s: float
     ettr: float | None
     note: str
+    checkpoint: Checkpoint | None
 
     @property
     def live(self) -> bool:
@@ -128,6 +129,7 @@ def job_row(roster: Roster, slurm: SlurmView, now: float) -> JobRow:
         unproductive_s=roster.unproductive_s,
         ettr=roster.ettr,
         note=roster.note,
+        checkpoint=roster.checkpoint,
     )
 
 

@@ -27,6 +27,19 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """Where a step's checkpoints stand: newest steps that all ranks have, None for none yet."""
+
+    step: int | None  # in memory
+    replicated: int | None  # on another node as well
+    durable: int | None  # on disk
+    survives: str
+    directory: str
+    bytes: int  # of a rank's snapshot
+    blocked_s: float  # that the slowest rank was kept from training by its last one
+
+
+@dataclass(frozen=True)
 class Roster:
     """One supervised step at its last report. Times are seconds since 1970."""
 
@@ -48,6 +61,7 @@ class Roster:
     unproductive_s: float
     ettr: float | None
     note: str
+    checkpoint: Checkpoint | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +80,7 @@ class Incident:
     outcome: str
     phases: Mapping[str, float]
     lost_steps: int | None
+    restored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,6 +148,21 @@ def roster_from(data: object) -> Roster | None:
         unproductive_s=number(data.get("unproductive_s")) or 0.0,
         ettr=number(data.get("ettr")),
         note=clean(data.get("note")),
+        checkpoint=_checkpoint(data.get("checkpoint")),
+    )
+
+
+def _checkpoint(data: object) -> Checkpoint | None:
+    if not isinstance(data, dict):
+        return None
+    return Checkpoint(
+        step=whole(data.get("step")),
+        replicated=whole(data.get("replicated")),
+        durable=whole(data.get("durable")),
+        survives=clean(data.get("survives")),
+        directory=clean(data.get("directory")),
+        bytes=whole(data.get("bytes")) or 0,
+        blocked_s=number(data.get("blocked_s")) or 0.0,
     )
 
 
@@ -170,6 +200,7 @@ def incident_from(data: object) -> Incident | None:
         outcome=clean(data.get("outcome"), 100),
         phases={clean(k, 30): s for k, v in list(pairs)[:30] if (s := number(v)) is not None},
         lost_steps=whole(data.get("lost_steps")),
+        restored=_words(data.get("restored") or [], MAX_TEXT),
     )
 
 

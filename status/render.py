@@ -13,9 +13,9 @@ from rich.text import Text
 
 from robust_slurm.slurm.values import ParseError, fold
 from status.model import JobReport, JobRow, Report
-from status.records import Incident
+from status.records import Checkpoint, Incident
 
-_PHASES = ("detect", "decide", "stop", "replace", "launch", "first_step", "total")
+_PHASES = ("detect", "decide", "stop", "replace", "restore", "launch", "first_step", "total")
 _BAD = {"DOWN", "DRAIN", "FAIL", "ERROR", "NOT_RESPONDING", "INVALID_REG"}
 _STATUS_STYLE = {"running": "green", "recovering": "yellow", "silent": "red", "failed": "red"}
 # Without a terminal (a pipe, a log) nothing says how wide a line may be, and cutting loses facts.
@@ -61,6 +61,8 @@ def print_job(report: JobReport, out: Console) -> None:
     for row in report.steps:
         if row.note:
             out.print(f"note of step {row.step_id}: {row.note}")
+        if row.checkpoint is not None:
+            out.print(f"checkpoints of step {row.step_id}: {_checkpoint(row.checkpoint)}")
     out.print()
     if report.incidents:
         table = _table("TIME", "SYMPTOM", "CAUSE", "SUSPECTS", "ACTION", "OUTCOME", "LOST STEPS")
@@ -70,9 +72,28 @@ def print_job(report: JobReport, out: Console) -> None:
             table.add_row(*_incident(incident))
         out.print(table)
         out.print("phases in seconds")
+        for incident in report.incidents:
+            for line in incident.restored:
+                out.print(f"{_clock(incident.time)} {line}")
     else:
         out.print(f"Job {report.job_id} had no incidents.")
     _problems(report.problems, out)
+
+
+def _checkpoint(at: Checkpoint) -> str:
+    """Like "training step 120 in memory, 120 on other nodes, 100 on disk in /ckpt; …"."""
+    parts = [
+        f"{'no step' if step is None else f'step {step}'} {where}"
+        for step, where in (
+            (at.step, "in memory"),
+            (at.replicated, "on other nodes"),
+            (at.durable, f"on disk in {at.directory}" if at.directory else "on disk"),
+        )
+    ]
+    text = f"training {', '.join(parts)}"
+    if at.survives:
+        text += f"; {at.survives}"
+    return f"{text}; {at.bytes / 1e6:.0f} MB a rank, blocked {1000 * at.blocked_s:.1f} ms a step"
 
 
 def _incident(incident: Incident) -> list[str]:

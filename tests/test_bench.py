@@ -108,7 +108,7 @@ class _Scripted(Training):
 
 
 def _phases(**seconds: float) -> dict[str, float]:
-    names = ("detect", "decide", "stop", "replace", "launch", "first_step")
+    names = ("detect", "decide", "stop", "replace", "restore", "launch", "first_step")
     return {name: seconds.get(name, 0.0) for name in names}
 
 

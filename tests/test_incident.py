@@ -31,6 +31,7 @@ def test_phases_and_the_line() -> None:
             "decide": 0.1,
             "stop": 0.2,
             "replace": 0.0,
+            "restore": 0.0,
             "launch": 0.7,
             "first_step": 2.0,
             "total": 3.5,
@@ -40,6 +41,16 @@ def test_phases_and_the_line() -> None:
         "recovered from node lost on n3 in 3.50 s (detect 0.50, decide 0.10, stop 0.20, "
         "replace 0.00, launch 0.70, first_step 2.00); n5 took the ranks of n3; 20 steps lost"
     )
+
+
+def test_what_the_ranks_were_restored_from_is_in_the_line() -> None:
+    it = incident()
+    it.marks = {"decide": 100.1, "replace": 100.3, "restore": 100.7, "launch": 101.0}
+    it.restored = ("step 46 from memory", "rank 3 from n2's replica")
+    it.step_before, it.resume_step = 47, 47
+    assert "restore 0.40, launch 0.30" in it.line()
+    assert it.line().endswith("; step 46 from memory; 1 step lost")
+    assert it.record(1, "0")["restored"] == list(it.restored)
 
 
 def test_the_record_is_json_with_every_field() -> None:

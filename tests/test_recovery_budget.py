@@ -11,11 +11,13 @@ import pytest
 from robust_slurm.config import Config
 from srun_wrapper import recovery
 from srun_wrapper import state as job_state
+from srun_wrapper.checkpoints import Checkpoints
 from srun_wrapper.diagnose import Failure
 from srun_wrapper.ladder import Means
 from srun_wrapper.messages import Hello, Message, Stop
 from srun_wrapper.recovery import STEADY, Recovery
 from srun_wrapper.replace import Replacement
+from srun_wrapper.restoring import Restoring
 from srun_wrapper.roster import Node, Role, World
 from srun_wrapper.server import Connection
 from srun_wrapper.state import JobState
@@ -50,6 +52,8 @@ class Boss:
             event=lambda *_a, **_k: None, incident=lambda *_a: None, write_roster=lambda: None
         )
         self.ledger = self.account = nothing
+        boss = cast(Supervisor, self)
+        self.checkpoints, self.restoring = Checkpoints(boss), Restoring(boss)
         self.news = self.write_roster = lambda *_a: None
         self.begin_epoch("")
 

@@ -151,6 +151,10 @@ class Questions:
             raise SlurmError("other", argv, str(error)) from error
         return {partition.name: partition for partition in found}
 
+    def topology(self) -> str:
+        """What ``scontrol show topology`` prints; "" where the plugin has none."""
+        return self._run(("scontrol", "-a", "show", "topology"), retry=True).stdout
+
     # ---- inside
 
     def _until(self) -> float:

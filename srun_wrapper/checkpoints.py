@@ -1,0 +1,230 @@
+"""What the supervisor knows about the job's checkpoints, and where replicas go."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from robust_slurm.checkpoint import placement
+from robust_slurm.checkpoint.survival import survives as survival
+from robust_slurm.checkpoint.topology import leaves
+from srun_wrapper.checkpoint_messages import (
+    Alarm,
+    Committed,
+    Enrolled,
+    Moved,
+    PersistAt,
+    Persisted,
+    Place,
+    ReplicaTo,
+    Resumed,
+    Saved,
+    Stock,
+    StoreReady,
+)
+from srun_wrapper.messages import Message
+from srun_wrapper.report import say
+from srun_wrapper.roster import Node
+
+if TYPE_CHECKING:
+    from srun_wrapper.supervisor import Supervisor
+
+AHEAD = 2.5  # report intervals between ordering a durable checkpoint and its step
+TOPOLOGY = 10.0  # s for Slurm to say how nodes are connected
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAt:
+    """One slot's store in the running job."""
+
+    node: Node
+    local: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.node.key[0]}.{self.node.key[1]}.{self.node.key[2]}/{self.local}"
+
+
+@dataclass(slots=True)
+class Enrolment:
+    """What a rank's Checkpointer said of itself, in the epoch in which it said it."""
+
+    epoch: int
+    place: int  # of its node in the world
+    at: StoreAt
+    said: Enrolled
+
+
+@dataclass(slots=True)
+class Checkpoints:
+    """Fed by ``heard``; asks the supervisor to send orders."""
+
+    boss: Supervisor
+    ranks: dict[int, Enrolment] = field(default_factory=dict)
+    saved: dict[int, Saved] = field(default_factory=dict)
+    stocks: dict[int, list[tuple[StoreAt, Stock]]] = field(default_factory=dict)
+    moved: dict[int, list[tuple[StoreAt, Moved]]] = field(default_factory=dict)
+    durable_step: int | None = None
+    survives: str = ""
+    _here: set[int] = field(default_factory=set)  # ranks that enrolled in the running epoch
+    _placed: int = 0  # epoch whose ranks have been placed
+    _leaf: dict[str, str] | None = None
+    _next_durable: float = 0.0
+    _told: set[str] = field(default_factory=set)
+    _placing: asyncio.Task[None] | None = None
+
+    # -- what was said
+
+    def heard(self, node: Node, message: Message) -> None:
+        """Everything that stores say comes through here."""
+        if isinstance(message, StoreReady):
+            node.stores[message.local] = message.port
+        elif isinstance(message, Enrolled):
+            if message.epoch == self.boss.state.world.epoch:
+                place = self.boss.state.world.place_of(node)
+                if place is None:
+                    return
+                at = StoreAt(node, message.local)
+                self.ranks[message.rank] = Enrolment(message.epoch, place, at, message)
+                self._here.add(message.rank)
+                if len(self._here) >= message.world and self._placed != message.epoch:
+                    self._placed = message.epoch
+                    self._placing = asyncio.create_task(self._place())
+        elif isinstance(message, Saved):
+            if message.epoch == self.boss.state.world.epoch:
+                self.saved[message.rank] = message
+        elif isinstance(message, Stock):
+            asked = self.stocks.get(message.token)
+            if asked is not None:
+                asked.append((StoreAt(node, message.local), message))
+        elif isinstance(message, Moved):
+            wanted = self.moved.get(message.token)
+            if wanted is not None:
+                wanted.append((StoreAt(node, message.local), message))
+        elif isinstance(message, Persisted):
+            if not message.ok:
+                self._alarm(node, message.rank, f"step {message.step} not on disk: {message.why}")
+        elif isinstance(message, Committed):
+            self._committed(message)
+        elif isinstance(message, Alarm):
+            self._alarm(node, message.rank, message.text)
+        elif isinstance(message, Resumed):
+            self.boss.ledger.event("resumed", rank=message.rank, step=message.step)
+
+    def _committed(self, message: Committed) -> None:
+        self.boss.ledger.event("durable", step=message.step, ok=message.ok, why=message.why)
+        if message.ok:
+            self.durable_step = max(message.step, self.durable_step or 0)
+            self.boss.news(f"checkpoint of step {message.step} is on disk")
+        else:
+            self._say_once(f"no durable checkpoint of step {message.step}: {message.why}")
+
+    def _alarm(self, node: Node, rank: int, text: str) -> None:
+        self.boss.ledger.event("checkpoint_alarm", node=node.name, rank=rank, text=text)
+        self._say_once(f"checkpoints, rank {rank} on {node.name}: {text}", text)
+
+    def _say_once(self, text: str, key: str = "") -> None:
+        # Thousands of ranks may have the same trouble.
+        if (key or text) not in self._told:
+            self._told.add(key or text)
+            say(text)
+
+    @property
+    def directory(self) -> str:
+        """The durable tier's, "" for none."""
+        said = next((e.said.directory for e in self.ranks.values()), "")
+        return said or self.boss.config.checkpoint_dir
+
+    # -- where replicas go
+
+    async def _place(self) -> None:
+        """Choose for every rank the store that gets its replica, and tell the stores."""
+        if self._leaf is None:
+            self._leaf = await self._switches()
+        epoch = self.boss.state.world.epoch
+        ranks = {r: e for r, e in self.ranks.items() if e.epoch == epoch}
+        world = max(ranks, default=-1) + 1
+        if sorted(ranks) != list(range(world)):
+            return  # another epoch has begun
+        names = [ranks[r].at.node.name for r in range(world)]
+        mesh = ranks[0].said.mesh
+        if any(e.said.mesh != mesh for e in ranks.values()):
+            say("checkpoints: the ranks name different meshes: placed without regard to groups")
+            mesh = {}
+        placed = placement.place(names, mesh, self._leaf)
+        orders: dict[int, list[ReplicaTo]] = {}
+        nodes: dict[int, Node] = {}
+        for owner, holder in enumerate(placed.holders):
+            node = ranks[owner].at.node
+            nodes[id(node)] = node
+            to = ranks[holder].at if holder is not None else None
+            target = ReplicaTo(owner, -1, "", "", 0)
+            if to is not None and to.local in to.node.stores:
+                port = to.node.stores[to.local]
+                assert holder is not None
+                target = ReplicaTo(owner, holder, to.node.name, to.node.address, port)
+            orders.setdefault(id(node), []).append(target)
+        for key, targets in orders.items():
+            self.boss.send(nodes[key], Place(tuple(targets)))
+        survives = survival(placed, names, mesh, self._leaf).text
+        if survives != self.survives:
+            self.survives = survives
+            size = max(e.said.size for e in ranks.values())
+            where = self.directory or "nowhere (set checkpoint_dir)"
+            text = (
+                f"checkpoints: every step in memory, about {size / 1e6:.0f} MB a rank; "
+                f"replicas survive the loss of {survives}; on disk: {where}"
+            )
+            say(text)
+            self.boss.ledger.event("checkpoints", text=text)
+
+    async def _switches(self) -> dict[str, str]:
+        try:
+            text = await asyncio.wait_for(asyncio.to_thread(self.boss.slurm.topology), TOPOLOGY)
+        except Exception as err:  # noqa: BLE001 - without a topology nodes are all alike
+            self.boss.news(f"no topology: {err}")
+            return {}
+        return leaves(text)
+
+    # -- durable checkpoints by time
+
+    def look(self, now: float) -> None:
+        """Order the next durable checkpoint by time, some steps ahead so that all ranks hear."""
+        pause = 60 * self.boss.config.checkpoint_minutes or math.inf
+        if not self.directory or not self.saved:
+            return
+        if not self._next_durable:
+            self._next_durable = now + pause
+        if now < self._next_durable:
+            return
+        self._next_durable = now + pause
+        step_time = self.boss.state.pace.step_time() or 1.0
+        ahead = math.ceil(AHEAD * self.boss.state.interval / step_time) + 1
+        self.boss.broadcast(PersistAt(max(s.step for s in self.saved.values()) + ahead))
+
+    # -- for robust-status
+
+    def record(self) -> dict[str, Any] | None:
+        """What the roster says of checkpoints; None when no rank uses any."""
+        if not self.ranks:
+            return None
+        newest = [s.step for s in self.saved.values()]
+        copies = [s.replicated for s in self.saved.values() if s.replicated is not None]
+        return {
+            "step": min(newest, default=None),
+            "replicated": min(copies, default=None) if len(copies) == len(newest) else None,
+            "durable": self.durable_step,
+            "survives": self.survives,
+            "directory": self.directory,
+            "bytes": max((s.size for s in self.saved.values()), default=0),
+            "blocked_s": max((s.blocked_s for s in self.saved.values()), default=0.0),
+        }
+
+    def new_epoch(self, restored: bool) -> None:
+        """All ranks start anew; ``restored``: from memory, which another fault may take."""
+        self.saved.clear()
+        self._here.clear()
+        self._next_durable = time.monotonic() if restored else 0.0

@@ -1,0 +1,173 @@
+"""The slot's store of snapshots, as the shim sees it: orders in, messages out.
+
+What may take long (checking, fetching, writing) runs in threads; the shim's loop never waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from robust_slurm.checkpoint import store
+from srun_wrapper.checkpoint_messages import (
+    Alarm,
+    Committed,
+    Done,
+    Enrolled,
+    Fetch,
+    Flush,
+    Held,
+    Moved,
+    PersistAt,
+    Persisted,
+    Place,
+    Restore,
+    Resumed,
+    Saved,
+    Stock,
+    StoreReady,
+    TakeStock,
+)
+from srun_wrapper.loop import Loop
+from srun_wrapper.messages import Message, Start
+
+DIRECTORY = "ckpt"  # in the agent's run directory
+SOCKET = "ROBUST_CKPT_SOCKET"
+
+
+class Keeper:
+    """One slot's store. Raises OSError when it cannot be made."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        local: int,
+        run_dir: Path,
+        key: bytes,
+        emit: Callable[[Message], None],
+        *,
+        bandwidth: float,
+        local_directory: str,
+    ) -> None:
+        self._loop = loop
+        self._local = local
+        self._emit = emit
+        self._epoch = 0
+        directory = run_dir / DIRECTORY
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self._store = store.Store(
+            directory,
+            name=str(local),
+            key=key,
+            emit=lambda event: loop.call(lambda: self._event(event)),
+            bandwidth=bandwidth,
+            local_directory=local_directory,
+        )
+
+    def announce(self) -> None:
+        """Say where peers find this store; once the way to the supervisor is there."""
+        self._emit(StoreReady(0, self._local, self._store.port))
+
+    def env(self) -> dict[str, str]:
+        """What the rank needs to find the store."""
+        return {SOCKET: str(self._store.socket_path)}
+
+    def begin(self, order: Start) -> None:
+        """A new epoch is about to be launched in this slot."""
+        self._epoch = order.epoch
+        self._store.begin(order.epoch, _restore(order.restore))
+
+    def processes(self) -> list[int]:
+        """Pids of the store's own children, which do not end with the rank."""
+        return self._store.children()
+
+    def close(self) -> None:
+        self._store.close()
+
+    # -- orders
+
+    def handle(self, order: Message) -> None:
+        """Carry an order out, if it is one for this store."""
+        kept = self._store
+        if isinstance(order, Place):
+            kept.place(
+                {
+                    t.owner: store.Target(t.holder, t.host, t.port, t.node) if t.port else None
+                    for t in order.targets
+                }
+            )
+        elif isinstance(order, PersistAt):
+            kept.persist_at(order.step)
+        elif isinstance(order, TakeStock):
+            self._in_thread(lambda: Stock(order.token, self._local, _held(kept.stock())))
+        elif isinstance(order, Fetch) and order.local == self._local:
+            wanted = [store.Wanted(i.owner, i.step, i.host, i.port) for i in order.items]
+            self._in_thread(lambda: Moved(order.token, self._local, _done(kept.fetch(wanted))))
+        elif isinstance(order, Flush) and order.local == self._local:
+            self._in_thread(
+                lambda: Moved(
+                    order.token,
+                    self._local,
+                    _done(kept.flush(order.owners, order.step, order.commit_world, order.deadline)),
+                )
+            )
+
+    def _in_thread(self, work: Callable[[], Message]) -> None:
+        def run() -> None:
+            answer = work()
+            self._loop.call(lambda: self._emit(answer))
+
+        threading.Thread(target=run, daemon=True).start()
+
+    # -- events
+
+    def _event(self, event: store.Event) -> None:
+        message: Message
+        if isinstance(event, store.Enrolled):
+            message = Enrolled(
+                0,
+                event.epoch,
+                self._local,
+                event.rank,
+                event.world,
+                dict(event.mesh),
+                tuple(event.needs),
+                event.directory,
+                event.every,
+                event.bytes,
+            )
+        elif isinstance(event, store.Saved):
+            message = Saved(
+                self._epoch,
+                event.rank,
+                event.step,
+                event.replicated_step,
+                event.size,
+                event.copy_s,
+                event.blocked_s,
+            )
+        elif isinstance(event, store.Persisted):
+            message = Persisted(0, event.rank, event.step, event.ok, event.why, event.seconds)
+        elif isinstance(event, store.Committed):
+            message = Committed(0, event.step, event.ok, event.why)
+        elif isinstance(event, store.Resumed):
+            message = Resumed(0, self._epoch, event.rank, event.step)
+        else:
+            message = Alarm(0, event.rank, event.text)
+        self._emit(message)
+
+
+def _restore(restore: Restore | None) -> store.Restore | None:
+    return None if restore is None else store.Restore(restore.step, restore.tier, restore.shards)
+
+
+def _held(holdings: list[store.Holding]) -> tuple[Held, ...]:
+    return tuple(
+        Held(h.owner, h.step, h.world, tuple(h.needs), h.tier, h.file, h.size, h.ok, h.why, h.epoch)
+        for h in holdings
+    )
+
+
+def _done(outcomes: list[store.Outcome]) -> tuple[Done, ...]:
+    return tuple(Done(o.owner, o.step, o.ok, o.why, o.file, o.seconds, o.bytes) for o in outcomes)

@@ -1,0 +1,15 @@
+"""What all messages have in common."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Message(msgspec.Struct, array_like=True, tag=True):
+    """Base of all messages; the class name is the tag."""
+
+
+class Event(Message):
+    """Base of what must not be lost: numbered, kept until acknowledged, sent again."""
+
+    number: int

@@ -1,0 +1,253 @@
+"""Before an epoch: find what the ranks can be restored from and bring it where it is needed.
+
+And before an end: write what only memory has to the durable tier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from robust_slurm.checkpoint import durable
+from robust_slurm.checkpoint import plan as planner
+from robust_slurm.checkpoint.flush import flush as plan_flush
+from srun_wrapper.checkpoint_messages import (
+    Fetch,
+    FetchItem,
+    Flush,
+    Moved,
+    Restore,
+    Stock,
+    TakeStock,
+)
+from srun_wrapper.checkpoints import StoreAt
+from srun_wrapper.messages import Message
+from srun_wrapper.report import say
+from srun_wrapper.roster import Node, Role
+
+if TYPE_CHECKING:
+    from srun_wrapper.supervisor import Supervisor
+
+STOCK = 20.0  # s for a store to answer, and for every
+STOCK_RATE = 1e9  # bytes that it has to check, one more
+LEAVING = 1.0  # s longer for nodes that are leaving the job
+LIST = 20.0  # s for the shared file system to list the durable checkpoints
+TRIES = 4  # plans in one recovery: a source may fail only when it is used
+FETCH = 600.0
+END = 600.0  # s for the last durable checkpoint of a job that ends by itself
+SIGNALLED = 20.0  # s of Slurm's KillWait (30 s by default) for one that is ended
+
+
+class Restoring:
+    """Makes the restore plan of the next epoch, and flushes."""
+
+    def __init__(self, boss: Supervisor) -> None:
+        self._boss = boss
+        self._tokens = itertools.count(1)
+        self._plan: planner.Resume | None = None
+
+    # -- the next epoch's
+
+    def of(self, node: Node) -> Restore | None:
+        """What the ranks of a node are restored from."""
+        plan = self._plan
+        if plan is None or not plan.tier:
+            return None
+        return Restore(plan.step, plan.tier, plan.shards(node.name))
+
+    @property
+    def step(self) -> int | None:
+        return self._plan.step if self._plan is not None and self._plan.tier else None
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return self._plan.lines if self._plan is not None else ()
+
+    async def prepare(self) -> bool:
+        """Decide and fetch. False if another failure or the end came in between."""
+        boss = self._boss
+        self._plan = None
+        if not boss.checkpoints.ranks and not boss.config.checkpoint_local_dir:
+            return True
+        places = await self._stock(self._interrupted)
+        steps = await self._durable()
+        seats = self._seats()
+        failed: set[tuple[str, int, int]] = set()
+        for _ in range(TRIES):
+            if self._interrupted():
+                return False
+            plan = planner.plan(places, seats, self._world(), steps, failed)
+            for passed in plan.passed:
+                boss.ledger.event(
+                    "passed_over",
+                    node=passed.node,
+                    owner=passed.owner,
+                    step=passed.step,
+                    file=passed.file,
+                    why=passed.why,
+                )
+            bad = await self._fetch(plan.transfers)
+            if not bad:
+                self._plan = plan
+                boss.ledger.event("restore", step=plan.step, tier=plan.tier, plan=plan.lines)
+                return not self._interrupted()
+            failed |= bad
+        say("checkpoints: no plan could be carried out; the ranks look on disk by themselves")
+        return not self._interrupted()
+
+    def _interrupted(self) -> bool:
+        return bool(self._boss.state.failures) or self._boss.state.signalled > 0
+
+    def _world(self) -> int:
+        said = next((e.said.world for e in self._boss.checkpoints.ranks.values()), 0)
+        return said or self._boss.state.world.size
+
+    def _seats(self) -> dict[int, planner.Seat]:
+        """Where each rank runs next: in the same slot of the same place."""
+        world = self._boss.state.world
+        known = {r: (e.place, e.at.local) for r, e in self._boss.checkpoints.ranks.items()}
+        if not known:
+            known = {
+                rank: (place, local)
+                for place, ranks in enumerate(world.ranks)
+                for local, rank in enumerate(ranks)
+            }
+        return {
+            rank: planner.Seat(StoreAt(world.places[place], local).name, world.places[place].name)
+            for rank, (place, local) in known.items()
+        }
+
+    async def _durable(self) -> list[tuple[int, int]]:
+        directory = self._boss.checkpoints.directory
+        if not directory:
+            return []
+        try:
+            found = await asyncio.wait_for(asyncio.to_thread(durable.committed, directory), LIST)
+        except (OSError, durable.DurableError, TimeoutError) as err:
+            say(f"checkpoints: cannot list {directory}: {err or 'no answer'}")
+            return []
+        return [(c.step, c.world) for c in found]
+
+    # -- asking the stores
+
+    async def _stock(self, over: Callable[[], bool]) -> list[planner.Place]:
+        """What every store that can be reached has; those of nodes that leave if they are quick."""
+        boss, token = self._boss, next(self._tokens)
+        answers = boss.checkpoints.stocks.setdefault(token, [])
+        asked = [n for n in boss.state.nodes.values() if n.connection is not None and n.stores]
+        for node in asked:
+            boss.send(node, TakeStock(token))
+        staying = {
+            StoreAt(n, local).name for n in asked if n.role is not Role.LOST for local in n.stores
+        }
+        everyone = {StoreAt(n, local).name for n in asked for local in n.stores}
+
+        def heard() -> set[str]:
+            return {at.name for at, _ in answers}
+
+        size = max((s.size for s in boss.checkpoints.saved.values()), default=0)
+        limit = STOCK + 8 * size / STOCK_RATE
+        await boss.state.until(lambda: over() or staying <= heard(), limit)
+        if everyone - heard() and not over():
+            await boss.state.until(lambda: over() or everyone <= heard(), LEAVING)
+        del boss.checkpoints.stocks[token]
+        return [self._place(at, stock) for at, stock in answers]
+
+    def _place(self, at: StoreAt, stock: Stock) -> planner.Place:
+        holdings = [
+            planner.Holding(
+                h.owner, h.step, h.world, h.needs, h.tier, h.file, h.size, h.ok, h.why, h.epoch
+            )
+            for h in stock.held
+        ]
+        port = at.node.stores.get(at.local, 0)
+        return planner.Place(at.name, at.node.name, at.node.address, port, holdings)
+
+    def _stores(self) -> dict[str, StoreAt]:
+        return {
+            StoreAt(node, local).name: StoreAt(node, local)
+            for node in self._boss.state.nodes.values()
+            for local in node.stores
+        }
+
+    async def _fetch(self, transfers: tuple[planner.Transfer, ...]) -> set[tuple[str, int, int]]:
+        """Have the stores fetch; which (source, owner, step) could not be used."""
+        if not transfers:
+            return set()
+        stores = self._stores()
+        orders: dict[str, list[planner.Transfer]] = {}
+        for transfer in transfers:
+            orders.setdefault(transfer.target, []).append(transfer)
+        token = next(self._tokens)
+        sent: list[tuple[Node, Message]] = []
+        for target, group in orders.items():
+            at = stores[target]
+            items = tuple(FetchItem(t.owner, t.step, t.host, t.port) for t in group)
+            sent.append((at.node, Fetch(token, at.local, items)))
+        answers = await self._moved(token, sent, set(orders), FETCH, self._interrupted)
+        bad: set[tuple[str, int, int]] = set()
+        sources = {(t.target, t.owner, t.step): t.source for t in transfers}
+        for at, moved in answers:
+            for done in moved.results:
+                if not done.ok:
+                    why = f"{at.node.name}: rank {done.owner}'s step {done.step}: {done.why}"
+                    self._boss.news(why)
+                    bad.add((sources[at.name, done.owner, done.step], done.owner, done.step))
+        for target in orders.keys() - {at.name for at, _ in answers}:
+            if not self._interrupted():  # it is the target that fails, not its sources
+                self._boss.state.lose(stores[target].node, "its store does not fetch snapshots")
+        return bad
+
+    async def _moved(
+        self,
+        token: int,
+        orders: list[tuple[Node, Message]],
+        wanted: set[str],
+        limit: float,
+        over: Callable[[], bool],
+    ) -> list[tuple[StoreAt, Moved]]:
+        boss = self._boss
+        answers = boss.checkpoints.moved.setdefault(token, [])
+        for node, order in orders:
+            boss.send(node, order)
+        await boss.state.until(lambda: over() or wanted <= {at.name for at, _ in answers}, limit)
+        del boss.checkpoints.moved[token]
+        return answers
+
+    # -- to the durable tier
+
+    async def flush(self, limit: float) -> None:
+        """Write the newest step that memory has whole to disk, if disk has none as new."""
+        boss = self._boss
+        if not boss.checkpoints.ranks or not boss.checkpoints.directory or boss.step.ended:
+            return
+        until = time.monotonic() + limit
+
+        def ended() -> bool:
+            return boss.step.ended
+
+        places, steps = await asyncio.gather(self._stock(ended), self._durable())
+        flush = plan_flush(places, self._world(), steps)
+        if flush.writes:
+            left = max(1.0, until - time.monotonic())
+            stores = self._stores()
+            groups: dict[str, list[tuple[int, str]]] = {}
+            for write in flush.writes:
+                groups.setdefault(write.store, []).append((write.owner, write.file))
+            token = next(self._tokens)
+            orders: list[tuple[Node, Message]] = []
+            for store, owners in groups.items():
+                at = stores[store]
+                world = self._world() if store == flush.committer else 0
+                order = Flush(token, at.local, flush.step, tuple(owners), world, left)
+                orders.append((at.node, order))
+            answers = await self._moved(token, orders, set(groups), left + 1.0, ended)
+            bad = [done.why for _, moved in answers for done in moved.results if not done.ok]
+            if bad or len(answers) < len(groups):
+                why = bad[0] if bad else "no answer in time"
+                say(f"checkpoints: step {flush.step} was not written to disk: {why}")
+            else:
+                say(f"checkpoints: step {flush.step} is on disk in {boss.checkpoints.directory}")
