@@ -40,6 +40,7 @@ _path = ""
 _beats = 0
 _auto_steps = 0
 _explicit = False  # the script calls beat() itself: automatic steps are not counted any more
+_saves = False  # Checkpointer.save() tells the steps: the same
 _phases = 0
 _stack: list[bytes] = []
 _warned = False
@@ -74,11 +75,26 @@ def beat(
 def _auto_step() -> None:
     """One optimizer step was seen by the hook; counts until the script beats by itself."""
     global _beats, _auto_steps
-    if _explicit or (_map is None and (_off or not _claim())):
+    if _explicit or _saves or (_map is None and (_off or not _claim())):
         return
     _auto_steps += 1
     _beats = n = _beats + 1
     _pack_beat(_map, _BEAT_AT, n, _auto_steps, _clock(), _ABSENT, _ABSENT, layout.AUTO, n)
+
+
+def _expect_saves() -> None:
+    """Checkpointer.resume() was called: save() will tell the steps."""
+    global _saves
+    _saves = True
+
+
+def _saved_step(step: int) -> None:
+    """Checkpointer.save() was called with this step; a beat, unless the script beats by itself."""
+    global _explicit
+    if not _explicit:
+        _expect_saves()
+        beat(step)
+        _explicit = False
 
 
 class phase:

@@ -1,0 +1,195 @@
+"""What saving every step costs, and how fast it comes back: ``python -m bench.checkpoint`` (root).
+
+Case ``save``: a training that saves its whole state after every step, with our Checkpointer and
+with others, each beside the same steps without saving and a plain memcpy of the same bytes. Case
+``restore``: a rank that died comes back from its own node's memory, and from a peer node's beside
+plain TCP. ``--peers`` also measures DLRover and NVRx, for which it makes an environment.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import checkpoint_job
+from bench.checkpoint_nodes import Nodes, run_json, scratch
+from bench.checkpoint_peers import Peers
+from bench.checkpoint_restore import replica, restore_own, restore_peer
+from bench.checkpoint_work import SIZES
+from bench.common import MIN_SAMPLES, Results, finish, parser, results_for
+from bench.training import BenchError
+from lab import LabError
+
+QUICK_RUNS = 2
+MEMORY = 11
+"""Times the state's size that a case may take: the training and two nodes' snapshots."""
+RANKS_IN_JOB = 2
+OWN = {"save": 1, "save_replica": 1, "save_busy": 0}
+"""Our ways to save → threads of the training; 0: as many as there are cores."""
+OTHERS = ("torch_save", "dcp_async")
+WENT_WRONG = (BenchError, LabError, OSError, subprocess.SubprocessError)
+
+
+class Bench:
+    """One run: sizes, runs, what was found and what could not be measured."""
+
+    def __init__(self, results: Results, sizes: Sequence[str], peers: Peers | None) -> None:
+        self.results = results
+        self.sizes = sizes
+        self.peers = peers
+        self.runs = results.runs or (QUICK_RUNS if results.quick else MIN_SAMPLES)
+        self.failed: list[str] = []
+
+    def attempt(self, name: str, call: Any, *args: Any) -> None:
+        """Measure something; what goes wrong is told and its metrics are left out."""
+        tell(name)
+        try:
+            call(*args)
+        except WENT_WRONG as error:
+            self.failed.append(name)
+            tell(f"{name}: {error}")
+
+    def room(self, name: str, size: str, times: int = MEMORY) -> bool:
+        """Whether there is memory for a case of so many times ``size``; told if not."""
+        need, there = times * SIZES[size], available()
+        if need > there:
+            why = f"takes {need / 1e9:.0f} GB of memory, {there / 1e9:.0f} GB are available"
+            self.results.settings[f"not measured: {name}_{size}"] = why
+            tell(f"{name}_{size} is left out: it {why}")
+        return need <= there
+
+
+def tell(text: str) -> None:
+    """Progress, for a run that takes half an hour."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def available() -> int:
+    """Bytes that may be used, in memory and in /dev/shm."""
+    shm = os.statvfs("/dev/shm")
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+    return min(free, shm.f_bavail * shm.f_frsize)
+
+
+def save(bench: Bench) -> None:
+    """Blocked time and step time, for every size and way to save."""
+    others = [*OTHERS, *(bench.peers.savers() if bench.peers else ())]
+    for size in bench.sizes:
+        if not bench.room("save", size):
+            continue
+        for name in OWN:
+            bench.attempt(f"{name}_{size}", save_own, bench, name, size)
+        for name in others:
+            bench.attempt(f"{name}_{size}", save_other, bench, name, size)
+
+
+def save_own(bench: Bench, name: str, size: str) -> None:
+    threads = OWN[name] or len(os.sched_getaffinity(0))
+    saver = "save" if name == "save" else "save_replica"
+    with Nodes() as nodes:
+        if saver == "save_replica":
+            nodes.replicate(0)
+        env = {"ROBUST_CKPT_SOCKET": nodes.sockets[0]}
+        found = driver(sys.executable, saver, size, bench.runs, threads, nodes.directory, env)
+        if alarms := nodes.alarms():
+            raise BenchError("; ".join(alarms))
+    add(bench.results, name, size, found, threads)
+
+
+def save_other(bench: Bench, name: str, size: str) -> None:
+    in_peers = bench.peers is not None and name in bench.peers.savers()
+    python = str(bench.peers.python) if bench.peers and in_peers else sys.executable
+    with scratch() as directory:
+        found = driver(python, name, size, bench.runs, 1, directory, {})
+    add(bench.results, name, size, found, 1)
+
+
+def driver(
+    python: str,
+    saver: str,
+    size: str,
+    runs: int,
+    threads: int,
+    directory: Path,
+    env: dict[str, str],
+) -> dict[str, Any]:
+    """Run bench.checkpoint_driver; what it measured."""
+    argv = [python, "-m", "bench.checkpoint_driver", saver, str(SIZES[size]), str(runs)]
+    env = {"OMP_NUM_THREADS": str(threads), **env}
+    return run_json([*argv, str(threads), str(directory)], env)
+
+
+def add(results: Results, name: str, size: str, found: dict[str, Any], threads: int) -> None:
+    """Metrics of one way to save; those of memcpy are the first one's, its ratio is its own's."""
+    case = f"{name}_{size}"
+    results.add(f"{case}.blocked_s", found["blocked"], "s")
+    for key, samples in found["extra"].items():
+        results.add(f"{case}.{key}", samples, "s")
+    results.add(f"{case}.step_s", found["with"], "s")
+    results.add(f"{case}.plain_step_s", found["without"], "s")
+    results.add(f"{case}.step_ratio", found["paired"], "ratio")
+    results.add(f"{case}.memcpy_s", found["memcpy"], "s")
+    results.ratio(f"{case}.blocked/memcpy", f"{case}.blocked_s", f"{case}.memcpy_s")
+    if name == "save":
+        results.add(f"memcpy_{size}.s", found["memcpy"], "s")
+    results.settings[name] = f"{found['note']}; {threads} of {cores()} cores for the training"
+    results.settings[f"state_{size}"] = f"{found['nbytes']} bytes in {found['tensors']} tensors"
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def in_job(bench: Bench) -> None:
+    """The same in a real job of two ranks, which share the machine's cores."""
+    for size in bench.sizes:
+        if bench.room("job", size, RANKS_IN_JOB * MEMORY):
+            bench.attempt(f"job_{size}", save_in_job, bench, size)
+
+
+def save_in_job(bench: Bench, size: str) -> None:
+    ranks = checkpoint_job.run(SIZES[size], bench.runs)
+    merged = {**ranks[0], "extra": {}}
+    for key in ("blocked", "with", "without", "paired", "memcpy"):
+        merged[key] = [value for rank in ranks for value in rank[key]]
+    add(bench.results, "job", size, merged, 1)
+
+
+def restore(bench: Bench) -> None:
+    """From a node's own memory, and from its peer's beside plain TCP."""
+    for size in bench.sizes:
+        if bench.room("restore", size):
+            for case in (restore_own, restore_peer, replica):
+                name = f"{case.__name__}_{size}"
+                bench.attempt(name, case, bench.results, name, SIZES[size], bench.runs)
+
+
+CASES = {"save": save, "job": in_job, "restore": restore}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; exit code 1 when something could not be measured."""
+    options = parser("checkpoint", CASES)
+    options.add_argument("--size", action="append", choices=SIZES, help="only this (repeatable)")
+    options.add_argument("--peers", action="store_true", help="DLRover and NVRx too (pip installs)")
+    args = options.parse_args(argv)
+    results = results_for("checkpoint", args)
+    peers = Peers() if args.peers else None
+    for peer, version in (peers.versions if peers else {}).items():
+        results.settings[peer] = version
+    for peer, why in (peers.missing if peers else {}).items():
+        results.settings[f"not measured: {peer}"] = why
+    bench = Bench(results, args.size or (list(SIZES)[:1] if args.quick else list(SIZES)), peers)
+    for case in args.case or CASES:
+        CASES[case](bench)
+    return finish(results, args) or (1 if bench.failed else 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

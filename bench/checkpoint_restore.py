@@ -1,0 +1,92 @@
+"""How fast a state comes back in bench.checkpoint: from its node, from a peer; and gets there."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from bench.checkpoint_nodes import Nodes, run_json
+from bench.checkpoint_push import Pusher
+from bench.common import Results
+from bench.training import BenchError
+
+
+def restore_own(results: Results, case: str, nbytes: int, runs: int) -> None:
+    """A fresh process resumes from the file that the one before it left in memory."""
+    seconds, verify, memcpy = [], [], []
+    with Nodes() as nodes:
+        saved = rank("save", nbytes, nodes.sockets[0], 0)
+        for epoch in range(1, runs + 1):
+            verify.append(nodes.remotes[0].ask("stock")["seconds"])
+            nodes.begin(epoch, saved["step"], own_file(nodes, saved["step"]))
+            found = rank("restore", nbytes, nodes.sockets[0], epoch)
+            same(saved, found)
+            seconds.append(found["seconds"])
+            memcpy += found["memcpy"]
+    results.add(f"{case}.s", seconds, "s")
+    results.add(f"{case}.verify_s", verify, "s")
+    results.add(f"{case}.memcpy_s", memcpy, "s")
+    results.add(f"{case}.gb_per_s", [saved["nbytes"] / 1e9 / s for s in seconds], "GB/s")
+    results.ratio(f"{case}: memcpy/restore", f"{case}.memcpy_s", f"{case}.s")
+
+
+def restore_peer(results: Results, case: str, nbytes: int, runs: int) -> None:
+    """A node that lost its memory fetches the replica; plain TCP of as many bytes in turn."""
+    raw_case = case.replace("restore_peer", "raw_tcp")
+    seconds: list[float] = []
+    raw: list[float] = []
+    with Nodes() as nodes:
+        nodes.replicate(0)
+        saved = rank("save", nbytes, nodes.sockets[0], 0)
+        epoch = 1
+        for _ in range(runs):
+            nodes.begin(epoch, 0, "")
+            fetched = nodes.fetch(0, saved["step"])
+            seconds.append(fetched["seconds"])
+            if not raw:
+                port = nodes.raw_listen(fetched["bytes"])
+            raw.append(nodes.raw(fetched["bytes"], port))
+            epoch += 1
+        nodes.begin(epoch, saved["step"], fetched["file"])
+        same(saved, rank("restore", nbytes, nodes.sockets[0], epoch))
+    results.add(f"{case}.s", seconds, "s")
+    results.add(f"{case}.gb_per_s", [fetched["bytes"] / 1e9 / s for s in seconds], "GB/s")
+    results.add(f"{raw_case}.s", raw, "s")
+    results.add(f"{raw_case}.gb_per_s", [fetched["bytes"] / 1e9 / s for s in raw], "GB/s")
+    results.ratio(f"{case}: raw_tcp/restore", f"{raw_case}.s", f"{case}.s")
+
+
+def replica(results: Results, case: str, nbytes: int, runs: int) -> None:
+    """How fast a store digests a complete snapshot and has it at the peer."""
+    with Nodes() as nodes:
+        nodes.replicate(0)
+        pusher = Pusher(nodes.sockets[0], nbytes, 0)
+        for _ in range(5):  # every slot of both nodes has been used then
+            pusher.push()
+        found = [pusher.push() for _ in range(runs)]
+        pusher.close()
+    results.add(f"{case}.digest_s", [kept for kept, _ in found], "s")
+    results.add(f"{case}.s", [whole for _, whole in found], "s")
+    results.add(f"{case}.gb_per_s", [nbytes / 1e9 / whole for _, whole in found], "GB/s")
+
+
+def rank(what: str, nbytes: int, store: str, epoch: int) -> dict[str, Any]:
+    """Run bench.checkpoint_rank, which is killed at its end; what it printed."""
+    env = {"ROBUST_CKPT_SOCKET": store, "ROBUST_EPOCH": str(epoch), "OMP_NUM_THREADS": "1"}
+    argv = [sys.executable, "-m", "bench.checkpoint_rank", what, str(nbytes)]
+    return run_json(argv, env, killed=True)
+
+
+def own_file(nodes: Nodes, step: int) -> str:
+    """The verified snapshot of ``step`` in the first node."""
+    holdings = nodes.remotes[0].ask("stock")["holdings"]
+    for one in holdings:
+        if one["step"] == step and one["ok"]:
+            return str(one["file"])
+    raise BenchError(f"no good snapshot of step {step} among {holdings}")
+
+
+def same(saved: dict[str, Any], found: dict[str, Any]) -> None:
+    """What came back must be what was saved, or its time is worth nothing."""
+    if (found["step"], found["crc"]) != (saved["step"], saved["crc"]):
+        raise BenchError(f"restored {found} of {saved}")

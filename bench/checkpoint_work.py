@@ -1,0 +1,107 @@
+"""What bench.checkpoint saves and between what: a training of a chosen size, and a plain memcpy.
+
+The state is model parameters and Adam's two moments in float32, one third each, in as many tensors
+as a transformer of 16 layers has. A step is forward, backward and Adam on one or all cores.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import time
+import zlib
+from typing import Any
+
+import torch
+from torch import nn
+
+LAYERS = 16
+HEADS = 8
+SEQUENCE = 64
+MB = 1 << 20
+SIZES = {"64MB": 64 * MB, "256MB": 256 * MB, "1GB": 1024 * MB}
+COPIES_PER_STEP = 20
+"""A step takes at least this many times as long as one memcpy of the state."""
+
+
+class Work:
+    """A model with its optimizer, and steps to do; ``nbytes`` is the size of all tensors saved."""
+
+    def __init__(self, wanted: int) -> None:
+        torch.manual_seed(0)
+        # A layer has 12 d² + 13 d parameters, and each parameter is kept three times in 4 bytes.
+        width = max(HEADS, round((wanted / 12 / LAYERS / 12) ** 0.5 / HEADS) * HEADS)
+        layer = nn.TransformerEncoderLayer(width, HEADS, 4 * width, 0.0, batch_first=True)
+        self.model = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-5, fused=True)
+        self.width = width
+        self.batch = torch.randn(1, SEQUENCE, width)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All that a checkpoint must hold; the moments are there after the first step."""
+        found = list(self.model.state_dict().values())
+        for state in self.optimizer.state_dict()["state"].values():
+            found += state.values()
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """As scripts hand it to torch.save and to the peers."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def step(self) -> None:
+        """One training step; also the tensors that Adam makes at the first one."""
+        self.optimizer.zero_grad()
+        self.model(self.batch).square().mean().backward()
+        self.optimizer.step()
+
+    def calibrate(self, seconds: float) -> float:
+        """Choose the batch so that a step takes at least about ``seconds``; how long it takes."""
+        self.step()
+        size = 1
+        for _ in range(4):
+            self.batch = torch.randn(size, SEQUENCE, self.width)
+            self.step()
+            took = min(_seconds(self.step) for _ in range(2))
+            if took >= seconds:
+                break
+            size = max(size + 1, round(size * 1.1 * seconds / took))
+        return took
+
+    def crc(self) -> int:
+        """Of all tensors, in their order: to see that what was restored is what was saved."""
+        value = 0
+        for tensor in self.tensors():
+            flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            value = zlib.crc32(flat.numpy().data, value)
+        return value
+
+
+class Memcpy:
+    """The limit: the C library's memcpy between private buffers, all pages touched before."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self._buffers = [mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE) for _ in range(2)]
+        self._addresses = []
+        for value, buffer in enumerate(self._buffers, 1):
+            address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+            ctypes.memset(address, value, nbytes)
+            self._addresses.append(address)
+        self.seconds()
+
+    def seconds(self) -> float:
+        """Time one copy."""
+        source, target = self._addresses
+        began = time.perf_counter()
+        ctypes.memmove(target, source, self._nbytes)
+        return time.perf_counter() - began
+
+
+def _seconds(call: Any) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began

@@ -1,0 +1,161 @@
+"""``robust-ckpt ls|verify|export``: exit 0 (good), 1 (something bad was found), 2 (usage)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from . import durable, listing
+from .durable_files import DurableError
+
+JSON_VERSION = 1
+_DIRECTORY = "ROBUST_CHECKPOINT_DIR"
+_SUFFIXES = (".safetensors", ".pt")
+
+
+def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
+    """Print to ``out`` (stdout) and return the exit code."""
+    try:
+        args = _parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has printed the usage, or the help
+        return stop.code if isinstance(stop.code, int) else 2
+    target = sys.stdout if out is None else out
+    try:
+        if args.command == "ls":
+            return _ls(_directory(args.directory), args.json, target)
+        if args.command == "verify":
+            return _verify(args.path.resolve(), args.json, target)
+        return _export(args.step_dir.resolve(), args.out, args.only, args.json, target)
+    except listing.BadInput as err:
+        _complain(str(err))
+        return 2
+    except BrokenPipeError:  # `robust-ckpt ls | head`
+        sys.stderr.close()
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="robust-ckpt", description="look at, verify and export checkpoints"
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    ls = commands.add_parser("ls", help="list steps, or a node's snapshot files")
+    ls.add_argument(
+        "directory", nargs="?", type=Path, metavar="DIR",
+        help=f"a checkpoint directory, or one of snapshot files (default: ${_DIRECTORY})",
+    )  # fmt: skip
+    check = commands.add_parser("verify", help="read everything and compare it with its digests")
+    check.add_argument("path", type=Path, metavar="PATH", help="a directory, a step, or a file")
+    export = commands.add_parser("export", help="write one file of whole tensors (needs torch)")
+    export.add_argument("step_dir", type=Path, metavar="STEPDIR", help="as in .../step-00000100")
+    export.add_argument("out", type=Path, metavar="OUT", help="a new .safetensors or .pt file")
+    export.add_argument(
+        "--only", default="", metavar="NAME",
+        help="what stands under NAME alone, without NAME in front: --only model",
+    )  # fmt: skip
+    for each in (ls, check, export):
+        each.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _directory(named: Path | None) -> Path:
+    """The directory to list. A link that the user names is followed; no other is."""
+    if named is not None:
+        return named.resolve()
+    usual = os.environ.get(_DIRECTORY)
+    if not usual:
+        raise listing.BadInput(f"name a directory, or set {_DIRECTORY}")
+    return Path(usual).resolve()
+
+
+def _ls(directory: Path, as_json: bool, out: IO[str]) -> int:
+    found = listing.look(directory)
+    if as_json:
+        _print_json(
+            out,
+            directory=found.directory,
+            steps=[row._asdict() for row in found.steps],
+            files=[row._asdict() for row in found.files],
+        )
+    else:
+        from .listing_render import console, print_listing
+
+        print_listing(found, console(out))
+    return 1 if found.bad else 0
+
+
+def _verify(path: Path, as_json: bool, out: IO[str]) -> int:
+    results = listing.check(path)
+    if as_json:
+        checked = [
+            {**each._asdict(), "problems": [p._asdict() for p in each.problems]} for each in results
+        ]
+        _print_json(out, checked=checked)
+    else:
+        from .listing_render import console, print_checked
+
+        print_checked(results, console(out))
+    if not results:
+        _complain(f"there is no complete checkpoint in {path}; `robust-ckpt ls {path}` shows more")
+        return 1
+    return 0 if all(each.good for each in results) else 1
+
+
+def _export(step_dir: Path, target: Path, only: str, as_json: bool, out: IO[str]) -> int:
+    if not step_dir.is_dir():
+        raise listing.BadInput(f"{step_dir} is no directory")
+    if target.suffix not in _SUFFIXES:
+        raise listing.BadInput(f"{target}: the name must end in {' or '.join(_SUFFIXES)}")
+    if target.exists() or target.is_symlink():
+        raise listing.BadInput(f"{target} is there already; name a new file")
+    if not target.parent.is_dir():
+        raise listing.BadInput(f"{target.parent} is no directory")
+    if durable.step_of(step_dir.resolve()) is None and not durable.is_committed(step_dir):
+        newest = _newest(step_dir)
+        hint = f"; did you mean {newest}?" if newest else ""
+        raise listing.BadInput(f"{step_dir} is not one step's directory{hint}")
+    try:
+        from .export import export
+    except ImportError as err:
+        raise listing.BadInput(
+            f"export needs torch, and this Python cannot import it ({err}). Run it in the "
+            "environment that trains: python -m robust_slurm.checkpoint.cli export ..."
+        ) from None
+    try:
+        done = export(step_dir, target, only)
+    except DurableError as err:
+        _complain(str(err))
+        return 1
+    if as_json:
+        _print_json(out, path=str(target), **done._asdict())
+    else:
+        kept = f" and {done.values} values" if done.values else ""
+        print(f"{target}: {done.tensors} tensors{kept}, {done.bytes} bytes", file=out)
+    return 0
+
+
+def _newest(directory: Path) -> Path | None:
+    try:
+        found = durable.newest(directory)
+    except DurableError:
+        return None
+    return found.path if found else None
+
+
+def _complain(text: str) -> None:
+    said = "".join(c if c.isprintable() else "?" for c in text)
+    print(f"robust-ckpt: {said}", file=sys.stderr)
+
+
+def _print_json(out: IO[str], **content: Any) -> None:
+    json.dump({"version": JSON_VERSION, **content}, out, indent=1, allow_nan=False)
+    out.write("\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""A rank's line to its store: one unix stream socket, one JSON object a line.
+
+Nothing here waits without a bound: a store that is dead or does not answer costs training a
+deadline once, and then nothing. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+MAX_LINE = 16 << 20
+SEND_DEADLINE = 10.0  # s; the store reads at once, or something is wrong with it
+
+
+class StoreGoneError(Exception):
+    """There is no store at the other end (any more); the text says which and why."""
+
+
+class Client:
+    """The connection. ``say`` may be called from any thread."""
+
+    def __init__(self, path: str, enrol: Mapping[str, Any], *, deadline: float = 30.0) -> None:
+        """Connect and enrol. Raises StoreGoneError within ``deadline`` seconds."""
+        self.path = path
+        self.dead = ""
+        """Why there is no store any more; empty while there is."""
+        self._state = threading.Condition()
+        self._sending = threading.Lock()
+        self._kept = self._answered = -1
+        self._held: frozenset[int] = frozenset()
+        self._persisting: dict[int, int] = {}  # step → slot, until the store says what it holds
+        self._flushed: dict[str, Any] | None = None
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(deadline)
+        try:
+            self._socket.connect(path)
+            self._file = self._socket.makefile("rb")
+            self._write({"op": "enrol", **enrol})
+            self.welcome = self._read()
+            if self.welcome.get("op") != "welcome":
+                raise OSError(str(self.welcome.get("why", "it does not welcome this rank")))
+        except (OSError, ValueError) as error:
+            self._socket.close()
+            raise StoreGoneError(f"no checkpoint store at {path}: {error}") from None
+        self._socket.settimeout(None)
+        threading.Thread(target=self._listen, name="robust-store", daemon=True).start()
+
+    def say(self, op: str, **fields: Any) -> None:
+        """Send one message; when the store is gone, it is dropped."""
+        if self.dead:
+            return
+        try:
+            self._write({"op": op, **fields})
+        except OSError as error:
+            self._die(f"{self.path}: {error}")
+
+    def saved(self, step: int, slot: int, *, persist: bool, **fields: Any) -> None:
+        if persist:
+            with self._state:
+                self._persisting[step] = slot
+        self.say("saved", step=step, slot=slot, persist=persist, **fields)
+
+    def held(self) -> frozenset[int]:
+        """Slots that must not be overwritten now."""
+        with self._state:
+            if self.dead:
+                return frozenset()
+            return self._held.union(self._persisting.values())
+
+    def wait_safe(self, step: int, timeout: float) -> bool:
+        """True when ``step`` is digested and replicated (or has no peer), or the store is gone."""
+        return self._wait(lambda: self._kept >= step and self._answered >= step, timeout)
+
+    def wait_free(self, slots: int, timeout: float) -> bool:
+        """True when fewer than ``slots`` slots are held."""
+        return self._wait(lambda: len(self.held()) < slots, timeout)
+
+    def flush(self, step: int, timeout: float) -> str:
+        """Have the newest snapshot written to the durable tier; "" or why it was not."""
+        self._flushed = None
+        self.say("flush", step=step)
+        if not self._wait(lambda: self._flushed is not None, timeout):
+            return f"not written within {timeout:.0f} s"
+        answer = self._flushed
+        if answer is None:
+            return self.dead
+        return "" if answer.get("ok") else str(answer.get("why") or "the store does not say why")
+
+    def close(self) -> None:
+        self._die("closed")
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the descriptor; the connection is the parent's."""
+        self.dead = "this is a forked child"
+        os.close(self._socket.detach())
+
+    def _wait(self, done: Callable[[], bool], timeout: float) -> bool:
+        with self._state:
+            return self._state.wait_for(lambda: bool(self.dead) or done(), timeout)
+
+    def _write(self, message: Mapping[str, Any]) -> None:
+        raw = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        if len(raw) > MAX_LINE:
+            raise OSError(f"a message of {len(raw)} bytes is too long")
+        end = time.monotonic() + SEND_DEADLINE
+        with self._sending:
+            view = memoryview(raw)
+            while view:
+                # Non-blocking by flag: the reader shares this socket and must go on blocking.
+                try:
+                    view = view[self._socket.send(view, socket.MSG_DONTWAIT) :]
+                except BlockingIOError:
+                    if time.monotonic() > end:
+                        raise TimeoutError("the store does not read") from None
+                    time.sleep(0.01)
+
+    def _read(self) -> dict[str, Any]:
+        line = self._file.readline(MAX_LINE)
+        if not line.endswith(b"\n"):
+            raise OSError("it ended the connection")
+        message = json.loads(line)
+        if not isinstance(message, dict):
+            raise ValueError(f"not a message: {line[:80]!r}")
+        return message
+
+    def _listen(self) -> None:
+        try:
+            while not self.dead:
+                message = self._read()
+                with self._state:
+                    self._hear(message)
+                    self._state.notify_all()
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            self._die(f"{self.path}: {error}")
+
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        op = message.get("op")
+        if op in ("kept", "unkept"):
+            self._kept = max(self._kept, int(message["step"]))
+            self._persisting.pop(int(message["step"]), None)
+        if op in ("replicated", "alone", "unkept"):
+            self._answered = max(self._answered, int(message["step"]))
+        if op in ("kept", "held"):
+            key = "held" if op == "kept" else "slots"
+            self._held = frozenset(int(slot) for slot in message[key])
+        if op == "flushed":
+            self._flushed = dict(message)
+        if op == "refused":
+            raise OSError(f"it refuses: {message.get('why')}")
+
+    def _die(self, why: str) -> None:
+        with self._state:
+            self.dead = self.dead or why
+            self._state.notify_all()
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
+        except OSError:
+            pass
+        self._socket.close()

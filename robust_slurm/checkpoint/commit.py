@@ -1,0 +1,225 @@
+"""Making a step of the durable tier count, once every rank has written its part.
+
+The order is what makes it safe to be killed at any point: the data and the parts are on the disk
+already; then ``.metadata`` (for others) is replaced, and last of all ``manifest.json`` (for us),
+each by one rename. An older committed step is only removed after that.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.storage import WriteResult
+
+from . import durable
+from .dcp_metadata import build, write_metadata
+from .durable_files import (
+    DurableError,
+    digest_inside,
+    digest_of,
+    explain,
+    read_inside,
+    size_inside,
+    sync_directory,
+    write_whole,
+)
+from .durable_merge import Merged, merge
+from .durable_parts import MAX_PART, Part, parse_part, part_name
+from .durable_prune import prune
+
+_POLL = 0.2  # s between two looks at the directory; a shared one cannot be watched
+_EPOCH = re.compile(r"(.*)\.e(\d{1,15})")
+
+
+class Done(NamedTuple):
+    """What came of a commit."""
+
+    step: int
+    bytes: int
+    removed: list[str]
+    """Names of older steps that went."""
+    notes: list[str]
+
+
+class Request(NamedTuple):
+    """A commit that was asked for."""
+
+    directory: Path
+    step: int
+    world: int
+    attempt: str
+    wait: float
+    """Seconds for the ranks' parts to come."""
+    keep: int
+    """Committed steps that stay."""
+
+
+def commit(request: Request, stop: threading.Event) -> Done:
+    """Wait for all parts, then commit. Raises DurableError; then nothing has changed for readers.
+
+    Setting ``stop`` ends the wait.
+    """
+    where = durable.step_dir(request.directory, request.step)
+    doing = f"committing step {request.step}"
+    try:
+        parts, pinned = _gather(request, where, stop)
+        notes = []
+        if not _is_done(request, where, pinned):
+            merged = _merged(parts, where)
+            notes = [f"{t.name} is {t.fqn} of other ranks" for t in merged.tensors
+                     if t.name != t.fqn and t.kind != "private"][:20]  # fmt: skip
+            _publish(request, where, parts, pinned, merged)
+    except OSError as err:
+        raise DurableError(explain(err, doing, where)) from None
+    try:
+        removed = prune(request.directory, request.keep, request.step)
+    except DurableError as err:  # the step is safe; the next commit tries again
+        removed, notes = [], [*notes, str(err)]
+    return Done(request.step, sum(part.bytes for part in parts), removed, notes)
+
+
+def _gather(
+    request: Request, where: Path, stop: threading.Event
+) -> tuple[list[Part], list[durable.PartFile]]:
+    """All ranks' parts, as they come. Raises DurableError when one does not come in time."""
+    deadline = time.monotonic() + request.wait
+    found: dict[int, tuple[Part, durable.PartFile]] = {}
+    while True:
+        for rank in range(request.world):
+            if rank not in found:
+                came = _part(request, where, rank)
+                if came is not None:
+                    found[rank] = came
+        if len(found) == request.world:
+            break
+        missing = [rank for rank in range(request.world) if rank not in found]
+        if not request.directory.is_dir():
+            raise DurableError(
+                f"committing step {request.step}: {request.directory} is gone; is the file system "
+                "still mounted?"
+            )
+        if stop.is_set() or time.monotonic() > deadline:
+            why = "the writer ends" if stop.is_set() else f"{request.wait:g} s are over"
+            said = ", ".join(map(str, missing[:16])) + (", ..." if missing[16:] else "")
+            raise DurableError(
+                f"step {request.step} is not committed: no part of rank {said} in {where} "
+                f"({why}); the older checkpoints stay"
+            )
+        stop.wait(_POLL)
+    ordered = [found[rank] for rank in range(request.world)]
+    return [part for part, _ in ordered], [pin for _, pin in ordered]
+
+
+def _part(request: Request, where: Path, rank: int) -> tuple[Part, durable.PartFile] | None:
+    name = part_name(request.attempt, rank)
+    try:
+        raw = read_inside(where, name, MAX_PART)
+    except FileNotFoundError:
+        return None
+    try:
+        part = parse_part(raw)
+        durable.check_part(part, request.attempt, request.step, request.world, rank)
+    except ValueError as err:
+        raise DurableError(f"step {request.step} is not committed: {where / name}: {err}") from None
+    for file in part.files:
+        size = size_inside(where, file.name)
+        if size != file.size:
+            raise DurableError(
+                f"step {request.step} is not committed: {where / file.name} has {size} bytes, "
+                f"rank {rank} wrote {file.size}"
+            )
+    return part, durable.PartFile(rank, name, len(raw), digest_of(raw))
+
+
+def _is_done(request: Request, where: Path, pinned: list[durable.PartFile]) -> bool:
+    """Whether this very attempt is committed already. Raises DurableError if a later one is."""
+    try:
+        there = durable.read_manifest(where)
+    except DurableError:
+        return False
+    if there.attempt == request.attempt:
+        return list(there.parts) == pinned
+    ours, theirs = _EPOCH.fullmatch(request.attempt), _EPOCH.fullmatch(there.attempt)
+    if ours and theirs and ours[1] == theirs[1] and int(ours[2]) < int(theirs[2]):
+        raise DurableError(
+            f"step {request.step} is not committed for {request.attempt}: {there.attempt}, which "
+            "came later, has committed it"
+        )
+    return False
+
+
+def _merged(parts: list[Part], where: Path) -> Merged:
+    merged = merge(parts)
+    if merged.problems:
+        more = f" (and {len(merged.problems) - 1} more)" if len(merged.problems) > 1 else ""
+        raise DurableError(f"{where} is not committed: {merged.problems[0]}{more}")
+    return merged
+
+
+def _publish(
+    request: Request,
+    where: Path,
+    parts: list[Part],
+    pinned: list[durable.PartFile],
+    merged: Merged,
+) -> None:
+    """The point of no return is the last rename. Raises OSError."""
+    scratch = where / f"{durable.METADATA}-{request.attempt}"
+    metadata, results = build(merged, parts)
+    about = StorageMeta(checkpoint_id=str(where), save_id=request.attempt)
+    size, digest = _write_metadata(scratch, about, metadata, results)
+    manifest = durable.Manifest(
+        step=request.step,
+        attempt=request.attempt,
+        world=request.world,
+        mesh=parts[0].snapshot.mesh,
+        time=time.time(),
+        bytes=sum(part.bytes for part in parts),
+        parts=tuple(pinned),
+        metadata=(size, digest),
+        renamed=tuple(
+            durable.Renamed(t.name, t.fqn, tuple(chunk.rank for chunk in t.chunks))
+            for t in merged.tensors
+            if t.name != t.fqn and t.kind != "private"
+        ),
+    )
+    # It stays: whoever finds a .metadata that is not the manifest's (this commit was cut off, or
+    # another attempt's came between) knows by it that the file is not damaged.
+    ready = where / (request.attempt + durable.COMMIT_SUFFIX)
+    raw = durable.encode_manifest(manifest)
+    write_whole(ready, raw)
+    (scratch / durable.METADATA).replace(where / durable.METADATA)
+    sync_directory(where)
+    write_whole(where / durable.MANIFEST, raw, tmp=ready.with_name(ready.name + ".tmp"))
+    if _overtaken(where, manifest):
+        _write_metadata(scratch, about, metadata, results)
+        (scratch / durable.METADATA).replace(where / durable.METADATA)
+        sync_directory(where)
+    try:
+        scratch.rmdir()
+    except OSError:
+        pass
+
+
+def _write_metadata(
+    scratch: Path, about: StorageMeta, metadata: Metadata, results: list[WriteResult]
+) -> tuple[int, list[int]]:
+    """Have DCP's metadata in the directory ``scratch``. Returns its size and digest."""
+    scratch.mkdir(exist_ok=True)
+    write_metadata(scratch, about, metadata, results)
+    return digest_inside(scratch, durable.METADATA)
+
+
+def _overtaken(where: Path, manifest: durable.Manifest) -> bool:
+    """Whether another attempt's commit put its .metadata between our two renames."""
+    try:
+        if durable.read_manifest(where) != manifest:
+            return False  # it has the manifest as well, and with it the last word
+        return digest_inside(where, durable.METADATA) != manifest.metadata
+    except (OSError, DurableError):
+        return False

@@ -1,0 +1,276 @@
+"""Serves the ranks of one store: takes their messages, and gives their snapshots onward."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from robust_slurm.checkpoint import digest, door, layout, shelf
+from robust_slurm.checkpoint.archive import Archive, Settings
+from robust_slurm.checkpoint.door import Connection, Message, RefusedError
+from robust_slurm.checkpoint.events import Alarm, Event, Restore, Resumed, Target
+from robust_slurm.checkpoint.pusher import Pusher
+from robust_slurm.checkpoint.ranks import Latest, Rank, read_enrolment, snapshot_path
+from robust_slurm.checkpoint.shelf import FETCHED, OWN, Record, Shelf
+
+USELESS = 4  # a snapshot so many steps behind the store's ranks can be no part of a common step
+MAX_RANKS = 1024
+MAX_ALARMS = 100  # of one connection
+
+
+class Desk:
+    """``due()``: an event of a rank is to be reported later; ``prune(oldest)``: replicas older
+    than this step are no use."""
+
+    def __init__(
+        self,
+        store_shelf: Shelf,
+        settings: Settings,
+        emit: Callable[[Event], None],
+        due: Callable[[], None],
+        prune: Callable[[int], None],
+    ) -> None:
+        self._shelf = store_shelf
+        self._settings = settings
+        self._emit = emit
+        self._due = due
+        self._prune_replicas = prune
+        self._lock = threading.RLock()
+        self._epoch = 0
+        self._restore: Restore | None = None
+        self._ranks: dict[int, Rank] = {}
+        self._targets: dict[int, Target | None] = {}
+        self._persist_at: set[int] = set()
+        self.archive = Archive(store_shelf, settings, emit, self.ranks)
+
+    # -- for the store
+
+    def ranks(self) -> list[Rank]:
+        with self._lock:
+            return list(self._ranks.values())
+
+    def begin(self, epoch: int, restore: Restore | None) -> None:
+        """Then ``sweep``. Nobody has a replica to send until the next ``place``."""
+        with self._lock:
+            self._epoch = epoch
+            self._restore = restore
+            self._targets = {}  # whoever runs the rank now sends its replica
+            self._persist_at.clear()
+        for persister in self.archive.persisters():
+            persister.forget("a new epoch began")
+
+    def sweep(self, unwanted: Callable[[Record], bool]) -> None:
+        """Remove ``unwanted`` files, and torn ones; then replicas may be sent again."""
+        self._shelf.drop(lambda record: record.kind != shelf.REPLICA and unwanted(record))
+        for rank in self.ranks():
+            self.remove_unknown(rank.number)
+            rank.begin(self._epoch)
+
+    def remove_unknown(self, rank: int) -> None:
+        """Files of a rank of this store that are no complete snapshots."""
+        for path in self._shelf.directory.glob(f"own-{rank}-*{layout.SUFFIX}"):
+            if self._shelf.get(path.name) is None:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def place(self, targets: Mapping[int, Target | None]) -> None:
+        with self._lock:
+            self._targets = dict(targets)
+        for rank in self.ranks():
+            rank.pusher.place(targets.get(rank.number))
+
+    def persist_at(self, step: int) -> None:
+        with self._lock:
+            self._persist_at.add(step)
+        for rank in self.ranks():
+            latest = rank.latest
+            if latest is not None and latest.step == step:
+                self.archive.persist(rank, latest)
+                rank.held_changed()
+
+    # -- messages
+
+    def gone(self, connection: Connection) -> None:
+        rank = self._ranks.get(connection.rank)
+        if rank is not None:
+            rank.left(connection)
+
+    def take(self, connection: Connection, message: Message) -> None:
+        """Handle one message in the connection's thread. Raises RefusedError."""
+        op = message["op"]
+        if op == "enrol":
+            self._enrol(connection, message)
+            return
+        rank = self._ranks.get(connection.rank)
+        if rank is None or connection.epoch != self._epoch:
+            raise RefusedError(f"{op}: enrol comes first")
+        if op == "saved":
+            self._saved(rank, connection, message)
+        elif op == "resumed":
+            self._emit(Resumed(rank.number, door.whole(message, "step")))
+        elif op == "unusable":
+            self._unusable(rank, message)
+        elif op == "alarm":
+            connection.alarms += 1
+            if connection.alarms <= MAX_ALARMS:
+                self._emit(Alarm(rank.number, door.text(message, "text", 1 << 16)[:4096]))
+        elif op == "flush":
+            threading.Thread(
+                target=self.archive.flush_rank,
+                args=(rank, connection),
+                name="ckpt-flush",
+                daemon=True,
+            ).start()
+        else:
+            raise RefusedError(f"{op!r} is not known")
+
+    def _enrol(self, connection: Connection, message: Message) -> None:
+        if connection.rank >= 0:
+            raise RefusedError("enrol: only once in a connection")
+        enrolment = read_enrolment(message)
+        number = enrolment.rank
+        with self._lock:
+            if enrolment.epoch != self._epoch:
+                raise RefusedError(f"enrol: epoch {enrolment.epoch}, here it is {self._epoch}")
+            rank = self._ranks.get(number)
+            if rank is None:
+                if len(self._ranks) >= MAX_RANKS:
+                    raise RefusedError(f"enrol: {MAX_RANKS} ranks are here already")
+                rank = self._ranks[number] = self._new_rank(number)
+                rank.pusher.begin(self._epoch)
+            connection.rank, connection.epoch = number, enrolment.epoch
+            rank.enrol(enrolment, connection)
+            restore, target = self._restore, self._targets.get(number)
+        own = []
+        for record in self._shelf.of(number, OWN):
+            with contextlib.suppress(OSError), open(self._shelf.open(record), "rb") as file:
+                if not self._shelf.overwritten(file.fileno(), record):
+                    own.append({"slot": record.slot, "step": record.step})
+        if restore is not None and rank.newest > restore.step:
+            restore = None  # it has gone on since, and was started anew by somebody else
+        plan = None
+        if restore is not None:
+            shards = {str(owner): file for owner, file in restore.shards.items()}
+            plan = {"step": restore.step, "tier": restore.tier, "shards": shards}
+        connection.send(
+            {
+                "op": "welcome", "restore": plan, "own": own,
+                "directory": str(self._shelf.directory),
+            }
+        )  # fmt: skip
+        rank.pusher.place(target)
+        self._emit(enrolment.event)
+
+    def _new_rank(self, number: int) -> Rank:
+        settings = self._settings
+
+        def pusher(rank: Rank) -> Pusher:
+            return Pusher(
+                number, self._shelf, settings.key, bandwidth=settings.bandwidth,
+                patience=settings.patience, answer=rank.answer, changed=rank.held_changed,
+                alarm=lambda text: self._emit(Alarm(number, text)),
+            )  # fmt: skip
+
+        return Rank(
+            number, self._emit, self._due, pusher, lambda r: self.archive.make(r.held_changed)
+        )
+
+    def _saved(self, rank: Rank, connection: Connection, message: Message) -> None:
+        enrolment = rank.enrolment
+        assert enrolment is not None
+        step = door.whole(message, "step")
+        path, slot, in_memory = snapshot_path(message, enrolment, self._shelf.directory)
+        record: Record | None = None
+        try:
+            fd, size, inode = shelf.open_snapshot(path)
+            with rank.digesting, open(fd, "rb", buffering=0):
+                if in_memory:
+                    self._shelf.forget(path.name)
+                    crcs = digest.take(fd, size, digest.workers(4))
+                    record = Record(
+                        path.name, step=step, world=enrolment.world, needs=enrolment.needs,
+                        epoch=enrolment.epoch, size=size, inode=inode, digest=crcs,
+                    )  # fmt: skip
+                if not shelf.complete(fd):
+                    raise digest.FileChangedError(shelf.TORN)
+                with self._lock:
+                    if rank.connection is not connection or connection.epoch != self._epoch:
+                        return  # a new epoch has begun, and swept
+                    if record is not None:
+                        self._shelf.put(record)
+                    rank.latest = latest = Latest(step, slot, path, record)
+                    rank.newest = max(rank.newest, step)
+                    persist = message.get("persist") is True or step in self._persist_at
+        except OSError as err:
+            rank.tell({"op": "unkept", "step": step, "why": str(err.strerror or err)})
+            return
+        if persist:
+            self.archive.persist(rank, latest)
+        rank.kept(step)
+        if record is not None:
+            rank.pusher.kept(record)
+        else:
+            rank.answer("alone", step)
+        rank.saved(step, size, door.seconds(message, "copy_s"), door.seconds(message, "blocked_s"))
+        self._prune()
+
+    def _prune(self) -> None:
+        """Remove what can be no part of a common step any more."""
+        here = {rank.number: rank.newest for rank in self.ranks() if rank.connection is not None}
+        newest = min(here.values(), default=-1)
+        latest: dict[int, int] = {}
+        for record in self._shelf.all():
+            if record.kind == OWN:
+                latest[record.owner] = max(record.step, latest.get(record.owner, -1))
+
+        def useless(record: Record) -> bool:
+            if record.kind == FETCHED:
+                return record.step + 2 <= newest
+            if record.kind == OWN and record.owner not in here:
+                return latest.get(record.owner, -1) + USELESS <= newest
+            return False
+
+        self._shelf.drop(useless)
+        self._prune_replicas(newest - USELESS)
+
+    def _unusable(self, rank: Rank, message: Message) -> None:
+        step, file = door.whole(message, "step"), door.text(message, "file")
+        why = door.text(message, "why", 1 << 16)[:2000]
+        record = self._shelf.get(file)
+        if record is not None and record.step == step:
+            record.bad = f"rank {rank.number} could not use it: {why}"
+        self._emit(Alarm(rank.number, f"{file} of step {step} could not be used: {why}"))
+
+    def adopt(self, rank: Rank) -> None:
+        """Take the digest of complete snapshots whose ``saved`` did not come any more."""
+        enrolment = rank.enrolment
+        if enrolment is None or not rank.digesting.acquire(timeout=self._settings.write_deadline):
+            return
+        try:
+            for path in self._shelf.directory.glob(f"own-{rank.number}-*{layout.SUFFIX}"):
+                with contextlib.suppress(OSError, ValueError):
+                    shelf.parse_name(path.name)
+                    self._adopt_file(rank, path)
+        finally:
+            rank.digesting.release()
+
+    def _adopt_file(self, rank: Rank, path: Path) -> None:
+        fd, size, inode = shelf.open_snapshot(path)
+        with open(fd, "rb", buffering=0):
+            header = shelf.read_header(fd, size)
+            known = self._shelf.get(path.name)
+            if (
+                known is not None and (known.step, known.inode) == (header.step, inode)
+            ) or header.rank != rank.number:
+                return
+            if header.epoch != self._epoch or rank.enrolment is None:
+                return
+            record = Record(
+                path.name, step=header.step, world=header.world, needs=header.needs,
+                epoch=header.epoch, size=size, inode=inode,
+                digest=digest.take(fd, size, digest.workers(8)),
+            )  # fmt: skip
+            if shelf.complete(fd):
+                self._shelf.put(record)

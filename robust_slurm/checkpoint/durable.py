@@ -1,0 +1,254 @@
+"""The durable tier's directory: which steps are there, and what belongs to one.
+
+``<directory>/step-00000100/`` holds the ranks' data and parts, ``.metadata`` for
+torch.distributed.checkpoint, and ``manifest.json``. The manifest is renamed into place last of all:
+a step that has one is committed, any other is not there. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .durable_files import (
+    DurableError,
+    digest_of,
+    encode,
+    explain,
+    is_plain_name,
+    read_inside,
+)
+from .durable_parts import MAX_PART, Part, count, is_attempt, parse_part, text
+
+__all__ = [
+    "Committed",
+    "DurableError",
+    "Manifest",
+    "PartFile",
+    "committed",
+    "newest",
+    "read_manifest",
+    "read_rank",
+    "step_dir",
+]
+
+VERSION = 1
+MANIFEST = "manifest.json"
+METADATA = ".metadata"
+COMMIT_SUFFIX = "-commit.json"
+MAX_MANIFEST = 64 << 20  # bytes; about 150 a rank
+_STEP = re.compile(r"step-(\d{8,18})")
+
+
+class PartFile(NamedTuple):
+    """A rank's part as the manifest pins it."""
+
+    rank: int
+    name: str
+    size: int
+    digest: list[int]
+
+
+class Renamed(NamedTuple):
+    """A tensor with another name in DCP: ranks of another stage have one of its own name."""
+
+    name: str
+    fqn: str
+    ranks: tuple[int, ...]
+
+
+class Manifest(NamedTuple):
+    """What makes a step committed."""
+
+    step: int
+    attempt: str
+    world: int
+    mesh: dict[str, int]
+    time: float
+    """Of the commit, seconds since 1970."""
+    bytes: int
+    """Of all data files."""
+    parts: tuple[PartFile, ...]
+    """By rank."""
+    metadata: tuple[int, list[int]]
+    """Size and digest of ``.metadata``."""
+    renamed: tuple[Renamed, ...]
+
+
+class Committed(NamedTuple):
+    """A step that can be loaded."""
+
+    step: int
+    path: Path
+    attempt: str
+    world: int
+    mesh: dict[str, int]
+    time: float
+    bytes: int
+
+
+def step_dir(directory: str | Path, step: int) -> Path:
+    return Path(directory) / f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int | None:
+    """The step that a directory of this name belongs to; None if it is no such name."""
+    match = _STEP.fullmatch(path.name)
+    if match is None or path.name != f"step-{int(match[1]):08d}":
+        return None
+    return int(match[1])
+
+
+def step_dirs(directory: str | Path) -> list[tuple[int, Path]]:
+    """All steps' directories, committed or not, oldest step first.
+
+    [] when there is no such directory. Raises DurableError if it cannot be read.
+    """
+    found = []
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                step = step_of(Path(entry.name))
+                if step is not None and entry.is_dir(follow_symlinks=False):
+                    found.append((step, Path(directory) / entry.name))
+    except FileNotFoundError:
+        return []
+    except OSError as err:
+        raise DurableError(explain(err, "looking for checkpoints", directory)) from None
+    return sorted(found)
+
+
+def committed(directory: str | Path) -> list[Committed]:
+    """Steps that can be loaded, oldest first. Raises DurableError as ``step_dirs``.
+
+    Only manifests are looked at; ``durable_verify`` reads the data. One that cannot be read is no
+    committed step.
+    """
+    found = []
+    for step, path in step_dirs(directory):
+        try:
+            manifest = read_manifest(path)
+        except DurableError:
+            continue
+        found.append(_as_committed(step, path, manifest))
+    return found
+
+
+def newest(directory: str | Path) -> Committed | None:
+    """The committed one of the highest step. Raises DurableError as ``step_dirs``."""
+    for step, path in reversed(step_dirs(directory)):
+        try:
+            manifest = read_manifest(path)
+        except DurableError:
+            continue
+        return _as_committed(step, path, manifest)
+    return None
+
+
+def _as_committed(step: int, path: Path, m: Manifest) -> Committed:
+    return Committed(step, path, m.attempt, m.world, m.mesh, m.time, m.bytes)
+
+
+def is_committed(path: Path) -> bool:
+    """Whether there is a manifest, readable or not."""
+    try:
+        return stat.S_ISREG((path / MANIFEST).lstat().st_mode)
+    except OSError:
+        return False
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of one step's directory. Raises DurableError."""
+    try:
+        raw = read_inside(path, MANIFEST, MAX_MANIFEST)
+        manifest = parse_manifest(raw)
+    except FileNotFoundError:
+        raise DurableError(
+            f"{path} has no {MANIFEST}: it was never committed, or it is no checkpoint of ours"
+        ) from None
+    except OSError as err:
+        raise DurableError(explain(err, "reading a checkpoint's manifest", path)) from None
+    except ValueError as err:
+        raise DurableError(f"{path / MANIFEST} is no manifest that this reads: {err}") from None
+    if step_of(path) not in (None, manifest.step):
+        raise DurableError(f"{path / MANIFEST} is of step {manifest.step}")
+    return manifest
+
+
+def read_rank(path: Path, manifest: Manifest, rank: int) -> Part:
+    """One rank's part, checked against the manifest. Raises DurableError."""
+    if not 0 <= rank < manifest.world:
+        raise DurableError(f"{path} is of {manifest.world} ranks, it has no rank {rank}")
+    pinned = manifest.parts[rank]
+    where = path / pinned.name
+    try:
+        raw = read_inside(path, pinned.name, min(pinned.size, MAX_PART))
+    except OSError as err:
+        raise DurableError(explain(err, f"reading rank {rank}'s part", where)) from None
+    if len(raw) != pinned.size or digest_of(raw) != pinned.digest:
+        raise DurableError(f"{where} differs from what was committed")
+    try:
+        part = parse_part(raw)
+        check_part(part, manifest.attempt, manifest.step, manifest.world, rank)
+    except ValueError as err:
+        raise DurableError(f"{where}: {err}") from None
+    return part
+
+
+def check_part(part: Part, attempt: str, step: int, world: int, rank: int) -> None:
+    """That a part is the one asked for. Raises ValueError."""
+    about = part.snapshot
+    if (part.attempt, about.step, about.world, about.rank) != (attempt, step, world, rank):
+        raise ValueError(
+            f"it is of attempt {part.attempt}, step {about.step}, rank {about.rank} of "
+            f"{about.world}, not of {attempt}, step {step}, rank {rank} of {world}"
+        )
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    return encode({"version": VERSION, "format": "robust-slurm", **manifest._asdict()})
+
+
+def parse_manifest(raw: bytes) -> Manifest:
+    """Raises ValueError for anything that this version cannot have written."""
+    try:
+        data = json.loads(raw)
+        if data["version"] != VERSION:
+            raise ValueError(f"version {data['version']}, this reads {VERSION}")
+        if not is_attempt(data["attempt"]):
+            raise ValueError("attempt")
+        size, digest = data["metadata"]
+        manifest = Manifest(
+            step=count(data["step"]),
+            attempt=data["attempt"],
+            world=count(data["world"]),
+            mesh={text(name): count(n) for name, n in data["mesh"].items()},
+            time=float(data["time"]),
+            bytes=count(data["bytes"]),
+            parts=tuple(_pinned(*part) for part in data["parts"]),
+            metadata=(count(size), [count(crc) for crc in digest]),
+            renamed=tuple(
+                Renamed(text(name), text(fqn), tuple(map(count, ranks)))
+                for name, fqn, ranks in data["renamed"]
+            ),
+        )
+    except (KeyError, TypeError, AttributeError, RecursionError, ValueError) as err:
+        raise ValueError(f"{type(err).__name__}: {err}") from None
+    _check_ranks(manifest.parts, manifest.world)
+    return manifest
+
+
+def _pinned(rank: Any, name: Any, size: Any, digest: Any) -> PartFile:
+    if not is_plain_name(name):
+        raise ValueError(f"file name {name!r}")
+    return PartFile(count(rank), str(name), count(size), [count(crc) for crc in digest])
+
+
+def _check_ranks(parts: Sequence[PartFile], world: int) -> None:
+    if world < 1 or [part.rank for part in parts] != list(range(world)):
+        raise ValueError("not one part for each rank")

@@ -1,0 +1,72 @@
+"""Which steps of the durable tier may go, and taking them away. Standard library only.
+
+Only files that bear our names are removed; a directory that holds anything else stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from . import durable
+from .durable_files import remove
+
+_OURS = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*(-\d+_\d+\.distcp|-rank-\d+\.json|-commit\.json)(\.tmp)?"
+)
+_FOREIGN = re.compile(r"__.*")  # what torch.distributed.checkpoint calls its own files
+
+
+def prune(directory: str | Path, keep: int, protect: int) -> list[str]:
+    """Remove what is not kept, and return the names of the steps that are gone.
+
+    Kept are the ``keep`` (at least 1) newest committed steps, step ``protect``, and every
+    uncommitted step newer than the newest committed one, since it may still be written. What
+    cannot be removed is left for the next time. Raises DurableError if the directory cannot be
+    read.
+    """
+    dirs = durable.step_dirs(directory)
+    done = [step for step, path in dirs if durable.is_committed(path)]
+    if not done:
+        return []
+    stay = {*done[-max(1, keep) :], protect}
+    gone = []
+    for step, path in dirs:
+        if step in stay or step > done[-1]:
+            continue
+        if _remove_step(path):
+            gone.append(path.name)
+    return gone
+
+
+def _remove_step(path: Path) -> bool:
+    names = _names(path)
+    ours = [name for name in names if _OURS.fullmatch(name)]
+    if any(_FOREIGN.fullmatch(name) for name in names) or (names and not ours):
+        return False  # somebody else's checkpoint
+    # From here on it is not committed, whatever happens to the rest.
+    remove(path / durable.MANIFEST)
+    for name in (durable.METADATA, *ours):
+        remove(path / name)
+    for name in names:
+        if name.startswith(".metadata-"):
+            remove(path / name / durable.METADATA)
+            remove(path / name / (durable.METADATA + ".tmp"))
+            _rmdir(path / name)
+    return _rmdir(path)
+
+
+def _rmdir(path: Path) -> bool:
+    try:
+        path.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+def _names(path: Path) -> Iterable[str]:
+    try:
+        return sorted(entry.name for entry in path.iterdir())
+    except OSError:
+        return []

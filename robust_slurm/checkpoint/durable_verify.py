@@ -1,0 +1,105 @@
+"""Reading every byte of a durable checkpoint and comparing it with what was committed.
+
+Standard library only; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from . import digest, durable
+from .durable_files import DurableError, digest_inside, explain, read_inside
+from .durable_merge import merge
+from .durable_parts import File, Part
+
+_THREADS = 4  # reading and summing release the interpreter's lock; more do not help one disk
+_TRIES = 3
+
+
+class Problem(NamedTuple):
+    """Something that keeps a checkpoint from being used."""
+
+    file: str
+    """Name in the step's directory, or ""."""
+    what: str
+
+
+def verify(path: Path, ranks: Collection[int] | None = None) -> list[Problem]:
+    """What is wrong with the committed step in ``path``; [] if it is good.
+
+    Reads all data, or only what ``ranks`` wrote. A step that is replaced by another attempt
+    meanwhile is read again. Raises DurableError when there is no committed step (any more).
+    """
+    for _ in range(_TRIES):
+        manifest = durable.read_manifest(path)
+        problems = _verify(path, manifest, ranks)
+        if not problems or durable.read_manifest(path) == manifest:
+            return problems
+    return problems
+
+
+def verify_files(path: Path, files: Collection[File]) -> list[Problem]:
+    """What is wrong with these data files."""
+
+    def check(file: File) -> list[Problem]:
+        return _check(path, file.name, file.size, file.digest)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return [problem for found in pool.map(check, files) for problem in found]
+
+
+def _verify(path: Path, manifest: durable.Manifest, ranks: Collection[int] | None) -> list[Problem]:
+    problems: list[Problem] = []
+    parts: list[Part] = []
+    for rank in range(manifest.world) if ranks is None else sorted(ranks):
+        try:
+            parts.append(durable.read_rank(path, manifest, rank))
+        except DurableError as err:
+            problems.append(Problem(_name_of(manifest, rank), str(err)))
+    problems += verify_files(path, [file for part in parts for file in part.files])
+    if ranks is None:
+        problems += _metadata(path, manifest)
+        if len(parts) == manifest.world:
+            problems += [Problem("", what) for what in merge(parts).problems]
+    return problems
+
+
+def _name_of(manifest: durable.Manifest, rank: int) -> str:
+    return manifest.parts[rank].name if rank < len(manifest.parts) else ""
+
+
+def _metadata(path: Path, manifest: durable.Manifest) -> list[Problem]:
+    """``.metadata`` is the manifest's, or that of another attempt that got as far as writing it.
+
+    Such an attempt was complete before it touched anything, and its data is there as long as the
+    step is, so others load a good checkpoint of the same step.
+    """
+    found = _check(path, durable.METADATA, *manifest.metadata)
+    if not found:
+        return []
+    for name in sorted(entry.name for entry in path.glob("*" + durable.COMMIT_SUFFIX)):
+        try:
+            other = durable.parse_manifest(read_inside(path, name, durable.MAX_MANIFEST))
+        except (OSError, ValueError, DurableError):
+            continue
+        if not _check(path, durable.METADATA, *other.metadata):
+            return []
+    return found
+
+
+def _check(path: Path, name: str, size: int, expected: list[int]) -> list[Problem]:
+    try:
+        now, found = digest_inside(path, name)
+    except digest.FileChangedError as err:
+        return [Problem(name, f"{path / name}: {err}")]
+    except OSError as err:
+        return [Problem(name, explain(err, "reading", path / name))]
+    if now != size:
+        return [Problem(name, f"{path / name} has {now} bytes, {size} were committed")]
+    bad = [i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b]
+    if bad or len(found) != len(expected):
+        return [Problem(name, f"{path / name}: {digest.describe(bad or [0], size)}")]
+    return []

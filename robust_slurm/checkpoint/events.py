@@ -1,0 +1,116 @@
+"""What a Store is asked, what it answers and what it reports: plain tuples, no behaviour."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Target(NamedTuple):
+    """Where an owner's replica goes."""
+
+    rank: int
+    """Of the peer, for messages."""
+    host: str
+    port: int
+    node: str
+
+
+class Restore(NamedTuple):
+    """What the ranks of an epoch start from."""
+
+    step: int
+    tier: str
+    """``memory``, or ``shared``: load the step from the durable directory."""
+    shards: dict[int, str]
+    """Owner rank → file name in the store's directory."""
+
+
+class Holding(NamedTuple):
+    """One snapshot that a store has."""
+
+    owner: int
+    step: int
+    world: int
+    needs: tuple[int, ...]
+    tier: str
+    """``memory`` (own or fetched), ``replica``, or ``local`` disk."""
+    file: str
+    """Name in the store's directory; for ``local`` an absolute path."""
+    size: int
+    ok: bool
+    """The digest verified now agrees with the one taken when it was complete."""
+    why: str
+    epoch: int = 0
+    """In which it was saved: snapshots of one step belong together only if this is equal too."""
+
+
+class Wanted(NamedTuple):
+    """A snapshot to get from the store at ``host``; from this node's disk if that is empty."""
+
+    owner: int
+    step: int
+    host: str
+    port: int
+
+
+class Outcome(NamedTuple):
+    owner: int
+    step: int
+    ok: bool
+    why: str
+    file: str
+    seconds: float
+    bytes: int
+    """Received or written."""
+
+
+class Enrolled(NamedTuple):
+    rank: int
+    epoch: int
+    world: int
+    mesh: dict[str, int]
+    needs: tuple[int, ...]
+    directory: str
+    every: int
+    bytes: int
+
+
+class Saved(NamedTuple):
+    """A rank's newest complete snapshot; at most two a second per rank."""
+
+    rank: int
+    step: int
+    replicated_step: int
+    """-1: none yet."""
+    size: int
+    copy_s: float
+    blocked_s: float
+
+
+class Persisted(NamedTuple):
+    rank: int
+    step: int
+    ok: bool
+    why: str
+    seconds: float
+    bytes: int
+
+
+class Committed(NamedTuple):
+    step: int
+    ok: bool
+    why: str
+
+
+class Alarm(NamedTuple):
+    rank: int
+    """-1: of no rank."""
+    text: str
+
+
+class Resumed(NamedTuple):
+    rank: int
+    step: int
+
+
+Event = Enrolled | Saved | Persisted | Committed | Alarm | Resumed

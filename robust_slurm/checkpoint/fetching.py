@@ -1,0 +1,197 @@
+"""Getting snapshots from other stores, or from this node's disk, into the store's directory."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from robust_slurm.checkpoint.channel import BrokenError, Channel, RefusedError, connect
+from robust_slurm.checkpoint.events import Outcome, Wanted
+from robust_slurm.checkpoint.local import LocalDisk
+from robust_slurm.checkpoint.shelf import FETCHED, Shelf
+from robust_slurm.checkpoint.transfer import AbandonedError, Incoming, Offer
+
+PAUSE = 0.2  # s between two tries
+PARALLEL = 8
+REFUSED = 2.0  # s until a peer where nobody listens is given up
+
+
+class _Failed(Exception):
+    """This source cannot give it."""
+
+
+class Fetcher:
+    """One call of ``Store.fetch``. ``idle``: s without progress until a source is given up."""
+
+    def __init__(
+        self, shelf: Shelf, key: bytes | None, local: LocalDisk | None, idle: float, threads: int
+    ) -> None:
+        self._shelf = shelf
+        self._key = key
+        self._local = local
+        self.idle = idle
+        self._threads = threads
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._channels: set[Channel] = set()
+
+    def stop(self) -> None:
+        """From another thread: all that is still missing fails now."""
+        self._stop.set()
+        with self._lock:
+            for channel in self._channels:
+                channel.close()
+
+    def run(self, wanted: Sequence[Wanted], deadline: float) -> list[Outcome]:
+        """``deadline``: s for each item. Outcomes in the order of ``wanted``."""
+        results: list[Outcome | None] = [None] * len(wanted)
+        groups: dict[tuple[int, int], list[int]] = {}
+        for place, item in enumerate(wanted):
+            groups.setdefault((item.owner, item.step), []).append(place)
+        todo = iter(list(groups.values()))
+
+        def work() -> None:
+            for places in todo:
+                done = Outcome(-1, -1, False, "", "", 0.0, 0)
+                for place in places:
+                    if not done.ok:
+                        done = self._one(wanted[place], deadline)
+                        results[place] = done
+                    else:  # an alternative that is not needed
+                        results[place] = done._replace(seconds=0.0, bytes=0)
+
+        helpers = [
+            threading.Thread(target=work, name="ckpt-fetch", daemon=True)
+            for _ in range(min(PARALLEL, len(groups)) - 1)
+        ]
+        for helper in helpers:
+            helper.start()
+        work()
+        for helper in helpers:
+            helper.join()
+        return [outcome for outcome in results if outcome is not None]
+
+    def _one(self, item: Wanted, deadline: float) -> Outcome:
+        began = time.monotonic()
+        file, why, count = "", "", 0
+        try:
+            file, count = self._get(item, began + deadline)
+        except _Failed as err:
+            why = str(err)
+        except OSError as err:
+            why = f"cannot be stored in {self._shelf.directory}: {err.strerror or err}"
+        seconds = time.monotonic() - began
+        return Outcome(item.owner, item.step, not why, why, file, seconds, count)
+
+    def _get(self, item: Wanted, give_up_at: float) -> tuple[str, int]:
+        file = f"{FETCHED}-{item.owner}-{item.step}.safetensors"
+        there = self._shelf.get(file)
+        if there is not None:
+            holding = self._shelf.verify(there, self._threads)
+            if holding is not None and holding.ok:
+                return file, 0
+            self._shelf.remove(file)
+        if not item.host:
+            return self._from_disk(item, file)
+        if self._key is None:
+            raise _Failed("this store has no peers")
+        return self._from_peer(item, file, give_up_at)
+
+    def _from_disk(self, item: Wanted, file: str) -> tuple[str, int]:
+        if self._local is None:
+            raise _Failed("there is no local directory")
+        try:
+            record = self._local.bring(item.owner, item.step, self._shelf.directory / file)
+        except ValueError as err:
+            raise _Failed(str(err)) from None
+        self._shelf.put(record)
+        return file, record.size
+
+    def _from_peer(self, item: Wanted, file: str, give_up_at: float) -> tuple[str, int]:
+        download = _Download(self, item, self._shelf.directory / f"{file}.part", give_up_at)
+        place = f"{item.host}:{item.port}"
+        good_at, had = time.monotonic(), 0
+        try:
+            while True:
+                try:
+                    incoming = download.attempt()
+                    break
+                except AbandonedError as err:
+                    raise _Failed(f"{place}: {err}") from None
+                except BrokenError as err:
+                    why, refused = str(err), isinstance(err, RefusedError)
+                now = time.monotonic()
+                if download.received > had:
+                    good_at, had = now, download.received
+                patience = min(self.idle, REFUSED) if refused else self.idle
+                if now - good_at >= patience or now >= give_up_at or self._stop.is_set():
+                    raise _Failed(f"{place}: {why}")
+                self._stop.wait(PAUSE)
+            incoming.path.rename(self._shelf.directory / file)
+            self._shelf.put(incoming.offer.record(file, incoming.inode))
+            return file, incoming.received
+        finally:
+            download.close()
+
+    def opened(self, host: str, port: int) -> Channel:
+        """A connection that ``stop`` ends."""
+        assert self._key is not None
+
+        def opened(channel: Channel) -> None:
+            with self._lock:
+                self._channels.add(channel)
+                if self._stop.is_set():
+                    channel.close()
+
+        return connect(host, port, self._key, self.idle, opened)
+
+    def release(self, channel: Channel) -> None:
+        with self._lock:
+            self._channels.discard(channel)
+        channel.release()
+
+
+class _Download:
+    """One snapshot from one peer, over as many connections as it takes."""
+
+    def __init__(self, fetcher: Fetcher, item: Wanted, part: Path, give_up_at: float) -> None:
+        self._fetcher = fetcher
+        self._item = item
+        self._part = part
+        self._give_up_at = give_up_at
+        self._incoming: Incoming | None = None
+
+    @property
+    def received(self) -> int:
+        return self._incoming.received if self._incoming is not None else 0
+
+    def attempt(self) -> Incoming:
+        """Raises BrokenError when it may go on later, AbandonedError, OSError when not."""
+        item = self._item
+        channel = self._fetcher.opened(item.host, item.port)
+        channel.give_up_at = self._give_up_at
+        try:
+            channel.send({"op": "pull", "owner": item.owner, "step": item.step})
+            reply = channel.receive()
+            if reply["op"] != "take":
+                raise AbandonedError(str(reply.get("why", reply["op"]))[:500])
+            offer = Offer.read(reply)
+            if (offer.owner, offer.step) != (item.owner, item.step):
+                raise AbandonedError(f"it offers step {offer.step} of rank {offer.owner}")
+            if self._incoming is None or not self._incoming.offer.same(offer):
+                self.close()
+                self._incoming = Incoming(self._part, offer, mapped=False)
+            self._incoming.receive(channel)
+            channel.send({"op": "done"})
+            return self._incoming
+        finally:
+            self._fetcher.release(channel)
+
+    def close(self) -> None:
+        if self._incoming is not None:
+            self._incoming.close()
+            with contextlib.suppress(OSError):
+                self._part.unlink()

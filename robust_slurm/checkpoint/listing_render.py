@@ -1,0 +1,113 @@
+"""``robust-ckpt``'s tables for a terminal. Imports rich, so it is imported only to print one."""
+
+from __future__ import annotations
+
+import time
+from typing import IO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .listing import COMMITTED, COMPLETE, DAMAGED, Checked, Listing
+
+_PIPE_WIDTH = 200  # without a terminal nothing says how wide a line may be
+_STYLE = {COMMITTED: "green", COMPLETE: "green", DAMAGED: "bold red"}
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def console(file: IO[str]) -> Console:
+    """A console that never reads markup, emoji codes or links out of data."""
+    width = None if file.isatty() else _PIPE_WIDTH
+    return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+
+
+def print_listing(found: Listing, out: Console) -> None:
+    """Steps, newest last, then snapshot files."""
+    if not found.steps and not found.files:
+        out.print(f"No checkpoints in {printable(found.directory)}.")
+    if found.steps:
+        table = _table("STEP", "STATE", "SAVED", "RANKS", "MESH", "SIZE", "RUN", "NOTE")
+        for row in found.steps:
+            table.add_row(
+                str(row.step),
+                _state(row.state),
+                _when(row.time),
+                _number(row.world),
+                " x ".join(f"{printable(k)} {v}" for k, v in row.mesh.items()),
+                _size(row.bytes),
+                printable(row.attempt),
+                printable(row.note),
+            )
+        out.print(table)
+        good = [row.step for row in found.steps if row.state == COMMITTED]
+        out.print(f"newest that can be loaded: step {max(good)}" if good else "none is committed")
+    if found.files:
+        table = _table("FILE", "STATE", "STEP", "RANK", "RANKS", "EPOCH", "JOB", "SIZE", "NOTE")
+        for file in found.files:
+            table.add_row(
+                printable(file.path.rpartition("/")[2]),
+                _state(file.state),
+                _number(file.step),
+                _number(file.rank),
+                _number(file.world),
+                _number(file.epoch),
+                printable(file.job),
+                _size(file.bytes),
+                printable(file.note),
+            )
+        out.print(table)
+
+
+def print_checked(results: list[Checked], out: Console) -> None:
+    """One line for each, and one for each problem."""
+    for each in results:
+        word = Text("good", "green") if each.good else Text("BAD ", "bold red")
+        if each.good and each.note:
+            word = Text("?   ", "yellow")
+        rate = f"{_size(each.bytes)}, {each.seconds:.1f} s"
+        line = Text.assemble(word, f"  {printable(each.path)}  {rate}")
+        out.print(line, soft_wrap=True)
+        if each.note:
+            out.print(f"      {printable(each.note)}", soft_wrap=True)
+        for problem in each.problems[:20]:
+            out.print(f"      {printable(problem.what)}", soft_wrap=True)
+        if len(each.problems) > 20:
+            out.print(f"      and {len(each.problems) - 20} more (--json shows all)")
+
+
+def printable(text: str) -> str:
+    """Without line ends, escapes or invisible characters."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        right = heading in ("STEP", "RANK", "RANKS", "EPOCH", "SIZE")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=heading == "STEP")
+    return table
+
+
+def _state(state: str) -> Text:
+    return Text(state, style=_STYLE.get(state, "yellow"))
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _when(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return "?"
+
+
+def _size(count: int) -> str:
+    size, unit = float(count), 0
+    while size >= 999.5 and unit < len(_UNITS) - 1:
+        size, unit = size / 1000, unit + 1
+    return f"{size:.3g} {_UNITS[unit]}"

@@ -1,0 +1,215 @@
+"""The state of a torch module: parameters, buffers, extra state.
+
+``module.state_dict()`` makes a new tensor for each parameter at every call. Where nothing in the
+module asks for being called (no unknown hooks, no overridden methods), its tensors are taken from
+where they lie, after a check that the tree of modules is still the one of last time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import module_tree
+from .assembly import Assembly, StateError, Step
+from .leaves import Batch, Leaf, Leaves
+from .module_tree import Place, Shape
+from .values import Encoded, decode, encode, ref_of
+
+EXTRA = "_extra_state"  # torch's name for what get_extra_state() returns
+
+
+class ModuleState:
+    """One module among the objects of a checkpoint."""
+
+    def __init__(self, key: str, top: nn.Module, *, trained: bool) -> None:
+        """``trained``: only the optimizer changes its parameters, on all peers alike.
+
+        Raises TypeError for a module that cannot be saved.
+        """
+        if module_tree.is_fsdp1(top):
+            raise TypeError(
+                f"{key}: FullyShardedDataParallel cannot be saved; use fully_shard (FSDP2)"
+            )
+        self.key = key
+        self.top = top
+        self._parameters = Leaves(key, late=trained, shareable=trained)
+        self._others = Leaves(key, late=False, shareable=False)
+        self._shape = Shape([], [])
+        self._places: list[Place] = []
+        self._with_buffers: list[Place] = []
+        self._with_extra: list[Place] = []
+        self._reshards: list[Callable[[], object]] = []
+        self._plain = False
+        self._batch = Batch(())
+        self._saved_parameters: dict[str, Encoded] = {}
+        self._saved_others: dict[str, Encoded] = {}
+        self._encoded: Encoded = None
+        self.names: dict[torch.Tensor, str] = {}
+        """Parameter → its name; another object whenever the tree of modules changed."""
+
+    @property
+    def leaves(self) -> list[list[Leaf]]:
+        """The tensors that ``collect`` found; the same lists as long as they are the same."""
+        return [self._parameters.found, self._others.found]
+
+    def collect(self) -> Encoded:
+        """Find the tensors (``leaves``); all else, encoded."""
+        before = self._saved_others
+        same = self._same()
+        if not same:
+            self._look_anew()
+        if self._plain:
+            self._collect_others()
+        if not same or self._saved_others != before:
+            self._encoded = {"d": {**self._saved_parameters, **self._saved_others}}
+        return self._encoded
+
+    def _same(self) -> bool:
+        """Whether all parameters are what and where they were."""
+        if not self._plain:
+            return False
+        for reshard in self._reshards:
+            reshard()
+        return module_tree.shape_of(self._places).same(self._shape) and self._batch.unchanged()
+
+    def _look_anew(self) -> None:
+        self._plain = False  # if what follows fails, it is done anew next time
+        self._places = list(module_tree.walk(self.top))
+        plain = module_tree.is_plain_to_save(self.top)
+        if plain:
+            self._reshards = module_tree.reshards(self._places)
+            for reshard in self._reshards:
+                reshard()
+            self._with_buffers = [place for place in self._places if place.module._buffers]
+            self._with_extra = [
+                place for place in self._places if module_tree.has_extra_state(place.module)
+            ]
+            self._collect_parameters()
+            self._shape = module_tree.shape_of(self._places)
+        else:
+            self._ask()
+        self.names = module_tree.parameter_names(self.top)
+        self._plain = plain
+
+    def _collect_parameters(self) -> None:
+        self._parameters.begin()
+        own = module_tree.not_shared(self.top)
+        self._saved_parameters = {
+            prefix + name: self._parameters.add(prefix + name, parameter, own=prefix + name in own)
+            for prefix, _, module in self._places
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        }
+        self._batch = Batch(self._parameters.found)
+
+    def _ask(self) -> None:
+        """Take what state_dict() says, where it does more than to list the tensors."""
+        state = self.top.state_dict()
+        clean = module_tree.clean_names(self.top, list(state))
+        trained = set(module_tree.parameter_names(self.top).values())
+        own = module_tree.not_shared(self.top)
+        self._parameters.begin()
+        self._others.begin()
+        self._saved_parameters, self._saved_others = {}, {}
+        for raw, value in state.items():
+            name = clean[raw]
+            if name in trained and isinstance(value, torch.Tensor):
+                encoded = self._parameters.add(name, value, own=name in own)
+                self._saved_parameters[name] = encoded
+            else:
+                where = f"{self.key}.{name}"
+                self._saved_others[name] = encode(value, where, self._add_other)
+
+    def _add_other(self, path: str, tensor: torch.Tensor) -> Encoded:
+        return self._others.add(path.removeprefix(f"{self.key}."), tensor)
+
+    def _collect_others(self) -> None:
+        """Buffers and extra state, which anything may change or replace."""
+        self._others.begin()
+        saved = {
+            prefix + name: self._others.add(prefix + name, buffer)
+            for prefix, _, module in self._with_buffers
+            for name, buffer in module._buffers.items()
+            if buffer is not None and name not in module._non_persistent_buffers_set
+        }
+        for prefix, _, module in self._with_extra:
+            name = prefix + EXTRA
+            where = f"{self.key}.{name}"
+            saved[name] = encode(module.get_extra_state(), where, self._add_other)
+        self._saved_others = saved
+
+    def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
+        """Check that the saved state fits; what restores it. Raises StateError."""
+        if not isinstance(encoded, dict) or not isinstance(encoded.get("d"), dict):
+            raise StateError(f"{self.key}: saved from something that is no torch module")
+        values: dict[str, Encoded] = encoded["d"]
+        places = list(module_tree.walk(self.top))
+        if module_tree.is_plain_to_save(self.top):
+            for reshard in module_tree.reshards(places):
+                reshard()  # the sharded parameters are the optimizer's too
+        self.names = module_tree.parameter_names(self.top)
+        if not (module_tree.is_plain_to_save(self.top) and module_tree.is_plain_to_load(self.top)):
+            return [partial(self._load, self._whole_state(saved, values))]
+        tensors, extras = _live(places)
+        fits(self.key, values, {**tensors, **extras})
+        steps: list[Step] = []
+        for name, value in values.items():
+            if name in extras:
+                steps.append(partial(extras[name].set_extra_state, decode(value, saved.fresh)))
+                continue
+            ref = ref_of(value)
+            if ref is None:
+                raise StateError(f"{self.key}.{name}: what was saved is no tensor")
+            steps.append(saved.into(tensors[name], ref))
+        return steps
+
+    def _whole_state(self, saved: Assembly, values: dict[str, Encoded]) -> dict[str, Any]:
+        """What load_state_dict() takes: new tensors under the names that it expects."""
+        live = self.top.state_dict()
+        clean = module_tree.clean_names(self.top, list(live))
+        fits(self.key, values, set(clean.values()))
+        state = {}
+        for raw, name in clean.items():
+            here = live[raw]
+            like = here if isinstance(here, torch.Tensor) else None
+            state[raw] = decode(values[name], partial(saved.fresh, like=like))
+        return state
+
+    def _load(self, state: dict[str, Any]) -> None:
+        try:
+            self.top.load_state_dict(state)
+        except RuntimeError as err:
+            raise StateError(f"{self.key}: {err}") from err
+
+
+def _live(places: list[Place]) -> tuple[dict[str, torch.Tensor], dict[str, nn.Module]]:
+    """Name → parameter or buffer, and name → module that has extra state."""
+    tensors: dict[str, torch.Tensor] = {}
+    extras: dict[str, nn.Module] = {}
+    for prefix, _, module in places:
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None and name not in module._non_persistent_buffers_set:
+                tensors[prefix + name] = tensor
+        if module_tree.has_extra_state(module):
+            extras[f"{prefix}{EXTRA}"] = module
+    return tensors, extras
+
+
+def fits(key: str, saved: Collection[str], live: Collection[str]) -> None:
+    """Raise StateError where the saved names are not the live ones."""
+    missing = [name for name in live if name not in saved]
+    unknown = [name for name in saved if name not in live]
+    if missing or unknown:
+        said = [f"the snapshot lacks {_some(missing)}"] if missing else []
+        said += [f"only the snapshot has {_some(unknown)}"] if unknown else []
+        raise StateError(f"{key}: {'; '.join(said)}")
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more

@@ -1,0 +1,168 @@
+"""The tree of modules of a model: names without wrappers, and what its modules ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
+from operator import is_
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+"""Names under which wrappers keep the module that they wrap: torch.compile, checkpoint_wrapper."""
+
+KNOWN_HOOKS = ("torch.distributed.fsdp.", "torch.distributed.algorithms._checkpoint.")
+"""Modules of torch whose hooks are known: shard the parameters first; take off a wrapper's name."""
+
+OWN = ("torch.nn.", "torch.ao.nn.")
+"""Modules of torch that override how they are loaded only to read what older versions saved."""
+
+
+class Place(NamedTuple):
+    """One module of the tree."""
+
+    prefix: str
+    """Of its names, with a dot at the end; "" for the top."""
+    raw: str
+    """The same with wrappers' names in it."""
+    module: nn.Module
+
+
+def walk(top: nn.Module) -> Iterator[Place]:
+    """All modules, as often as they occur, in the order of state_dict()."""
+    stack = [Place("", "", top)]
+    while stack:
+        place = stack.pop()
+        yield place
+        prefix, raw, module = place
+        parallel = isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel)
+        for name, child in reversed(module._modules.items()):
+            if child is not None:
+                bare = (parallel and name == "module") or name in WRAPPERS
+                stack.append(Place(prefix if bare else f"{prefix}{name}.", f"{raw}{name}.", child))
+
+
+def parameter_names(top: nn.Module) -> dict[torch.Tensor, str]:
+    """Parameter → its first name."""
+    names: dict[torch.Tensor, str] = {}
+    for prefix, _, module in walk(top):
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                names.setdefault(parameter, prefix + name)
+    return names
+
+
+def clean_names(top: nn.Module, raw_names: list[str]) -> dict[str, str]:
+    """Names that state_dict() gives → the same without wrappers."""
+    prefixes = {raw: prefix for prefix, raw, _ in walk(top)}
+    cleaned = {}
+    for name in raw_names:
+        head = name.rpartition(".")[0]
+        while head and f"{head}." not in prefixes:
+            head = head.rpartition(".")[0]
+        raw = f"{head}." if head else ""
+        cleaned[name] = prefixes[raw] + name[len(raw) :]
+    return cleaned
+
+
+def not_shared(top: nn.Module) -> set[str]:
+    """Names of parameters that DistributedDataParallel was told to leave alone."""
+    ignored: set[str] = set()
+    for prefix, _, module in walk(top):
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            names = set(module.parameters_to_ignore)
+            raw = [name for name, _ in module.module.named_parameters(remove_duplicate=False)]
+            clean = clean_names(module.module, raw)
+            ignored |= {prefix + clean[name] for name in raw if name in names}
+    return ignored
+
+
+def is_fsdp1(top: nn.Module) -> bool:
+    """Whether parameters are hidden in the flat ones of FullyShardedDataParallel."""
+    return any(
+        type(module).__module__.startswith("torch.distributed.fsdp.fully_sharded")
+        for _, _, module in walk(top)
+    )
+
+
+def is_plain_to_save(top: nn.Module) -> bool:
+    """Whether state_dict() does nothing but list tensors and extra state."""
+    return all(
+        type(m).state_dict is nn.Module.state_dict
+        and type(m)._save_to_state_dict is nn.Module._save_to_state_dict
+        and _known(m._state_dict_hooks)
+        and _known(m._state_dict_pre_hooks)
+        for _, _, m in walk(top)
+    )
+
+
+def is_plain_to_load(top: nn.Module) -> bool:
+    """Whether load_state_dict() does nothing but copy into the tensors and set extra state."""
+    for _, _, m in walk(top):
+        load: Any = type(m)._load_from_state_dict
+        if (
+            type(m).load_state_dict is not nn.Module.load_state_dict
+            or not (load is nn.Module._load_from_state_dict or load.__module__.startswith(OWN))
+            or not _known(m._load_state_dict_pre_hooks)
+            or not _known(m._load_state_dict_post_hooks)
+        ):
+            return False
+    return True
+
+
+def _known(hooks: dict[int, Any]) -> bool:
+    return all(
+        str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith(KNOWN_HOOKS)
+        for hook in hooks.values()
+    )
+
+
+def reshards(places: list[Place]) -> list[Callable[[], object]]:
+    """What lets FSDP put its shards back where whole parameters are now, as state_dict() does."""
+    return [
+        partial(hook, module, raw, False)
+        for _, raw, module in places
+        for hook in module._state_dict_pre_hooks.values()
+    ]
+
+
+class Shape(NamedTuple):
+    """Everything that decides what a tree's parameters are and what they and all else are called.
+
+    Two are the same if ``found`` are the same objects and the rest is equal.
+    """
+
+    found: list[Any]
+    """Modules, parameters, hooks, and names, in order."""
+    sizes: list[int]
+    """How many of them each module has."""
+
+    def same(self, other: Shape) -> bool:
+        """Whether nothing was added, removed, replaced, moved or renamed between the two."""
+        return (
+            self.sizes == other.sizes
+            and len(self.found) == len(other.found)
+            and all(map(is_, self.found, other.found))
+        )
+
+
+_HELD = ("_modules", "_parameters", "_state_dict_hooks", "_state_dict_pre_hooks")
+
+
+def shape_of(places: list[Place]) -> Shape:
+    """The shape of the tree whose modules were these."""
+    own = [place.module.__dict__ for place in places]
+    held = [attributes[name] for attributes in own for name in _HELD]
+    buffers = [attributes["_buffers"] for attributes in own]
+    found = list(chain.from_iterable(map(dict.values, held)))
+    found += chain.from_iterable(held)
+    found += chain.from_iterable(buffers)
+    return Shape(found, [*map(len, held), *map(len, buffers)])
+
+
+def has_extra_state(module: nn.Module) -> bool:
+    """Whether the module has more to say than its tensors."""
+    return type(module).get_extra_state is not nn.Module.get_extra_state

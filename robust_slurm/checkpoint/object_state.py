@@ -1,0 +1,140 @@
+"""The state of anything else: objects with a state_dict(), generators, plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from . import rng
+from .assembly import Assembly, StateError, Step
+from .leaves import Leaf, Leaves
+from .values import Encoded, Ref, decode, encode, ref_of
+
+
+class ObjectState:
+    """An object with state_dict() and load_state_dict(): a scheduler, a loader, a scaler."""
+
+    def __init__(self, key: str, found: Any) -> None:
+        self.key = key
+        self.found = found
+        self._leaves = Leaves(key, late=False, shareable=False)
+
+    @property
+    def leaves(self) -> list[list[Leaf]]:
+        """The tensors that ``collect`` found."""
+        return [self._leaves.found]
+
+    def collect(self) -> Encoded:
+        """Find the tensors (``leaves``); all else, encoded."""
+        return _collect(self.key, self.get(), self._leaves)
+
+    def get(self) -> Any:
+        """Its state as plain values."""
+        return self.found.state_dict()
+
+    def put(self, state: Any) -> None:
+        """Set its state."""
+        self.found.load_state_dict(state)
+
+    def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
+        """Check that the saved state can be read; what restores it. Raises StateError."""
+        state = decode(encoded, saved.fresh)
+        return [partial(self._restore, state)]
+
+    def _restore(self, state: Any) -> None:
+        try:
+            self.put(state)
+        except (KeyError, ValueError, TypeError, RuntimeError) as err:
+            raise StateError(
+                f"{self.key}: {type(self.found).__name__} does not take its saved state: "
+                f"{type(err).__name__}: {err}"
+            ) from err
+
+
+class LoaderState(ObjectState):
+    """A loader of data, such as torchdata's StatefulDataLoader."""
+
+    def put(self, state: Any) -> None:
+        """Set its position; the iterator that goes on from there is made when the script asks.
+
+        Making one draws from torch's generator, once more than the run that was not interrupted,
+        so the first one leaves the generator as it finds it. It must not be made now: samplers
+        are told their epoch after this, before they are wound forward.
+        """
+        self.found.load_state_dict(state)
+        make = getattr(self.found, "_get_iterator", None)
+        if make is not None:
+            self.found._get_iterator = partial(_quietly, self.found, make)
+
+
+class GeneratorState(ObjectState):
+    """A random number generator of the script's own."""
+
+    def get(self) -> Any:
+        return rng.get(self.found)
+
+    def put(self, state: Any) -> None:
+        rng.put(self.found, state)
+
+
+class GlobalGenerators(ObjectState):
+    """The random number generators of the process."""
+
+    def get(self) -> Any:
+        return rng.states()
+
+    def put(self, state: Any) -> None:
+        rng.restore(state)
+
+
+class PlainValue:
+    """A value that is given back, not restored in place; but a tensor is, if it still fits."""
+
+    def __init__(self, key: str, value: Any) -> None:
+        self.key = key
+        self.value = value
+        self.restored: Any = value
+        self._leaves = Leaves(key, late=False, shareable=False)
+
+    @property
+    def leaves(self) -> list[list[Leaf]]:
+        """The tensors that ``collect`` found."""
+        return [self._leaves.found]
+
+    def collect(self) -> Encoded:
+        """Find the tensors (``leaves``); all else, encoded."""
+        return _collect(self.key, self.value, self._leaves)
+
+    def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
+        """Decode the value (``restored``). Raises StateError."""
+        ref = ref_of(encoded)
+        if ref is not None and isinstance(self.value, torch.Tensor):
+            self.restored = self.value
+            return [saved.into(self.value, ref)]
+        made: dict[str, torch.Tensor] = {}
+
+        def fresh(ref: Ref) -> torch.Tensor:
+            if ref.fqn not in made:  # one tensor in two places is one again
+                made[ref.fqn] = saved.fresh(ref)
+            return made[ref.fqn]
+
+        self.restored = decode(encoded, fresh)
+        return []
+
+
+def _collect(key: str, value: Any, leaves: Leaves) -> Encoded:
+    leaves.begin()
+    return encode(value, key, lambda path, t: leaves.add(path[len(key) + 1 :], t))
+
+
+def _quietly(loader: Any, make: Callable[[], Any]) -> Any:
+    """Make an iterator as the loader's class does, without drawing from torch's generator."""
+    del loader._get_iterator  # the class's own again
+    kept = torch.get_rng_state()
+    try:
+        return make()
+    finally:
+        torch.set_rng_state(kept)

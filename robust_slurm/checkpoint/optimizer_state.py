@@ -1,0 +1,285 @@
+"""The state of an optimizer: by names of parameters, in the types that it really has.
+
+``Optimizer.load_state_dict`` casts what it loads to the type of the parameter, which is not exact
+for a 32-bit average of a 16-bit parameter. So where the optimizer uses torch's own methods its
+state is read and written where it lies; otherwise its own methods are called, and what they cast
+is put right afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from .assembly import Assembly, StateError, Step
+from .leaves import Batch, Leaf, Leaves
+from .values import Encoded, Ref, decode, encode, ref_of
+
+Names = Mapping[torch.Tensor, str]
+SIMPLE = frozenset((int, float, str, bool, type(None), torch.Tensor))
+"""Values that cannot change without being replaced, but for the data of a tensor."""
+
+
+class OptimizerState:
+    """One optimizer among the objects of a checkpoint."""
+
+    def __init__(
+        self, key: str, optimizer: Optimizer, names: Callable[[], Names], *, trained: bool
+    ) -> None:
+        """``names``: parameter → its name in the model, where it is in one; the same object as
+        long as nothing changed. ``trained``: it is the training's own, alike on all peers.
+        """
+        self.key = key
+        self.optimizer = optimizer
+        self._names = names
+        self._known: Names | None = None
+        self._state = Leaves(f"{key}.state", late=trained, shareable=trained)
+        # Not late: schedulers set a learning rate that is a tensor, after the step.
+        self._groups = Leaves(f"{key}.param_groups", late=False, shareable=False)
+        self._seen: list[Any] = []
+        self._sizes: list[int] = []
+        self._simple = False
+        self._batch = Batch(())
+        self._parameters: list[list[str | int]] = []
+        self._encoded_state: Encoded = None
+
+    @property
+    def leaves(self) -> list[list[Leaf]]:
+        """The tensors that ``collect`` found; the same lists as long as they are the same."""
+        return [self._state.found, self._groups.found]
+
+    def collect(self) -> Encoded:
+        """Find the tensors (``leaves``); all else, encoded."""
+        optimizer = self.optimizer
+        if is_plain_to_save(optimizer):
+            groups = optimizer.param_groups
+            self._collect_state(groups, optimizer.state)
+        else:
+            groups, state = self._ask()
+            self._collect_state(groups, state)
+        self._groups.begin()
+        encoded = []
+        for i, (group, names) in enumerate(zip(groups, self._parameters, strict=True)):
+            body = {
+                key: encode(value, f"{i}.{key}", self._groups.add)
+                for key, value in group.items()
+                if key != "params"
+            }
+            encoded.append({"d": {**body, "params": names}})
+        return {"d": {"state": self._encoded_state, "param_groups": encoded}}
+
+    def _ask(self) -> tuple[list[dict[str, Any]], Mapping[Any, Any]]:
+        """The state of an optimizer with a state_dict() of its own, by parameter again."""
+        state = self.optimizer.state_dict()
+        live = [p for group in self.optimizer.param_groups for p in group["params"]]
+        try:
+            ids = [i for group in state["param_groups"] for i in group["params"]]
+            by_id = dict(zip(ids, live, strict=True))
+            groups = [
+                {**group, "params": [by_id[i] for i in group["params"]]}
+                for group in state["param_groups"]
+            ]
+            return groups, {by_id.get(key, key): value for key, value in state["state"].items()}
+        except (KeyError, TypeError, ValueError) as err:
+            raise TypeError(
+                f"{self.key}: the state_dict() of {type(self.optimizer).__name__} is not that of a "
+                f"torch optimizer with these parameters ({type(err).__name__}: {err}); pass the "
+                f"optimizer in extra instead"
+            ) from err
+
+    def _collect_state(self, groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> None:
+        names = self._names()
+        lists = [group["params"] for group in groups]
+        parts = list(state.values())
+        dicts = [part for part in parts if type(part) is dict]
+        sizes = [*map(len, lists), *map(len, dicts)]
+        seen: list[Any] = list(chain.from_iterable(lists))
+        seen += state
+        seen += chain.from_iterable(map(dict.values, dicts))
+        seen += chain.from_iterable(dicts)
+        if (
+            self._simple
+            and len(dicts) == len(parts)
+            and sizes == self._sizes
+            and names is self._known
+            and len(seen) == len(self._seen)
+            and all(map(is_, seen, self._seen))
+            and self._batch.unchanged()
+        ):
+            return
+        self._simple = False  # if what follows fails, it is done anew next time
+        simple = len(dicts) == len(parts) and all(
+            type(value) in SIMPLE for part in dicts for value in part.values()
+        )
+        self._parameters = names_in(groups, names)
+        label = {
+            parameter: name
+            for group, known in zip(groups, self._parameters, strict=True)
+            for parameter, name in zip(group["params"], known, strict=True)
+        }
+        self._state.begin()
+        pairs: list[tuple[Any, Encoded]] = []
+        for owner, part in state.items():
+            name = label.get(owner, owner)
+            pairs.append((name, self._encode_part(part, str(name))))
+        if all(type(name) is str for name, _ in pairs):
+            self._encoded_state = {"d": dict(pairs)}
+        else:
+            self._encoded_state = {"m": [list(pair) for pair in pairs]}
+        self._batch = Batch(self._state.found)
+        self._seen, self._sizes, self._known, self._simple = seen, sizes, names, simple
+
+    def _encode_part(self, part: Any, path: str) -> Encoded:
+        return encode(part, path, self._state.add)
+
+    def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
+        """Check that the saved state fits; what restores it. Raises StateError."""
+        try:
+            state, groups = encoded["d"]["state"], encoded["d"]["param_groups"]
+            parts = dict(state["d"]) if "d" in state else dict(state["m"])
+            groups = [dict(group["d"]) for group in groups]
+            saved_names = [group.pop("params") for group in groups]
+        except (KeyError, TypeError, ValueError):
+            raise StateError(f"{self.key}: saved from something that is no optimizer") from None
+        live = self.optimizer.param_groups
+        names = names_in(live, self._names())
+        self._compare(names, saved_names)
+        owners: dict[Any, torch.Tensor] = {
+            name: parameter
+            for known, group in zip(names, live, strict=True)
+            for name, parameter in zip(known, group["params"], strict=True)
+        }
+        if not (is_plain_to_save(self.optimizer) and is_plain_to_load(self.optimizer)):
+            return [partial(self._load, saved, parts, groups, owners, names)]
+        steps: list[Step] = []
+        made: dict[str, torch.Tensor] = {}
+        state = {}
+        for name, part in parts.items():
+            owner = owners.get(name)
+            here = self.optimizer.state.get(owner) if owner is not None else None
+            key = name if owner is None else owner
+            state[key] = self._renew(saved, part, here, owner, made, steps)
+        for group, body in zip(live, groups, strict=True):
+            new = self._renew(saved, {"d": body}, group, None, made, steps)
+            steps.append(partial(group.update, new))
+        return [*steps, partial(self._put, state)]
+
+    def _compare(self, live: list[list[str | int]], saved: list[list[str | int]]) -> None:
+        """Raise StateError where the groups are of other parameters."""
+        if len(live) != len(saved):
+            raise StateError(
+                f"{self.key}: saved with {len(saved)} parameter groups, it has {len(live)}"
+            )
+        for i, (here, there) in enumerate(zip(live, saved, strict=True)):
+            if set(here) != set(there):
+                missing = sorted(map(str, set(here) - set(there)))[:3]
+                unknown = sorted(map(str, set(there) - set(here)))[:3]
+                raise StateError(
+                    f"{self.key}: group {i} was saved with {len(there)} parameters, it has "
+                    f"{len(here)}; only here: {', '.join(missing) or 'none'}; only in the "
+                    f"snapshot: {', '.join(unknown) or 'none'}"
+                )
+
+    @staticmethod
+    def _renew(
+        saved: Assembly, encoded: Encoded, here: Any, like: torch.Tensor | None,
+        made: dict[str, torch.Tensor], steps: list[Step],
+    ) -> Any:  # fmt: skip
+        """The saved value; tensors that are there and fit are written in place, by ``steps``."""
+
+        def fresh(ref: Ref) -> torch.Tensor:
+            # Once per name: what was one tensor in two places is one again.
+            if ref.fqn not in made:
+                made[ref.fqn] = saved.fresh(ref, like)
+            return made[ref.fqn]
+
+        def later(ref: Ref) -> torch.Tensor:
+            """The same, its data copied by ``steps``: most of an optimizer's state is such."""
+            if ref.fqn not in made:
+                made[ref.fqn], fill = saved.later(ref, like)
+                steps.append(fill)
+            return made[ref.fqn]
+
+        if not (isinstance(encoded, dict) and "d" in encoded and isinstance(here, dict)):
+            return decode(encoded, fresh)
+        new = {}
+        for key, body in encoded["d"].items():
+            ref, live = ref_of(body), here.get(key)
+            if ref is not None and ref.fqn not in made and isinstance(live, torch.Tensor):
+                try:
+                    steps.append(saved.into(live, ref))
+                except StateError:  # of another shape: replaced
+                    new[key] = later(ref)
+                else:
+                    new[key] = made[ref.fqn] = live
+            else:
+                new[key] = decode(body, fresh) if ref is None else later(ref)
+        return new
+
+    def _put(self, state: dict[Any, Any]) -> None:
+        self.optimizer.state.clear()
+        self.optimizer.state.update(state)
+
+    def _load(
+        self, saved: Assembly, parts: dict[Any, Encoded], groups: list[dict[str, Encoded]],
+        owners: dict[Any, torch.Tensor], names: list[list[str | int]],
+    ) -> None:  # fmt: skip
+        """Give it to the optimizer's own load_state_dict, and put right what that casts."""
+        ids = {name: i for i, name in enumerate(owners)}
+        state = {}
+        for name, part in parts.items():
+            like = owners.get(name)
+            state[ids.get(name, name)] = decode(part, partial(saved.fresh, like=like))
+        whole = [
+            {**decode({"d": group}, saved.fresh), "params": [ids[name] for name in known]}
+            for group, known in zip(groups, names, strict=True)
+        ]
+        # Copies of the dicts: load_state_dict() may change what it is given.
+        given = {key: dict(part) if isinstance(part, dict) else part for key, part in state.items()}
+        self.optimizer.load_state_dict({"state": given, "param_groups": whole})
+        for name, parameter in owners.items():
+            exact, here = state.get(ids[name]), self.optimizer.state.get(parameter)
+            if isinstance(exact, dict) and isinstance(here, dict):
+                for key, tensor in exact.items():
+                    live = here.get(key)
+                    if (
+                        isinstance(tensor, torch.Tensor)
+                        and isinstance(live, torch.Tensor)
+                        and (live.dtype != tensor.dtype and live.shape == tensor.shape)
+                    ):
+                        here[key] = tensor.to(live.device)
+
+
+def is_plain_to_save(optimizer: Optimizer) -> bool:
+    """Whether state_dict() says what lies in ``state`` and ``param_groups``, nothing else."""
+    return (
+        type(optimizer).state_dict is Optimizer.state_dict
+        and not optimizer._optimizer_state_dict_pre_hooks
+        and not optimizer._optimizer_state_dict_post_hooks
+    )
+
+
+def is_plain_to_load(optimizer: Optimizer) -> bool:
+    """Whether load_state_dict() sets ``state`` and ``param_groups``, nothing else."""
+    return (
+        type(optimizer).load_state_dict is Optimizer.load_state_dict
+        and not optimizer._optimizer_load_state_dict_pre_hooks
+        and not optimizer._optimizer_load_state_dict_post_hooks
+    )
+
+
+def names_in(groups: list[dict[str, Any]], names: Names) -> list[list[str | int]]:
+    """Of each group its parameters by name; by number in the optimizer where they have none."""
+    found: list[list[str | int]] = []
+    at = 0
+    for group in groups:
+        known = [names.get(p, at + i) for i, p in enumerate(group["params"])]
+        at += len(known)
+        found.append(known)
+    return found

@@ -1,0 +1,73 @@
+"""The arguments of a Checkpointer that are not state, checked; defaults from the environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Options(NamedTuple):
+    directory: str
+    """Of the durable tier, absolute; "" for none."""
+    every: int
+    """Steps between durable checkpoints; 0: never by step."""
+    keep: int
+    """Durable checkpoints kept."""
+    local_directory: str
+    """On the node's own disk, absolute; "" for none."""
+    replica_wait: float
+    """s that a step may wait for the replica of the one before."""
+
+
+def options(
+    directory: str | os.PathLike[str] | None,
+    every: int | None,
+    keep: int | None,
+    local_directory: str | os.PathLike[str] | None,
+    replica_wait: float,
+) -> Options:
+    """Raises TypeError, ValueError saying what to pass."""
+    if isinstance(replica_wait, bool) or not isinstance(replica_wait, (int, float)):
+        raise TypeError(f"replica_wait: seconds, not {replica_wait!r}")
+    if not replica_wait >= 0:
+        raise ValueError(f"replica_wait: 0 or more seconds, not {replica_wait}")
+    found = Options(
+        _path("directory", directory, "ROBUST_CHECKPOINT_DIR"),
+        _count("every", every, "ROBUST_CHECKPOINT_EVERY", least=0, otherwise=0),
+        _count("keep", keep, "ROBUST_CHECKPOINT_KEEP", least=1, otherwise=2),
+        _path("local_directory", local_directory, "ROBUST_CHECKPOINT_LOCAL_DIR"),
+        float(replica_wait),
+    )
+    if every and not found.directory and not found.local_directory:
+        raise ValueError(
+            f"every={every} without a directory: pass directory=, or set ROBUST_CHECKPOINT_DIR"
+        )
+    return found
+
+
+def _path(name: str, given: Any, variable: str) -> str:
+    if given is None:
+        given = os.environ.get(variable, "")
+    try:
+        text = os.fspath(given)
+    except TypeError:
+        raise TypeError(f"{name}: a path, not {given!r}") from None
+    if not isinstance(text, str):
+        raise TypeError(f"{name}: a path as text, not bytes")
+    return str(Path(text).expanduser().absolute()) if text else ""
+
+
+def _count(name: str, given: int | None, variable: str, *, least: int, otherwise: int) -> int:
+    if given is None:
+        text = os.environ.get(variable, "")
+        try:
+            given = int(text) if text else otherwise
+        except ValueError:
+            raise ValueError(f"{variable}: a whole number, not {text!r}") from None
+        name = variable if text else name
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise TypeError(f"{name}: a whole number, not {given!r}")
+    if given < least:
+        raise ValueError(f"{name}: {least} or more, not {given}")
+    return given

@@ -1,0 +1,213 @@
+"""Writes one rank's snapshots to the local disk and to the durable tier, beside the training."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from robust_slurm.checkpoint.events import Alarm, Committed, Event, Outcome, Persisted
+from robust_slurm.checkpoint.layout import LayoutError
+from robust_slurm.checkpoint.local import LocalDisk
+from robust_slurm.checkpoint.shelf import Record, open_snapshot, read_header
+from robust_slurm.checkpoint.writing import Writer, WriterError
+
+COMMIT_WAIT = 60.0  # s for the other ranks' parts
+SLOWEST = 10e6  # bytes/s: below this a writer counts as hanging
+
+
+class Destination(NamedTuple):
+    """Where a rank wants its durable checkpoints, as it enrolled."""
+
+    directory: str
+    """Empty: no durable tier."""
+    keep: int
+    python: str
+
+
+class Job(NamedTuple):
+    path: Path
+    owner: int
+    step: int
+    slot: int
+    """That must not be overwritten meanwhile; -1 for none."""
+    record: Record | None
+    """None for a file outside the store's directory."""
+    destination: Destination
+    local: LocalDisk | None
+    commit_world: int
+    """> 0: commit afterwards, when so many ranks have written."""
+    commit_wait: float
+    finished: Callable[[Outcome], None]
+
+
+class Persister:
+    """A thread and a writer process, both started when there is something to write."""
+
+    def __init__(
+        self,
+        emit: Callable[[Event], None],
+        write_deadline: float,
+        changed: Callable[[], None],
+        command: Callable[[str], list[str]],
+    ) -> None:
+        self._emit = emit
+        self._write_deadline = write_deadline
+        self._changed = changed
+        self._command = command
+        self._change = threading.Condition()
+        self._jobs: deque[Job] = deque()
+        self._now: Job | None = None
+        self._writing = False
+        self._writer: Writer | None = None
+        self._thread: threading.Thread | None = None
+        self._stop = False
+        self._local_failed = False
+        self._generation = 0  # of epochs
+        self._done: set[tuple[int, bool]] = set()  # steps of this epoch, and whether committed
+
+    def add(self, job: Job) -> None:
+        with self._change:
+            self._jobs.append(job)
+            if self._thread is None and not self._stop:
+                self._thread = threading.Thread(target=self._run, name="ckpt-persist", daemon=True)
+                self._thread.start()
+            self._change.notify_all()
+
+    @property
+    def held(self) -> set[int]:
+        """Slots that are being or going to be read."""
+        with self._change:
+            jobs = [*self._jobs] + ([self._now] if self._now and self._writing else [])
+            return {job.slot for job in jobs if job.slot >= 0}
+
+    @property
+    def pid(self) -> int:
+        return self._writer.pid if self._writer is not None else 0
+
+    def forget(self, why: str) -> None:
+        """What has not begun yet is not written any more."""
+        with self._change:
+            jobs = list(self._jobs)
+            self._jobs.clear()
+            self._done.clear()
+            self._generation += 1
+        for job in jobs:
+            job.finished(Outcome(job.owner, job.step, False, why, "", 0.0, 0))
+
+    def stop(self) -> list[threading.Thread]:
+        with self._change:
+            self._stop = True
+            self._change.notify_all()
+        if self._writer is not None:
+            self._writer.close()
+        self.forget("the store is closing")
+        return [self._thread] if self._thread is not None else []
+
+    # -- the thread
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                while not self._jobs and not self._stop:
+                    self._change.wait()
+                if self._stop:
+                    return
+                self._now, self._writing = self._jobs.popleft(), True
+                job = self._now
+                key = (job.step, job.commit_world > 0)
+                done, generation = key in self._done, self._generation
+            if done:
+                with self._change:
+                    self._now = None
+                job.finished(Outcome(job.owner, job.step, True, "", job.path.name, 0.0, 0))
+                continue
+            began = time.monotonic()
+            why, count, attempt = "", 0, ""
+            try:
+                count, attempt = self._write(job)
+            except (WriterError, LayoutError) as err:
+                why = str(err)
+            except OSError as err:
+                why = f"{job.path.name} cannot be read: {err.strerror or err}"
+            with self._change:
+                self._writing = False
+            self._changed()
+            seconds = time.monotonic() - began
+            if job.destination.directory:
+                self._emit(Persisted(job.owner, job.step, not why, why, seconds, count))
+            if job.commit_world and job.destination.directory:
+                why = why or self._commit(job, attempt)
+                self._emit(Committed(job.step, not why, why))
+            with self._change:
+                self._now = None
+                if not why and generation == self._generation:
+                    self._done.add(key)
+            name = job.path.name
+            job.finished(Outcome(job.owner, job.step, not why, why, name, seconds, count))
+
+    def _write(self, job: Job) -> tuple[int, str]:
+        """Bytes written, name of the attempt. Raises WriterError, LayoutError, OSError."""
+        fd, size, _ = open_snapshot(job.path)
+        try:
+            header = read_header(fd, size)
+            if (header.rank, header.step) != (job.owner, job.step):
+                raise WriterError(f"{job.path.name} holds step {header.step} by now")
+            if job.local is not None and job.record is not None:
+                self._to_disk(job.local, fd, job.record)
+        finally:
+            os.close(fd)
+        attempt = f"{header.job or 'nojob'}.e{header.epoch}"
+        if not job.destination.directory:
+            return 0, attempt
+        request: dict[str, Any] = {
+            "op": "write", "source": str(job.path), "directory": job.destination.directory,
+            "attempt": attempt,
+        }  # fmt: skip
+        if job.record is not None:
+            request["digest"] = job.record.digest
+        answer = self._ask(job, request, self._write_deadline + size / SLOWEST)
+        written = answer.get("bytes", 0)
+        return (written if isinstance(written, int) else 0), attempt
+
+    def _commit(self, job: Job, attempt: str) -> str:
+        """Why it was not committed; empty when it was."""
+        request = {
+            "op": "commit", "directory": job.destination.directory, "step": job.step,
+            "world": job.commit_world, "attempt": attempt, "wait": job.commit_wait,
+            "keep": job.destination.keep,
+        }  # fmt: skip
+        try:
+            self._ask(job, request, job.commit_wait + self._write_deadline)
+        except WriterError as err:
+            return str(err)
+        return ""
+
+    def _ask(self, job: Job, request: dict[str, Any], deadline: float) -> dict[str, Any]:
+        with self._change:
+            if self._stop:
+                raise WriterError("the store is closing")
+            if self._writer is None:
+                self._writer = Writer(self._command(job.destination.python))
+            writer = self._writer
+        return writer.request(request, deadline)
+
+    def _to_disk(self, local: LocalDisk, fd: int, record: Record) -> None:
+        try:
+            local.store(fd, record)
+        except OSError as err:
+            if not self._local_failed:
+                self._emit(
+                    Alarm(
+                        record.owner,
+                        f"no copy of step {record.step} of rank {record.owner} in "
+                        f"{local.directory}: {err.strerror or err}; the other tiers go on",
+                    )
+                )
+            self._local_failed = True
+        else:
+            self._local_failed = False

@@ -1,0 +1,236 @@
+"""The side of a store that other stores connect to: takes replicas in, gives snapshots out."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+from collections.abc import Callable
+
+from robust_slurm.checkpoint.channel import BrokenError, Channel, Message, numbers
+from robust_slurm.checkpoint.shelf import REPLICA, Record, Shelf
+from robust_slurm.checkpoint.transfer import AbandonedError, Incoming, Offer, Outgoing
+
+MAX_CONNECTIONS = 256
+# As many as the owner has itself: with two, the loss of a node could leave no common step.
+SLOTS = 3
+TAKE_OVER = 5.0  # s for the older connection of an owner to let go
+
+
+class _Pair:
+    """The replica slots of one owner; ``lock`` is held by the connection that fills them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.channel: Channel | None = None
+        self.slots: dict[int, Incoming] = {}
+
+
+class PeerServer:
+    """Serves each connection in a thread of its own. ``local`` opens a snapshot on the disk."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        key: bytes,
+        idle: float,
+        local: Callable[[int, int], tuple[int, Offer] | None],
+    ) -> None:
+        self._shelf = shelf
+        self._key = key
+        self._idle = idle
+        self._local = local
+        self._lock = threading.Lock()
+        self._channels: dict[Channel, threading.Thread] = {}
+        self._pairs: dict[int, _Pair] = {}
+        self._epoch = 0
+        self._closed = False
+
+    # -- called by the store
+
+    def accept(self, sock: socket.socket) -> None:
+        """Serve a new connection."""
+        with self._lock:
+            if self._closed or len(self._channels) >= MAX_CONNECTIONS:
+                sock.close()
+                return
+            channel = Channel(sock, self._key, server=True, idle=self._idle)
+            thread = threading.Thread(
+                target=self._serve, args=(channel,), name="ckpt-peer", daemon=True
+            )
+            self._channels[channel] = thread
+        thread.start()
+
+    def begin(self, epoch: int, unwanted: Callable[[Record], bool]) -> None:
+        """A new epoch: no replica comes in from the old one, and ``unwanted`` ones are removed."""
+        with self._lock:
+            self._epoch = epoch
+            pairs = list(self._pairs.values())
+            self._pairs = {}
+        for pair in pairs:
+            if pair.channel is not None:
+                pair.channel.close()
+            if pair.lock.acquire(timeout=TAKE_OVER):
+                for incoming in pair.slots.values():
+                    self._let_go(incoming)
+                pair.slots.clear()
+                pair.lock.release()
+        self._shelf.drop(lambda record: record.kind == REPLICA and unwanted(record))
+
+    def prune(self, oldest: int) -> None:
+        """Remove replicas of owners that send elsewhere now, when they are no use any more."""
+        with self._lock:
+            here = {o for o, pair in self._pairs.items() if pair.channel is not None}
+        self._shelf.drop(
+            lambda r: r.kind == REPLICA and r.owner not in here and self._newest(r) < oldest
+        )
+
+    def _newest(self, record: Record) -> int:
+        return max(
+            r.step for r in self._shelf.all() if (r.owner, r.kind) == (record.owner, REPLICA)
+        )
+
+    def stop(self) -> list[threading.Thread]:
+        """End all connections; the threads that will end now."""
+        with self._lock:
+            self._closed = True
+            for channel in self._channels:
+                channel.close()
+            return list(self._channels.values())
+
+    def clear(self) -> None:
+        """Remove what is half received."""
+        for pair in self._pairs.values():
+            for incoming in pair.slots.values():
+                self._let_go(incoming)
+
+    def _let_go(self, incoming: Incoming) -> None:
+        incoming.close()
+        with contextlib.suppress(OSError):
+            if incoming.missing and incoming.path.lstat().st_ino == incoming.inode:
+                incoming.path.unlink()
+
+    # -- a connection's thread
+
+    def _serve(self, channel: Channel) -> None:
+        try:
+            channel.greet()
+            first = channel.receive()
+            if first["op"] == "push":
+                self._push(channel, first)
+            elif first["op"] == "pull":
+                self._pull(channel, first)
+        except (BrokenError, AbandonedError, OSError):
+            pass  # the other end sees it, and comes again if it wants to
+        finally:
+            channel.release()
+            with self._lock:
+                self._channels.pop(channel, None)
+
+    def _pull(self, channel: Channel, first: Message) -> None:
+        owner, step = numbers(first, "owner", "step")
+        record = self._shelf.source(owner, step)
+        found: tuple[int, Offer] | None
+        try:
+            if record is not None:
+                found = self._shelf.open(record), Offer.of(record)
+            else:
+                found = self._local(owner, step)
+        except OSError:
+            found = None
+        if found is None:
+            channel.send({"op": "no", "why": f"step {step} of rank {owner} is not there"})
+            return
+        fd, offer = found
+        try:
+
+            def still(_sent: int) -> str:
+                return self._shelf.overwritten(fd, record) if record is not None else ""
+
+            channel.send(offer.message("take"))
+            Outgoing(channel, fd, offer, still=still).send(channel.receive())
+        except AbandonedError as err:
+            if record is not None and not self._shelf.overwritten(fd, record):
+                record.bad = str(err)
+            raise
+        finally:
+            os.close(fd)
+
+    def _push(self, channel: Channel, first: Message) -> None:
+        owner, epoch = numbers(first, "owner", "epoch")
+        with self._lock:
+            if epoch != self._epoch:
+                channel.send({"op": "wait", "why": f"epoch {epoch}, here it is {self._epoch}"})
+                return
+            pair = self._pairs.setdefault(owner, _Pair())
+            older, pair.channel = pair.channel, channel
+        if older is not None:
+            older.close()
+        if not pair.lock.acquire(timeout=TAKE_OVER):
+            raise BrokenError("the older connection does not end")
+        try:
+            channel.send({"op": "ready"})
+            while True:
+                message = channel.receive(forever=True)
+                if message["op"] != "offer":
+                    raise BrokenError(f"{message['op']} instead of an offer")
+                offer = Offer.read(message)
+                if offer.owner != owner:
+                    raise BrokenError(f"an offer of rank {offer.owner}")
+                self._take(channel, pair, offer)
+        finally:
+            pair.lock.release()
+            with self._lock:
+                if pair.channel is channel:
+                    pair.channel = None
+
+    def _take(self, channel: Channel, pair: _Pair, offer: Offer) -> None:
+        complete = self._shelf.of(offer.owner, REPLICA)
+        if any(Offer.of(r).same(offer) for r in complete):
+            channel.send({"op": "done"})
+            return
+        number, incoming = self._begun(pair, offer)
+        if incoming is None:
+
+            def busy() -> None:
+                channel.send({"op": "busy"})
+
+            taken = {r.slot: r.step for r in complete}
+            number = min(range(SLOTS), key=lambda n: taken.get(n, -1))
+            path = self._shelf.directory / f"replica-{offer.owner}-{number}.safetensors"
+            self._shelf.forget(path.name)
+            try:
+                incoming = Incoming(path, offer, pair.slots.pop(number, None), busy=busy)
+            except OSError as err:
+                channel.send({"op": "no", "full": True, "why": self._why_not(err, offer.size)})
+                return
+            pair.slots[number] = incoming
+        try:
+            incoming.receive(channel)
+        except AbandonedError:
+            return  # what has come stays, in case it is offered again
+        record = offer.record(incoming.path.name, incoming.inode)
+        with self._lock:  # not after begin() has swept
+            if channel.closed or self._pairs.get(offer.owner) is not pair:
+                raise BrokenError("another epoch began")
+            self._shelf.put(record)
+        channel.send({"op": "done"})
+
+    @staticmethod
+    def _begun(pair: _Pair, offer: Offer) -> tuple[int, Incoming | None]:
+        for number, incoming in pair.slots.items():
+            if incoming.missing and incoming.offer.same(offer):
+                return number, incoming
+        return -1, None
+
+    def _why_not(self, err: OSError, size: int) -> str:
+        host = socket.gethostname().partition(".")[0]
+        if err.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
+            return f"{host} cannot make the file: {err.strerror}"
+        info = os.statvfs(self._shelf.directory)
+        return (
+            f"{self._shelf.directory} of {host} is full: {size} bytes are needed, "
+            f"{info.f_bavail * info.f_frsize} are free"
+        )

@@ -1,0 +1,160 @@
+"""Where training goes on: the plan of the supervisor, else the newest durable step, else 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import durable, reader, values
+from .client import Client
+from .layout import LayoutError, read_snapshot
+from .mesh import World, gather
+from .slots import map_file
+from .state import Source, State, StateError
+
+_BAD, _OTHER_SHAPE, _GOOD = 0, 1, 2
+_CANDIDATES = 16  # durable steps that are looked at, newest first
+
+
+class CheckpointError(RuntimeError):
+    """The training cannot go on from where it should; the text says why and what to do."""
+
+
+def from_memory(state: State, client: Client, plan: Mapping[str, Any]) -> int:
+    """Restore from the files of a plan. Returns its step. Raises CheckpointError."""
+    step, directory = int(plan["step"]), Path(client.welcome["directory"])
+    sources = []
+    for rank, name in plan["shards"].items():
+        path = directory / name
+        try:
+            if Path(name).name != name:
+                raise OSError(f"{name!r} is not the name of a file there")
+            snapshot, where = read_snapshot(str(path))
+            if (snapshot.rank, snapshot.step) != (int(rank), step):
+                raise OSError(f"it is step {snapshot.step} of rank {snapshot.rank}")
+            sources.append(Source(snapshot, map_file(path, where)))
+        except (OSError, LayoutError) as error:
+            client.say("unusable", step=step, file=name, why=str(error))
+            raise CheckpointError(
+                f"step {step} cannot be restored: {path}: {error}. It counts as bad from now on; "
+                "the next start uses another copy or an older step"
+            ) from None
+    try:
+        state.restore(sources)
+    except StateError as error:
+        raise CheckpointError(_other_model(step, error)) from error
+    return step
+
+
+def from_durable(
+    state: State,
+    objects: Mapping[str, Any],
+    directory: str,
+    world: World,
+    mesh: Mapping[str, int],
+    only: int | None,
+    say: Callable[[str], None],
+) -> int:
+    """Restore the newest durable step that every rank can read, or step ``only``, and return it.
+
+    All ranks call it. 0 if there is none. Raises CheckpointError.
+    """
+    steps = [only] if only is not None else _candidates(directory)
+    why = ""
+    for step in steps:
+        outcome, loaded = _GOOD, []
+        try:
+            loaded = reader.load(directory, step, world.rank, world.size, dict(mesh))
+        except reader.OtherShape:
+            outcome = _OTHER_SHAPE
+        except (durable.DurableError, OSError, LayoutError) as error:
+            outcome, why = _BAD, str(error)
+        outcomes = [each[0] for each in gather([outcome])]
+        try:
+            if min(outcomes) == _GOOD:
+                state.restore([Source(each.snapshot, each.tensors) for each in loaded])
+                return step
+            if set(outcomes) == {_OTHER_SHAPE}:
+                _reshard(objects, directory, step, say)
+                return step
+        except (StateError, durable.DurableError) as error:
+            raise CheckpointError(_other_model(step, error)) from error
+        bad = [rank for rank, each in enumerate(outcomes) if each != _GOOD]
+        say(f"durable step {step} is passed over: {why or f'rank {bad[0]} cannot read it'}")
+    if steps:
+        raise CheckpointError(
+            f"none of the checkpoints in {directory} can be used (steps "
+            f"{', '.join(map(str, steps))}; {why or 'see the other ranks'}). Look at them with "
+            f"`robust-ckpt verify {directory}`; to start from scratch, move them away"
+        )
+    return 0
+
+
+def _candidates(directory: str) -> list[int]:
+    """The steps that rank 0 sees, newest first: the same list on every rank."""
+    found: Sequence[int] = ()
+    trouble = None
+    if directory:
+        try:
+            found = [each.step for each in durable.committed(directory)][::-1][:_CANDIDATES]
+        except (durable.DurableError, OSError) as error:
+            trouble = error
+    padded = [*found, *[-1] * (_CANDIDATES - len(found))]
+    seen = gather([int(trouble is not None), *padded])[0]
+    if seen[0]:
+        raise CheckpointError(
+            f"the checkpoint directory cannot be read: {trouble or 'see rank 0'}"
+        ) from trouble
+    return [step for step in seen[1:] if step >= 0]
+
+
+def _reshard(
+    objects: Mapping[str, Any], directory: str, step: int, say: Callable[[str], None]
+) -> None:
+    """Restore what another number of ranks saved: parameters and optimizer state, not RNG."""
+    from torch.distributed.checkpoint import state_dict as dcp
+
+    models, optimizers = named(objects.get("model")), named(objects.get("optimizer"))
+    if len(models) != 1 or len(optimizers) > 1:
+        raise CheckpointError(
+            f"step {step} was saved by another number of ranks; only one model with one optimizer "
+            "can be loaded from it. Start with the same number of ranks, or load it with "
+            "torch.distributed.checkpoint"
+        )
+    (model,) = models.values()
+    optimizer = next(iter(optimizers.values()), None)
+    state: dict[str, Any] = {"model": dcp.get_model_state_dict(model)}
+    if optimizer is not None:
+        state["optimizer"] = dcp.get_optimizer_state_dict(model, optimizer)
+    carried = reader.load_resharded(directory, step, state)
+    dcp.set_model_state_dict(model, state["model"])
+    if optimizer is not None:
+        dcp.set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    tensors = carried.first.tensors
+    for key, target in objects.items():
+        load = getattr(target, "load_state_dict", None)
+        if key.startswith("extra.") and key in carried.values and load is not None:
+            load(values.decode(carried.values[key], lambda ref: tensors[ref.fqn].clone()))
+    for note in carried.notes:
+        say(note)
+
+
+def named(objects: Any) -> dict[str, Any]:
+    """One object, or a list or dict of them, by name."""
+    if objects is None:
+        return {}
+    if isinstance(objects, Mapping):
+        return dict(objects)
+    if isinstance(objects, (list, tuple)) and not isinstance(objects, torch.nn.Module):
+        return {str(i): each for i, each in enumerate(objects)}
+    return {"": objects}
+
+
+def _other_model(step: int, error: Exception) -> str:
+    return (
+        f"step {step} does not fit this script: {error}. Use the model and optimizer that it was "
+        "saved with, or another checkpoint directory"
+    )

@@ -1,0 +1,272 @@
+"""What ``Checkpointer.save`` does: capture, copy beside the training, tell the store.
+
+The rules that keep a step on every rank (see docs/checkpoints.md): a step is copied before the
+optimizer changes what it holds, and it is digested and replicated before the next one is taken.
+Every wait has a deadline; nothing here raises into training.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from .client import Client
+from .layout import Snapshot
+from .options import Options
+from .slots import Form, Ring
+from .snapshot import Copier, Copy, TornError
+from .state import Item, State
+from .stats import Stats
+
+COPY_DEADLINE = 600.0  # s; a copy does not take so long unless a device hangs
+_FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
+
+
+class Saver:
+    """One rank's snapshots, step after step."""
+
+    def __init__(
+        self,
+        state: State,
+        client: Client,
+        about: Snapshot,
+        options: Options,
+        *,
+        patient: bool,
+        steady: bool,
+        stats: Stats,
+        say: Callable[[str], None],
+    ) -> None:
+        """``patient``: the optimizer waits for the replica too. ``steady``: the optimizers tell
+        before they change anything, so it can be copied in the background."""
+        self._state, self._client, self._about, self._options = state, client, about, options
+        self._patient, self._steady, self._stats, self._say = patient, steady, stats, say
+        own = {int(each["slot"]): int(each["step"]) for each in client.welcome.get("own", ())}
+        self._ring: Ring | None = Ring(Path(client.welcome["directory"]), about.rank, own)
+        self._on_disk = False
+        self._copier = Copier()
+        self._copy: Copy | None = None
+        self._over = Event()  # of that copy: the file is complete and the store knows, or it failed
+        self._waited = False  # for its replica
+        self._store_lags = False
+        self._no_room: OSError | None = None
+        self._form: Form | None = None
+        self._items: Sequence[Item] = ()
+        self._unsteady: set[str] = set()
+        self._encoded: dict[str, tuple[Any, str]] = {}
+        self._told = 0.0  # of the time blocked, to the store
+        self.last = -1
+        """The newest step that was taken."""
+        self.persisted = -1
+
+    def abandon(self, step: int) -> None:
+        """Steps after ``step`` are no longer this training's past."""
+        self.last = step
+        if self._ring is not None:
+            self._ring.abandon(step)
+
+    def save(self, step: int) -> None:
+        """May raise anything; the training is none the worse for it."""
+        start = time.perf_counter()
+        try:
+            self._save(step)
+        finally:
+            self._stats.blocked_s += time.perf_counter() - start
+
+    def _save(self, step: int) -> None:
+        self.settle()
+        every = self._options.every
+        persist = every > 0 and step % every == 0
+        if self._client.dead:
+            raise RuntimeError(f"the checkpoint store is gone ({self._client.dead})")
+        if self._ring is None or (self._on_disk and not persist):
+            return
+        items, values = self._state.capture()
+        form = self._form_of(items)
+        slot = self._ring.take(self._client.held())
+        if slot is None:
+            self._client.wait_free(2, self._options.replica_wait)
+            slot = self._ring.take(self._client.held())
+        if slot is None:
+            raise RuntimeError(f"step {step} is left out: all slots are still being written")
+        copy = Copy(
+            step,
+            slot,
+            form,
+            [items[i].tensor for i in form.late],
+            [items[i].tensor for i in form.early],
+            lambda: self._encode(values),
+        )
+        self._over = over = Event()
+        self._copy, self._waited, self.last = copy, not self._patient, step
+        self._copier.submit(lambda: self._finish(copy, persist, over))
+
+    def before_change(self) -> None:
+        """The optimizer is about to change what is being copied. Raises nothing."""
+        copy = self._copy
+        if copy is None or (copy.copied and self._waited):
+            return
+        start = time.perf_counter()
+        if not copy.before_change(COPY_DEADLINE):
+            self._say(f"the copy of step {copy.step} hangs; training goes on, it is thrown away")
+        elif not self._waited:
+            self._waited = True
+            if self._over.wait(COPY_DEADLINE) and copy.error is None:
+                self._wait_safe(copy.step)
+        seconds = time.perf_counter() - start
+        self._stats.waited_s += seconds
+        self._stats.blocked_s += seconds
+
+    def settle(self) -> None:
+        """Wait for the copy under way and for the store's answer; see to what went wrong."""
+        copy = self._copy
+        if copy is None:
+            return
+        if not self._over.wait(COPY_DEADLINE):
+            raise RuntimeError(f"the copy of step {copy.step} hangs")
+        self._copy = None
+        if self._no_room is not None:
+            self.leave_memory(self._no_room_for(self._no_room))
+            self._no_room = None
+        if copy.error is None:
+            self._stats.copied(copy.seconds, copy.form.plan.size)
+            self._wait_safe(copy.step)
+        elif isinstance(copy.error, TornError):
+            self._torn(copy, copy.error)
+        elif isinstance(copy.error, OSError) and copy.error.errno in _FULL:
+            self.leave_memory(self._no_room_for(copy.error))
+        else:
+            self._say(f"step {copy.step} was not saved: {type(copy.error).__name__}: {copy.error}")
+
+    def flush(self, timeout: float) -> str:
+        """Have the newest step written to the durable tier: "" or why it was not."""
+        self.settle()
+        if self._on_disk or self.last < 0 or self.persisted == self.last:
+            return ""
+        return self._client.flush(self.last, timeout)
+
+    def close(self) -> None:
+        """The copy under way is finished first; the files stay for the store."""
+        if self._copy is not None:
+            self._over.wait(COPY_DEADLINE)
+        self._copier.close(10.0)
+        if self._ring is not None:
+            if self._on_disk:
+                self._ring.remove()
+            else:
+                self._ring.release()
+
+    def _finish(self, copy: Copy, persist: bool, over: Event) -> None:
+        """In the copy thread."""
+        try:
+            copy.run()
+            if copy.error is None:
+                path = copy.slot.path
+                blocked, self._told = self._stats.blocked_s - self._told, self._stats.blocked_s
+                self._client.saved(
+                    copy.step, copy.slot.index, file=str(path) if self._on_disk else path.name,
+                    persist=persist, copy_s=round(copy.seconds, 6), blocked_s=round(blocked, 6),
+                )  # fmt: skip
+                if persist:
+                    self.persisted = copy.step
+                ring = self._ring
+                if ring is not None and not self._on_disk:
+                    ring.prepare(copy.form, self._client.held())
+        except OSError as error:
+            self._no_room = error
+        finally:
+            over.set()
+
+    def _form_of(self, items: Sequence[Item]) -> Form:
+        form = self._form
+        if form is not None and items is self._items:
+            return form
+        if form is None or [i.entry for i in items] != form.entries:
+            late = [
+                k
+                for k, item in enumerate(items)
+                if item.late
+                and self._steady
+                and item.entry.name not in self._unsteady
+                and not item.tensor.is_inference()  # they count no versions
+            ]
+            form = self._form = Form([i.entry for i in items], late, self._about)
+        self._items = items
+        return form
+
+    def _encode(self, values: dict[str, Any]) -> str:
+        """JSON within a JSON string. What State gave before, by identity, is not done again."""
+        parts = []
+        for key, value in values.items():
+            known = self._encoded.get(key)
+            if known is None or known[0] is not value:
+                text = f"{json.dumps(key)}:{json.dumps(value, separators=(',', ':'))}"
+                known = self._encoded[key] = (value, json.dumps(text)[1:-1])
+            parts.append(known[1])
+        return "{" + ",".join(parts) + "}"
+
+    def _wait_safe(self, step: int) -> None:
+        patience = 0.0 if self._store_lags else self._options.replica_wait
+        lags = not self._client.wait_safe(step, patience)
+        if lags and not self._store_lags:
+            self._say(
+                f"step {step} has no replica after {patience:.0f} s; training goes on without "
+                "waiting until the store has caught up: more than one step can be lost meanwhile"
+            )
+        self._store_lags = lags
+
+    def _torn(self, copy: Copy, error: TornError) -> None:
+        names = [copy.form.entries[copy.form.late[i]].name for i in error.indices]
+        self._unsteady.update(names)
+        self._form = None
+        self._stats.torn += 1
+        self._say(
+            f"step {copy.step} was thrown away: {', '.join(names[:3])} "
+            f"{'and others ' if len(names) > 3 else ''}changed before the next optimizer step. "
+            "From now on they are copied inside save(), which takes longer; change them before "
+            "save() to avoid this"
+        )
+
+    def leave_memory(self, why: str) -> None:
+        """There is no room for the snapshots: durable steps go by way of a disk, if there is one.
+
+        ``why``: what, where.
+        """
+        ring, self._ring = self._ring, None
+        if ring is None:
+            return
+        if self._on_disk:
+            self._say(f"{why}: this rank's state is NOT saved. Training goes on")
+            return
+        ring.remove()
+        staging, reason = self._staging(), ""
+        if staging is not None:
+            try:
+                staging.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._ring, self._on_disk = Ring(staging, self._about.rank, {}, own=1), True
+            except OSError as error:
+                reason = f" ({error})"
+        where = ring.directory
+        self._say(
+            f"{why}: no snapshots in memory, so a restart begins at the last durable step. "
+            + (f"Durable checkpoints go on by way of {staging}. " if self._on_disk else "")
+            + ("" if self._on_disk else f"There are no durable ones either{reason}. ")
+            + f"Make {where} larger, or save less; training goes on"
+        )
+
+    def _staging(self) -> Path | None:
+        if self._options.directory:
+            return Path(self._options.directory) / ".staging"
+        if self._options.local_directory:
+            return Path(self._options.local_directory) / self._about.job
+        return None
+
+    def _no_room_for(self, error: OSError) -> str:
+        size = self._form.plan.size if self._form is not None else 0
+        where = self._ring.directory if self._ring is not None else ""
+        return f"a snapshot of {size / 1e9:.3g} GB finds no room in {where} ({error.strerror})"

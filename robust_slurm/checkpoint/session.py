@@ -1,0 +1,178 @@
+"""Everything behind a Checkpointer once the world is known: state, store and the way to it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from robust_slurm import heartbeat
+
+from . import mesh as meshes
+from .client import Client, StoreGoneError
+from .layout import Snapshot
+from .options import Options
+from .own_store import OwnStore
+from .resuming import from_durable, from_memory, named
+from .room import check_room, estimate
+from .saver import Saver
+from .state import State
+from .stats import Stats
+
+SOCKET = "ROBUST_CKPT_SOCKET"
+
+
+class Session:
+    """One rank's part. Without a store ``saver`` is None, and nothing is saved."""
+
+    def __init__(
+        self, objects: Mapping[str, Any], mesh: Any, options: Options, *, steady: bool, stats: Stats
+    ) -> None:
+        """``steady``: see Saver. Raises TypeError, ValueError."""
+        self.world = meshes.world()
+        self.mesh = meshes.check_mesh(mesh, self.world.size)
+        self._objects, self._options, self._steady, self._stats = objects, options, steady, stats
+        self._said: set[str] = set()
+        self._checked = False
+        self.client: Client | None = None
+        self.store: OwnStore | None = None
+        self.saver: Saver | None = None
+        models = named(objects.get("model")).values()
+        share = meshes.find_share(models, self.mesh, self.world.rank)
+        self._state = State(objects, rank=self.world.rank, share=share)
+        self._connect()
+
+    def resume(self) -> int:
+        """Restore; the step, 0 on a fresh start. Raises CheckpointError."""
+        plan = self.client.welcome.get("restore") if self.client is not None else None
+        if self.client is not None and plan is not None and plan["tier"] == "memory":
+            step = from_memory(self._state, self.client, plan)
+        else:
+            step = from_durable(
+                self._state, self._objects, self._options.directory, self.world, self.mesh,
+                None if plan is None else int(plan["step"]), self.say,
+            )  # fmt: skip
+        if self.saver is not None:
+            self.saver.abandon(step)
+        if step and self.client is not None:
+            self.client.say("resumed", step=step)
+        return step
+
+    def save(self, step: int) -> None:
+        """May raise anything; the training is none the worse for it."""
+        if not self._checked:
+            self._check_shared()
+        if self.saver is None:
+            return
+        if step <= self.saver.last:
+            self.say(f"save({step}) after step {self.saver.last} is left out: steps rise")
+            return
+        self.saver.save(step)
+
+    def say(self, text: str) -> None:
+        """Once: to the user and to the supervisor. From any thread."""
+        if text in self._said:
+            return
+        self._said.add(text)
+        try:
+            sys.stderr.write(f"robust-slurm: rank {self.world.rank}: {text}\n")
+        except (AttributeError, OSError, ValueError):
+            pass  # no usable stderr
+        if self.client is not None:
+            self.client.say("alarm", text=text)
+
+    def close(self, flush_deadline: float) -> None:
+        """End; first write the newest step to the durable tier if ``flush_deadline`` > 0."""
+        if self.saver is not None:
+            if flush_deadline > 0 and self._options.directory:
+                why = self.saver.flush(flush_deadline)
+                if why:
+                    self.say(f"the last step is not in {self._options.directory}: {why}")
+            self.saver.close()
+        if self.client is not None:
+            self.client.close()
+        if self.store is not None:
+            self.store.close()
+
+    def forked(self) -> None:
+        """In a child, such as a data loader worker: all of this belongs to the parent."""
+        if self.client is not None:
+            self.client.abandon()
+
+    def _connect(self) -> None:
+        """Enrol with the store of robust-task, or with one of our own outside robust-srun."""
+        world, choice, share = self.world, self._options, self._state.share
+        socket = os.environ.get(SOCKET, "")
+        epoch = heartbeat.epoch() if socket else 0
+        needs = share.ranks if share is not None else (world.rank,)
+        models = named(self._objects.get("model")).values()
+        optimizers = named(self._objects.get("optimizer")).values()
+        size = estimate(models, optimizers) // len(needs)
+        enrol: dict[str, Any] = {
+            "rank": world.rank, "world": world.size, "local": world.local, "epoch": epoch,
+            "pid": os.getpid(), "mesh": self.mesh, "needs": list(needs),
+            "directory": choice.directory, "local_directory": choice.local_directory,
+            "every": choice.every, "keep": choice.keep, "python": sys.executable, "bytes": size,
+        }  # fmt: skip
+        if not socket and not choice.directory and not choice.local_directory:
+            self.say(
+                "nothing is saved: outside robust-srun a Checkpointer needs directory= "
+                "(or ROBUST_CHECKPOINT_DIR)"
+            )
+            return
+        about = Snapshot(
+            0, world.rank, world.size, epoch, self._job(not socket), self.mesh, needs, None, ()
+        )
+        try:
+            if not socket:
+                self.store = self.store or OwnStore(self.say)
+                socket = self.store.socket
+            self.client = Client(socket, enrol)
+        except (StoreGoneError, OSError) as error:
+            self.say(f"nothing is saved: {error}")
+            return
+        self.saver = Saver(
+            self._state, self.client, about, choice,
+            patient=self.store is None, steady=self._steady, stats=self._stats, say=self.say,
+        )  # fmt: skip
+        enough, text = check_room(
+            self.client.welcome["directory"], size, world.local_size, replicas=self.store is None
+        )
+        if not enough:
+            self.saver.leave_memory(text)
+        elif text:
+            self.say(text)
+
+    def _job(self, own_store: bool) -> str:
+        """Names this run's timeline: the same on all ranks, another one after a requeue."""
+        job = os.environ.get("ROBUST_JOB_ID") or os.environ.get("SLURM_JOB_ID") or ""
+        restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+        if job and not own_store:
+            return job if restarts == "0" else f"{job}-{restarts}"
+        if self.world.size > 1 and not meshes.is_distributed():
+            return "local"  # nothing tells the ranks of one run from those of another
+        started, pid = meshes.gather([int(time.time()), os.getpid()])[0]
+        return f"local-{started}-{pid}"
+
+    def _check_shared(self) -> None:
+        """Before anything is divided among peers: do they really hold the same?"""
+        self._checked = True
+        share = self._state.share
+        if not meshes.is_distributed():
+            return
+        crc = self._state.shared_crc()
+        all_crcs = meshes.gather([-1 if crc is None else crc])
+        if share is None or len({all_crcs[rank][0] for rank in share.ranks}) == 1:
+            return
+        self.say(
+            f"parameters or optimizer state differ between data-parallel ranks {share.ranks}: each "
+            "rank saves all of its own. If that is not meant, the model was not broadcast"
+        )
+        self._state.unshare()
+        if self.saver is not None and self.client is not None:
+            self.saver.close()
+            self.client.close()
+            self.saver = self.client = None
+            self._connect()

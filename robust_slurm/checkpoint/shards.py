@@ -1,0 +1,124 @@
+"""Distributed tensors (DTensor): which block of the whole this rank holds, and how to make one."""
+
+from __future__ import annotations
+
+import sys
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Shard(NamedTuple):
+    """This rank's part of a distributed tensor."""
+
+    local: torch.Tensor
+    global_shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    kind: str
+    """``whole``: every rank holds all of it; ``block``: a block at ``offsets``; ``private``: what
+    only a rank at the same place of the same mesh can use (partial sums, strided shards)."""
+    placements: tuple[str, ...]
+    mesh: tuple[int, ...]
+
+
+def is_dtensor(tensor: torch.Tensor) -> bool:
+    """False as well where torch.distributed.tensor was never imported."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def shard_of(tensor: Any) -> Shard:
+    """What this rank holds of a DTensor."""
+    local = tensor._local_tensor
+    mesh = tuple(tensor.device_mesh.shape)
+    names = tuple(_placement_name(p) for p in tensor.placements)
+    cuts = [
+        (p, size) for p, size in zip(tensor.placements, mesh, strict=True)
+        if size > 1 and not p.is_replicate()
+    ]  # fmt: skip
+    shape = tuple(tensor.shape)
+    if not cuts:
+        return Shard(local, shape, (0,) * len(shape), "whole", names, mesh)
+    block = None if any(p.is_partial() for p, _ in cuts) else _block(tensor)
+    if block is None or block[0] != tuple(local.shape):
+        mine = tuple(local.shape)
+        return Shard(local, mine, (0,) * len(mine), "private", names, mesh)
+    return Shard(local, shape, block[1], "block", names, mesh)
+
+
+def _block(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Shape and offsets of this rank's block, None if what it holds is not one block."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offsets = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    if prod(shape) == 0:  # an empty block lies at the end, which some versions call -1
+        whole = zip(offsets, tensor.shape, strict=True)
+        return tuple(shape), tuple(min(max(int(at), 0), size) for at, size in whole)
+    if any("Strided" in type(p).__name__ for p in tensor.placements) and not _unbroken(tensor):
+        return None
+    return tuple(shape), tuple(map(int, offsets))
+
+
+def _unbroken(tensor: Any) -> bool:
+    """Whether the rows that strided shards leave this rank follow each other.
+
+    They do for FSDP over tensor parallelism where all divides evenly; torch gives only the offset
+    of the first row, so the rows are counted off here as torch.chunk would cut them: a strided
+    shard cuts the rows into ``split_factor`` pieces first and takes its part of each.
+    """
+    rows = {dim: torch.arange(size) for dim, size in enumerate(tensor.shape)}
+    at = tensor.device_mesh.get_coordinate()
+    for place, size, here in zip(tensor.placements, tensor.device_mesh.shape, at, strict=True):
+        if place.is_replicate():
+            continue
+        pieces = rows[place.dim].chunk(getattr(place, "split_factor", 1))
+        parts = [piece.chunk(size) for piece in pieces]
+        rows[place.dim] = torch.cat([p[here] for p in parts if here < len(p)] or [pieces[0][:0]])
+    return all(bool((kept.diff() == 1).all()) for kept in rows.values())
+
+
+def _placement_name(place: Any) -> str:
+    """``R``, ``S0``, ``SS0/4`` (strided by 4), ``Psum``."""
+    if place.is_replicate():
+        return "R"
+    if place.is_partial():
+        return f"P{place.reduce_op}"
+    if "Strided" in type(place).__name__:
+        return f"SS{place.dim}/{place.split_factor}"
+    return f"S{place.dim}"
+
+
+def make(
+    local: torch.Tensor, like: Any, names: tuple[str, ...], mesh: tuple[int, ...],
+    global_shape: tuple[int, ...], path: str,
+) -> torch.Tensor:  # fmt: skip
+    """A distributed tensor on the mesh of ``like`` whose local part is ``local``.
+
+    Raises ValueError where ``like`` is on another mesh.
+    """
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    here = tuple(like.device_mesh.shape)
+    if here != mesh:
+        raise ValueError(f"{path}: saved from a mesh of {mesh}, this one is {here}")
+    known = dict(zip(map(_placement_name, like.placements), like.placements, strict=True))
+    places = []
+    for name in names:
+        if name in known:
+            places.append(known[name])
+        elif name == "R":
+            places.append(Replicate())
+        elif name.startswith("P"):
+            places.append(Partial(name[1:]))
+        elif name[1:].isdigit():
+            places.append(Shard(int(name[1:])))
+        else:
+            raise ValueError(f"{path}: its placement {name} cannot be made here")
+    shape = torch.Size(global_shape)
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(
+        local, like.device_mesh, places, run_check=False, shape=shape, stride=stride
+    )

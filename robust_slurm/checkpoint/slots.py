@@ -1,0 +1,274 @@
+"""Slot files: where a rank's snapshots lie, each one a whole file mapped into memory.
+
+A slot is invalid (first eight bytes zero) from before its first byte is overwritten until it is
+complete. Three slots take turns; a slot that is held (being written to the durable tier) is left
+alone, and a fourth is made for that time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import stat
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import dtypes
+from .layout import SUFFIX, Entry, Plan, Snapshot, encode_header, lay_out
+
+cuda: Any = torch.cuda  # torch does not type all of it
+OWN = 3  # ranks are one step apart and copying takes time: two would leave no common step
+_POPULATE_READ, _POPULATE_WRITE = 22, 23  # madvise(2), Linux 5.14; not in Python's mmap module
+
+
+class Form:
+    """How one set of entries lies in a file, and the part of the header that never changes."""
+
+    def __init__(self, entries: Sequence[Entry], late: Sequence[int], about: Snapshot) -> None:
+        """``late``: the entries (by index) that are copied in the background."""
+        self.entries = list(entries)
+        self.late = tuple(late)
+        chosen = set(late)
+        self.early = tuple(i for i in range(len(self.entries)) if i not in chosen)
+        self._about = about
+        self._room = 0
+        self.plan: Plan
+        self.reserve(0)
+
+    def reserve(self, header_bytes: int) -> None:
+        """Lay out anew for a header of this many bytes and a quarter more."""
+        plan = lay_out(self.entries, 0)
+        mark, step = "@values@", 7_777_777_777_777_777
+        raw = encode_header(
+            self._about._replace(step=step, values=mark, entries=plan.entries)
+        ).decode()
+        # The header is JSON inside JSON: both marks stand in it exactly once, before any name.
+        self._head, rest = raw.split(str(step), 1)
+        self._middle, self._tail = rest.split(f'\\"{mark}\\"', 1)
+        self.plan = lay_out(self.entries, max(len(raw), header_bytes) * 5 // 4)
+        first = {id(e): at for e, at in zip(self.plan.entries, self.plan.offsets, strict=True)}
+        self.offsets = tuple(first[id(e)] for e in self.entries)
+
+    def header(self, step: int, values: str) -> bytes:
+        """The header for these values, which are JSON inside a JSON string."""
+        return f"{self._head}{step}{self._middle}{values}{self._tail}".encode()
+
+
+class Slot:
+    """One slot file."""
+
+    def __init__(self, path: Path, index: int) -> None:
+        self.path, self.index = path, index
+        self.step: int | None = None
+        """Of the complete snapshot in it; None while it is invalid."""
+        self.plan: Plan | None = None
+        self.late: list[torch.Tensor] = []
+        self.early: list[torch.Tensor] = []
+        """Views of the file, in the order of Form.late and Form.early."""
+        self.pinned = False
+        self._form: Form | None = None
+        self._map: mmap.mmap | None = None
+        self._on_unmap: Callable[[], None] | None = None
+
+    def invalidate(self) -> None:
+        self.step = None
+        if self._map is not None:
+            self._map[:8] = bytes(8)
+
+    def fits(self, form: Form) -> bool:
+        return self._form is form and self.plan is form.plan
+
+    def fit(self, form: Form) -> None:
+        """Make the file one for ``form``; it is invalid afterwards. Raises OSError: no room."""
+        self.step = None
+        if self.plan is None or self.plan.size != form.plan.size or self._map is None:
+            self._open(form.plan.size)
+        assert self._map is not None
+        self.invalidate()
+        views = [
+            dtypes.view(self._map, at, entry)
+            for at, entry in zip(form.offsets, form.entries, strict=True)
+        ]
+        self.late = [views[i] for i in form.late]
+        self.early = [views[i] for i in form.early]
+        self._form, self.plan = form, form.plan
+
+    def complete(self, header: bytes, step: int) -> None:
+        """Write the header, its length last: from here on the file is a snapshot."""
+        assert self._map is not None and self.plan is not None
+        room = self.plan.header_size
+        self._map[8 : 8 + room] = header.ljust(room)
+        self._map[:8] = room.to_bytes(8, "little")
+        self.step = step
+
+    def release(self) -> None:
+        """Unmap; the file stays."""
+        if self._on_unmap is not None:
+            self._on_unmap()
+        self.late, self.early, self.plan, self._form = [], [], None, None
+        self._map, self._on_unmap, self.pinned = None, None, False  # gone with its last view
+
+    def remove(self) -> None:
+        self.release()
+        self.step = None
+        self.path.unlink(missing_ok=True)
+
+    def _open(self, size: int) -> None:
+        """Map a file of ``size`` bytes, all of them there, so that no write can end in SIGBUS."""
+        self.release()
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = -1
+        try:
+            fd = os.open(self.path, flags)
+            about = os.fstat(fd)
+            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
+                raise PermissionError(f"{self.path} is not this user's file")
+            if about.st_size == size and about.st_nlink == 1:
+                os.pwrite(fd, bytes(8), 0)
+            else:
+                # A new file, not a new size: who is reading the old one keeps it.
+                os.close(fd)
+                fd = -1
+                self.path.unlink()
+        except FileNotFoundError:
+            pass
+        try:
+            if fd < 0:
+                fd = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+            os.posix_fallocate(fd, 0, size)
+            mapped = mmap.mmap(fd, size)
+        except OSError:
+            self.path.unlink(missing_ok=True)
+            raise
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        mapped.madvise(mmap.MADV_DONTFORK)  # data loader workers have no business in it
+        address = torch.frombuffer(mapped, dtype=torch.uint8).data_ptr()
+        _populate(address, size, _POPULATE_WRITE)
+        self._map = mapped
+        if cuda.is_initialized():
+            self._pin(address, size)
+
+    def _pin(self, address: int, size: int) -> None:
+        """Register it with CUDA, so that copies from the device need no host."""
+        runtime = cuda.cudart()
+        if int(runtime.cudaHostRegister(address, size, 0)) == 0:
+            self.pinned = True
+            self._on_unmap = lambda: runtime.cudaHostUnregister(address)
+
+
+class Ring:
+    """The slots of one rank in one directory."""
+
+    def __init__(
+        self, directory: Path, rank: int, complete: Mapping[int, int], *, own: int = OWN
+    ) -> None:
+        """``complete``: slot → step, of snapshots that an earlier process left. ``own``: slots
+        that take turns."""
+        self.directory, self.rank, self._own = directory, rank, own
+        self.slots: list[Slot] = []
+        self._lock = threading.Lock()  # the copy thread prepares what the training thread takes
+        for index in range(min(max(complete, default=-1), own) + 1):
+            slot = self._add()
+            slot.step = complete.get(index)
+
+    def take(self, held: Collection[int]) -> Slot | None:
+        """The slot to overwrite next, already invalid; None: all that could be are held.
+
+        An empty one first, else the one with the oldest step. Two complete ones are left alone.
+        """
+        with self._lock:
+            slot = self._next(held)
+            if slot is not None:
+                slot.invalidate()
+            return slot
+
+    def prepare(self, form: Form, held: Collection[int]) -> None:
+        """Make the file that ``take`` would give now fit, so that ``take`` finds it so."""
+        with self._lock:
+            slot = self._next(held)
+            if slot is not None and not slot.fits(form):
+                slot.fit(form)
+
+    def abandon(self, step: int) -> None:
+        """Steps after ``step`` belong to a past that training did not take: never use them."""
+        with self._lock:
+            for slot in self.slots:
+                if slot.step is not None and slot.step > step:
+                    slot.step = None
+                    try:
+                        with slot.path.open("r+b") as file:
+                            file.write(bytes(8))
+                    except OSError:
+                        pass  # the store removed it
+
+    def newest(self) -> Slot | None:
+        complete = [s for s in self.slots if s.step is not None]
+        return max(complete, key=lambda s: s.step or 0, default=None)
+
+    def remove(self) -> None:
+        with self._lock:
+            for slot in self.slots:
+                slot.remove()
+
+    def release(self) -> None:
+        with self._lock:
+            for slot in self.slots:
+                slot.release()
+
+    def _next(self, held: Collection[int]) -> Slot | None:
+        free = [s for s in self.slots if s.index not in held]
+        oldest = min(free, key=lambda s: -1 if s.step is None else s.step, default=None)
+        if oldest is not None and oldest.step is None:
+            return oldest
+        if len(free) < self._own and len(self.slots) <= self._own:
+            return self._add()
+        # With less than two others, one would be overwritten that other ranks may still need.
+        return oldest if len(free) >= self._own - 1 else None
+
+    def _add(self) -> Slot:
+        index = len(self.slots)
+        self.slots.append(Slot(self.directory / f"own-{self.rank}-{index}{SUFFIX}", index))
+        return self.slots[-1]
+
+
+def map_file(path: Path, plan: Plan) -> dict[str, torch.Tensor]:
+    """The tensors of a snapshot file by name: views of the file, not to be written to.
+
+    Raises OSError.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_size != plan.size:
+            raise OSError(f"{path} is no longer {plan.size} bytes long")
+        mapped = mmap.mmap(fd, plan.size, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+    tensors: dict[str, torch.Tensor] = {}
+    address = 0
+    for entry, at in zip(plan.entries, plan.offsets, strict=True):
+        view = tensors[entry.name] = dtypes.view(mapped, at, entry)
+        address = address or (view.data_ptr() - at if entry.nbytes else 0)
+    if address:
+        _populate(address, plan.size, _POPULATE_READ)
+    return tensors
+
+
+_libc: Any = None
+
+
+def _populate(address: int, size: int, advice: int) -> None:
+    """Fault all pages in by one call that does not hold the GIL; without it, they come one by one.
+
+    (mmap.madvise and MAP_POPULATE would hold it.)
+    """
+    global _libc
+    if _libc is None:
+        _libc = ctypes.CDLL(None)
+    _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(advice))

@@ -1,0 +1,288 @@
+"""Between live objects and snapshots: what there is to save, and putting it back, bit for bit.
+
+``State.capture`` runs on the training thread at every step. It copies no data: it says which
+tensors to copy (``Item``), and encodes all that is no tensor. ``State.restore`` copies from opened
+snapshots into the live objects; nothing refers to the snapshots' memory afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import is_
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from . import rng
+from .assembly import Assembly, Fill, Source, StateError, Step, run_all
+from .layout import Entry
+from .leaves import Item, Leaf
+from .module_state import ModuleState, fits
+from .object_state import (
+    GeneratorState,
+    GlobalGenerators,
+    LoaderState,
+    ObjectState,
+    PlainValue,
+)
+from .optimizer_state import OptimizerState
+from .sharing import Part, Share, checksum, cut, divide
+from .values import Encoded
+
+__all__ = ["Item", "Share", "Source", "State", "StateError", "capture", "restore"]
+
+RNG = "rng"
+
+
+class Section(Protocol):
+    """One object of the checkpoint."""
+
+    key: str
+
+    @property
+    def leaves(self) -> list[list[Leaf]]:
+        """The tensors that ``collect`` found; the same lists as long as they are the same."""
+
+    def collect(self) -> Encoded:
+        """Find the tensors; all else, encoded."""
+
+    def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
+        """Check that the saved state fits; what restores it."""
+
+
+class Found(NamedTuple):
+    """A list of leaves, taken apart once: a list that changes is another list."""
+
+    leaves: list[Leaf]
+    items: list[Item]
+    shared: list[Leaf]
+    own: list[Item]
+    """Items of leaves that are not shared."""
+
+    @classmethod
+    def of(cls, leaves: list[Leaf]) -> Found:
+        return cls(
+            leaves,
+            [leaf.item for leaf in leaves],
+            [leaf for leaf in leaves if leaf.shareable],
+            [leaf.item for leaf in leaves if not leaf.shareable],
+        )
+
+
+class State:
+    """The objects of one rank's checkpoint, and what was found out about them at earlier steps.
+
+    Not thread-safe: it belongs to the training thread.
+    """
+
+    def __init__(
+        self, objects: Mapping[str, Any], *, rank: int, share: Share | None = None
+    ) -> None:
+        """``objects``: "model", "optimizer", "loader" (one, or a list or dict of them),
+        "extra.<name>", and "rng" for the process's random number generators, its value ignored.
+
+        Raises TypeError for what cannot be saved.
+        """
+        self.rank = rank
+        self.share = share if share is not None and len(share.ranks) > 1 else None
+        self._models: list[tuple[str, ModuleState]] = []
+        self._names: dict[torch.Tensor, str] = {}
+        self._named: list[object] = []
+        self._found: list[Found] = []
+        self._shared: list[Leaf] = []
+        self._shared_items: list[Item] = []
+        self._divided: list[Entry] = []
+        self._parts: dict[int, Part] = {}
+        # Models first: the optimizer's parameters are called as they are there. Generators last:
+        # what the others do may draw from them.
+        ordered = sorted(objects, key=lambda key: (key == RNG, _kind(key) != "model"))
+        self._tree = {key: self._sections(key, objects[key]) for key in ordered}
+
+    def _sections(self, key: str, found: Any) -> Any:
+        """One section, or a list or dict of them as the objects come."""
+        kind = _kind(key)
+        if isinstance(found, list | tuple | dict) and (kind != "extra" or _all_objects(found)):
+            if isinstance(found, dict):
+                return {str(n): self._sections(f"{key}.{n}", part) for n, part in found.items()}
+            return [self._sections(f"{key}.{i}", part) for i, part in enumerate(found)]
+        trained = kind in ("model", "optimizer")
+        if isinstance(found, nn.Module):
+            module = ModuleState(key, found, trained=trained)
+            if kind == "model":
+                self._models.append((key.removeprefix("model").lstrip("."), module))
+            return module
+        if isinstance(found, Optimizer):
+            return OptimizerState(key, found, self._parameter_names, trained=trained)
+        if key == RNG:
+            return GlobalGenerators(key, rng)
+        if rng.is_generator(found):
+            return GeneratorState(key, found)
+        if hasattr(found, "state_dict") and hasattr(found, "load_state_dict"):
+            return (LoaderState if kind == "loader" else ObjectState)(key, found)
+        if kind != "extra":
+            raise TypeError(
+                f"{key}: a {type(found).__name__} has no state_dict() and load_state_dict()"
+            )
+        return PlainValue(key, found)
+
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        """Parameter → its name among all models; the same dict as long as no tree changed."""
+        named: list[object] = [model.names for _, model in self._models]
+        if not self._named or not all(map(is_, named, self._named)):
+            self._names = {}
+            for prefix, model in self._models:
+                for parameter, name in model.names.items():
+                    self._names.setdefault(parameter, f"{prefix}.{name}" if prefix else name)
+            self._named = named
+        return self._names
+
+    def capture(self) -> tuple[list[Item], dict[str, Encoded]]:
+        """What to save of this step: tensors to copy, and everything else as JSON-able values.
+
+        Neither may be changed by the caller; parts of both are the same objects as last time.
+        Raises TypeError that names the path of what cannot be saved.
+        """
+        values = {key: _each(tree, lambda s: s.collect()) for key, tree in self._tree.items()}
+        lists = [leaves for section in self._all() for leaves in section.leaves]
+        known = {id(found.leaves): found for found in self._found}
+        self._found = [known.get(id(leaves)) or Found.of(leaves) for leaves in lists]
+        items: list[Item] = []
+        if self.share is not None:
+            shared = [leaf for found in self._found for leaf in found.shared]
+            if len(shared) != len(self._shared) or not all(map(is_, shared, self._shared)):
+                self._divide(shared, self.share)
+            items += self._shared_items
+        for found in self._found:
+            items += found.items if self.share is None else found.own
+        return items, values
+
+    def _divide(self, shared: list[Leaf], share: Share) -> None:
+        entries = [leaf.item.entry for leaf in shared]
+        if entries != self._divided:
+            mine = divide(entries, len(share.ranks))[share.ranks.index(self.rank)]
+            self._parts = {part.which: part for part in mine}
+            self._divided = entries
+        self._shared_items = [
+            Item(part.entry, cut(shared[i].item.tensor, part), shared[i].item.late)
+            for i, part in self._parts.items()
+        ]
+        self._shared = shared
+
+    def shared_crc(self) -> int | None:
+        """crc32 over names, shapes and data of all that is shared, whole; None if nothing is.
+
+        Ranks that share must get the same. It reads every byte: seconds for tens of GB.
+        """
+        if self.share is None:
+            return None
+        self.capture()
+        return checksum((leaf.item.entry, leaf.item.tensor) for leaf in self._shared)
+
+    def unshare(self) -> None:
+        """From now on every tensor is this rank's own: the peers' are not the same."""
+        self.share = None
+        self._shared, self._shared_items = [], []
+
+    def restore(self, sources: Sequence[Source]) -> dict[str, Any]:
+        """Restore all objects from this rank's snapshot and those of the ranks it shares with.
+
+        Returns the values of "extra." that are no objects, by their keys. Whether models and
+        optimizers fit is known before anything is changed. Raises StateError that names the key.
+        """
+        saved = Assembly(sources, self.rank)
+        values = saved.own.values
+        if not isinstance(values, dict):
+            raise StateError("the snapshot holds no state")
+        fits("state", values, self._tree)
+        steps = [
+            step
+            for key, tree in self._tree.items()
+            for section, encoded in _pairs(key, tree, values[key])
+            for step in _plan(section, saved, encoded)
+        ]
+        # Data first: what the others are given must be there.
+        run_all([step for step in steps if isinstance(step, Fill)])
+        for step in steps:
+            if not isinstance(step, Fill):
+                step()
+        return {
+            section.key: section.restored
+            for section in self._all()
+            if isinstance(section, PlainValue)
+        }
+
+    def _all(self) -> Iterator[Section]:
+        for tree in self._tree.values():
+            yield from _flat(tree)
+
+
+def capture(
+    objects: Mapping[str, Any], *, rank: int, share: Share | None = None
+) -> tuple[list[Item], dict[str, Encoded]]:
+    """``State.capture`` once."""
+    return State(objects, rank=rank, share=share).capture()
+
+
+def restore(objects: Mapping[str, Any], sources: Sequence[Source], *, rank: int) -> dict[str, Any]:
+    """``State.restore`` once."""
+    return State(objects, rank=rank).restore(sources)
+
+
+def _kind(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _all_objects(found: Any) -> bool:
+    """Whether a list or dict is one of objects to restore, not a plain value."""
+    parts = list(found.values()) if isinstance(found, dict) else list(found)
+    return bool(parts) and all(
+        (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")) or rng.is_generator(part)
+        for part in parts
+    )
+
+
+def _flat(tree: Any) -> Iterator[Section]:
+    if isinstance(tree, list | dict):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _flat(part)
+    else:
+        yield tree
+
+
+def _each(tree: Any, encoded: Callable[[Section], Encoded]) -> Encoded:
+    """The sections' encoded states, in a list or dict encoded as the sections stand in one."""
+    if isinstance(tree, dict):
+        return {"d": {name: _each(part, encoded) for name, part in tree.items()}}
+    if isinstance(tree, list):
+        return [_each(part, encoded) for part in tree]
+    return encoded(tree)
+
+
+def _pairs(key: str, tree: Any, encoded: Encoded) -> Iterator[tuple[Section, Encoded]]:
+    """Each section with what was saved of it."""
+    if isinstance(tree, dict):
+        parts = encoded.get("d") if isinstance(encoded, dict) else None
+        if not isinstance(parts, dict):
+            raise StateError(f"{key}: a dict of objects here, one object in the snapshot")
+        fits(key, parts, tree)
+        for name, part in tree.items():
+            yield from _pairs(f"{key}.{name}", part, parts[name])
+    elif isinstance(tree, list):
+        if not isinstance(encoded, list) or len(encoded) != len(tree):
+            there = len(encoded) if isinstance(encoded, list) else 1
+            raise StateError(f"{key}: {len(tree)} objects here, {there} in the snapshot")
+        for i, part in enumerate(tree):
+            yield from _pairs(f"{key}.{i}", part, encoded[i])
+    else:
+        yield tree, encoded
+
+
+def _plan(section: Section, saved: Assembly, encoded: Encoded) -> list[Step]:
+    try:
+        return section.plan(saved, encoded)
+    except StateError:
+        raise
+    except ValueError as err:
+        raise StateError(f"{section.key}: {err}") from err

@@ -1,0 +1,289 @@
+"""The Store: holds the snapshots of the ranks of one task slot, whatever becomes of the ranks.
+
+It runs in robust-task (or, without robust-srun, in the training process itself). A rank writes its
+snapshot into a file in the store's directory and says so through a unix socket (``door``); the
+store takes its digest (``digest``), remembers it (``shelf``), sends it to the peer that keeps the
+rank's replica (``pusher`` → the peer's ``replicas``), and has it written to the durable tier
+(``persist``). After a fault ``stock`` says what is left and still right, and ``fetch`` gets what a
+rank lacks. Threads with blocking sockets: the bulk of the work releases the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from robust_slurm.checkpoint import digest
+from robust_slurm.checkpoint.archive import Settings
+from robust_slurm.checkpoint.desk import Desk
+from robust_slurm.checkpoint.door import Door
+from robust_slurm.checkpoint.events import (
+    Alarm,
+    Committed,
+    Enrolled,
+    Event,
+    Holding,
+    Outcome,
+    Persisted,
+    Restore,
+    Resumed,
+    Saved,
+    Target,
+    Wanted,
+)
+from robust_slurm.checkpoint.fetching import Fetcher
+from robust_slurm.checkpoint.persist import COMMIT_WAIT
+from robust_slurm.checkpoint.replicas import PeerServer
+from robust_slurm.checkpoint.shelf import Record, Shelf
+from robust_slurm.checkpoint.transfer import Offer
+
+__all__ = [
+    "Alarm", "Committed", "Enrolled", "Event", "Holding", "Outcome", "Persisted", "Restore",
+    "Resumed", "Saved", "Store", "Target", "Wanted",
+]  # fmt: skip
+
+CLOSE = 4.0  # s for the threads to end
+
+
+class Store:
+    """See the module. All methods may be called from any thread; ``stock``, ``fetch``, ``flush``
+    and ``close`` block. ``emit`` is called from the store's threads and must not block."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        name: str,
+        key: bytes | None,
+        emit: Callable[[Event], None],
+        bandwidth: float = 0.0,
+        local_directory: str = "",
+        job: str = "",
+        patience: float = 10.0,
+        write_deadline: float = 600.0,
+    ) -> None:
+        """``bandwidth``: bytes/s for each owner's replica, 0 for no limit. ``patience``: s without
+        progress until a peer counts as lost. ``write_deadline``: s for the writer's answer, beside
+        what the size takes. Raises OSError."""
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self._directory = directory
+        self._key = key
+        self._patience = patience
+        job = job or os.environ.get("SLURM_JOB_ID", "nojob")
+        settings = Settings(key, bandwidth, local_directory, job, patience, write_deadline)
+        self._shelf = Shelf(directory)
+        self._peers: PeerServer | None = None
+        self._desk = Desk(self._shelf, settings, emit, self._wake, self._prune)
+        self._door = Door(self._desk.take, self._desk.gone)
+        self._lock = threading.Lock()
+        self._fetchers: set[Fetcher] = set()
+        self._closed = False
+        self.socket_path = directory / f"{name}.sock"
+        self.port = 0
+        self._selector = selectors.DefaultSelector()
+        self._waking = threading.Lock()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ)
+        try:
+            self._listen()
+        except OSError:
+            self._release()
+            raise
+        self._keeper = threading.Thread(target=self._keep, name="ckpt-store", daemon=True)
+        self._keeper.start()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.socket_path.unlink()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._selector.register(listener, selectors.EVENT_READ, self._door.accept)
+        listener.setblocking(False)
+        listener.bind(str(self.socket_path))
+        self.socket_path.chmod(0o600)
+        listener.listen(128)
+        if self._key is None:
+            return
+        self._peers = PeerServer(self._shelf, self._key, self._patience / 2, self._on_disk)
+        if socket.has_dualstack_ipv6():
+            peers = socket.create_server(
+                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128
+            )
+        else:
+            peers = socket.create_server(("", 0), backlog=128)
+        peers.setblocking(False)
+        self._selector.register(peers, selectors.EVENT_READ, self._peers.accept)
+        self.port = peers.getsockname()[1]
+
+    # -- what the supervisor asks
+
+    def begin(self, epoch: int, restore: Restore | None) -> None:
+        """A new epoch starts from ``restore``: what is newer belongs to a time that never was."""
+        keep = restore.step if restore is not None and restore.tier == "memory" else -1
+        planned = set(restore.shards.values()) if restore is not None and keep >= 0 else set()
+
+        def unwanted(record: Record) -> bool:
+            return record.step > keep and record.file not in planned
+
+        self._desk.begin(epoch, restore)
+        self._door.close_all()
+        if self._peers is not None:
+            self._peers.begin(epoch, unwanted)
+        self._desk.sweep(unwanted)
+
+    def place(self, targets: Mapping[int, Target | None]) -> None:
+        """The whole placement of this store's ranks. A rank that is not in it is alone."""
+        self._desk.place(targets)
+
+    def stock(self, step: int | None = None) -> list[Holding]:
+        """All snapshots that are here (or those of one step), their digests verified now.
+
+        Reads all of them: seconds per 10 GB and thread.
+        """
+        for rank in self._desk.ranks():
+            self._desk.adopt(rank)
+        threads = digest.workers(8)
+        records = [r for r in self._shelf.all() if step is None or r.step == step]
+        found = self._shelf.verify_all(records, threads)
+        local = self._desk.archive.local()
+        return found + (local.stock(threads, step) if local is not None else [])
+
+    def fetch(self, wanted: Sequence[Wanted], deadline: float = 600.0) -> list[Outcome]:
+        """Get snapshots, in parallel; ``deadline``: s for each. Several of the same owner and step
+        are alternatives, tried in their order. Outcomes in the order of ``wanted``."""
+        with self._lock:
+            fetcher = Fetcher(
+                self._shelf,
+                self._key,
+                self._desk.archive.local(),
+                self._patience,
+                digest.workers(4),
+            )
+            self._fetchers.add(fetcher)
+            if self._closed:
+                fetcher.stop()
+        try:
+            return fetcher.run(wanted, deadline)
+        finally:
+            with self._lock:
+                self._fetchers.discard(fetcher)
+
+    def persist_at(self, step: int) -> None:
+        """The snapshot of this step goes to the durable tier when it comes (or if it is here)."""
+        self._desk.persist_at(step)
+
+    def flush(
+        self, owners: Sequence[tuple[int, str]], step: int, commit_world: int, deadline: float
+    ) -> list[Outcome]:
+        """Write these holdings (owner, file) of ``step`` to the durable tier and wait.
+
+        ``commit_world`` > 0: commit as well, when so many ranks have written; Committed tells how
+        it went. Outcomes in the order of ``owners``.
+        """
+        began = time.monotonic()
+        results: dict[int, Outcome] = {}
+        change = threading.Condition()
+
+        def finished(outcome: Outcome) -> None:
+            with change:
+                results[outcome.owner] = outcome
+                change.notify_all()
+
+        for place, (owner, file) in enumerate(owners):
+            commit = commit_world if place == 0 else 0
+            wait = min(COMMIT_WAIT, deadline)
+            why = self._desk.archive.flush_one(owner, file, step, commit, wait, finished)
+            if why:
+                finished(Outcome(owner, step, False, why, file, 0.0, 0))
+        with change:
+            while len(results) < len(dict(owners)):
+                left = began + deadline - time.monotonic()
+                if left <= 0 or self._closed:
+                    break
+                change.wait(min(left, 0.5))
+            late = f"not written within {deadline:g} s"
+            return [
+                results.get(owner) or Outcome(owner, step, False, late, file, deadline, 0)
+                for owner, file in owners
+            ]
+
+    def children(self) -> list[int]:
+        """Processes that must not be ended with the rank."""
+        return [persister.pid for persister in self._desk.archive.persisters() if persister.pid]
+
+    def close(self) -> None:
+        """End everything and remove the files. Returns within seconds, whatever hangs."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for fetcher in self._fetchers:
+                fetcher.stop()
+        self._wake()
+        threads = [self._keeper, *self._door.stop()]
+        if self._peers is not None:
+            threads += self._peers.stop()
+        for rank in self._desk.ranks():
+            threads += rank.pusher.stop()
+        for persister in self._desk.archive.persisters():
+            threads += persister.stop()
+        give_up_at = time.monotonic() + CLOSE
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, give_up_at - time.monotonic()))
+        if self._peers is not None:
+            self._peers.clear()
+        self._shelf.drop(lambda _record: True)
+        for rank in self._desk.ranks():
+            self._desk.remove_unknown(rank.number)
+        with contextlib.suppress(OSError):
+            self._directory.rmdir()  # the last store of the directory does it
+
+    # -- inside
+
+    def _wake(self) -> None:
+        with self._waking:
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
+
+    def _prune(self, oldest: int) -> None:
+        if self._peers is not None:
+            self._peers.prune(oldest)
+
+    def _on_disk(self, owner: int, step: int) -> tuple[int, Offer] | None:
+        local = self._desk.archive.local()
+        return local.open(owner, step) if local is not None else None
+
+    def _keep(self) -> None:
+        """The thread that accepts connections and reports what was put off."""
+        while not self._closed:
+            waits = [wait for rank in self._desk.ranks() if (wait := rank.report()) > 0]
+            for key, _ in self._selector.select(min(waits, default=None)):
+                if key.data is None:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._wake_fd)
+                    continue
+                listener = key.fileobj
+                assert isinstance(listener, socket.socket)
+                try:
+                    sock, _ = listener.accept()
+                    key.data(sock)
+                except OSError:  # gone again, or no descriptor is left
+                    time.sleep(0.01)
+        self._release()
+
+    def _release(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self._selector.close()
+        with self._waking:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
+        with contextlib.suppress(OSError):
+            self.socket_path.unlink()

@@ -1,0 +1,230 @@
+"""Real trainings with a Checkpointer in a lab, and the same ones undisturbed on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jobs import REPOSITORY, Training, prepared
+
+from lab import Lab
+from robust_slurm.checkpoint.layout import LayoutError, read_snapshot
+from srun_wrapper.ports import free_port
+
+PROGRAMS = REPOSITORY / "tests" / "programs"
+WAIT = 150.0  # s; importing torch in every rank is most of it
+
+Line = dict[str, Any]
+Curve = dict[int, Line]
+"""What one rank wrote for each step: loss, ids of the samples, checksum of its state."""
+
+
+def read_lines(path: Path) -> list[Line]:
+    """A rank's journal; a line that a crash tore is left out."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(True) if line.endswith("\n")]
+
+
+def survivors(lines: Iterable[Line]) -> Curve:
+    """The steps that count in the end: a resume at step s takes back all after s.
+
+    Each must follow the one before it, so that none is left out or done twice.
+    """
+    curve: Curve = {}
+    for line in lines:
+        if "resumed" in line:
+            assert line["resumed"] <= len(curve), f"resumed where it never was: {line}"
+            curve = {step: done for step, done in curve.items() if step <= line["resumed"]}
+        elif "step" in line:
+            assert line["step"] == len(curve) + 1, f"after step {len(curve)} came {line}"
+            curve[line["step"]] = {name: line[name] for name in ("loss", "ids", "state")}
+    return curve
+
+
+def run_here(program: str, directory: Path, world: int, *options: str) -> str:
+    """Run a program as plain processes on this machine; what they printed. They must succeed."""
+    port = str(free_port())
+    ranks = []
+    for rank in range(world):
+        env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+        words = [sys.executable, str(PROGRAMS / program), f"--dir={directory}", *options]
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        ranks.append(subprocess.Popen(words, env=env, text=True, **pipe))  # type: ignore[call-overload]
+    said = ""
+    try:
+        for process in ranks:
+            said += process.communicate(timeout=WAIT)[0]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert all(process.returncode == 0 for process in ranks), said
+    return said
+
+
+def undisturbed(
+    program: str, directory: Path, world: int, steps: int, *options: str
+) -> list[Curve]:
+    """Each rank's curve in a run that nothing disturbs and that saves nothing."""
+    run_here(program, directory, world, f"--steps={steps}", "--bare", "--pause=0", *options)
+    return [survivors(read_lines(directory / f"rank-{rank}.jsonl")) for rank in range(world)]
+
+
+class Copy(NamedTuple):
+    """A snapshot file in a node's memory."""
+
+    node: str
+    owner: int
+    step: int | None
+    """None: not complete."""
+    kind: str
+    """own, replica, fetched"""
+    path: Path
+    """As the host sees it, while the process that shows it lives."""
+
+
+class CheckpointJob(Training):
+    """One of tests/programs in place of the toy."""
+
+    program = ""
+
+    def exports(self) -> dict[str, str]:
+        return super().exports() | {"OMP_NUM_THREADS": "1"}  # more would fight for 2 cores
+
+    @property
+    def directory(self) -> Path:
+        """For the durable checkpoints."""
+        return self.dir / "checkpoints"
+
+    def words(self, *options: str) -> str:
+        words = [str(PROGRAMS / self.program), f"--dir={self.dir}", f"--steps={self.steps}"]
+        return " ".join([*words, *options])
+
+    def start(
+        self, robust: str, options: str = "", *, sbatch: Sequence[str] = (), durable: bool = True
+    ) -> None:
+        """Submit it: robust-srun's options, the program's, sbatch's."""
+        more = [f"--directory={self.directory}"] if durable else []
+        line = f"robust-srun {robust} python {self.words(*more, *options.split())}"
+        self.submit(line, sbatch)
+
+    # -- what its ranks wrote
+
+    def lines(self, rank: int) -> list[Line]:
+        return read_lines(self.dir / f"rank-{rank}.jsonl")
+
+    def reached(self, step: int, epoch: int = 1) -> bool:
+        """Whether every rank has saved a step in this epoch."""
+        return all(
+            any(li["epoch"] == epoch and li.get("saved", 0) >= step for li in self.lines(rank))
+            for rank in range(self.world)
+        )
+
+    def wait_saved(self, step: int, epoch: int = 1) -> None:
+        self.until(lambda: self.reached(step, epoch), f"step {step} in epoch {epoch}", WAIT)
+
+    def resumed(self) -> list[int]:
+        """The step that each start of the ranks resumed at, the same on all ranks."""
+        found = [self.resumes(rank) for rank in self.ranks]
+        assert all(one == found[0] for one in found), found
+        return found[0]
+
+    def resumes(self, rank: int) -> list[int]:
+        return [line["resumed"] for line in self.lines(rank) if "resumed" in line]
+
+    @property
+    def ranks(self) -> range:
+        return range(self.world)
+
+    # -- holding it still
+
+    def wait_held(self, epoch: int, step: int) -> None:
+        """All ranks wait at the beginning of a step, and say what they saved before."""
+        names = [self.dir / f"held.{epoch}.{step}.{rank}" for rank in self.ranks]
+        self.until(lambda: all(n.exists() for n in names), f"hold in {epoch}:{step}", WAIT)
+
+    def let_go(self, epoch: int, step: int) -> None:
+        (self.dir / f"go.{epoch}.{step}").touch()
+
+    # -- the nodes' memory
+
+    def copies(self) -> list[Copy]:
+        """All snapshot files in the memory of the job's nodes that run."""
+        roots = {
+            process.environ.get("SLURMD_NODENAME", ""): Path(f"/proc/{process.pid}/root")
+            for process in self.processes("srun_wrapper.task")
+        }
+        found = []
+        for node, root in roots.items():
+            for path in root.glob(f"dev/shm/robust-{self.job}.*/ckpt/*.safetensors"):
+                kind, owner, _ = path.name.split("-")
+                try:
+                    step = read_snapshot(str(path))[0].step
+                except (OSError, LayoutError):
+                    step = None
+                found.append(Copy(node, int(owner), step, kind, path))
+        return found
+
+    def copy(self, kind: str, owner: int, step: int) -> Copy | None:
+        here = [c for c in self.copies() if (c.kind, c.owner, c.step) == (kind, owner, step)]
+        return here[0] if here else None
+
+    def wait_copy(self, kind: str, owner: int, step: int) -> Copy:
+        what = f"{kind} copy of rank {owner}'s step {step}"
+        self.until(lambda: self.copy(kind, owner, step), what, 30.0)
+        found = self.copy(kind, owner, step)
+        assert found is not None
+        return found
+
+    # -- what must be true
+
+    def said_alarms(self) -> list[str]:
+        return [event["text"] for event in self.events("checkpoint_alarm")]
+
+    def check_lost(self, count: int) -> list[dict[str, Any]]:
+        """So many incidents, each mended from memory at the cost of at most one step."""
+        found = self.incidents()
+        assert len(found) == count, self.story()
+        for record in found:
+            assert record["outcome"] == "recovered", self.story()
+            assert record["lost_steps"] is not None and record["lost_steps"] <= 1, self.story()
+        return found
+
+    def check_curves(self, expected: Sequence[Curve]) -> None:
+        """Every rank did steps 1 … steps, each as in the undisturbed run, to the last bit.
+
+        That holds for what was done again, too.
+        """
+        for rank in self.ranks:
+            lines = self.lines(rank)
+            for line in lines:
+                if "step" in line:
+                    done = {name: line[name] for name in ("loss", "ids", "state")}
+                    assert done == expected[rank][line["step"]], f"rank {rank}: {line}"
+            curve = survivors(lines)
+            assert list(curve) == list(range(1, self.steps + 1)), f"rank {rank}: {list(curve)}"
+
+    def check_ended(self, expected: Sequence[Curve], code: int = 0) -> None:
+        """It ended well, nothing is left of it, and its curves are the undisturbed run's."""
+        got = self.wait_end(WAIT)
+        assert got == code, f"exit code {got}\n{self.story()}"
+        self.check_curves(expected)
+        self.check_gone()
+        left = self.in_memory()
+        assert not left, left
+
+
+def job(lab: Lab, program: str, world: int, steps: int) -> CheckpointJob:
+    """A training whose directory exists; nothing is started."""
+    made = CheckpointJob(lab, prepared(lab, world).dir, world, steps)
+    made.program = program
+    return made

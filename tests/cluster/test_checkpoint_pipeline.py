@@ -1,0 +1,52 @@
+"""Two pipelines of two stages, a rank on each node: groups of nodes lost at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from ckpt_jobs import Curve, job, undisturbed
+from conftest import LabFactory
+
+pytest.importorskip("torch")
+pytest.importorskip("torchdata")
+
+PROGRAM = "ckpt_pipeline.py"
+STEPS = 16
+WORLD = 4
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Curve]:
+    return undisturbed(PROGRAM, tmp_path_factory.mktemp("pipeline"), WORLD, STEPS)
+
+
+@pytest.mark.timeout(400)
+def test_pipeline_lost_then_two_nodes_one_amid_the_recovery_of_the_other(
+    new_lab: LabFactory, expected: Sequence[Curve]
+) -> None:
+    lab = new_lab(nodes=8, standby=0)
+    training = job(lab, PROGRAM, WORLD, STEPS)
+    size = ["-N8", "--ntasks-per-node=1"]
+    training.start("--robust-spares=4", sbatch=size, durable=False)
+    training.wait_saved(4)
+    assert training.says("survive the loss of any 1 node, .*any 1 pipeline group"), training.out()
+    lab.crash("n3")  # ranks 2 and 3: the second pipeline
+    lab.crash("n4")
+    training.wait_saved(9, epoch=2)
+    first = training.incidents()[0]
+    taken = dict(map(tuple, first["swaps"]))
+    assert set(taken) == {"n3", "n4"}, first
+    lab.crash("n2")  # rank 1
+    training.until(lambda: len(training.events("failure")) > 1, "failure noticed")
+    lab.crash(taken["n4"])  # rank 3
+    training.check_ended(expected)
+    found = training.incidents()
+    assert found[0]["lost_steps"] <= 1 and found[-1]["lost_steps"] <= 1, training.story()
+    assert found[-1]["outcome"] == "recovered"
+    swapped = {old for record in found for old, _ in record["swaps"]}
+    assert swapped == {"n2", "n3", "n4", taken["n4"]}
+    assert {e["tier"] for e in training.events("restore")} == {"memory"}
+    steps = [line["step"] for line in training.lines(0) if "step" in line]
+    redone = len(steps) - STEPS
+    assert redone <= 2, f"{redone} steps were done again: {training.resumed()}"

@@ -1,0 +1,105 @@
+"""DDP, FSDP2 and DTensor between two real processes; strided shards without any."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("checkpoint_ranks.py")
+CASES = [
+    node.name
+    for node in ast.parse(SCRIPT.read_text()).body
+    if isinstance(node, ast.FunctionDef) and node.name.startswith("case_")
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, str]]]:
+    directory = tmp_path_factory.mktemp("ranks")
+    root = SCRIPT.parent.parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(SCRIPT.parent)])}
+    ranks = [
+        subprocess.Popen([sys.executable, SCRIPT, str(r), "2", directory], env=environment)
+        for r in range(2)
+    ]
+    try:
+        for process in ranks:
+            process.wait(timeout=120)
+        yield [
+            json.loads(path.read_text()) if path.exists() else {}
+            for path in (directory / f"result-{r}.json" for r in range(2))
+        ]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_between_ranks(case: str, results: list[dict[str, str]]) -> None:
+    for rank, result in enumerate(results):
+        said = result.get(case, "not run: an earlier case failed")
+        assert said == "ok", f"rank {rank}: {said}"
+
+
+STRIDED = """
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from robust_slurm.checkpoint.shards import make, shard_of
+
+strided = _StridedShard(0, split_factor=2)
+for rank, rows, held, second in [
+    (0, 8, 2, Shard(0)), (1, 8, 2, Shard(0)), (2, 8, 2, Shard(0)), (3, 8, 2, Shard(0)),
+    (3, 7, 1, Shard(0)), (0, 8, 4, Replicate()),
+]:
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    tensor = DTensor.from_local(
+        torch.zeros(held, 3), mesh, [strided, second],
+        run_check=False, shape=torch.Size([rows, 3]), stride=(3, 1),
+    )
+    shard = shard_of(tensor)
+    print(shard.kind, shard.offsets[0], *shard.placements)
+    again = make(shard.local, tensor, shard.placements, shard.mesh, (rows, 3), "t")
+    assert again.placements == tensor.placements and again.shape == tensor.shape
+    dist.destroy_process_group()
+"""
+
+
+def test_strided_shards() -> None:
+    """FSDP over tensor parallelism: the columns of the mesh are cut first."""
+    done = subprocess.run(
+        [sys.executable, "-c", STRIDED],
+        capture_output=True, text=True, timeout=60, check=False,
+        cwd=SCRIPT.parent.parent,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [
+        "block 0 SS0/2 S0",
+        "block 4 SS0/2 S0",
+        "block 2 SS0/2 S0",
+        "block 6 SS0/2 S0",
+        "block 6 SS0/2 S0",
+        "private 0 SS0/2 R",  # rows 0, 1, 4 and 5: not one block
+    ], done.stderr
+
+
+def test_nothing_of_this_starts_torch_distributed() -> None:
+    """A plain script pays for no import it does not need."""
+    code = (
+        "import sys, torch; had = 'torch.distributed.tensor' in sys.modules; "
+        "from robust_slurm.checkpoint.state import State; "
+        "State({'model': torch.nn.Linear(1, 1)}, rank=0).capture(); "
+        "assert had or 'torch.distributed.tensor' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=SCRIPT.parent.parent)

@@ -1,0 +1,348 @@
+"""The store's way to the durable tier and to the local disk, with a writer that can misbehave."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robust_slurm.auto import HOOK_DIR
+from robust_slurm.checkpoint import archive
+from robust_slurm.checkpoint.events import Alarm, Committed, Persisted, Restore, Wanted
+from robust_slurm.checkpoint.store import Store
+from robust_slurm.checkpoint.writing import writer_environment
+from tests.checkpoint_stores import SIZE, Events, FakeRank, stores, target, write_snapshot
+from tests.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def _fake_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        archive, "writer_command", lambda python: [python, "-m", "tests.fake_checkpoint_writer"]
+    )
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[tuple[Store, Events]]:
+    (tmp_path / "ckpt").mkdir()
+    with stores(tmp_path, 1, key=None, write_deadline=30.0, job="j1") as made:
+        yield made[0]
+
+
+def _rank(
+    store: Store, tmp_path: Path, mode: str = "good", number: int = 0, **more: Any
+) -> FakeRank:
+    directory = str(tmp_path / "ckpt" / mode)
+    rank = FakeRank(store, number, directory=directory, python=sys.executable, **more)
+    rank.wait("welcome")
+    return rank
+
+
+def _requests(tmp_path: Path) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(x) for x in (tmp_path / "ckpt/requests").read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+
+
+def test_a_persisted_step_is_written_then_committed_by_rank_0(
+    alone: tuple[Store, Events], tmp_path: Path
+) -> None:
+    store, events = alone
+    rank = _rank(store, tmp_path, keep=3)
+    data = rank.save(10, persist=True)
+    done = events.wait(Persisted)
+    assert done._replace(seconds=0) == Persisted(0, 10, True, "", 0, len(data))
+    assert events.wait(Committed) == Committed(10, True, "")
+    assert (tmp_path / "ckpt/good/job7.e0-0-10").read_bytes() == data
+    write, commit = _requests(tmp_path)
+    assert write["source"] == str(store.socket_path.parent / "own-0-1.safetensors")
+    assert write["digest"]
+    assert commit | {"pid": 0} == {
+        "op": "commit", "directory": str(tmp_path / "ckpt/good"), "step": 10, "world": 4,
+        "attempt": "job7.e0", "wait": 60.0, "keep": 3, "id": commit["id"], "pid": 0,
+    }  # fmt: skip
+    assert store.children() == [write["pid"]]
+
+
+def test_other_ranks_do_not_commit_and_the_writer_stays(
+    alone: tuple[Store, Events], tmp_path: Path
+) -> None:
+    store, events = alone
+    rank = _rank(store, tmp_path, number=2)
+    for step in (10, 20):
+        rank.save(step, persist=True)
+        events.wait(Persisted, lambda e, s=step: e.step == s and e.ok)
+    assert [r["op"] for r in _requests(tmp_path)] == ["write", "write"]
+    assert len({r["pid"] for r in _requests(tmp_path)}) == 1
+    assert events.of(Committed) == []
+
+
+def test_the_slot_is_held_while_it_is_written(alone: tuple[Store, Events], tmp_path: Path) -> None:
+    store, events = alone
+    rank = _rank(store, tmp_path, "waits", number=1)
+    rank.save(1, persist=True)
+    assert rank.wait("kept", step=1)["held"] == [1]
+    rank.save(2)
+    assert rank.wait("kept", step=2)["held"] == [1]
+    rank.save(3, persist=True)  # still busy: passed over
+    assert rank.wait("kept", step=3)["held"] == [1]
+    over = events.wait(Persisted)
+    assert (over.step, over.ok) == (3, False)
+    assert "still being written" in over.why
+    (tmp_path / "ckpt/go").touch()
+    rank.wait("held", slots=[])
+    assert events.wait(Persisted, lambda e: e.step == 1).ok
+
+
+def test_persist_at_works_before_and_after_the_step(
+    alone: tuple[Store, Events], tmp_path: Path
+) -> None:
+    store, events = alone
+    rank = _rank(store, tmp_path, number=1)
+    store.persist_at(2)
+    for step in (1, 2, 3):
+        rank.save(step)
+        rank.wait("kept", step=step)
+    assert events.wait(Persisted).step == 2
+    store.persist_at(3)
+    assert events.wait(Persisted, lambda e: e.step == 3).ok
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"), [("fails", "read-only file system"), ("dies", "out of luck")]
+)
+def test_a_failure_is_said_and_the_next_step_is_tried_again(
+    alone: tuple[Store, Events], tmp_path: Path, mode: str, why: str
+) -> None:
+    store, events = alone
+    rank = _rank(store, tmp_path, mode)
+    rank.save(1, persist=True)
+    failed = events.wait(Persisted)
+    assert not failed.ok
+    assert why in failed.why
+    assert not events.wait(Committed).ok
+    rank.wait("held", slots=[])
+    before = len(_requests(tmp_path))
+    rank.save(2, persist=True)
+    events.wait(Persisted, lambda e: e.step == 2)
+    assert len(_requests(tmp_path)) > before
+
+
+def test_a_writer_that_ends_by_itself_is_replaced_once(
+    alone: tuple[Store, Events], tmp_path: Path
+) -> None:
+    store, events = alone
+    rank = _rank(store, tmp_path, "dies-once", number=1)
+    rank.save(1, persist=True)
+    assert events.wait(Persisted).ok
+    assert len({r["pid"] for r in _requests(tmp_path)}) == 2
+
+
+def test_a_writer_that_hangs_is_ended_within_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ckpt").mkdir()
+    with stores(tmp_path, 1, key=None, write_deadline=2.0) as [(store, events)]:
+        rank = _rank(store, tmp_path, "hangs", number=1)
+        rank.save(1, persist=True)
+        until(lambda: _requests(tmp_path), "asked")
+        pid = _requests(tmp_path)[0]["pid"]
+        failed = events.wait(Persisted)
+        assert not failed.ok
+        assert "does not answer" in failed.why
+        until(lambda: not Path(f"/proc/{pid}").exists(), "the hanging writer is gone")
+        rank.wait("held", slots=[])
+
+
+def test_close_does_not_wait_for_a_writer(alone: tuple[Store, Events], tmp_path: Path) -> None:
+    store, _ = alone
+    rank = _rank(store, tmp_path, "hangs")
+    rank.save(1, persist=True)
+    until(lambda: _requests(tmp_path), "asked")
+    pid = _requests(tmp_path)[0]["pid"]
+    began = time.monotonic()
+    store.close()
+    assert time.monotonic() - began < 5
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the writer is gone")
+
+
+def test_a_python_that_is_not_there_is_said(alone: tuple[Store, Events], tmp_path: Path) -> None:
+    store, events = alone
+    rank = FakeRank(store, 1, directory=str(tmp_path / "ckpt/x"), python="/no/python")
+    rank.save(1, persist=True)
+    assert "cannot start '/no/python'" in events.wait(Persisted).why
+
+
+def test_without_a_directory_nothing_is_written(alone: tuple[Store, Events]) -> None:
+    store, events = alone
+    rank = FakeRank(store, 0)
+    rank.save(1, persist=True)
+    assert rank.wait("kept")["held"] == []
+    rank.say(op="flush", step=1)
+    assert "no directory" in rank.wait("flushed")["why"]
+    assert events.of(Persisted) == []
+
+
+def test_a_rank_may_flush_its_newest_snapshot(alone: tuple[Store, Events], tmp_path: Path) -> None:
+    store, events = alone
+    rank = _rank(store, tmp_path)
+    rank.say(op="flush", step=0)
+    assert rank.wait("flushed")["why"] == "nothing was saved"
+    rank.messages.clear()
+    rank.save(1)
+    rank.save(2)
+    rank.wait("kept", step=2)
+    for _ in range(2):  # what is written is not written again
+        rank.messages.clear()
+        rank.say(op="flush", step=2)
+        assert rank.wait("flushed") == {"op": "flushed", "step": 2, "ok": True, "why": ""}
+    assert [r["op"] for r in _requests(tmp_path)] == ["write", "commit"]
+    assert events.wait(Committed).ok
+
+
+def test_snapshots_outside_memory_go_to_the_durable_tier_only(
+    alone: tuple[Store, Events], tmp_path: Path
+) -> None:
+    store, events = alone
+    staging = tmp_path / "ckpt/waits/.staging"
+    staging.mkdir(parents=True)
+    rank = _rank(store, tmp_path, "waits", number=1)
+    path = staging / "own-1-0.safetensors"
+    data = write_snapshot(path, 1, 7)
+    rank.say(op="saved", step=7, slot=0, file=str(path), persist=True)
+    assert rank.wait("kept", step=7)["held"] == [0]
+    rank.wait("alone", step=7)
+    (tmp_path / "ckpt/go").touch()
+    rank.wait("held", slots=[])
+    assert events.wait(Persisted).ok
+    assert (tmp_path / "ckpt/waits/job7.e0-1-7").read_bytes() == data
+    assert store.stock() == []
+    assert path.exists()
+
+
+def test_flush_writes_own_and_other_peoples_snapshots(tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir()
+    with stores(tmp_path, 2, write_deadline=30.0) as [(a, _), (b, events)]:
+        dead, here = _rank(a, tmp_path, number=0), _rank(b, tmp_path, number=1)
+        a.place({0: target(b)})
+        for rank in (dead, here):
+            rank.save(5)
+            rank.wait("kept", step=5)
+        dead.wait("replicated", step=5)
+        dead.die()
+        found = [(h.owner, h.file) for h in b.stock() if h.step == 5]
+        outcomes = b.flush([*found, (3, "own-3-0.safetensors")], 5, 4, 60.0)
+        assert [(o.owner, o.ok) for o in outcomes] == [*((o, True) for o, _ in found), (3, False)]
+        assert "is not here" in outcomes[-1].why
+        assert events.wait(Committed) == Committed(5, True, "")
+        written = sorted(p.name for p in (tmp_path / "ckpt/good").iterdir())
+        assert written == ["job7.e0-0-5", "job7.e0-1-5"]
+
+
+def test_flush_ends_at_its_deadline(tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir()
+    with stores(tmp_path, 1, write_deadline=30.0) as [(a, _)]:
+        rank = _rank(a, tmp_path, "hangs", number=1)
+        rank.save(5)
+        rank.wait("kept", step=5)
+        (outcome,) = a.flush([(1, "own-1-2.safetensors")], 5, 0, 1.0)
+        assert not outcome.ok
+        assert "within 1 s" in outcome.why
+
+
+def test_the_writer_finds_our_package_and_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/site")
+    monkeypatch.setenv("ROBUST_BEAT_DIR", "/run")
+    monkeypatch.setenv("ROBUST_AUTO", "1")
+    env = writer_environment()
+    assert env["PYTHONPATH"] == f"{HOOK_DIR}{os.pathsep}/site"
+    assert env["ROBUST_AUTO"] == "0"
+    assert "ROBUST_BEAT_DIR" not in env
+
+
+# -- the node's own disk
+
+
+def test_the_local_disk_outlives_the_store(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with stores(tmp_path, 1, local_directory=str(disk), job="j1") as [(a, events)]:
+        rank = FakeRank(a, 0)
+        for step in (1, 2, 3):
+            data = rank.save(step, persist=True)
+            rank.wait("kept", step=step)
+            until(lambda s=step: (disk / f"j1/own-0-{s}.json").exists(), "written")
+        until(lambda: not (disk / "j1/own-0-1.safetensors").exists(), "only two are kept")
+        assert events.of(Persisted) == []
+    with stores(tmp_path, 1, local_directory=str(disk), job="j1") as [(b, _)]:
+        found = [(h.tier, h.owner, h.step, h.world, h.needs, h.ok) for h in b.stock()]
+        assert found == [("local", 0, 2, 4, (0,), True), ("local", 0, 3, 4, (0,), True)]
+        (outcome,) = b.fetch([Wanted(0, 3, "", 0)])
+        assert outcome.ok
+        assert (b.socket_path.parent / outcome.file).read_bytes() == data
+        b.begin(1, Restore(3, "memory", {0: outcome.file}))
+        assert ("memory", 3, True) in [(h.tier, h.step, h.ok) for h in b.stock()]
+    with stores(tmp_path, 1, local_directory=str(disk), job="j2") as [(c, _)]:
+        assert c.stock() == []
+
+
+def test_a_snapshot_on_another_nodes_disk_can_be_fetched(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with stores(tmp_path, 1, local_directory=str(disk), job="j1") as [(a, _)]:
+        rank = FakeRank(a, 0)
+        rank.save(1, persist=True)
+        until(lambda: (disk / "j1/own-0-1.json").exists(), "written")
+    (tmp_path / "n").mkdir()
+    with (
+        stores(tmp_path, 1, local_directory=str(disk), job="j1") as [(b, _)],
+        stores(tmp_path / "n", 1) as [(c, _)],
+    ):
+        (outcome,) = c.fetch([Wanted(0, 1, "127.0.0.1", b.port)])
+        assert outcome.ok, outcome
+        assert outcome.bytes > SIZE
+
+
+@pytest.mark.parametrize("damage", ["flip", "short", "note", "missing"])
+def test_damage_on_the_disk_is_found(tmp_path: Path, damage: str) -> None:
+    disk = tmp_path / "disk"
+    with stores(tmp_path, 1, local_directory=str(disk), job="j1") as [(a, _)]:
+        rank = FakeRank(a, 0)
+        rank.save(1, persist=True)
+        until(lambda: (disk / "j1/own-0-1.json").exists(), "written")
+        path = disk / "j1/own-0-1.safetensors"
+        if damage == "flip":
+            with path.open("r+b") as file:
+                file.seek(SIZE // 2)
+                byte = file.read(1)[0]
+                file.seek(SIZE // 2)
+                file.write(bytes([byte ^ 1]))
+        elif damage == "short":
+            os.truncate(path, 1000)
+        elif damage == "missing":
+            path.unlink()
+        else:
+            (disk / "j1/own-0-1.json").write_text('{"owner": 0}')
+        (bad,) = [h for h in a.stock() if h.tier == "local"]
+        assert not bad.ok and bad.why
+        (outcome,) = a.fetch([Wanted(0, 1, "", 0)])
+        assert not outcome.ok and outcome.why
+        assert list(a.socket_path.parent.glob("*fetched*")) == []
+
+
+def test_a_disk_that_cannot_be_written_is_said_once_and_the_durable_tier_goes_on(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "ckpt").mkdir()
+    (tmp_path / "disk").write_text("a file")
+    with stores(tmp_path, 1, key=None, local_directory=str(tmp_path / "disk")) as [(a, events)]:
+        rank = _rank(a, tmp_path, number=1)
+        for step in (1, 2):
+            rank.save(step, persist=True)
+            assert events.wait(Persisted, lambda e, s=step: e.step == s).ok
+        assert len(events.of(Alarm)) == 1

@@ -1,0 +1,544 @@
+"""Replicas and fetches between stores, over real sockets, with peers that lag, break and die."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from robust_slurm.checkpoint import digest
+from robust_slurm.checkpoint.channel import Channel, connect
+from robust_slurm.checkpoint.events import Alarm, Holding, Outcome, Restore, Saved, Target, Wanted
+from robust_slurm.checkpoint.store import Store
+from tests.checkpoint_stores import KEY, SIZE, FakeRank, Proxy, stores, target
+from tests.waiting import until
+
+
+def _at(port: int) -> Target:
+    return Target(1, "127.0.0.1", port, "peer")
+
+
+def _replicas(store: Store, *, ok: bool = True) -> list[tuple[int, int]]:
+    return sorted((h.owner, h.step) for h in store.stock() if h.tier == "replica" and h.ok is ok)
+
+
+def _wanted(store: Store, owner: int, step: int) -> Wanted:
+    return Wanted(owner, step, "127.0.0.1", store.port)
+
+
+@pytest.fixture(autouse=True)
+def _chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digest, "CHUNK", 1 << 18)
+
+
+def test_every_snapshot_goes_to_the_peer_which_keeps_the_newest_three(tmp_path: Path) -> None:
+    with stores(tmp_path, 2) as [(a, events), (b, _)]:
+        rank = FakeRank(a, 0)
+        a.place({0: target(b)})
+        for step in range(1, 8):
+            data = rank.save(step)
+            rank.wait("kept", step=step)
+            rank.wait("replicated", step=step)
+        assert _replicas(b) == [(0, 5), (0, 6), (0, 7)]
+        copies = [p.read_bytes() for p in b.socket_path.parent.glob("replica-0-*.safetensors")]
+        assert data in copies
+        assert rank.heard("alone", step=7) == []
+        assert events.wait(Saved, lambda e: e.replicated_step == 7).step == 7
+
+
+def test_a_replica_has_all_that_the_plan_needs(tmp_path: Path) -> None:
+    with stores(tmp_path, 2) as [(a, _), (b, _)]:
+        a.begin(2, None)
+        b.begin(2, None)
+        rank = FakeRank(a, 3, epoch=2, needs=[1])
+        a.place({3: target(b)})
+        rank.save(9)
+        rank.wait("replicated", step=9)
+        (held,) = b.stock()
+        assert held._replace(size=0) == Holding(
+            3, 9, 4, (1, 3), "replica", "replica-3-0.safetensors", 0, True, "", 2
+        )
+
+
+def test_a_rank_without_a_place_is_alone_and_what_it_has_is_sent_once_placed(
+    tmp_path: Path,
+) -> None:
+    with stores(tmp_path, 2) as [(a, _), (b, _)]:
+        rank = FakeRank(a, 0)
+        rank.save(1)
+        rank.wait("alone", step=1)
+        a.place({0: target(b)})
+        rank.wait("replicated", step=1)
+        a.place({0: None})
+        rank.save(2)
+        rank.wait("alone", step=2)
+        assert _replicas(b) == [(0, 1)]
+
+
+def test_places_are_kept_for_ranks_that_come_later(tmp_path: Path) -> None:
+    with stores(tmp_path, 2) as [(a, _), (b, _)]:
+        a.place({5: target(b)})
+        rank = FakeRank(a, 5, world=8)
+        rank.save(1)
+        rank.wait("replicated", step=1)
+
+
+def test_several_ranks_of_a_store_and_both_ways_at_once(tmp_path: Path) -> None:
+    with stores(tmp_path, 2) as [(a, _), (b, _)]:
+        ranks = [FakeRank(a, 0), FakeRank(a, 1), FakeRank(b, 2), FakeRank(b, 3)]
+        a.place({0: target(b), 1: target(b)})
+        b.place({2: target(a), 3: target(a)})
+        for step in (1, 2):
+            for rank in ranks:
+                rank.save(step)
+            for rank in ranks:
+                rank.wait("replicated", step=step)
+        assert _replicas(b) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+        assert _replicas(a) == [(2, 1), (2, 2), (3, 1), (3, 2)]
+
+
+def test_a_broken_transfer_goes_on_where_it_broke(tmp_path: Path) -> None:
+    with stores(tmp_path, 2) as [(a, _), (b, _)]:
+        proxy = Proxy(b.port, SIZE // 2)
+        rank = FakeRank(a, 0)
+        a.place({0: _at(proxy.port)})
+        rank.wait("welcome")
+        threading.Thread(target=_refill, args=(proxy,), daemon=True).start()
+        rank.save(1)
+        rank.wait("replicated", step=1)
+        assert _replicas(b) == [(0, 1)]
+        assert proxy.connections >= 2
+        assert proxy.passed < SIZE * 1.5
+        proxy.close()
+
+
+def _refill(proxy: Proxy) -> None:
+    until(lambda: proxy.budget < 0, "cut")
+    proxy.budget = 1 << 40
+
+
+def test_a_dead_peer_costs_a_bounded_wait_once_and_one_alarm(tmp_path: Path) -> None:
+    with stores(tmp_path, 2, patience=1.0) as [(a, events), (b, _)]:
+        rank = FakeRank(a, 0)
+        a.place({0: target(b)})
+        rank.save(1)
+        rank.wait("replicated", step=1)
+        b.close()
+        rank.save(2)
+        rank.wait("alone", step=2)
+        alarm = events.wait(Alarm)
+        assert alarm.rank == 0
+        assert "rank 1 on peer" in alarm.text
+        for step in (3, 4, 5):
+            rank.save(step)
+            rank.wait("alone", step=step)
+        assert len(events.of(Alarm)) == 1
+
+
+def test_a_peer_that_hangs_counts_as_lost(tmp_path: Path) -> None:
+    with stores(tmp_path, 2, patience=1.0) as [(a, events), (b, _)]:
+        proxy = Proxy(b.port, SIZE // 2, cut=False)
+        rank = FakeRank(a, 0)
+        a.place({0: _at(proxy.port)})
+        rank.save(1)
+        rank.wait("alone", step=1)
+        assert "nothing moved" in events.wait(Alarm).text or "no whole" in events.wait(Alarm).text
+        began = time.monotonic()
+        a.close()
+        assert time.monotonic() - began < 5
+        proxy.close()
+
+
+def test_a_peer_that_comes_back_gets_the_newest(tmp_path: Path) -> None:
+    with stores(tmp_path, 2, patience=0.5) as [(a, events), (b, _)]:
+        proxy = Proxy(b.port, 0)
+        rank = FakeRank(a, 0)
+        a.place({0: _at(proxy.port)})
+        for step in (1, 2, 3):
+            rank.save(step)
+            rank.wait("alone", step=step)
+        proxy.budget = 1 << 40
+        rank.wait("replicated", step=3)
+        assert _replicas(b) == [(0, 3)]
+        rank.save(4)
+        rank.wait("replicated", step=4)
+        assert rank.heard("alone", step=4) == []
+        assert len(events.of(Alarm)) == 1
+        proxy.close()
+
+
+def test_a_full_peer_refuses_clearly_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, at: int, count: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with stores(tmp_path, 2) as [(a, events), (b, _)]:
+        rank = FakeRank(a, 0)
+        a.place({0: target(b)})
+        monkeypatch.setattr("os.posix_fallocate", full)
+        for step in (1, 2, 3):
+            rank.save(step)
+            rank.wait("alone", step=step)
+        (alarm,) = events.of(Alarm)
+        assert "is full" in alarm.text and "bytes are needed" in alarm.text
+        assert list(b.socket_path.parent.glob("replica-*")) == []
+
+
+def test_a_new_placement_is_served_at_once_although_the_old_peer_hangs(tmp_path: Path) -> None:
+    with stores(tmp_path, 3, patience=20.0) as [(a, _), (b, _), (c, _)]:
+        proxy = Proxy(b.port, 0, cut=False)
+        rank = FakeRank(a, 0)
+        a.place({0: _at(proxy.port)})
+        rank.save(1)
+        rank.wait("kept", step=1)
+        until(lambda: proxy.connections == 1, "the old peer is being asked")
+        a.place({0: target(c)})
+        rank.wait("replicated", step=1)
+        assert _replicas(c) == [(0, 1)]
+        proxy.close()
+
+
+def test_while_a_peer_lags_the_slot_that_is_sent_is_held_and_the_newest_follows(
+    tmp_path: Path,
+) -> None:
+    with stores(tmp_path, 2, bandwidth=SIZE * 1.0) as [(a, _), (b, _)]:
+        rank = FakeRank(a, 0)
+        a.place({0: target(b)})
+        rank.wait("welcome")
+        rank.save(1)  # about a second
+        rank.wait("kept", step=1)
+        rank.save(2)
+        rank.wait("kept", step=2)
+        rank.save(3)
+        assert rank.wait("kept", step=3)["held"] == [1]
+        rank.wait("replicated", step=1)  # never given up: the peer had nothing
+        rank.wait("held", slots=[])
+        rank.wait("replicated", step=3)
+        assert rank.heard("replicated", step=2) == []
+        assert _replicas(b) == [(0, 1), (0, 3)]
+
+
+def test_bandwidth_is_kept_to(tmp_path: Path) -> None:
+    with stores(tmp_path, 2, bandwidth=SIZE * 1.0) as [(a, _), (b, _)]:
+        rank = FakeRank(a, 0)
+        a.place({0: target(b)})
+        began = time.monotonic()
+        rank.save(1)
+        rank.wait("replicated", step=1)
+        assert time.monotonic() - began > 0.7
+
+
+def test_a_slot_that_is_overwritten_while_it_is_sent_never_becomes_a_replica(
+    tmp_path: Path,
+) -> None:
+    """A rank that breaks all rules: it does not look at ``held``."""
+    with stores(tmp_path, 2, bandwidth=SIZE * 2.0) as [(a, events), (b, _)]:
+        rank = FakeRank(a, 0)
+        a.place({0: target(b)})
+        for step in range(1, 9):
+            rank.save(step, slot=0)
+            rank.wait("kept", step=step)
+        rank.wait("replicated", step=8)
+        found = b.stock()
+        assert all(h.ok for h in found)
+        assert (0, 8) in [(h.owner, h.step) for h in found]
+        assert events.of(Alarm) == []
+
+
+def test_a_bit_that_flips_before_it_is_sent_is_found_by_the_owner(tmp_path: Path) -> None:
+    with stores(tmp_path, 2) as [(a, events), (b, _)]:
+        rank = FakeRank(a, 0)
+        rank.save(1)
+        rank.wait("alone", step=1)
+        _flip(a.socket_path.parent / "own-0-1.safetensors", 1_000_000)
+        a.place({0: target(b)})
+        assert "differs from its digest" in events.wait(Alarm).text
+        assert [h.ok for h in a.stock()] == [False]
+        assert _replicas(b) == []
+        rank.save(2)
+        rank.wait("replicated", step=2)
+
+
+def _flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+# -- epochs
+
+
+def test_replicas_outlive_the_owners_node_and_are_fetched_from_the_peer(tmp_path: Path) -> None:
+    with stores(tmp_path, 3) as [(a, _), (b, _), (c, _)]:
+        rank = FakeRank(a, 0)
+        a.place({0: target(b)})
+        for step in (1, 2):
+            data = rank.save(step)
+            rank.wait("replicated", step=step)
+        a.close()
+        (outcome,) = c.fetch([_wanted(b, 0, 2)])
+        assert outcome._replace(seconds=0) == Outcome(
+            0, 2, True, "", "fetched-0-2.safetensors", 0, outcome.bytes
+        )
+        assert (c.socket_path.parent / outcome.file).read_bytes() == data
+        assert [(h.tier, h.owner, h.step, h.ok) for h in c.stock()] == [("memory", 0, 2, True)]
+        restore = Restore(2, "memory", {0: outcome.file})
+        for store in (b, c):
+            store.begin(1, restore)
+        again = FakeRank(c, 0, epoch=1)
+        assert again.wait("welcome")["restore"]["shards"] == {"0": outcome.file}
+        assert _replicas(b) == [(0, 1), (0, 2)]
+        c.place({0: target(b)})
+        again.save(3)
+        again.wait("replicated", step=3)
+        assert any(h.file == outcome.file for h in c.stock())
+        again.save(4)
+        again.wait("replicated", step=4)
+        until(lambda: not any(h.file == outcome.file for h in c.stock()), "fetched is removed")
+
+
+def test_a_fetched_snapshot_is_replicated_before_the_first_save(tmp_path: Path) -> None:
+    with stores(tmp_path, 3) as [(a, _), (b, _), (c, _)]:
+        rank = FakeRank(a, 0)
+        rank.save(1)
+        rank.wait("kept", step=1)
+        (outcome,) = b.fetch([_wanted(a, 0, 1)])
+        for store in (b, c):
+            store.begin(1, Restore(1, "memory", {0: outcome.file}))
+        FakeRank(b, 0, epoch=1).wait("welcome")
+        b.place({0: target(c)})
+        until(lambda: _replicas(c) == [(0, 1)], "the fetched one has a replica")
+
+
+def test_a_new_epoch_drops_newer_replicas(tmp_path: Path) -> None:
+    with stores(tmp_path, 2) as [(a, _), (b, _)]:
+        rank = FakeRank(a, 0)
+        a.place({0: target(b)})
+        for step in (1, 2, 3):
+            rank.save(step)
+            rank.wait("replicated", step=step)
+        b.begin(1, Restore(2, "memory", {}))
+        assert _replicas(b) == [(0, 1), (0, 2)]
+        b.begin(2, None)
+        assert b.stock() == []
+        assert list(b.socket_path.parent.glob("*.safetensors")) == []
+
+
+def test_a_replica_of_another_epoch_is_not_taken_until_the_peer_is_there_too(
+    tmp_path: Path,
+) -> None:
+    with stores(tmp_path, 2, patience=1.0) as [(a, events), (b, _)]:
+        a.begin(1, None)
+        rank = FakeRank(a, 0, epoch=1)
+        a.place({0: target(b)})
+        rank.save(1)
+        rank.wait("alone", step=1)
+        assert "epoch 1, here it is 0" in events.wait(Alarm).text
+        assert b.stock() == []
+        b.begin(1, None)
+        rank.wait("replicated", step=1)
+
+
+def test_replicas_of_an_owner_that_sends_elsewhere_go_when_they_are_no_use(
+    tmp_path: Path,
+) -> None:
+    with stores(tmp_path, 3) as [(a, _), (b, _), (c, _)]:
+        owner, local = FakeRank(a, 0), FakeRank(b, 1)
+        a.place({0: target(b)})
+        owner.save(1)
+        owner.wait("replicated", step=1)
+        a.place({0: target(c)})
+        owner.save(2)
+        owner.wait("replicated", step=2)
+        for step in (1, 2, 3, 4, 5):
+            local.save(step)
+            local.wait("alone", step=step)
+        assert _replicas(b) == [(0, 1)]
+        local.save(6)
+        until(lambda: _replicas(b) == [], "removed")
+
+
+# -- fetching
+
+
+def test_fetching_in_parallel_with_alternatives_and_failures(tmp_path: Path) -> None:
+    with stores(tmp_path, 4, patience=1.0) as [(a, _), (b, _), (c, _), (d, _)]:
+        ranks = [FakeRank(a, 0), FakeRank(b, 1), FakeRank(c, 2)]
+        for rank in ranks:
+            rank.save(4)
+            rank.wait("kept", step=4)
+        _flip(b.socket_path.parent / "own-1-1.safetensors", 2_000_000)
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            nobody = closed.getsockname()[1]
+        outcomes = d.fetch(
+            [
+                Wanted(0, 4, "127.0.0.1", nobody),  # an alternative follows
+                _wanted(a, 0, 4),
+                _wanted(b, 1, 4),
+                _wanted(c, 2, 4),
+                _wanted(c, 2, 5),
+                _wanted(c, 9, 4),
+            ]
+        )
+        assert [o.ok for o in outcomes] == [False, True, False, True, False, False]
+        assert [(o.owner, o.step) for o in outcomes] == [
+            (0, 4), (0, 4), (1, 4), (2, 4), (2, 5), (9, 4)
+        ]  # fmt: skip
+        assert "nobody listens" in outcomes[0].why
+        assert "differs from its digest" in outcomes[2].why
+        assert "step 5 of rank 2 is not there" in outcomes[4].why
+        assert sorted(p.name for p in d.socket_path.parent.glob("*f*")) == [
+            "fetched-0-4.safetensors", "fetched-2-4.safetensors"
+        ]  # fmt: skip
+        assert [h.ok for h in b.stock()] == [False]
+
+
+def test_a_fetch_goes_on_after_a_broken_connection(tmp_path: Path) -> None:
+    with stores(tmp_path, 2) as [(a, _), (b, _)]:
+        rank = FakeRank(a, 0)
+        data = rank.save(1)
+        rank.wait("kept", step=1)
+        proxy = Proxy(a.port, SIZE // 2)
+        threading.Thread(target=_refill, args=(proxy,), daemon=True).start()
+        (outcome,) = b.fetch([Wanted(0, 1, "127.0.0.1", proxy.port)])
+        assert outcome.ok, outcome
+        assert proxy.connections >= 2
+        assert proxy.passed < SIZE * 1.5
+        assert (b.socket_path.parent / outcome.file).read_bytes() == data
+        proxy.close()
+
+
+@pytest.mark.parametrize("budget", [0, SIZE // 2])
+def test_a_fetch_from_a_peer_that_hangs_ends(tmp_path: Path, budget: int) -> None:
+    with stores(tmp_path, 2, patience=1.0) as [(a, _), (b, _)]:
+        rank = FakeRank(a, 0)
+        rank.save(1)
+        rank.wait("kept", step=1)
+        proxy = Proxy(a.port, budget, cut=False)
+        began = time.monotonic()
+        (outcome,) = b.fetch([Wanted(0, 1, "127.0.0.1", proxy.port)])
+        assert not outcome.ok
+        assert time.monotonic() - began < 20
+        assert list(b.socket_path.parent.glob("fetched*")) == []
+        proxy.close()
+
+
+def test_closing_ends_a_fetch(tmp_path: Path) -> None:
+    with stores(tmp_path, 2, patience=60.0) as [(a, _), (b, _)]:
+        proxy = Proxy(a.port, 0, cut=False)
+        results: list[Outcome] = []
+        work = threading.Thread(
+            target=lambda: results.extend(b.fetch([Wanted(0, 1, "127.0.0.1", proxy.port)]))
+        )
+        work.start()
+        until(lambda: proxy.connections == 1, "connected")
+        b.close()
+        work.join(20)
+        assert not work.is_alive()
+        assert not results[0].ok
+        proxy.close()
+
+
+def test_what_was_fetched_is_not_fetched_again(tmp_path: Path) -> None:
+    with stores(tmp_path, 2) as [(a, _), (b, _)]:
+        rank = FakeRank(a, 0)
+        rank.save(1)
+        rank.wait("kept", step=1)
+        assert b.fetch([_wanted(a, 0, 1)])[0].bytes > SIZE
+        assert b.fetch([_wanted(a, 0, 1)])[0]._replace(seconds=0) == Outcome(
+            0, 1, True, "", "fetched-0-1.safetensors", 0, 0
+        )
+        _flip(b.socket_path.parent / "fetched-0-1.safetensors", 100_000)
+        assert b.fetch([_wanted(a, 0, 1)])[0].bytes > SIZE
+        assert all(h.ok for h in b.stock())
+
+
+# -- peers that are no friends
+
+
+def _channel(store: Store, key: bytes = KEY) -> Channel:
+    return connect("127.0.0.1", store.port, key, 5.0)
+
+
+def test_strangers_get_nothing(tmp_path: Path) -> None:
+    with stores(tmp_path, 1) as [(a, events)]:
+        rank = FakeRank(a, 0)
+        rank.save(1)
+        rank.wait("kept", step=1)
+        stranger = _channel(a, b"x" * 32)
+        stranger.send({"op": "pull", "owner": 0, "step": 1})
+        with pytest.raises(Exception, match=r"closed|reset"):
+            stranger.receive()
+        with socket.create_connection(("127.0.0.1", a.port)) as sock:
+            sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            sock.settimeout(10)
+            with contextlib.suppress(ConnectionError):
+                while sock.recv(1000):
+                    pass
+        rank.save(2)
+        rank.wait("kept", step=2)
+        assert events.of(Alarm) == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"op": "push", "owner": -1, "epoch": 0},
+        {"op": "push", "owner": "../../x", "epoch": 0},
+        {"op": "push"},
+        {"op": "pull", "owner": 0, "step": None},
+        {"op": "dance"},
+    ],
+)
+def test_peers_that_talk_nonsense_are_left(tmp_path: Path, message: dict[str, object]) -> None:
+    with stores(tmp_path, 1) as [(a, _)]:
+        channel = _channel(a)
+        channel.send(message)
+        with pytest.raises(Exception, match=r"closed|reset"):
+            channel.receive()
+        assert a.stock() == []
+
+
+def test_an_offer_for_another_owner_is_not_taken(tmp_path: Path) -> None:
+    with stores(tmp_path, 1) as [(a, _)]:
+        channel = _channel(a)
+        channel.send({"op": "push", "owner": 0, "epoch": 0})
+        assert channel.receive()["op"] == "ready"
+        channel.send({"op": "offer", "owner": 1, "step": 1, "world": 2, "needs": [], "epoch": 0,
+                      "size": 100, "digest": [1]})  # fmt: skip
+        with pytest.raises(Exception, match=r"closed|reset"):
+            channel.receive()
+        assert list(a.socket_path.parent.glob("replica*")) == []
+
+
+def test_a_newer_connection_of_an_owner_takes_over(tmp_path: Path) -> None:
+    with stores(tmp_path, 1) as [(a, _)]:
+        first = _channel(a)
+        first.send({"op": "push", "owner": 0, "epoch": 0})
+        assert first.receive()["op"] == "ready"
+        second = _channel(a)
+        second.send({"op": "push", "owner": 0, "epoch": 0})
+        assert second.receive()["op"] == "ready"
+        with pytest.raises(Exception, match=r"closed|reset"):
+            first.receive()
+
+
+def test_close_is_prompt_with_peers_that_hang(tmp_path: Path) -> None:
+    with stores(tmp_path, 2, patience=60.0) as [(a, _), (b, _)]:
+        proxy = Proxy(b.port, SIZE // 2, cut=False)
+        rank = FakeRank(a, 0)
+        a.place({0: _at(proxy.port)})
+        rank.save(1)
+        idle = socket.create_connection(("127.0.0.1", b.port))
+        until(lambda: proxy.budget < 0, "it hangs")
+        began = time.monotonic()
+        a.close()
+        b.close()
+        assert time.monotonic() - began < 5
+        idle.close()
+        proxy.close()
