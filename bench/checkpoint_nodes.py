@@ -149,6 +149,10 @@ class Nodes:
         """From now on the first node's rank has its replica on the second."""
         self.remotes[0].ask("place", rank=rank, host=ADDRESSES[1], port=self.ports[1])
 
+    def alone(self, rank: int) -> None:
+        """The rank's snapshots are not replicated any more; the replica stays."""
+        self.remotes[0].ask("place", rank=rank, host="", port=0)
+
     def begin(self, epoch: int, step: int, file: str) -> None:
         """A new epoch on the first node, from ``file`` of ``step``; "": from nothing."""
         shards = {"0": file} if file else {}

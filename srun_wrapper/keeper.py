@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from robust_slurm.checkpoint import store
 from srun_wrapper.checkpoint_messages import (
@@ -32,6 +34,7 @@ from srun_wrapper.checkpoint_messages import (
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import Message, Start
 
+T = TypeVar("T")
 DIRECTORY = "ckpt"  # in the agent's run directory
 SOCKET = "ROBUST_CKPT_SOCKET"
 
@@ -89,7 +92,7 @@ class Keeper:
 
     def handle(self, order: Message) -> None:
         """Carry an order out, if it is one for this store."""
-        kept = self._store
+        kept, local = self._store, self._local
         if isinstance(order, Place):
             kept.place(
                 {
@@ -100,23 +103,31 @@ class Keeper:
         elif isinstance(order, PersistAt):
             kept.persist_at(order.step)
         elif isinstance(order, TakeStock):
-            self._in_thread(lambda: Stock(order.token, self._local, _held(kept.stock())))
-        elif isinstance(order, Fetch) and order.local == self._local:
+            self._answer(lambda: _held(kept.stock()), partial(Stock, order.token, local))
+        elif isinstance(order, Fetch) and order.local == local:
             wanted = [store.Wanted(i.owner, i.step, i.host, i.port) for i in order.items]
-            self._in_thread(lambda: Moved(order.token, self._local, _done(kept.fetch(wanted))))
-        elif isinstance(order, Flush) and order.local == self._local:
-            self._in_thread(
-                lambda: Moved(
-                    order.token,
-                    self._local,
-                    _done(kept.flush(order.owners, order.step, order.commit_world, order.deadline)),
-                )
+            self._answer(lambda: _done(kept.fetch(wanted)), partial(Moved, order.token, local))
+        elif isinstance(order, Flush) and order.local == local:
+            self._answer(
+                lambda: _done(
+                    kept.flush(order.owners, order.step, order.commit_world, order.deadline)
+                ),
+                partial(Moved, order.token, local),
             )
 
-    def _in_thread(self, work: Callable[[], Message]) -> None:
+    def _answer(
+        self, work: Callable[[], tuple[T, ...]], said: Callable[[tuple[T, ...]], Message]
+    ) -> None:
+        """Work in a thread, then say what came of it; nothing if it failed, but say that too."""
+
         def run() -> None:
-            answer = work()
-            self._loop.call(lambda: self._emit(answer))
+            answer: tuple[T, ...] = ()
+            try:
+                answer = work()
+            except Exception as err:  # noqa: BLE001 - the supervisor waits for an answer
+                text = f"internal error in the store: {type(err).__name__}: {err}"
+                self._loop.call(lambda: self._emit(Alarm(0, -1, text)))
+            self._loop.call(lambda: self._emit(said(answer)))
 
         threading.Thread(target=run, daemon=True).start()
 

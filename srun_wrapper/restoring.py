@@ -63,6 +63,10 @@ class Restoring:
         return self._plan.step if self._plan is not None and self._plan.tier else None
 
     @property
+    def from_memory(self) -> bool:
+        return self._plan is not None and self._plan.tier == "memory"
+
+    @property
     def lines(self) -> tuple[str, ...]:
         return self._plan.lines if self._plan is not None else ()
 

@@ -184,7 +184,7 @@ class Supervisor:
             self.state, grace, reason, extra, restored, self.restoring.of
         ):
             self.send(node, order)
-        self.checkpoints.new_epoch(restored is not None)
+        self.checkpoints.new_epoch(self.restoring.from_memory)
         world = self.state.world
         for signum in sorted(self.state.early):
             for node in world.places:

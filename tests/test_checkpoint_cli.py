@@ -58,7 +58,7 @@ def test_ls_of_a_checkpoint_directory(tier: Path) -> None:
     assert code == 0
     assert one_line(text, "100", "committed", "4711.e1")
     assert one_line(text, "300", "not committed", "1 ranks' parts are there")
-    assert "newest that can be loaded: step 200" in text
+    assert "newest committed: step 200" in text
 
 
 def test_ls_as_json(tier: Path) -> None:
@@ -83,7 +83,7 @@ def test_ls_says_when_a_manifest_is_damaged(tier: Path) -> None:
     code, text = run("ls", tier)
     assert code == 1
     assert one_line(text, "200", "damaged", "manifest.json")
-    assert "newest that can be loaded: step 100" in text
+    assert "newest committed: step 100" in text
 
 
 def test_ls_of_snapshots_in_memory(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,7 @@ class Training:
         self.ckpt.extra["note"] = f"after {number}"
         if save:
             self.ckpt.save(number)
-        return float(loss)
+        return loss.item()
 
     def run(self, first: int, last: int) -> list[float]:
         return [self.step(number) for number in range(first, last + 1)]
@@ -327,7 +326,7 @@ def test_forked_children_save_nothing_and_end_nothing(store: FakeStore) -> None:
     assert sum(int(x) for x in loader) == 28
     pid = os.fork()
     if pid == 0:
-        training.step(9)
+        training.ckpt.save(9)
         training.ckpt.close()
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
@@ -408,9 +407,8 @@ def test_outside_robust_srun_without_a_directory_training_goes_on(
     assert capfd.readouterr().err.count("needs directory=") == 1
 
 
-def test_a_tensor_of_a_gigabyte_does_not_make_save_slow(store: FakeStore) -> None:
-    """save() gives the copy away: it takes no tenth of the time of the copy itself."""
-    weight = torch.nn.Parameter(torch.zeros(16 << 20))  # 64 MB, and no second tensor
+def test_save_returns_before_anything_is_copied(store: FakeStore) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1 << 20))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     ckpt = Checkpointer(optimizer=optimizer, model=torch.nn.ParameterList([weight]))
     ckpt.resume()
@@ -420,10 +418,8 @@ def test_a_tensor_of_a_gigabyte_does_not_make_save_slow(store: FakeStore) -> Non
         ckpt._session.saver.settle()  # type: ignore[union-attr]
     saver: Any = ckpt._session.saver  # type: ignore[union-attr]
     saver._copier.submit(lambda: saver_gate.wait(LONG))
-    begin = time.monotonic()
     ckpt.save(5)  # returns although nothing can be copied now
-    assert time.monotonic() - begin < LONG
-    assert len(store.said("saved")) <= 4
+    assert not saver._over.is_set()
     saver_gate.set()
     ckpt.close()
     assert store.wait("saved", 5)[-1]["step"] == 5

@@ -38,6 +38,7 @@ class Desk:
         self._due = due
         self._prune_replicas = prune
         self._lock = threading.RLock()
+        self._placing = threading.Lock()
         self._epoch = 0
         self._restore: Restore | None = None
         self._ranks: dict[int, Rank] = {}
@@ -79,7 +80,11 @@ class Desk:
         with self._lock:
             self._targets = dict(targets)
         for rank in self.ranks():
-            rank.pusher.place(targets.get(rank.number))
+            self._place(rank)
+
+    def _place(self, rank: Rank) -> None:
+        with self._placing:  # so that an older placement never comes after a newer one
+            rank.pusher.place(self._targets.get(rank.number))
 
     def persist_at(self, step: int) -> None:
         with self._lock:
@@ -142,7 +147,7 @@ class Desk:
                 rank.pusher.begin(self._epoch)
             connection.rank, connection.epoch = number, enrolment.epoch
             rank.enrol(enrolment, connection)
-            restore, target = self._restore, self._targets.get(number)
+            restore = self._restore
         own = []
         for record in self._shelf.of(number, OWN):
             with contextlib.suppress(OSError), open(self._shelf.open(record), "rb") as file:
@@ -160,7 +165,7 @@ class Desk:
                 "directory": str(self._shelf.directory),
             }
         )  # fmt: skip
-        rank.pusher.place(target)
+        self._place(rank)
         self._emit(enrolment.event)
 
     def _new_rank(self, number: int) -> Rank:

@@ -41,7 +41,7 @@ def print_listing(found: Listing, out: Console) -> None:
             )
         out.print(table)
         good = [row.step for row in found.steps if row.state == COMMITTED]
-        out.print(f"newest that can be loaded: step {max(good)}" if good else "none is committed")
+        out.print(f"newest committed: step {max(good)}" if good else "none is committed")
     if found.files:
         table = _table("FILE", "STATE", "STEP", "RANK", "RANKS", "EPOCH", "JOB", "SIZE", "NOTE")
         for file in found.files:

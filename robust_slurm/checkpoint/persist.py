@@ -126,29 +126,40 @@ class Persister:
                     self._now = None
                 job.finished(Outcome(job.owner, job.step, True, "", job.path.name, 0.0, 0))
                 continue
-            began = time.monotonic()
-            why, count, attempt = "", 0, ""
-            try:
-                count, attempt = self._write(job)
-            except (WriterError, LayoutError) as err:
-                why = str(err)
-            except OSError as err:
-                why = f"{job.path.name} cannot be read: {err.strerror or err}"
+            self._carry_out(job, generation)
+
+    def _carry_out(self, job: Job, generation: int) -> None:
+        began = time.monotonic()
+        why, count, attempt = "", 0, ""
+        try:
+            count, attempt = self._write(job)
+        except (WriterError, LayoutError) as err:
+            why = str(err)
+        except OSError as err:
+            why = f"{job.path.name} cannot be read: {err.strerror or err}"
+        with self._change:
+            self._writing = False
+        self._changed()
+        seconds = time.monotonic() - began
+        if job.destination.directory:
+            self._emit(Persisted(job.owner, job.step, not why, why, seconds, count))
+        with self._change:
+            self._now = None
+
+        def end(why: str) -> None:
             with self._change:
-                self._writing = False
-            self._changed()
-            seconds = time.monotonic() - began
-            if job.destination.directory:
-                self._emit(Persisted(job.owner, job.step, not why, why, seconds, count))
-            if job.commit_world and job.destination.directory:
-                why = why or self._commit(job, attempt)
-                self._emit(Committed(job.step, not why, why))
-            with self._change:
-                self._now = None
                 if not why and generation == self._generation:
-                    self._done.add(key)
+                    self._done.add((job.step, job.commit_world > 0))
             name = job.path.name
             job.finished(Outcome(job.owner, job.step, not why, why, name, seconds, count))
+
+        if job.commit_world and job.destination.directory:
+            # It waits for the other ranks; what comes next must not wait for it.
+            threading.Thread(
+                target=self._commit, args=(job, attempt, why, end), name="ckpt-commit", daemon=True
+            ).start()
+        else:
+            end(why)
 
     def _write(self, job: Job) -> tuple[int, str]:
         """Bytes written, name of the attempt. Raises WriterError, LayoutError, OSError."""
@@ -174,18 +185,20 @@ class Persister:
         written = answer.get("bytes", 0)
         return (written if isinstance(written, int) else 0), attempt
 
-    def _commit(self, job: Job, attempt: str) -> str:
-        """Why it was not committed; empty when it was."""
+    def _commit(self, job: Job, attempt: str, why: str, end: Callable[[str], None]) -> None:
+        """In a thread: commit what was written (``why`` not: ""), and say how that went."""
         request = {
             "op": "commit", "directory": job.destination.directory, "step": job.step,
             "world": job.commit_world, "attempt": attempt, "wait": job.commit_wait,
             "keep": job.destination.keep,
         }  # fmt: skip
-        try:
-            self._ask(job, request, job.commit_wait + self._write_deadline)
-        except WriterError as err:
-            return str(err)
-        return ""
+        if not why:
+            try:
+                self._ask(job, request, job.commit_wait + self._write_deadline)
+            except WriterError as err:
+                why = str(err)
+        self._emit(Committed(job.step, not why, why))
+        end(why)
 
     def _ask(self, job: Job, request: dict[str, Any], deadline: float) -> dict[str, Any]:
         with self._change:

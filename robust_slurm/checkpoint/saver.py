@@ -62,7 +62,6 @@ class Saver:
         self._told = 0.0  # of the time blocked, to the store
         self.last = -1
         """The newest step that was taken."""
-        self.persisted = -1
 
     def abandon(self, step: int) -> None:
         """Steps after ``step`` are no longer this training's past."""
@@ -146,7 +145,7 @@ class Saver:
     def flush(self, timeout: float) -> str:
         """Have the newest step written to the durable tier: "" or why it was not."""
         self.settle()
-        if self._on_disk or self.last < 0 or self.persisted == self.last:
+        if self._on_disk or self._stats.snapshots == 0:
             return ""
         return self._client.flush(self.last, timeout)
 
@@ -172,8 +171,6 @@ class Saver:
                     copy.step, copy.slot.index, file=str(path) if self._on_disk else path.name,
                     persist=persist, copy_s=round(copy.seconds, 6), blocked_s=round(blocked, 6),
                 )  # fmt: skip
-                if persist:
-                    self.persisted = copy.step
                 ring = self._ring
                 if ring is not None and not self._on_disk:
                     ring.prepare(copy.form, self._client.held())

@@ -190,7 +190,8 @@ class Incoming:
         """Receive one chunk. False when it is not what the digest says."""
         begin, length = digest.span(index, self.offer.size)
         head = bytearray(8 if index == 0 else 0)  # these come last into the file
-        channel.receive_into(memoryview(head))
+        if head:
+            channel.receive_into(memoryview(head))
         fill = self._into_map if self._map is not None else self._into_file
         crc = fill(channel, begin + len(head), begin + length, zlib.crc32(head))
         self.received += length

@@ -1,20 +1,19 @@
 """The durable tier from the store's side: one writer process and one thread per rank.
 
 The writer (``python -m robust_slurm.checkpoint.writer``) runs in the user's interpreter, because
-the durable format is torch's. It is asked one thing at a time, a JSON object a line, and must
-answer within a deadline; one that died or hangs is ended, and the next request starts a new one.
+the durable format is torch's. It is asked in JSON objects, one a line, and must answer each within
+a deadline, in any order; one that died or hangs is ended, and the next request starts a new one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
-import select
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from robust_slurm.auto import HOOK_DIR
@@ -33,6 +32,52 @@ class _EndedError(Exception):
     """The writer has ended by itself."""
 
 
+class _Answers:
+    """Of one process: taken from its output by a thread, given to whoever asked."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._change = threading.Condition()
+        self._came: dict[int, dict[str, Any]] = {}
+        self._over = False
+        threading.Thread(target=self._read, name="ckpt-writer", daemon=True).start()
+
+    def wait(self, number: int, until: float, closed: Callable[[], bool]) -> dict[str, Any] | None:
+        """None when it is too late. Raises _EndedError."""
+        with self._change:
+            while number not in self._came:
+                left = until - time.monotonic()
+                if left <= 0 or closed():
+                    return None
+                if self._over:
+                    raise _EndedError
+                self._change.wait(min(left, _LOOK))
+            return self._came.pop(number)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        line = bytearray()
+        with contextlib.suppress(OSError, ValueError):
+            while got := os.read(self._process.stdout.fileno(), 1 << 16):
+                line += got
+                while (end := line.find(b"\n")) >= 0:
+                    self._take(bytes(line[:end]))
+                    del line[: end + 1]
+                if len(line) > MAX_ANSWER:
+                    break
+        with self._change:
+            self._over = True
+            self._change.notify_all()
+
+    def _take(self, line: bytes) -> None:
+        answer = _parse(line)
+        number = answer.get("id") if answer is not None else None
+        if answer is not None and isinstance(number, int):
+            with self._change:
+                self._came[number] = answer
+                self._change.notify_all()
+
+
 def writer_environment() -> dict[str, str]:
     """So that the user's interpreter finds robust_slurm, and the writer is no rank."""
     env = {name: value for name, value in os.environ.items() if name not in _HIDDEN}
@@ -43,13 +88,13 @@ def writer_environment() -> dict[str, str]:
 
 
 class Writer:
-    """``command``: how to start it. ``request`` from one thread; ``close`` from any."""
+    """``command``: how to start it. All methods from any thread."""
 
     def __init__(self, command: list[str]) -> None:
         self._command = command
         self._lock = threading.Lock()
-        self._busy = threading.Lock()  # held during a request
         self._process: subprocess.Popen[bytes] | None = None
+        self._answers: _Answers | None = None
         self._errors = -1
         self._asked = 0
         self._closed = False
@@ -66,106 +111,85 @@ class Writer:
         A writer that ends meanwhile (it may get the signals of the job) is replaced once.
         """
         until = time.monotonic() + deadline
-        with self._busy:
+        try:
+            answer = self._ask(message, until)
+        except _EndedError:
             try:
                 answer = self._ask(message, until)
-            except _EndedError:
-                try:
-                    answer = self._ask(message, until)
-                except _EndedError as err:
-                    raise WriterError(str(err)) from None
+            except _EndedError as err:
+                raise WriterError(str(err)) from None
         if answer.get("op") == "failed":
             raise WriterError(str(answer.get("why", "the writer gave no reason"))[:2000])
         return answer
 
-    def _ask(self, message: dict[str, Any], until: float) -> dict[str, Any]:
-        process = self._running()
-        assert process.stdin is not None
-        self._asked += 1
-        try:
-            process.stdin.write(json.dumps({**message, "id": self._asked}).encode() + b"\n")
-            process.stdin.flush()
-            return self._answer(process, until)
-        except OSError as err:
-            raise _EndedError(self._end(f"the writer has ended ({err.strerror})")) from None
-
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            if self._process is not None:
-                self._process.kill()
-        if self._busy.acquire(timeout=2 * _LOOK):  # a request sees it and ends
-            self._end("")
+            process = self._process
+        if process is not None:
+            self._end(process, "")
+        with self._lock:
             if self._errors >= 0:
                 os.close(self._errors)
                 self._errors = -1
-            self._busy.release()
 
     # -- inside
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _ask(self, message: dict[str, Any], until: float) -> dict[str, Any]:
         with self._lock:
-            if self._closed:
-                raise WriterError("the store is closing")
-            if self._process is None:
-                if self._errors < 0:
-                    self._errors = os.memfd_create("writer-errors", os.MFD_CLOEXEC)
-                try:
-                    self._process = subprocess.Popen(
-                        self._command, env=writer_environment(), stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
-                    )  # fmt: skip
-                except (OSError, ValueError) as err:
-                    raise WriterError(f"cannot start {self._command[0]!r}: {err}") from None
-            return self._process
+            process, answers = self._running()
+            self._asked += 1
+            number = self._asked
+            assert process.stdin is not None
+            try:  # a line is far shorter than a pipe's buffer: this does not block
+                process.stdin.write(json.dumps({**message, "id": number}).encode() + b"\n")
+                process.stdin.flush()
+            except (OSError, ValueError):
+                pass  # the end of its output says the same
+        try:
+            answer = answers.wait(number, until, lambda: self._closed)
+        except _EndedError:
+            raise _EndedError(self._end(process, "the writer has ended")) from None
+        if answer is None:
+            closed = "the store is closing" if self._closed else ""
+            raise WriterError(closed or self._end(process, "the writer does not answer"))
+        return answer
 
-    def _answer(self, process: subprocess.Popen[bytes], until: float) -> dict[str, Any]:
-        """Raises WriterError when it is too late, OSError when the writer has ended."""
-        assert process.stdout is not None
-        fd = process.stdout.fileno()
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        line = bytearray()
-        while (left := until - time.monotonic()) > 0 and not self._closed:
-            if not poll.poll(min(left, _LOOK) * 1000):
-                continue
-            got = os.read(fd, 1 << 16)
-            if not got:
-                raise BrokenPipeError(errno.EPIPE, "it closed its output")
-            line += got
-            while (end := line.find(b"\n")) >= 0:
-                answer = _parse(bytes(line[:end]))
-                if answer is not None and answer.get("id") == self._asked:
-                    return answer
-                del line[: end + 1]
-            if len(line) > MAX_ANSWER:
-                break
-        why = "the store is closing" if self._closed else "the writer does not answer"
-        raise WriterError(self._end(why))
+    def _running(self) -> tuple[subprocess.Popen[bytes], _Answers]:
+        if self._closed:
+            raise WriterError("the store is closing")
+        if self._process is None or self._answers is None:
+            if self._errors < 0:
+                self._errors = os.memfd_create("writer-errors", os.MFD_CLOEXEC)
+            try:
+                self._process = subprocess.Popen(
+                    self._command, env=writer_environment(), stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
+                )  # fmt: skip
+            except (OSError, ValueError) as err:
+                raise WriterError(f"cannot start {self._command[0]!r}: {err}") from None
+            self._answers = _Answers(self._process)
+        return self._process, self._answers
 
-    def _end(self, why: str) -> str:
-        """End the process. Returns ``why`` with the last words of its stderr."""
+    def _end(self, process: subprocess.Popen[bytes], why: str) -> str:
+        """End this process. Returns ``why`` with the last words of its stderr."""
         with self._lock:
-            process, self._process = self._process, None
+            if self._process is process:
+                self._process = self._answers = None
             errors = self._errors
-        if process is None:
-            return why
-        with contextlib.suppress(OSError):
-            process.kill()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: left behind
-            process.wait(1.0)
-        if errors >= 0:
             with contextlib.suppress(OSError):
-                size = os.fstat(errors).st_size
-                words = os.pread(errors, _TAIL, max(0, size - _TAIL)).decode(errors="replace")
-                os.ftruncate(errors, 0)
-                os.lseek(errors, 0, os.SEEK_SET)
-                if words.strip():
-                    why = f"{why}: …{words.strip()}"
+                process.kill()
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: left behind
+                process.wait(1.0)
+            if errors >= 0:
+                with contextlib.suppress(OSError):
+                    size = os.fstat(errors).st_size
+                    words = os.pread(errors, _TAIL, max(0, size - _TAIL)).decode(errors="replace")
+                    if words.strip():
+                        why = f"{why}: …{words.strip()}"
         return why
 
 

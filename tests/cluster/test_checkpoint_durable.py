@@ -42,10 +42,28 @@ def test_memory_full(new_lab: LabFactory, expected: Sequence[Curve]) -> None:
     training.kill(PROGRAM, rank=0)
     training.check_ended(expected)
     assert training.resumed() == [0, 3], training.story()
-    (full,) = [text for text in training.said_alarms() if "no snapshots in memory" in text]
+    full, *_ = [text for text in training.said_alarms() if "no snapshots in memory" in text]
     assert "/dev/shm" in full and "are needed" in full and "are free" in full
     assert training.says(f"^robust-srun: checkpoints, rank 1 on n2: {re.escape(full)}$")
     assert durable.newest(training.directory).step == STEPS
+
+
+@pytest.mark.timeout(300)
+def test_rank_and_its_replica_lost_at_once(new_lab: LabFactory, expected: Sequence[Curve]) -> None:
+    """Nothing is left in memory: the newest checkpoint on disk serves, and that is said."""
+    lab = new_lab(nodes=3, standby=2)
+    training = job(lab, PROGRAM, WORLD, STEPS)
+    robust = "-N2 -n2 --relative=1"  # the batch host n1 has no rank
+    training.start(robust, f"{BALLAST} --every=4 --hold=1:7", sbatch=["-N3"])
+    training.wait_held(1, 7)
+    training.until(lambda: durable.newest(training.directory), "checkpoint on disk")
+    lab.crash("n2")
+    lab.crash("n3")
+    training.check_ended(expected)
+    assert training.resumed() == [0, 4], training.story()
+    record = training.only_incident(symptom="node_lost", action="swap_companion", lost_steps=2)
+    assert {old for old, _ in record["swaps"]} == {"n2", "n3"}
+    assert "step 4 of the durable directory" in record["restored"][0], record
 
 
 @pytest.mark.timeout(300)

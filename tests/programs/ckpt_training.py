@@ -1,9 +1,9 @@
 """What the trainings of the checkpoint tests share: options, journal, data, faults on command.
 
 A training writes, for each rank, the lines of ``<dir>/rank-<rank>.jsonl``: ``resumed`` (a step)
-once in each process; ``step``, ``loss``, ``ids`` and ``state`` when a step is done and not yet saved;
-``saved`` (a step) after that; ``end`` when all is closed. Losses are written as float.hex(), ``state``
-is a checksum over what the next step depends on: equal lines mean equal bits.
+once in each process; ``step``, ``loss``, ``ids`` and ``state`` when a step is done and not yet
+saved; ``saved`` (a step) after that; ``end`` when all is closed. Losses are written as float.hex(),
+``state`` is a checksum over what the next step depends on: equal lines mean equal bits.
 """
 
 from __future__ import annotations

@@ -1,0 +1,50 @@
+"""Snapshot files written plainly, for tests of what reads and writes their contents."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from robust_slurm.checkpoint.dtypes import view
+from robust_slurm.checkpoint.layout import Snapshot, encode_header, lay_out, read_snapshot
+from robust_slurm.checkpoint.state import Item, Source
+
+
+def write(path: Path, items: Sequence[Item], values: Any, *, rank: int = 0, world: int = 1) -> Path:
+    """A complete snapshot of step 1."""
+    by_name = {item.entry.name: item for item in items}
+    assert len(by_name) == len(items), "names of entries are not unique"
+    plan = lay_out([item.entry for item in items], len(json.dumps(values)) + 300 * len(items) + 999)
+    snapshot = Snapshot(1, rank, world, 1, "1", {}, tuple(range(world)), values, plan.entries)
+    header = encode_header(snapshot).ljust(plan.header_size)
+    path.write_bytes(b"\0" * plan.size)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), plan.size) as memory:
+        memory[8 : 8 + plan.header_size] = header
+        memory[:8] = plan.header_size.to_bytes(8, "little")
+        for entry, offset in zip(plan.entries, plan.offsets, strict=True):
+            tensor = by_name[entry.name].tensor
+            assert not tensor.requires_grad
+            view(memory, offset, entry).copy_(tensor)
+            # The view is gone before the map is closed: the reference just dropped was the last.
+    return path
+
+
+def source(path: Path) -> Source:
+    """A snapshot file opened for restoring; it stays mapped as long as its tensors live."""
+    snapshot, plan = read_snapshot(str(path))
+    with path.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    tensors = {
+        entry.name: view(memory, offset, entry)
+        for entry, offset in zip(plan.entries, plan.offsets, strict=True)
+    }
+    return Source(snapshot, tensors)
+
+
+def scribble(path: Path) -> None:
+    """Overwrite all data of a file in place, so that what still refers to it changes."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        memory[:] = b"\xa5" * len(memory)

@@ -1,0 +1,47 @@
+"""Stands in for the writer process: writes a copy, or fails as the ``directory`` says."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from robust_slurm.checkpoint.layout import read_snapshot
+
+
+def main() -> None:
+    print(json.dumps({"op": "ready", "pid": os.getpid()}), flush=True)
+    print("a library greets", flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        directory = Path(request["directory"])
+        mode = directory.name
+        with (directory.parent / "requests").open("a") as log:
+            log.write(json.dumps({**request, "pid": os.getpid()}) + "\n")
+        first = sum(1 for _ in (directory.parent / "requests").open()) == 1
+        reply = {"id": request["id"]}
+        if mode == "dies" or (mode == "dies-once" and first):
+            sys.stderr.write("Traceback: out of luck\n")
+            sys.stderr.flush()
+            os._exit(1)
+        if mode == "hangs":
+            time.sleep(1000)
+        if mode == "fails":
+            reply |= {"op": "failed", "why": "read-only file system"}
+        elif request["op"] == "commit":
+            reply |= {"op": "committed", "step": request["step"]}
+        else:
+            while mode == "waits" and not (directory.parent / "go").exists():
+                time.sleep(0.01)
+            snapshot, plan = read_snapshot(request["source"])
+            directory.mkdir(exist_ok=True)
+            name = f"{request['attempt']}-{snapshot.rank}-{snapshot.step}"
+            (directory / name).write_bytes(Path(request["source"]).read_bytes())
+            reply |= {"op": "written", "bytes": plan.size}
+        print(json.dumps(reply), flush=True)
+
+
+if __name__ == "__main__":
+    main()

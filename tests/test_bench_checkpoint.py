@@ -1,0 +1,114 @@
+"""bench.checkpoint measures what it says: small states, few runs, no timing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from bench import checkpoint, checkpoint_peers, checkpoint_restore
+from bench.checkpoint_nodes import scratch
+from bench.checkpoint_work import MB, Memcpy, Work
+from bench.common import Results
+from bench.training import BenchError
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+SAVE = ("blocked_s", "step_s", "plain_step_s", "step_ratio", "memcpy_s")
+
+
+@pytest.mark.parametrize("wanted", [2 * MB, 16 * MB])
+def test_the_state_has_the_wanted_size(wanted: int) -> None:
+    work = Work(wanted)
+    work.step()
+    assert 0.7 * wanted < work.nbytes < 1.3 * wanted
+    before = work.crc()
+    assert work.crc() == before
+    work.step()
+    assert work.crc() != before
+
+
+def test_memcpy_copies() -> None:
+    memcpy = Memcpy(MB)
+    memcpy._buffers[0][:3] = b"abc"
+    assert memcpy.seconds() > 0
+    assert memcpy._buffers[1][:3] == b"abc"
+    assert memcpy._buffers[1][3:] == bytes([1]) * (MB - 3)
+
+
+@needs_root
+def test_all_cases(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checkpoint, "SIZES", {"2MB": 2 * MB})
+    file = tmp_path / "found.json"
+    cases = ["--case", "save", "--case", "restore"]
+    code = checkpoint.main(["--runs", "1", "--json", str(file), *cases])
+    assert code == 0, capsys.readouterr().err
+    found = json.loads(file.read_text())
+    names = set(found["metrics"])
+    for saver in ("save", "save_replica", "save_busy", "torch_save", "dcp_async"):
+        assert {f"{saver}_2MB.{phase}" for phase in SAVE} <= names
+        assert f"{saver}_2MB.blocked/memcpy" in found["ratios"]
+    assert {"save_2MB.copy_s", "memcpy_2MB.s", "restore_own_2MB.s", "restore_peer_2MB.s"} <= names
+    assert {"raw_tcp_2MB.s", "raw_tcp_2MB.gb_per_s", "replica_2MB.s"} <= names
+    assert found["machine"]["torch"]
+
+
+@pytest.mark.parametrize("wrong", [{"step": 3, "crc": 5}, {"step": 4, "crc": 6}])
+def test_a_wrong_restore_is_no_result(wrong: dict[str, Any]) -> None:
+    checkpoint_restore.same({"step": 4, "crc": 5}, {"step": 4, "crc": 5})
+    with pytest.raises(BenchError, match="restored"):
+        checkpoint_restore.same({"step": 4, "crc": 5}, wrong)
+
+
+def test_a_size_without_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "available", lambda: checkpoint.SIZES["1GB"])
+    results = Results("checkpoint", quick=True)
+    bench = checkpoint.Bench(results, ["64MB", "1GB"], None)
+    assert bench.room("save", "64MB") and not bench.room("save", "1GB")
+    assert "are available" in str(results.settings["not measured: save_1GB"])
+
+
+def test_what_cannot_be_measured_is_told_and_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bench = checkpoint.Bench(Results("checkpoint", quick=True), ["64MB"], None)
+
+    def fails() -> None:
+        raise BenchError("no such thing")
+
+    bench.attempt("some_case", fails)
+    assert bench.failed == ["some_case"] and not bench.results.metrics
+    assert "some_case: no such thing" in capsys.readouterr().err
+
+
+def test_peers_that_cannot_run_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked: list[tuple[str, ...]] = []
+
+    def run(self: checkpoint_peers.Peers, *argv: str) -> str:
+        asked.append(argv)
+        if "nvidia-resiliency-ext" in argv:
+            raise subprocess.CalledProcessError(1, argv, stderr="no wheel for this machine")
+        if argv[2:] == ("import bench.checkpoint_nvrx",):
+            raise subprocess.CalledProcessError(1, argv, stderr="ModuleNotFoundError: nvrx")
+        return f"{tmp_path}\n" if "sysconfig" in argv[-1] else "1.2.3\n"
+
+    monkeypatch.setattr(checkpoint_peers.Peers, "_run", run)
+    peers = checkpoint_peers.Peers()
+    assert peers.versions == {"dlrover": "1.2.3"}
+    assert peers.savers() == ["dlrover"]
+    assert "no wheel for this machine" in peers.missing["nvidia-resiliency-ext"]
+    assert asked
+
+
+def test_scratch_goes_away() -> None:
+    with scratch() as directory:
+        (directory / "file").write_bytes(b"x")
+    assert not directory.exists()

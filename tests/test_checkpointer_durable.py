@@ -1,0 +1,145 @@
+"""Outside robust-srun, with the real store and writer: killed, started again, the same losses."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from robust_slurm.checkpoint import durable, durable_verify
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = """
+import os, sys, time, torch, torch.distributed as dist
+import robust_slurm
+directory, steps, every, die_at, how = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
+rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+torch.manual_seed(5)
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Dropout(0.1), torch.nn.Linear(32, 16))
+if world > 1:
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+torch.manual_seed(100 + rank)
+ckpt = robust_slurm.Checkpointer(model=model, optimizer=optimizer, extra={"s": schedule, "n": 0},
+                                 directory=directory, every=every)
+first = ckpt.resume()
+print(f"rank {rank} resumed {first} n {ckpt.extra['n']}", flush=True)
+for step in range(first, steps):
+    x = torch.randn(4, 16)
+    loss = (model(x) - x).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step(); schedule.step()
+    ckpt.extra["n"] = step + 1
+    ckpt.save(step + 1)
+    print(f"rank {rank} loss {step + 1} {loss.item().hex()}", flush=True)
+    if step + 1 == die_at:
+        if how == "raise":
+            raise SystemError("as planned")
+        wanted = os.path.join(directory, f"step-{die_at // every * every:08d}", "manifest.json")
+        end = time.monotonic() + 120
+        while not os.path.exists(wanted) and time.monotonic() < end:
+            time.sleep(0.05)
+        os.kill(os.getpid(), 9)
+ckpt.close()
+if world > 1:
+    dist.destroy_process_group()
+"""
+
+
+def run(
+    directory: Path, steps: int, every: int = 5, die_at: int = 0, how: str = "kill", world: int = 1
+) -> tuple[dict[int, int], dict[tuple[int, int], str], str, list[int]]:
+    """Step resumed from by rank; loss by rank and step; stderr; exit codes."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("ROBUST_", "SLURM_"))}
+    env.update(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    if world > 1:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(world))
+    options = [str(directory), str(steps), str(every), str(die_at), how]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, *options],
+            env={**env, **({"RANK": str(rank)} if world > 1 else {})},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=200) for process in ranks]
+    out, err = "".join(o for o, _ in said), "".join(e for _, e in said)
+    resumed = {int(r): int(s) for r, s in re.findall(r"rank (\d+) resumed (\d+)", out)}
+    losses = {
+        (int(r), int(s)): loss for r, s, loss in re.findall(r"rank (\d+) loss (\d+) (\S+)", out)
+    }
+    return resumed, losses, err, [process.returncode for process in ranks]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_killed_and_started_again_the_losses_are_the_same_bits(tmp_path: Path, world: int) -> None:
+    _, whole, err, codes = run(tmp_path / "a", 9, world=world)
+    assert codes == [0] * world, err
+    _, _, err, codes = run(tmp_path / "b", 9, die_at=7, world=world)
+    assert codes == [-signal.SIGKILL] * world, err
+    assert [c.step for c in durable.committed(tmp_path / "b")] == [5]
+    resumed, again, err, codes = run(tmp_path / "b", 9, world=world)
+    assert codes == [0] * world, err
+    assert resumed == dict.fromkeys(range(world), 5)
+    assert again == {key: whole[key] for key in whole if key[1] > 5}
+    newest = durable.newest(tmp_path / "b")
+    assert newest is not None and newest.step == 9  # close() wrote the last one
+    assert durable_verify.verify(newest.path) == []
+
+
+def test_an_exception_does_not_lose_the_last_step(tmp_path: Path) -> None:
+    _, _, err, codes = run(tmp_path / "a", 9, every=100, die_at=4, how="raise")
+    assert codes == [1] and "as planned" in err
+    resumed, _, err, codes = run(tmp_path / "a", 9, every=100)
+    assert (resumed, codes) == ({0: 4}, [0]), err
+
+
+def test_a_damaged_newest_step_is_passed_over(tmp_path: Path) -> None:
+    run(tmp_path / "a", 5)
+    run(tmp_path / "a", 9)
+    newest = durable.newest(tmp_path / "a")
+    assert newest is not None and newest.step == 9
+    (data,) = newest.path.glob("*.distcp")
+    raw = bytearray(data.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    data.write_bytes(raw)
+    resumed, _, err, codes = run(tmp_path / "a", 9)
+    assert (resumed, codes) == ({0: 5}, [0]), err
+    assert "step 9 is passed over" in err
+    for each in durable.committed(tmp_path / "a"):
+        for data in each.path.glob("*.distcp"):
+            data.write_bytes(b"")
+    _, _, err, codes = run(tmp_path / "a", 9)
+    assert codes == [1]
+    assert "can be used" in err and "to start from scratch, move them away" in err
+
+
+def test_two_ranks_of_a_data_parallel_world_go_on_as_one(tmp_path: Path) -> None:
+    _, _, err, codes = run(tmp_path / "a", 5, world=2)
+    assert codes == [0, 0], err
+    resumed, losses, err, codes = run(tmp_path / "a", 6)
+    assert (resumed, codes) == ({0: 5}, [0]), err
+    assert (0, 6) in losses
+
+
+def test_a_directory_that_cannot_be_written_does_not_stop_training(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("no directory")
+    _, _, err, codes = run(tmp_path / "a", 1)
+    assert codes == [1] and "cannot be read" in err  # at resume: nothing is silently started anew
+    (tmp_path / "a").unlink()
+    (tmp_path / "a").symlink_to("/proc/nowhere")
+    _, losses, err, codes = run(tmp_path / "a", 6)
+    assert codes == [0], err
+    assert len(losses) == 6
+    assert "not in" in err
