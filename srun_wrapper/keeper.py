@@ -153,7 +153,7 @@ class Keeper:
                 self._epoch,
                 event.rank,
                 event.step,
-                event.replicated_step,
+                event.replicated_step if event.replicated_step >= 0 else None,
                 event.size,
                 event.copy_s,
                 event.blocked_s,

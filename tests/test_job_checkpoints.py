@@ -1,0 +1,200 @@
+"""What the supervisor knows of checkpoints: who has enrolled, where replicas go, when to persist."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from robust_slurm.config import Config
+from robust_slurm.slurm import SlurmError
+from srun_wrapper import checkpoints as module
+from srun_wrapper.checkpoint_messages import (
+    Alarm,
+    Committed,
+    Enrolled,
+    PersistAt,
+    Place,
+    Saved,
+    StoreReady,
+)
+from srun_wrapper.checkpoints import Checkpoints
+from srun_wrapper.messages import Hello, Message
+from srun_wrapper.roster import Node, Role, World
+from srun_wrapper.server import Connection
+from srun_wrapper.state import JobState
+from srun_wrapper.supervisor import Supervisor
+
+TREE = """\
+SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[0-1]
+SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[2-3]
+SwitchName=top Level=1 LinkSpeed=1 Nodes=n[0-3] Switches=s[0-1]
+"""
+
+
+class Boss:
+    """What Checkpoints asks of its supervisor; four nodes of one rank each."""
+
+    def __init__(self, topology: str | SlurmError = "", **settings: Any) -> None:
+        self.config = Config(**settings)
+        self.state = JobState(self.config, 12, "n0")
+        self.sent: list[tuple[str, Message]] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.told: list[str] = []
+        self._topology = topology
+        line = cast(Connection, SimpleNamespace(send=lambda _message: None))
+        places = []
+        for i in range(4):
+            hello = Hello(12, "0", i, f"n{i}", (i,), 4, 4, 7000, 7001, 0, 0)
+            node = Node((12, "0", i), f"n{i}", f"10.0.0.{i}", hello, line, Role.ACTIVE, 0.0, 7001)
+            self.state.nodes[node.key] = node
+            places.append(node)
+        self.nodes = places
+        self.state.world = World(0, places, [(i,) for i in range(4)])
+        self.state.new_epoch()
+        self.ledger = SimpleNamespace(event=lambda name, **what: self.events.append((name, what)))
+        self.slurm = SimpleNamespace(topology=self._ask)
+        self.checkpoints = Checkpoints(cast(Supervisor, self))
+
+    def _ask(self) -> str:
+        if isinstance(self._topology, SlurmError):
+            raise self._topology
+        return self._topology
+
+    def news(self, text: str) -> None:
+        self.told.append(text)
+
+    def send(self, node: Node, message: Message) -> None:
+        self.sent.append((node.name, message))
+
+    def broadcast(self, message: Message) -> None:
+        self.sent.append(("*", message))
+
+    def enrol(self, rank: int, mesh: dict[str, int] | None = None, directory: str = "") -> None:
+        node = self.nodes[rank]
+        self.checkpoints.heard(node, StoreReady(1, 0, 8000 + rank))
+        epoch = self.state.world.epoch
+        said = Enrolled(2, epoch, 0, rank, 4, mesh or {}, (rank,), directory, 0, 1000)
+        self.checkpoints.heard(node, said)
+
+    def targets(self) -> dict[int, tuple[int, str, int]]:
+        """Owner → holder, node and port of all Place orders."""
+        return {
+            t.owner: (t.holder, t.node, t.port)
+            for _, order in self.sent
+            if isinstance(order, Place)
+            for t in order.targets
+        }
+
+
+async def settled(boss: Boss) -> None:
+    task = boss.checkpoints._placing
+    assert task is not None
+    await asyncio.wait_for(task, 10)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(module, "say", lines.append)
+    return lines
+
+
+def test_replicas_go_outside_the_groups_and_switches_of_their_owner(said: list[str]) -> None:
+    async def run() -> Boss:
+        boss = Boss(TREE)
+        for rank in range(3):
+            boss.enrol(rank, {"dp": 2, "pp": 2})
+        assert boss.checkpoints._placing is None  # one is missing
+        boss.enrol(3, {"dp": 2, "pp": 2})
+        await settled(boss)
+        return boss
+
+    boss = asyncio.run(run())
+    assert boss.targets() == {
+        0: (3, "n3", 8003),
+        1: (2, "n2", 8002),
+        2: (1, "n1", 8001),
+        3: (0, "n0", 8000),
+    }
+    assert [line for line in said if "any 1 node, any 1" in line and "leaf switch" in line]
+
+
+def test_a_slurm_that_does_not_answer_only_costs_the_switches(said: list[str]) -> None:
+    async def run() -> Boss:
+        boss = Boss(SlurmError("timeout", ("scontrol",), "no answer"))
+        for rank in range(4):
+            boss.enrol(rank)
+        await settled(boss)
+        return boss
+
+    boss = asyncio.run(run())
+    assert all(owner != holder for owner, (holder, _, _) in boss.targets().items())
+    assert any("no topology" in text for text in boss.told)
+    assert not any("leaf" in line for line in said)
+
+
+def test_ranks_of_another_epoch_or_of_a_lost_node_are_not_heard(said: list[str]) -> None:
+    boss = Boss()
+    late = Enrolled(1, 7, 0, 0, 4, {}, (0,), "", 0, 1)
+    boss.checkpoints.heard(boss.nodes[0], late)
+    assert not boss.checkpoints.ranks
+    stranger = Node((13, "0", 0), "s1", "10.0.0.9", boss.nodes[0].hello, None, Role.LOST, 0.0, 7001)
+    boss.checkpoints.heard(stranger, Enrolled(1, 1, 0, 0, 4, {}, (0,), "", 0, 1))
+    assert not boss.checkpoints.ranks
+
+
+def test_the_same_alarm_of_many_ranks_is_said_once_and_recorded_each_time(
+    said: list[str],
+) -> None:
+    boss = Boss()
+    for rank in range(4):
+        boss.checkpoints.heard(boss.nodes[rank], Alarm(rank + 1, rank, "/dev/shm is full"))
+    assert len([line for line in said if "/dev/shm is full" in line]) == 1
+    assert len([name for name, _ in boss.events if name == "checkpoint_alarm"]) == 4
+
+
+def test_a_durable_checkpoint_by_time_is_ordered_ahead_of_all_ranks() -> None:
+    async def run() -> Boss:
+        boss = Boss(checkpoint_minutes=10.0)
+        for rank in range(4):
+            boss.enrol(rank, directory="/ckpt")
+            boss.checkpoints.heard(
+                boss.nodes[rank], Saved(1, rank, 20 + rank % 2, 20, 1000, 0.0, 0.0)
+            )
+        await settled(boss)
+        return boss
+
+    boss = asyncio.run(run())
+    now = 1000.0
+    boss.checkpoints.look(now)
+    boss.checkpoints.look(now + 599)
+    assert not [m for _, m in boss.sent if isinstance(m, PersistAt)]
+    boss.checkpoints.look(now + 600)
+    boss.checkpoints.look(now + 601)
+    (order,) = [m for _, m in boss.sent if isinstance(m, PersistAt)]
+    assert order.step > 21 + 2 * boss.state.interval  # steps of a second, as none was timed yet
+
+
+def test_the_record_is_what_every_rank_has() -> None:
+    boss = Boss()
+    assert boss.checkpoints.record() is None
+
+    async def run() -> None:
+        for rank in range(4):
+            boss.enrol(rank, directory="/ckpt")
+            replicated = None if rank == 3 else 19
+            saved = Saved(1, rank, 20 + rank % 2, replicated, 1000 + rank, 0.0, 0.001 * rank)
+            boss.checkpoints.heard(boss.nodes[rank], saved)
+        await settled(boss)
+
+    asyncio.run(run())
+    boss.checkpoints.heard(boss.nodes[0], Committed(1, 10, True, ""))
+    boss.checkpoints.heard(boss.nodes[0], Committed(2, 15, False, "no part of rank 1"))
+    record = boss.checkpoints.record()
+    assert record is not None
+    assert (record["step"], record["replicated"], record["durable"]) == (20, None, 10)
+    assert (record["bytes"], record["blocked_s"]) == (1003, 0.003)
+    assert record["directory"] == "/ckpt"
