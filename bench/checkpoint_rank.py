@@ -41,7 +41,8 @@ def restore(work: Work) -> dict[str, float | list[float]]:
     crc = work.crc()
     memcpy = Memcpy(work.nbytes)
     copies = [memcpy.seconds() for _ in range(COPIES)]
-    return {"step": step, "crc": crc, "seconds": seconds, "memcpy": copies}
+    new = [memcpy.new_seconds()]
+    return {"step": step, "crc": crc, "seconds": seconds, "memcpy": copies, "memcpy_new": new}
 
 
 def main(argv: list[str]) -> None:

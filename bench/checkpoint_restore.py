@@ -13,7 +13,8 @@ from bench.training import BenchError
 
 def restore_own(results: Results, case: str, nbytes: int, runs: int) -> None:
     """A fresh process resumes from the file that the one before it left in memory."""
-    seconds, verify, memcpy = [], [], []
+    seconds, verify = [], []
+    copies: dict[str, list[float]] = {"memcpy": [], "memcpy_new": []}
     with Nodes() as nodes:
         saved = rank("save", nbytes, nodes.sockets[0], 0)
         for epoch in range(1, runs + 1):
@@ -22,12 +23,15 @@ def restore_own(results: Results, case: str, nbytes: int, runs: int) -> None:
             found = rank("restore", nbytes, nodes.sockets[0], epoch)
             same(saved, found)
             seconds.append(found["seconds"])
-            memcpy += found["memcpy"]
+            for kind, samples in copies.items():
+                samples += found[kind]
     results.add(f"{case}.s", seconds, "s")
     results.add(f"{case}.verify_s", verify, "s")
-    results.add(f"{case}.memcpy_s", memcpy, "s")
+    for kind, samples in copies.items():
+        results.add(f"{case}.{kind}_s", samples, "s")
     results.add(f"{case}.gb_per_s", [saved["nbytes"] / 1e9 / s for s in seconds], "GB/s")
-    results.ratio(f"{case}: memcpy/restore", f"{case}.memcpy_s", f"{case}.s")
+    for kind in copies:
+        results.ratio(f"{case}: {kind}/restore", f"{case}.{kind}_s", f"{case}.s")
 
 
 def restore_peer(results: Results, case: str, nbytes: int, runs: int) -> None:

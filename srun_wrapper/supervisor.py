@@ -174,11 +174,18 @@ class Supervisor:
             spare = ", ".join(n.name for n in state.spares()) or "none"
             say(f"{len(places)} nodes, {state.world.size} ranks, spares: {spare}")
 
+    @property
+    def run_id(self) -> str:
+        """Of this step in this run of the job: a requeued job keeps its id."""
+        restarts = self.env.get("SLURM_RESTART_COUNT") or "0"
+        return f"{self.state.job_id}.{self.state.step_id}.{restarts}"
+
     # -- an epoch
 
     def begin_epoch(self, reason: str) -> None:
         """Send every place its part of the next epoch."""
-        grace, extra = self.config.stop_grace, self.launch.rank_env
+        grace = self.config.stop_grace
+        extra = {**self.launch.rank_env, "ROBUST_RUN_ID": self.run_id}
         restored = self.restoring.step
         for node, order in start_orders(
             self.state, grace, reason, extra, restored, self.restoring.of

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,16 @@ def test_commit_waits_for_all_ranks(tmp_path: Path, tier: Path) -> None:
     waiting.join(60)
     assert outcome
     assert listed(tier) == [5]
+
+
+def test_the_same_commit_twice_at_once(tmp_path: Path, tier: Path) -> None:
+    """A flush may ask for the step whose commit is under way: both succeed."""
+    for step in range(1, 9):
+        write(str(tiny(tmp_path / "own.safetensors", step)), tier, RUN)
+        with ThreadPoolExecutor(4) as pool:
+            done = list(pool.map(lambda _, step=step: commit_now(tier, step).step, range(4)))
+        assert done == [step] * 4
+        assert listed(tier)[-1] == step
 
 
 def test_commit_is_given_up_when_asked(tier: Path) -> None:

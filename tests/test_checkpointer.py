@@ -294,8 +294,9 @@ def test_no_room_in_memory_durable_steps_go_by_way_of_a_disk(
     monkeypatch.setattr(os, "posix_fallocate", full)
     training = Training(directory=tmp_path / "d", every=3)
     training.ckpt.resume()
-    losses = training.run(1, 6)
-    assert len(losses) == 6
+    losses = training.run(1, 7)
+    assert len(losses) == 7
+    training.ckpt._session.saver.settle()  # type: ignore[union-attr]
     told = store.wait("saved", 2)
     assert [(m["step"], m["persist"]) for m in told] == [(3, True), (6, True)]
     assert told[1]["file"] == str(tmp_path / "d" / ".staging" / "own-0-0.safetensors")
@@ -304,6 +305,8 @@ def test_no_room_in_memory_durable_steps_go_by_way_of_a_disk(
     said = capfd.readouterr().err
     assert "finds no room" in said and "by way of" in said
     training.ckpt.close()
+    assert store.wait("saved", 3)[2]["step"] == 7  # the last one is not lost
+    assert store.said("saved")[2]["persist"]
 
 
 def test_less_room_than_the_state_needs_is_known_at_start(

@@ -35,6 +35,7 @@ class Client:
         self._kept = self._answered = -1
         self._held: frozenset[int] = frozenset()
         self._persisting: dict[int, int] = {}  # step → slot, until the store says what it holds
+        self._wanted: set[int] = set()
         self._flushed: dict[str, Any] | None = None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(deadline)
@@ -65,6 +66,11 @@ class Client:
             with self._state:
                 self._persisting[step] = slot
         self.say("saved", step=step, slot=slot, persist=persist, **fields)
+
+    def wants(self, step: int) -> bool:
+        """Whether this step was ordered for the durable tier."""
+        with self._state:
+            return step in self._wanted
 
     def held(self) -> frozenset[int]:
         """Slots that must not be overwritten now."""
@@ -149,6 +155,8 @@ class Client:
         if op in ("kept", "held"):
             key = "held" if op == "kept" else "slots"
             self._held = frozenset(int(slot) for slot in message[key])
+        if op == "persist_at":
+            self._wanted.add(int(message["step"]))
         if op == "flushed":
             self._flushed = dict(message)
         if op == "refused":

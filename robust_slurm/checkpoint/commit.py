@@ -33,6 +33,7 @@ from .durable_parts import MAX_PART, Part, parse_part, part_name
 from .durable_prune import prune
 
 _POLL = 0.2  # s between two looks at the directory; a shared one cannot be watched
+_publishing = threading.Lock()
 _EPOCH = re.compile(r"(.*)\.e(\d{1,15})")
 
 
@@ -69,11 +70,12 @@ def commit(request: Request, stop: threading.Event) -> Done:
     try:
         parts, pinned = _gather(request, where, stop)
         notes = []
-        if not _is_done(request, where, pinned):
-            merged = _merged(parts, where)
-            notes = [f"{t.name} is {t.fqn} of other ranks" for t in merged.tensors
-                     if t.name != t.fqn and t.kind != "private"][:20]  # fmt: skip
-            _publish(request, where, parts, pinned, merged)
+        with _publishing:  # a flush may ask for the step whose commit is under way
+            if not _is_done(request, where, pinned):
+                merged = _merged(parts, where)
+                notes = [f"{t.name} is {t.fqn} of other ranks" for t in merged.tensors
+                         if t.name != t.fqn and t.kind != "private"][:20]  # fmt: skip
+                _publish(request, where, parts, pinned, merged)
     except OSError as err:
         raise DurableError(explain(err, doing, where)) from None
     try:

@@ -90,6 +90,7 @@ class Desk:
         with self._lock:
             self._persist_at.add(step)
         for rank in self.ranks():
+            rank.tell({"op": "persist_at", "step": step})  # where it has no memory, it must know
             latest = rank.latest
             if latest is not None and latest.step == step:
                 self.archive.persist(rank, latest)

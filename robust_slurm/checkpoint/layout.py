@@ -9,7 +9,8 @@ length is stored last. What safetensors does not say stands as JSON in ``__metad
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
 
@@ -103,7 +104,8 @@ def encode_header(snapshot: Snapshot) -> bytes:
     about = snapshot._asdict()
     about["version"] = VERSION
     about["entries"] = {
-        e.name: [e.fqn, list(e.global_shape), list(e.offsets), e.kind] for e in snapshot.entries
+        name: (fqn, global_shape, offsets, kind)
+        for name, _, _, fqn, global_shape, offsets, kind in snapshot.entries
     }
     header: dict[str, Any] = {
         "__metadata__": {
@@ -112,13 +114,14 @@ def encode_header(snapshot: Snapshot) -> bytes:
         }
     }
     at = 0
-    for e in snapshot.entries:
-        header[e.name] = {
-            "dtype": e.dtype,
-            "shape": list(e.shape),
-            "data_offsets": [at, at + e.nbytes],
+    for entry in snapshot.entries:
+        end = at + entry.nbytes
+        header[entry.name] = {
+            "dtype": entry.dtype,
+            "shape": entry.shape,
+            "data_offsets": (at, end),
         }
-        at += e.nbytes
+        at = end
     raw = json.dumps(header, separators=(",", ":")).encode()
     if len(raw) > MAX_HEADER:
         raise LayoutError(
@@ -143,20 +146,28 @@ def parse_header(raw: bytes | memoryview, file_size: int) -> tuple[Snapshot, Pla
         if about["version"] != VERSION:
             raise LayoutError(f"snapshot of version {about['version']}, this reads {VERSION}")
         entries, offsets, at = [], [], 8 + length
+        # All numbers are looked at together; shapes before anything is multiplied.
+        _check_whole(chain.from_iterable(item["shape"] for item in header.values()))
+        numbers: list[Any] = []
         for name, (fqn, global_shape, starts, kind) in about["entries"].items():
             item = header.pop(name)
+            shape, (begin, end) = item["shape"], item["data_offsets"]
+            numbers += global_shape
+            numbers += starts
+            numbers += (begin, end)
             entry = Entry(
-                name, item["dtype"], tuple(map(int, item["shape"])), str(fqn),
-                tuple(map(int, global_shape)), tuple(map(int, starts)), str(kind),
+                name, item["dtype"], tuple(shape), str(fqn), tuple(global_shape), tuple(starts),
+                str(kind),
             )  # fmt: skip
-            begin, end = item["data_offsets"]
-            if min(entry.shape, default=0) < 0 or 8 + length + begin != at:
+            if 8 + length + begin != at:
                 raise LayoutError(f"tensor {name} does not lie where it should")
-            if end - begin != entry.nbytes:
+            size = prod(shape) * ITEM_SIZE[entry.dtype]
+            if end - begin != size:
                 raise LayoutError(f"tensor {name} has {end - begin} bytes")
             entries.append(entry)
             offsets.append(at)
-            at += entry.nbytes
+            at += size
+        _check_whole(numbers)
         if header or at != file_size:
             raise LayoutError(f"its tensors end at byte {at} of {file_size}")
         snapshot = Snapshot(
@@ -169,6 +180,12 @@ def parse_header(raw: bytes | memoryview, file_size: int) -> tuple[Snapshot, Pla
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         raise LayoutError(f"its header cannot be read: {type(err).__name__}: {err}") from None
     return snapshot, Plan(length, tuple(offsets), tuple(entries), file_size)
+
+
+def _check_whole(numbers: Iterable[Any]) -> None:
+    found = list(numbers)
+    if not set(map(type, found)) <= {int} or min(found, default=0) < 0:
+        raise LayoutError("a shape or an offset is no whole number from 0 on")
 
 
 def read_snapshot(path: str) -> tuple[Snapshot, Plan]:

@@ -39,13 +39,14 @@ class ModuleState:
         self.top = top
         self._parameters = Leaves(key, late=trained, shareable=trained)
         self._others = Leaves(key, late=False, shareable=False)
-        self._shape = Shape([], [])
+        self._shape = Shape([])
         self._places: list[Place] = []
         self._with_buffers: list[Place] = []
         self._with_extra: list[Place] = []
         self._reshards: list[Callable[[], object]] = []
         self._plain = False
         self._batch = Batch(())
+        self._buffers = Batch(())
         self._saved_parameters: dict[str, Encoded] = {}
         self._saved_others: dict[str, Encoded] = {}
         self._encoded: Encoded = None
@@ -63,7 +64,7 @@ class ModuleState:
         same = self._same()
         if not same:
             self._look_anew()
-        if self._plain:
+        if self._plain and not (same and self._same_others()):
             self._collect_others()
         if not same or self._saved_others != before:
             self._encoded = {"d": {**self._saved_parameters, **self._saved_others}}
@@ -75,7 +76,11 @@ class ModuleState:
             return False
         for reshard in self._reshards:
             reshard()
-        return module_tree.shape_of(self._places).same(self._shape) and self._batch.unchanged()
+        return self._shape.unchanged() and self._batch.unchanged()
+
+    def _same_others(self) -> bool:
+        """Whether all buffers are, too, and there is nothing else."""
+        return not self._with_extra and self._shape.same_buffers() and self._buffers.unchanged()
 
     def _look_anew(self) -> None:
         self._plain = False  # if what follows fails, it is done anew next time
@@ -90,7 +95,7 @@ class ModuleState:
                 place for place in self._places if module_tree.has_extra_state(place.module)
             ]
             self._collect_parameters()
-            self._shape = module_tree.shape_of(self._places)
+            self._shape = Shape(self._places)
         else:
             self._ask()
         self.names = module_tree.parameter_names(self.top)
@@ -105,6 +110,7 @@ class ModuleState:
             for name, parameter in module._parameters.items()
             if parameter is not None
         }
+        self._parameters.end()
         self._batch = Batch(self._parameters.found)
 
     def _ask(self) -> None:
@@ -124,12 +130,14 @@ class ModuleState:
             else:
                 where = f"{self.key}.{name}"
                 self._saved_others[name] = encode(value, where, self._add_other)
+        self._parameters.end()
+        self._others.end()
 
     def _add_other(self, path: str, tensor: torch.Tensor) -> Encoded:
         return self._others.add(path.removeprefix(f"{self.key}."), tensor)
 
     def _collect_others(self) -> None:
-        """Buffers and extra state, which anything may change or replace."""
+        """Buffers and extra state."""
         self._others.begin()
         saved = {
             prefix + name: self._others.add(prefix + name, buffer)
@@ -141,7 +149,11 @@ class ModuleState:
             name = prefix + EXTRA
             where = f"{self.key}.{name}"
             saved[name] = encode(module.get_extra_state(), where, self._add_other)
+        self._others.end()
         self._saved_others = saved
+        if not self._with_extra:
+            self._buffers = Batch(self._others.found)
+            self._shape.note_buffers()
 
     def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
         """Check that the saved state fits; what restores it. Raises StateError."""

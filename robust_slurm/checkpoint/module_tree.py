@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
-from operator import is_
+from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -129,38 +129,72 @@ def reshards(places: list[Place]) -> list[Callable[[], object]]:
     ]
 
 
-class Shape(NamedTuple):
-    """Everything that decides what a tree's parameters are and what they and all else are called.
+_ATTRIBUTES = attrgetter("__dict__")
+_HELD = itemgetter(
+    "_modules", "_parameters", "_buffers", "_state_dict_hooks", "_state_dict_pre_hooks"
+)
 
-    Two are the same if ``found`` are the same objects and the rest is equal.
+
+class Shape:
+    """Everything that decides what a tree's tensors are and what they are called.
+
+    Modules, parameters, buffers, hooks and the names of all, and the dicts that hold them.
     """
 
-    found: list[Any]
-    """Modules, parameters, hooks, and names, in order."""
-    sizes: list[int]
-    """How many of them each module has."""
+    def __init__(self, places: list[Place]) -> None:
+        """``places``: the tree as ``walk`` finds it now."""
+        self._modules = [place.module for place in places]
+        self._classes = list(map(type, self._modules))
+        self._dicts = list(chain.from_iterable(map(_HELD, map(_ATTRIBUTES, self._modules))))
+        self._sizes = list(map(len, self._dicts))
+        # Most are empty, and stay so as long as the sizes are the same.
+        apart = {id(module._buffers) for module in self._modules}
+        self._rest = Held([held for held in self._dicts if held and id(held) not in apart])
+        self._buffers = Held([])
+        self.note_buffers()
 
-    def same(self, other: Shape) -> bool:
-        """Whether nothing was added, removed, replaced, moved or renamed between the two."""
+    def note_buffers(self) -> None:
+        """The buffers are right as they are now."""
+        self._buffers = Held([module._buffers for module in self._modules if module._buffers])
+        self._unkept = [
+            (module, set(module._non_persistent_buffers_set))
+            for module in self._modules
+            if module._buffers
+        ]
+
+    def unchanged(self) -> bool:
+        """Whether nothing was added, removed, replaced, moved or renamed since.
+
+        For buffers: only whether none was added or removed.
+        """
+        held = chain.from_iterable(map(_HELD, map(_ATTRIBUTES, self._modules)))
         return (
-            self.sizes == other.sizes
-            and len(self.found) == len(other.found)
-            and all(map(is_, self.found, other.found))
+            all(map(is_, map(type, self._modules), self._classes))
+            and all(map(is_, held, self._dicts))
+            and list(map(len, self._dicts)) == self._sizes
+            and self._rest.unchanged()
+        )
+
+    def same_buffers(self) -> bool:
+        """Whether no buffer was replaced, renamed, or declared temporary; if ``unchanged``."""
+        return self._buffers.unchanged() and all(
+            module._non_persistent_buffers_set == names for module, names in self._unkept
         )
 
 
-_HELD = ("_modules", "_parameters", "_state_dict_hooks", "_state_dict_pre_hooks")
+class Held:
+    """What some dicts held when this was made."""
 
+    def __init__(self, dicts: list[dict[str, Any]]) -> None:
+        self._dicts = dicts
+        self._values = list(chain.from_iterable(map(dict.values, dicts)))
+        self._keys = list(chain.from_iterable(dicts))
 
-def shape_of(places: list[Place]) -> Shape:
-    """The shape of the tree whose modules were these."""
-    own = [place.module.__dict__ for place in places]
-    held = [attributes[name] for attributes in own for name in _HELD]
-    buffers = [attributes["_buffers"] for attributes in own]
-    found = list(chain.from_iterable(map(dict.values, held)))
-    found += chain.from_iterable(held)
-    found += chain.from_iterable(buffers)
-    return Shape(found, [*map(len, held), *map(len, buffers)])
+    def unchanged(self) -> bool:
+        """Whether they hold the same objects under the same names; if they have the same sizes."""
+        values = chain.from_iterable(map(dict.values, self._dicts))
+        keys = chain.from_iterable(self._dicts)
+        return all(map(is_, values, self._values)) and all(map(is_, keys, self._keys))
 
 
 def has_extra_state(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ import torch
 from . import rng
 from .assembly import Assembly, StateError, Step
 from .leaves import Leaf, Leaves
-from .values import Encoded, Ref, decode, encode, ref_of
+from .values import Encoded, Ref, Save, decode, encode, ref_of
 
 
 class ObjectState:
@@ -29,7 +29,7 @@ class ObjectState:
 
     def collect(self) -> Encoded:
         """Find the tensors (``leaves``); all else, encoded."""
-        return _collect(self.key, self.get(), self._leaves)
+        return _collect(self.key, self.get(), self._leaves.add, self._leaves)
 
     def get(self) -> Any:
         """Its state as plain values."""
@@ -73,6 +73,23 @@ class LoaderState(ObjectState):
 class GeneratorState(ObjectState):
     """A random number generator of the script's own."""
 
+    def __init__(self, key: str, found: Any) -> None:
+        super().__init__(key, found)
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def collect(self) -> Encoded:
+        """Find the tensors (``leaves``); all else, encoded."""
+        return _collect(self.key, self.get(), self._add, self._leaves)
+
+    def _add(self, path: str, tensor: torch.Tensor) -> Encoded:
+        """Put a state, which is a new tensor every time, where the last one was: one leaf."""
+        last = self._kept.get(path)
+        if last is None or last.shape != tensor.shape or last.is_inference():
+            last = self._kept[path] = tensor
+        else:
+            last.copy_(tensor)
+        return self._leaves.add(path, last)
+
     def get(self) -> Any:
         return rng.get(self.found)
 
@@ -80,7 +97,7 @@ class GeneratorState(ObjectState):
         rng.put(self.found, state)
 
 
-class GlobalGenerators(ObjectState):
+class GlobalGenerators(GeneratorState):
     """The random number generators of the process."""
 
     def get(self) -> Any:
@@ -106,7 +123,7 @@ class PlainValue:
 
     def collect(self) -> Encoded:
         """Find the tensors (``leaves``); all else, encoded."""
-        return _collect(self.key, self.value, self._leaves)
+        return _collect(self.key, self.value, self._leaves.add, self._leaves)
 
     def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
         """Decode the value (``restored``). Raises StateError."""
@@ -125,9 +142,11 @@ class PlainValue:
         return []
 
 
-def _collect(key: str, value: Any, leaves: Leaves) -> Encoded:
+def _collect(key: str, value: Any, add: Save, leaves: Leaves) -> Encoded:
     leaves.begin()
-    return encode(value, key, lambda path, t: leaves.add(path[len(key) + 1 :], t))
+    encoded = encode(value, key, lambda path, tensor: add(path[len(key) + 1 :], tensor))
+    leaves.end()
+    return encoded
 
 
 def _quietly(loader: Any, make: Callable[[], Any]) -> Any:

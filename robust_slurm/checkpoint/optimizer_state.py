@@ -72,6 +72,7 @@ class OptimizerState:
                 if key != "params"
             }
             encoded.append({"d": {**body, "params": names}})
+        self._groups.end()
         return {"d": {"state": self._encoded_state, "param_groups": encoded}}
 
     def _ask(self) -> tuple[list[dict[str, Any]], Mapping[Any, Any]]:
@@ -132,6 +133,7 @@ class OptimizerState:
             self._encoded_state = {"d": dict(pairs)}
         else:
             self._encoded_state = {"m": [list(pair) for pair in pairs]}
+        self._state.end()
         self._batch = Batch(self._state.found)
         self._seen, self._sizes, self._known, self._simple = seen, sizes, names, simple
 
@@ -206,11 +208,12 @@ class OptimizerState:
                 steps.append(fill)
             return made[ref.fqn]
 
-        if not (isinstance(encoded, dict) and "d" in encoded and isinstance(here, dict)):
+        if not (isinstance(encoded, dict) and "d" in encoded):
             return decode(encoded, fresh)
+        known = here if isinstance(here, dict) else {}
         new = {}
         for key, body in encoded["d"].items():
-            ref, live = ref_of(body), here.get(key)
+            ref, live = ref_of(body), known.get(key)
             if ref is not None and ref.fqn not in made and isinstance(live, torch.Tensor):
                 try:
                     steps.append(saved.into(live, ref))

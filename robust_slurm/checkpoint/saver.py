@@ -62,10 +62,12 @@ class Saver:
         self._told = 0.0  # of the time blocked, to the store
         self.last = -1
         """The newest step that was taken."""
+        self._persisted = -1
+        self._unchanged = False  # since the last save(), as far as the optimizers tell
 
     def abandon(self, step: int) -> None:
         """Steps after ``step`` are no longer this training's past."""
-        self.last = step
+        self.last = self._persisted = step
         if self._ring is not None:
             self._ring.abandon(step)
 
@@ -80,17 +82,23 @@ class Saver:
     def _save(self, step: int) -> None:
         self.settle()
         every = self._options.every
-        persist = every > 0 and step % every == 0
+        persist = (every > 0 and step % every == 0) or self._client.wants(step)
         if self._client.dead:
             raise RuntimeError(f"the checkpoint store is gone ({self._client.dead})")
+        self._unchanged = True
+        self.last = step
         if self._ring is None or (self._on_disk and not persist):
             return
+        self._take(step, self._ring, persist)
+
+    def _take(self, step: int, ring: Ring, persist: bool) -> None:
+        """Begin the snapshot of the live state."""
         items, values = self._state.capture()
         form = self._form_of(items)
-        slot = self._ring.take(self._client.held())
+        slot = ring.take(self._client.held())
         if slot is None:
             self._client.wait_free(2, self._options.replica_wait)
-            slot = self._ring.take(self._client.held())
+            slot = ring.take(self._client.held())
         if slot is None:
             raise RuntimeError(f"step {step} is left out: all slots are still being written")
         copy = Copy(
@@ -102,11 +110,13 @@ class Saver:
             lambda: self._encode(values),
         )
         self._over = over = Event()
-        self._copy, self._waited, self.last = copy, not self._patient, step
+        self._copy, self._waited = copy, not self._patient
+        self._persisted = step if persist else self._persisted
         self._copier.submit(lambda: self._finish(copy, persist, over))
 
     def before_change(self) -> None:
         """The optimizer is about to change what is being copied. Raises nothing."""
+        self._unchanged = False
         copy = self._copy
         if copy is None or (copy.copied and self._waited):
             return
@@ -145,9 +155,14 @@ class Saver:
     def flush(self, timeout: float) -> str:
         """Have the newest step written to the durable tier: "" or why it was not."""
         self.settle()
-        if self._on_disk or self._stats.snapshots == 0:
-            return ""
-        return self._client.flush(self.last, timeout)
+        if self._on_disk and self._ring is not None:
+            if self._unchanged and self._persisted != self.last:
+                self._take(self.last, self._ring, persist=True)
+                self.settle()
+            if self._persisted != self.last:
+                return f"step {self.last} is no longer in memory"
+            return "" if self._client.wait_free(1, timeout) else f"not written in {timeout:.0f} s"
+        return self._client.flush(self.last, timeout) if self._stats.snapshots else ""
 
     def close(self) -> None:
         """The copy under way is finished first; the files stay for the store."""

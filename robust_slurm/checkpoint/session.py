@@ -63,7 +63,10 @@ class Session:
     def save(self, step: int) -> None:
         """May raise anything; the training is none the worse for it."""
         if not self._checked:
-            self._check_shared()
+            try:
+                self._check_shared()
+            except RuntimeError:
+                return  # a peer is gone: the training's own next collective will say so
         if self.saver is None:
             return
         if step <= self.saver.last:
@@ -87,7 +90,8 @@ class Session:
         """End; first write the newest step to the durable tier if ``flush_deadline`` > 0."""
         if self.saver is not None:
             if flush_deadline > 0 and self._options.directory:
-                why = self.saver.flush(flush_deadline)
+                with heartbeat.phase("checkpoint"):  # no steps come meanwhile; it is no hang
+                    why = self.saver.flush(flush_deadline)
                 if why:
                     self.say(f"the last step is not in {self._options.directory}: {why}")
             self.saver.close()
@@ -147,10 +151,9 @@ class Session:
 
     def _job(self, own_store: bool) -> str:
         """Names this run's timeline: the same on all ranks, another one after a requeue."""
-        job = os.environ.get("ROBUST_JOB_ID") or os.environ.get("SLURM_JOB_ID") or ""
-        restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
-        if job and not own_store:
-            return job if restarts == "0" else f"{job}-{restarts}"
+        run = os.environ.get("ROBUST_RUN_ID", "")
+        if run and not own_store:
+            return run
         if self.world.size > 1 and not meshes.is_distributed():
             return "local"  # nothing tells the ranks of one run from those of another
         started, pid = meshes.gather([int(time.time()), os.getpid()])[0]
@@ -158,12 +161,13 @@ class Session:
 
     def _check_shared(self) -> None:
         """Before anything is divided among peers: do they really hold the same?"""
-        self._checked = True
         share = self._state.share
         if not meshes.is_distributed():
+            self._checked = True
             return
         crc = self._state.shared_crc()
         all_crcs = meshes.gather([-1 if crc is None else crc])
+        self._checked = True
         if share is None or len({all_crcs[rank][0] for rank in share.ranks}) == 1:
             return
         self.say(

@@ -23,7 +23,7 @@ from .layout import SUFFIX, Entry, Plan, Snapshot, encode_header, lay_out
 
 cuda: Any = torch.cuda  # torch does not type all of it
 OWN = 3  # ranks are one step apart and copying takes time: two would leave no common step
-_POPULATE_READ, _POPULATE_WRITE = 22, 23  # madvise(2), Linux 5.14; not in Python's mmap module
+_POPULATE_WRITE = 23  # madvise(2), Linux 5.14; not in Python's mmap module
 
 
 class Form:
@@ -150,7 +150,7 @@ class Slot:
                 os.close(fd)
         mapped.madvise(mmap.MADV_DONTFORK)  # data loader workers have no business in it
         address = torch.frombuffer(mapped, dtype=torch.uint8).data_ptr()
-        _populate(address, size, _POPULATE_WRITE)
+        _populate(address, size)
         self._map = mapped
         if cuda.is_initialized():
             self._pin(address, size)
@@ -250,20 +250,17 @@ def map_file(path: Path, plan: Plan) -> dict[str, torch.Tensor]:
         mapped = mmap.mmap(fd, plan.size, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
-    tensors: dict[str, torch.Tensor] = {}
-    address = 0
-    for entry, at in zip(plan.entries, plan.offsets, strict=True):
-        view = tensors[entry.name] = dtypes.view(mapped, at, entry)
-        address = address or (view.data_ptr() - at if entry.nbytes else 0)
-    if address:
-        _populate(address, plan.size, _POPULATE_READ)
-    return tensors
+    # Not populated: whole pages are mapped around each fault, which is quicker than one call here.
+    return {
+        entry.name: dtypes.view(mapped, at, entry)
+        for entry, at in zip(plan.entries, plan.offsets, strict=True)
+    }
 
 
 _libc: Any = None
 
 
-def _populate(address: int, size: int, advice: int) -> None:
+def _populate(address: int, size: int) -> None:
     """Fault all pages in by one call that does not hold the GIL; without it, they come one by one.
 
     (mmap.madvise and MAP_POPULATE would hold it.)
@@ -271,4 +268,4 @@ def _populate(address: int, size: int, advice: int) -> None:
     global _libc
     if _libc is None:
         _libc = ctypes.CDLL(None)
-    _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(advice))
+    _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(_POPULATE_WRITE))

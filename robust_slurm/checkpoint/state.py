@@ -91,6 +91,7 @@ class State:
         self._names: dict[torch.Tensor, str] = {}
         self._named: list[object] = []
         self._found: list[Found] = []
+        self._items: list[Item] = []
         self._shared: list[Leaf] = []
         self._shared_items: list[Item] = []
         self._divided: list[Entry] = []
@@ -141,21 +142,27 @@ class State:
     def capture(self) -> tuple[list[Item], dict[str, Encoded]]:
         """What to save of this step: tensors to copy, and everything else as JSON-able values.
 
-        Neither may be changed by the caller; parts of both are the same objects as last time.
+        Neither may be changed by the caller: parts of both are the same objects as last time, and
+        the list of tensors is the same object where nothing changed.
         Raises TypeError that names the path of what cannot be saved.
         """
         values = {key: _each(tree, lambda s: s.collect()) for key, tree in self._tree.items()}
         lists = [leaves for section in self._all() for leaves in section.leaves]
+        if len(lists) == len(self._found) and all(
+            leaves is found.leaves for leaves, found in zip(lists, self._found, strict=True)
+        ):
+            return self._items, values
         known = {id(found.leaves): found for found in self._found}
-        self._found = [known.get(id(leaves)) or Found.of(leaves) for leaves in lists]
+        all_found = [known.get(id(leaves)) or Found.of(leaves) for leaves in lists]
         items: list[Item] = []
         if self.share is not None:
-            shared = [leaf for found in self._found for leaf in found.shared]
+            shared = [leaf for found in all_found for leaf in found.shared]
             if len(shared) != len(self._shared) or not all(map(is_, shared, self._shared)):
                 self._divide(shared, self.share)
             items += self._shared_items
-        for found in self._found:
+        for found in all_found:
             items += found.items if self.share is None else found.own
+        self._found, self._items = all_found, items
         return items, values
 
     def _divide(self, shared: list[Leaf], share: Share) -> None:
@@ -183,7 +190,7 @@ class State:
     def unshare(self) -> None:
         """From now on every tensor is this rank's own: the peers' are not the same."""
         self.share = None
-        self._shared, self._shared_items = [], []
+        self._shared, self._shared_items, self._found = [], [], []
 
     def restore(self, sources: Sequence[Source]) -> dict[str, Any]:
         """Restore all objects from this rank's snapshot and those of the ranks it shares with.

@@ -34,7 +34,7 @@ def test_rank_killed_then_nodes_lost_until_requeued(
     for owner in training.ranks:
         training.wait_copy("replica", owner, 10)
     lab.crash("n2")
-    training.until(lambda: len(training.resumes(0)) == 3, "second run of the job", WAIT)
+    training.until(lambda: len(training.starts()) == 3, "second run of the job", WAIT)
     training.check_ended(expected)
     assert training.resumed() == [0, 5, 10], training.story()
     killed, lost = training.incidents()

@@ -27,6 +27,11 @@ network = nn.Sequential(
     Ballast(args.ballast),
 )
 model = DistributedDataParallel(network)
+# DDP orders what it adds up anew after its first backward pass: that must not be one that counts.
+model.eval()
+model(torch.zeros(2, WIDTH)).sum().backward()
+model.zero_grad(set_to_none=True)
+model.train()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
 seed(100 + rank)

@@ -71,8 +71,9 @@ while step < args.steps:
     loss = forward_and_back(inputs, targets)
     training.amid(step)
     for parameter in model.parameters():
+        assert parameter.grad is not None
         dist.all_reduce(parameter.grad, group=alike)
-        parameter.grad /= pipelines
+        parameter.grad.div_(pipelines)
     optimizer.step()
     schedule.step()
     training.done(step, loss.item(), ids)

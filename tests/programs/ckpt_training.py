@@ -3,7 +3,8 @@
 A training writes, for each rank, the lines of ``<dir>/rank-<rank>.jsonl``: ``resumed`` (a step)
 once in each process; ``step``, ``loss``, ``ids`` and ``state`` when a step is done and not yet
 saved; ``saved`` (a step) after that; ``end`` when all is closed. Losses are written as float.hex(),
-``state`` is a checksum over what the next step depends on: equal lines mean equal bits.
+``state`` is a checksum over what the next step depends on: equal lines mean equal bits. ``run`` is
+the job and how often it was requeued, ``epoch`` robust-srun's in it.
 """
 
 from __future__ import annotations
@@ -123,11 +124,14 @@ class Journal:
     """This rank's lines, each written whole before the next thing happens."""
 
     def __init__(self, args: argparse.Namespace, rank: int) -> None:
-        self.epoch = int(os.environ.get("ROBUST_EPOCH", "1"))
+        env = os.environ
+        self.epoch = int(env.get("ROBUST_EPOCH", "1"))
+        self._run = f"{env.get('SLURM_JOB_ID', '')}.{env.get('SLURM_RESTART_COUNT', '0')}"
         self._file = (args.dir / f"rank-{rank}.jsonl").open("ab", buffering=0)
 
     def write(self, **line: Any) -> None:
-        self._file.write(json.dumps({"epoch": self.epoch, **line}).encode() + b"\n")
+        text = json.dumps({"run": self._run, "epoch": self.epoch, **line})
+        self._file.write(text.encode() + b"\n")
 
 
 def fingerprint(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
