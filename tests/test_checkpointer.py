@@ -63,7 +63,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore
             monkeypatch.delenv(name)
     monkeypatch.setenv("ROBUST_CKPT_SOCKET", str(made.path))
     monkeypatch.setenv("ROBUST_EPOCH", "3")
-    monkeypatch.setenv("ROBUST_JOB_ID", "77")
+    monkeypatch.setenv("ROBUST_RUN_ID", "77")
     yield made
     made.die()
 
@@ -146,16 +146,31 @@ def test_a_file_of_the_plan_that_cannot_be_used_is_told_and_ends_the_rank(
     elif damage == "other step":
         step = 3
     elif damage == "other rank":
-        rank = "1"
+        rank, name = "1", ""  # the plan has none of ours
     else:
         name = f"../s/{name}"
-    store.welcome["restore"] = {"step": step, "shards": {rank: name}, "tier": "memory"}
+    store.welcome["restore"] = {"step": step, "shards": {rank: name or path.name}, "tier": "memory"}
     second = Training()
     before = [p.clone() for p in second.model.parameters()]
     with pytest.raises(CheckpointError, match="cannot be restored"):
         second.ckpt.resume()
     assert store.wait("unusable")[0]["file"] == name
     assert all(map(torch.equal, before, second.model.parameters()))
+    second.ckpt.close()
+
+
+def test_files_of_other_ranks_of_the_node_are_left_alone(store: FakeStore) -> None:
+    """In a pipeline they hold other tensors of equal names."""
+    first = Training()
+    first.ckpt.resume()
+    losses = first.run(1, 3)
+    first.ckpt.close()
+    restart(store, 2, store.wait("saved", 3)[1]["file"])
+    (store.path.parent / "own-1-0.safetensors").write_bytes(bytes(100))
+    store.welcome["restore"]["shards"]["1"] = "own-1-0.safetensors"
+    second = Training()
+    assert second.ckpt.resume() == 2
+    assert second.run(3, 3) == losses[2:]
     second.ckpt.close()
 
 

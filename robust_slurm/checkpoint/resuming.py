@@ -24,16 +24,22 @@ class CheckpointError(RuntimeError):
 
 
 def from_memory(state: State, client: Client, plan: Mapping[str, Any]) -> int:
-    """Restore from the files of a plan. Returns its step. Raises CheckpointError."""
+    """Restore from the files of a plan. Returns its step. Raises CheckpointError.
+
+    The plan names the files that any rank of this node needs; a snapshot says which ranks' its own
+    rank needs, and no others are looked at: in a pipeline they hold other tensors of equal names.
+    """
     step, directory = int(plan["step"]), Path(client.welcome["directory"])
-    sources = []
-    for rank, name in plan["shards"].items():
+    sources: list[Source] = []
+    wanted = [state.rank]
+    for rank in wanted:
+        name = str(plan["shards"].get(str(rank), ""))
         path = directory / name
         try:
-            if Path(name).name != name:
-                raise OSError(f"{name!r} is not the name of a file there")
+            if not name or Path(name).name != name:
+                raise OSError(f"the plan has no file of rank {rank}: {name!r}")
             snapshot, where = read_snapshot(str(path))
-            if (snapshot.rank, snapshot.step) != (int(rank), step):
+            if (snapshot.rank, snapshot.step) != (rank, step):
                 raise OSError(f"it is step {snapshot.step} of rank {snapshot.rank}")
             sources.append(Source(snapshot, map_file(path, where)))
         except (OSError, LayoutError) as error:
@@ -42,6 +48,8 @@ def from_memory(state: State, client: Client, plan: Mapping[str, Any]) -> int:
                 f"step {step} cannot be restored: {path}: {error}. It counts as bad from now on; "
                 "the next start uses another copy or an older step"
             ) from None
+        if rank == state.rank:
+            wanted += [other for other in snapshot.needs if other != rank]
     try:
         state.restore(sources)
     except StateError as error:
