@@ -68,9 +68,13 @@ NODE_ERRORS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 FATAL_SIGNALS = {signal.SIGBUS: "bus error (memory or storage of the node)"}
 
 
+WARNING = re.compile(r"(\[rank\d+\]:?\s*)?\[[WI]\d{3,4} ")  # as torch logs them: no cause of an end
+
+
 def last_error(tail: str) -> str:
     """The line that names the error: the last exception line of a traceback, else the last line."""
     lines = [line.rstrip() for line in tail.splitlines() if line.strip()]
+    lines = [line for line in lines if not WARNING.match(line)]
     for line in reversed(lines):
         if re.match(r"^(\[rank\d+\]:?\s*)?[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b", line):
             return line

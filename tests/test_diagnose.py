@@ -50,6 +50,8 @@ def lost(node: str, at: float = 10.0) -> Failure:
         ("line one\n  last words  \n\n", "last words"),
         ("", ""),
         (" \n\n", ""),
+        ("[W1121 19:01:02.5 socket.cpp:207] [c10d] The hostname cannot be retrieved\n", ""),
+        ("boom\n[rank3]:[W1121 19:01:02.5 socket.cpp:207] no hostname\n", "boom"),
     ],
 )
 def test_last_error(tail: str, error: str) -> None:
