@@ -10,7 +10,7 @@ from srun_wrapper.message_base import Event, Message
 
 
 class StoreReady(Event):
-    """A slot's store of snapshots listens for peers."""
+    """A slot's store of snapshots listens for peers; port 0: the slot has none."""
 
     local: int
     port: int

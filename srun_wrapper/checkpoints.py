@@ -106,7 +106,8 @@ class Checkpoints:
                 wanted.append((StoreAt(node, message.local), message))
         elif isinstance(message, Persisted):
             if not message.ok:
-                self._alarm(node, message.rank, f"step {message.step} not on disk: {message.why}")
+                text = f"step {message.step} not on disk: {message.why}"
+                self._alarm(node, message.rank, text, message.why)
         elif isinstance(message, Committed):
             self._committed(message)
         elif isinstance(message, Alarm):
@@ -122,9 +123,10 @@ class Checkpoints:
         else:
             self._say_once(f"no durable checkpoint of step {message.step}: {message.why}")
 
-    def _alarm(self, node: Node, rank: int, text: str) -> None:
+    def _alarm(self, node: Node, rank: int, text: str, key: str = "") -> None:
+        """``key``: what makes it the same trouble as before, if not the whole text."""
         self.boss.ledger.event("checkpoint_alarm", node=node.name, rank=rank, text=text)
-        self._say_once(f"checkpoints, rank {rank} on {node.name}: {text}", text)
+        self._say_once(f"checkpoints, rank {rank} on {node.name}: {text}", key or text)
 
     def _say_once(self, text: str, key: str = "") -> None:
         # Thousands of ranks may have the same trouble.
@@ -162,9 +164,8 @@ class Checkpoints:
             nodes[id(node)] = node
             to = ranks[holder].at if holder is not None else None
             target = ReplicaTo(owner, -1, "", "", 0)
-            if to is not None and to.local in to.node.stores:
-                port = to.node.stores[to.local]
-                assert holder is not None
+            port = to.node.stores.get(to.local, 0) if to is not None else 0
+            if to is not None and holder is not None and port:
                 target = ReplicaTo(owner, holder, to.node.name, to.node.address, port)
             orders.setdefault(id(node), []).append(target)
         for key, targets in orders.items():
@@ -174,8 +175,9 @@ class Checkpoints:
             self.survives = survives
             size = max(e.said.size for e in ranks.values())
             where = self.directory or "nowhere (set checkpoint_dir)"
+            megabytes = f"{size / 1e6:.{size < 1e7:d}f}"
             text = (
-                f"checkpoints: every step in memory, about {size / 1e6:.0f} MB a rank; "
+                f"checkpoints: every step in memory, about {megabytes} MB a rank; "
                 f"replicas survive the loss of {survives}; on disk: {where}"
             )
             say(text)

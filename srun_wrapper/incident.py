@@ -90,10 +90,10 @@ class Incident:
         where = ",".join(self.diagnosis.suspects) or self.diagnosis.root.node or "the job"
         swapped = "".join(f"; {new} took the ranks of {old}" for old, new in self.swaps)
         steps = "" if self.lost_steps is None else f"; {_count(self.lost_steps)} lost"
-        restored = f"; {self.restored[0]}" if self.restored else ""
+        restored = f"; {self.restored[0].partition(':')[0]}" if self.restored else ""
         return (
             f"recovered from {what} on {where} in {phases['total']:.2f} s "
-            f"({parts}){swapped}{restored}{steps}"
+            f"({parts}){restored}{swapped}{steps}"
         )
 
 

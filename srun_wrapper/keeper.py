@@ -28,7 +28,6 @@ from srun_wrapper.checkpoint_messages import (
     Resumed,
     Saved,
     Stock,
-    StoreReady,
     TakeStock,
 )
 from srun_wrapper.loop import Loop
@@ -68,9 +67,10 @@ class Keeper:
             local_directory=local_directory,
         )
 
-    def announce(self) -> None:
-        """Say where peers find this store; once the way to the supervisor is there."""
-        self._emit(StoreReady(0, self._local, self._store.port))
+    @property
+    def port(self) -> int:
+        """Where peers find this store."""
+        return self._store.port
 
     def env(self) -> dict[str, str]:
         """What the rank needs to find the store."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from robust_slurm.checkpoint import durable
@@ -31,6 +31,7 @@ from srun_wrapper.roster import Node, Role
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
 
+ANNOUNCE = 10.0  # s for the stores of a node that has come to say where they are
 STOCK = 20.0  # s for a store to answer, and for every
 STOCK_RATE = 1e9  # bytes that it has to check, one more
 LEAVING = 1.0  # s longer for nodes that are leaving the job
@@ -76,9 +77,15 @@ class Restoring:
         self._plan = None
         if not boss.checkpoints.ranks and not boss.config.checkpoint_local_dir:
             return True
+        await boss.state.until(lambda: self._interrupted() or self._all_announced(), ANNOUNCE)
         places = await self._stock(self._interrupted)
         steps = await self._durable()
         seats = self._seats()
+        stores = self._stores()
+        without = sorted({seat.node for seat in seats.values() if seat.store not in stores})
+        if without and places:
+            say(f"checkpoints: no memory for them on {','.join(without)}: all resume from disk")
+            places = []  # its ranks could not be given what the others have
         failed: set[tuple[str, int, int]] = set()
         for _ in range(TRIES):
             if self._interrupted():
@@ -104,6 +111,9 @@ class Restoring:
 
     def _interrupted(self) -> bool:
         return bool(self._boss.state.failures) or self._boss.state.signalled > 0
+
+    def _all_announced(self) -> bool:
+        return all(len(node.stores) >= node.slots for node in self._boss.state.world.places)
 
     def _world(self) -> int:
         said = next((e.said.world for e in self._boss.checkpoints.ranks.values()), 0)
@@ -145,9 +155,9 @@ class Restoring:
         for node in asked:
             boss.send(node, TakeStock(token))
         staying = {
-            StoreAt(n, local).name for n in asked if n.role is not Role.LOST for local in n.stores
+            name for name, at in self._stores(asked).items() if at.node.role is not Role.LOST
         }
-        everyone = {StoreAt(n, local).name for n in asked for local in n.stores}
+        everyone = self._stores(asked).keys()
 
         def heard() -> set[str]:
             return {at.name for at, _ in answers}
@@ -170,11 +180,13 @@ class Restoring:
         port = at.node.stores.get(at.local, 0)
         return planner.Place(at.name, at.node.name, at.node.address, port, holdings)
 
-    def _stores(self) -> dict[str, StoreAt]:
+    def _stores(self, nodes: Iterable[Node] | None = None) -> dict[str, StoreAt]:
+        """By name, all that can be reached; of these nodes only."""
         return {
             StoreAt(node, local).name: StoreAt(node, local)
-            for node in self._boss.state.nodes.values()
-            for local in node.stores
+            for node in (self._boss.state.nodes.values() if nodes is None else nodes)
+            for local, port in node.stores.items()
+            if port
         }
 
     async def _fetch(self, transfers: tuple[planner.Transfer, ...]) -> set[tuple[str, int, int]]:

@@ -26,6 +26,7 @@ import msgspec
 from robust_slurm.ledger import append_line
 from srun_wrapper import proc
 from srun_wrapper.agent import Agent, Place, job_of, shim_address
+from srun_wrapper.checkpoint_messages import StoreReady
 from srun_wrapper.keeper import Keeper
 from srun_wrapper.link import Link
 from srun_wrapper.loop import Loop
@@ -200,8 +201,8 @@ class Shim:
             return None
 
     def _announce(self) -> None:
-        if self._keeper is not None:
-            self._keeper.announce()
+        port = self._keeper.port if self._keeper is not None else 0
+        self._emit(StoreReady(0, self._place.local, port))
 
     # -- a shim that is not the agent
 
