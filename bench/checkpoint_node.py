@@ -79,6 +79,10 @@ class Node:
         (outcome,) = self.store.fetch([Wanted(owner, step, host, port)])
         return {**outcome._asdict(), "seconds": time.perf_counter() - began}
 
+    def cpu(self) -> dict[str, Any]:
+        """Processor seconds that this node has taken so far, all its threads together."""
+        return {"seconds": time.process_time()}
+
     def alarms(self) -> dict[str, Any]:
         return {"alarms": self.events}
 
@@ -90,14 +94,20 @@ class Node:
         threading.Thread(target=_serve, args=(listener, memoryview(blob)), daemon=True).start()
         return {"port": listener.getsockname()[1]}
 
-    def raw_receive(self, nbytes: int, host: str, port: int) -> dict[str, Any]:
-        """Seconds from the connection to the last byte."""
+    def raw_receive(self, nbytes: int, host: str, port: int, keep: bool) -> dict[str, Any]:
+        """Seconds from the connection to the last byte. ``keep``: into new memory, as whoever
+        needs the data must; else into one buffer again and again, as iperf."""
         buffer = memoryview(bytearray(RECEIVE))
         began = time.perf_counter()
         left = nbytes
+        memory = memoryview(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE)) if keep else None
         with socket.create_connection((host, port), DEADLINE) as link:
-            while left > 0 and (got := link.recv_into(buffer)):
+            while left > 0:
+                at = nbytes - left
+                got = link.recv_into(buffer if memory is None else memory[at : at + RECEIVE])
                 left -= got
+                if not got:
+                    break
         if left > 0:
             raise OSError(f"{left} of {nbytes} bytes did not come")
         return {"seconds": time.perf_counter() - began}

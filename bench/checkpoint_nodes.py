@@ -170,9 +170,14 @@ class Nodes:
         """The second node's port for ``raw``."""
         return int(self.remotes[1].ask("raw_listen", nbytes=nbytes)["port"])
 
-    def raw(self, nbytes: int, port: int) -> float:
-        """Seconds for ``nbytes`` of plain TCP from the second node to the first."""
-        order = {"nbytes": nbytes, "host": ADDRESSES[1], "port": port}
+    def cpu(self) -> float:
+        """Processor seconds that both nodes have taken so far."""
+        return float(sum(remote.ask("cpu")["seconds"] for remote in self.remotes))
+
+    def raw(self, nbytes: int, port: int, keep: bool) -> float:
+        """Seconds for ``nbytes`` of plain TCP from the second node to the first; ``keep``: into
+        new memory."""
+        order = {"nbytes": nbytes, "host": ADDRESSES[1], "port": port, "keep": keep}
         return float(self.remotes[0].ask("raw_receive", **order)["seconds"])
 
     def alarms(self) -> list[str]:

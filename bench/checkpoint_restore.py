@@ -35,30 +35,38 @@ def restore_own(results: Results, case: str, nbytes: int, runs: int) -> None:
 
 
 def restore_peer(results: Results, case: str, nbytes: int, runs: int) -> None:
-    """A node that lost its memory fetches the replica; plain TCP of as many bytes in turn."""
+    """A node that lost its memory fetches the replica; plain TCP of as many bytes in turn, into
+    one buffer again and again (as iperf) and into new memory (as the fetch, which keeps it)."""
     raw_case = case.replace("restore_peer", "raw_tcp")
-    seconds: list[float] = []
-    raw: list[float] = []
+    kept_case = case.replace("restore_peer", "raw_tcp_kept")
+    seconds: dict[str, list[float]] = {case: [], raw_case: [], kept_case: []}
+    cpu: dict[str, list[float]] = {case: [], raw_case: [], kept_case: []}
     with Nodes() as nodes:
         nodes.replicate(0)
         saved = rank("save", nbytes, nodes.sockets[0], 0)
         nodes.alone(0)  # what is fetched must not go back at once
+        port = size = 0
         for epoch in range(1, runs + 2):
             nodes.begin(epoch, 0, "")
-            fetched = nodes.fetch(0, saved["step"])
-            if epoch == 1:  # not counted, of both
-                port = nodes.raw_listen(fetched["bytes"])
-                nodes.raw(fetched["bytes"], port)
-                continue
-            seconds.append(fetched["seconds"])
-            raw.append(nodes.raw(fetched["bytes"], port))
+            for name in seconds:
+                before = nodes.cpu()
+                if name == case:
+                    fetched = nodes.fetch(0, saved["step"])
+                    took, size = float(fetched["seconds"]), int(fetched["bytes"])
+                    port = port or nodes.raw_listen(size)
+                else:
+                    took = nodes.raw(size, port, keep=name == kept_case)
+                if epoch > 1:  # the first is not counted
+                    seconds[name].append(took)
+                    cpu[name].append((nodes.cpu() - before) / (size / 1e9))
         nodes.begin(epoch + 1, saved["step"], fetched["file"])
         same(saved, rank("restore", nbytes, nodes.sockets[0], epoch + 1))
-    results.add(f"{case}.s", seconds, "s")
-    results.add(f"{case}.gb_per_s", [fetched["bytes"] / 1e9 / s for s in seconds], "GB/s")
-    results.add(f"{raw_case}.s", raw, "s")
-    results.add(f"{raw_case}.gb_per_s", [fetched["bytes"] / 1e9 / s for s in raw], "GB/s")
+    for name in seconds:
+        results.add(f"{name}.s", seconds[name], "s")
+        results.add(f"{name}.gb_per_s", [size / 1e9 / s for s in seconds[name]], "GB/s")
+        results.add(f"{name}.cpu_s_per_gb", cpu[name], "s")
     results.ratio(f"{case}: raw_tcp/restore", f"{raw_case}.s", f"{case}.s")
+    results.ratio(f"{case}: raw_tcp_kept/restore", f"{kept_case}.s", f"{case}.s")
 
 
 def replica(results: Results, case: str, nbytes: int, runs: int) -> None:

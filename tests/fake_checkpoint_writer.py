@@ -5,10 +5,22 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from robust_slurm.checkpoint.layout import read_snapshot
+
+
+def _later(go: Path, reply: dict[str, Any]) -> None:
+    while not go.exists():
+        time.sleep(0.01)
+    _say(reply)
+
+
+def _say(reply: dict[str, Any]) -> None:
+    os.write(1, json.dumps(reply).encode() + b"\n")  # whole, whichever thread it is
 
 
 def main() -> None:
@@ -32,6 +44,9 @@ def main() -> None:
             reply |= {"op": "failed", "why": "read-only file system"}
         elif request["op"] == "commit":
             reply |= {"op": "committed", "step": request["step"]}
+            if mode == "commit-waits":  # for the other ranks' parts, beside other requests
+                threading.Thread(target=_later, args=(directory.parent / "go", reply)).start()
+                continue
         else:
             while mode == "waits" and not (directory.parent / "go").exists():
                 time.sleep(0.01)
@@ -40,7 +55,7 @@ def main() -> None:
             name = f"{request['attempt']}-{snapshot.rank}-{snapshot.step}"
             (directory / name).write_bytes(Path(request["source"]).read_bytes())
             reply |= {"op": "written", "bytes": plan.size}
-        print(json.dumps(reply), flush=True)
+        _say(reply)
 
 
 if __name__ == "__main__":

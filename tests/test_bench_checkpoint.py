@@ -56,7 +56,7 @@ def test_all_cases(
         assert {f"{saver}_2MB.{phase}" for phase in SAVE} <= names
         assert f"{saver}_2MB.blocked/memcpy" in found["ratios"]
     assert {"save_2MB.copy_s", "memcpy_2MB.s", "restore_own_2MB.s", "restore_peer_2MB.s"} <= names
-    assert {"raw_tcp_2MB.s", "raw_tcp_2MB.gb_per_s", "replica_2MB.s"} <= names
+    assert {"raw_tcp_2MB.s", "raw_tcp_2MB.gb_per_s", "raw_tcp_kept_2MB.s", "replica_2MB.s"} <= names
     assert found["machine"]["torch"]
 
 

@@ -67,7 +67,7 @@ def test_after_the_death_of_a_process_nothing_is_transferred() -> None:
     assert (resume.step, resume.tier, resume.transfers, resume.passed) == (8, "memory", (), ())
     assert resume.shards("n0") == {0: "own-0-8", 1: "own-1-8"}
     assert resume.shards("n1") == {2: "own-2-8", 3: "own-3-8"}
-    assert "resume from step 8 in memory: 4 of 4 snapshots" in text(resume)
+    assert "resumed step 8 from memory: 4 of 4 snapshots" in text(resume)
 
 
 def test_a_lost_node_is_replaced_from_its_replicas() -> None:
@@ -84,7 +84,7 @@ def test_a_lost_node_is_replaced_from_its_replicas() -> None:
         1: "fetched-1-8.safetensors",
     }
     assert "rank 0: t2 → t8 on n4 (replica)" in text(resume)
-    assert "2 of 4 snapshots are where they are needed, 2 from peers (2 MiB)" in text(resume)
+    assert "2 of 4 snapshots were where they are needed, 2 from peers (2 MiB)" in text(resume)
 
 
 def test_a_replica_on_the_node_that_takes_over_is_used_by_path() -> None:
@@ -147,7 +147,7 @@ def test_another_world_resumes_from_the_durable_directory() -> None:
     resume = plan(healthy(8), seats, 2, [(5, 4)])
     assert (resume.step, resume.tier) == (5, "shared")
     assert "saved by a world of 4, this one has 2" in text(resume)
-    assert resume.lines[0] == "resume from step 5 of the durable directory, saved by a world of 4"
+    assert resume.lines[0] == "resumed step 5 from disk, saved by a world of 4"
 
 
 def test_nothing_at_all() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -140,6 +141,27 @@ def test_a_flipped_bit_in_the_header_is_found_too(alone: tuple[Store, Events]) -
         file.seek(60)
         file.write(b"\xff")
     assert _steps(store, ok=False) == [(0, 1)]
+
+
+@pytest.mark.parametrize("size", [5000, SIZE * 2])
+def test_a_file_whose_size_was_changed_is_in_the_stock_as_bad(
+    alone: tuple[Store, Events], size: int
+) -> None:
+    store, _ = alone
+    rank = FakeRank(store, 3)
+    rank.save(1)
+    rank.wait("kept", step=1)
+    rank.save(2)
+    rank.wait("kept", step=2)
+    os.truncate(store.socket_path.parent / "own-3-1.safetensors", size)
+    for _ in range(2):
+        bad, good = sorted(store.stock(), key=lambda h: h.step)
+        assert good.ok
+        assert (bad.owner, bad.step, bad.ok) == (3, 1, False)
+        assert f"its size is {size} bytes" in bad.why
+    rank.save(4)  # into the same slot
+    rank.wait("kept", step=4)
+    assert sorted((h.step, h.ok) for h in store.stock()) == [(2, True), (4, True)]
 
 
 def test_a_file_that_is_gone_or_replaced_is_not_in_the_stock(alone: tuple[Store, Events]) -> None:

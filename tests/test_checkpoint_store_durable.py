@@ -101,6 +101,28 @@ def test_the_slot_is_held_while_it_is_written(alone: tuple[Store, Events], tmp_p
     assert events.wait(Persisted, lambda e: e.step == 1).ok
 
 
+def test_a_commit_that_waits_for_other_ranks_does_not_hold_up_the_next_write(
+    alone: tuple[Store, Events], tmp_path: Path
+) -> None:
+    store, events = alone
+    rank = _rank(store, tmp_path, "commit-waits")
+    for step in (10, 20, 30):
+        rank.save(step, persist=True)
+        events.wait(Persisted, lambda e, step=step: e.step == step and e.ok)
+        until(lambda step=step: ("commit", step) in _asked(tmp_path), f"commit of {step}")
+    assert events.of(Committed) == []
+    rank.say(op="flush", step=30)
+    (tmp_path / "ckpt/go").touch()
+    for step in (10, 20, 30):
+        assert events.wait(Committed, lambda e, step=step: e.step == step).ok
+    assert rank.wait("flushed")["ok"]
+    assert len({request["pid"] for request in _requests(tmp_path)}) == 1
+
+
+def _asked(tmp_path: Path) -> list[tuple[str, int]]:
+    return [(r["op"], r["step"]) for r in _requests(tmp_path) if r["op"] == "commit"]
+
+
 def test_persist_at_works_before_and_after_the_step(
     alone: tuple[Store, Events], tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 
 from robust_slurm.checkpoint import digest, transfer
 from robust_slurm.checkpoint.channel import BrokenError, Channel, number_list, numbers
-from robust_slurm.checkpoint.transfer import AbandonedError, Incoming, Offer, Outgoing
+from robust_slurm.checkpoint.incoming import Incoming
+from robust_slurm.checkpoint.transfer import AbandonedError, Offer, Outgoing
+from tests.waiting import until
 
 KEY = b"k" * 32
 
@@ -79,8 +82,11 @@ def _take(channel: Channel, path: Path, incoming: Incoming | None = None) -> Inc
 
 
 @pytest.mark.parametrize("size", [9, 999, 1000, 1001, 25_000])
-@pytest.mark.parametrize("mapped", [True, False])
-def test_a_snapshot_arrives_whole(tmp_path: Path, size: int, mapped: bool) -> None:
+@pytest.mark.parametrize(("mapped", "workers"), [(True, 1), (False, 1), (False, 2)])
+def test_a_snapshot_arrives_whole(
+    tmp_path: Path, size: int, mapped: bool, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digest, "workers", lambda _most: workers)
     a, b = _greeted()
     fd, offer, data = _offer(tmp_path, size)
     incoming = Incoming(tmp_path / "copy", offer, mapped=mapped)
@@ -152,6 +158,114 @@ def test_a_chunk_that_the_network_changed_is_sent_again(
     thread.join(10)
     assert (tmp_path / "copy").read_bytes() == data
     assert sum(calls) == 6000  # one chunk more
+
+
+def _early(offer: Offer) -> Offer:
+    """As it is offered while its digest is being taken."""
+    about = offer.message("offer")
+    return Offer.read({**about, "needs": list(offer.needs), "digest": []})
+
+
+def test_chunks_are_sent_while_the_digest_is_still_being_taken(tmp_path: Path) -> None:
+    a, b = _greeted()
+    fd, offer, data = _offer(tmp_path, 5000)
+    sums = digest.Sums(offer.size)
+    incoming = Incoming(tmp_path / "copy", _early(offer))
+    thread, result = _in_thread(lambda: _take(b, tmp_path / "copy", incoming))
+    sender, _ = _in_thread(lambda: _send(a, fd, _early(offer), sums=sums))
+    for index, crc in enumerate(offer.digest):
+        until(lambda index=index: len(incoming.missing) == 5 - index, f"{index} have arrived")
+        sums.put(index, crc)
+    until(lambda: not incoming.missing, "all have arrived")
+    assert (tmp_path / "copy").read_bytes()[:8] == bytes(8)  # the sender has not said that it ends
+    assert thread.is_alive()
+    sums.settle()
+    sender.join(10)
+    thread.join(10)
+    assert (tmp_path / "copy").read_bytes() == data
+    assert result[0].digest == offer.digest
+
+
+def test_what_is_withdrawn_while_it_is_sent_never_becomes_complete(tmp_path: Path) -> None:
+    a, b = _greeted()
+    fd, offer, _ = _offer(tmp_path, 5000)
+    sums = digest.Sums(offer.size)
+    for index, crc in enumerate(offer.digest):
+        sums.put(index, crc)
+    thread, result = _in_thread(lambda: _take(b, tmp_path / "copy"))
+    sender, sent = _in_thread(lambda: _send(a, fd, _early(offer), sums=sums))
+    until(lambda: (tmp_path / "copy").exists(), "it is being received")
+    sums.settle("torn")
+    sender.join(10)
+    thread.join(10)
+    assert str(result[0]) == str(sent[0]) == "torn"
+    assert (tmp_path / "copy").read_bytes()[:8] == bytes(8)
+
+
+def test_chunks_of_another_content_are_sent_again(tmp_path: Path) -> None:
+    """Half of one content came, then the connection broke, then another one is offered."""
+    fd, offer, _ = _offer(tmp_path, 5000)
+    a, b = _greeted()
+    incoming = Incoming(tmp_path / "copy", _early(offer))
+    thread, _ = _in_thread(lambda: (b.receive(), incoming.receive(b)))
+
+    def breaks(sent: int) -> str:
+        if sent == 3000:
+            until(lambda: len(incoming.missing) == 2, "it has arrived")
+            a.close()
+        return ""
+
+    with pytest.raises(BrokenError):
+        _send(a, fd, offer, still=breaks)
+    thread.join(10)
+    for again in (_early, lambda offer: offer):
+        other, newer, data = _offer(tmp_path, 5000, "other")
+        assert incoming.resume(again(newer))
+        a, b = _greeted()
+        thread, _ = _in_thread(partial(_take, b, tmp_path / "copy", incoming))
+        _send(a, other, newer)
+        thread.join(10)
+        assert (tmp_path / "copy").read_bytes() == data
+
+
+def test_a_chunk_is_held_against_the_crc_that_came_with_it(tmp_path: Path) -> None:
+    a, b = _greeted()
+    _, offer, data = _offer(tmp_path, 1500)
+    thread, result = _in_thread(lambda: _take(b, tmp_path / "copy"))
+    a.send(_early(offer).message("offer"))
+    for _ in range(transfer.ROUNDS):
+        chunks = a.receive()["chunks"]
+        for index in chunks:
+            a.send({"op": "chunk", "index": index, "crc": offer.digest[index] ^ (index == 1)})
+            a._sock.sendall(data[index * 1000 : index * 1000 + 1000])
+        a.send({"op": "end", "digest": offer.digest})
+    assert chunks == [1]
+    assert "chunk 1" in a.receive()["why"]
+    thread.join(10)
+    assert isinstance(result[0], AbandonedError)
+    assert (tmp_path / "copy").read_bytes()[:8] == bytes(8)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_disk_that_fails_ends_the_transfer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.setattr(digest, "workers", lambda _most: workers)
+    a, b = _greeted()
+    fd, offer, _ = _offer(tmp_path, 25_000)
+    incoming = Incoming(tmp_path / "copy", offer, mapped=False)
+
+    def full(*_arguments: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.pwrite", full)
+    thread, result = _in_thread(lambda: _take(b, tmp_path / "copy", incoming))
+    _in_thread(lambda: _send(a, fd, offer))
+    thread.join(10)
+    assert isinstance(result[0], OSError)
+    assert "No space" in str(result[0])
+    assert not incoming.complete
+    a.close()
 
 
 def test_a_file_that_is_not_what_its_digest_says_is_never_taken(tmp_path: Path) -> None:
@@ -291,7 +405,7 @@ def test_chunks_that_were_not_asked_for_are_not_taken(tmp_path: Path, index: int
     thread, result = _in_thread(lambda: _take(b, tmp_path / "copy"))
     a.send(offer.message("offer"))
     a.receive()
-    a.send({"op": "chunk", "index": index})
+    a.send({"op": "chunk", "index": index, "crc": 0})
     thread.join(10)
     assert isinstance(result[0], BrokenError)
 
@@ -303,7 +417,7 @@ def test_a_sender_that_sends_nothing_does_not_hold_on_for_ever(tmp_path: Path) -
     a.send(offer.message("offer"))
     for _ in range(transfer.ROUNDS):
         assert a.receive()["op"] == "go"
-        a.send({"op": "end"})
+        a.send({"op": "end", "digest": offer.digest})
     assert a.receive()["op"] == "no"
     thread.join(10)
     assert isinstance(result[0], AbandonedError)

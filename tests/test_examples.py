@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import jinja2
 import pytest
 
 from lab import curves
+from robust_slurm.checkpoint import durable
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 EXAMPLES = REPOSITORY / "examples"
@@ -145,12 +147,27 @@ def test_batch_follows_from_seed_and_step(train_lm: ModuleType) -> None:
 
 
 RANKS = 3  # with two the order of a sum could not matter
+EVERY = 4  # steps between checkpoints
 # Argument: the script, and its own. torch is imported once for all ranks; only rank 0 is heard.
+# Saving does not wait for the disk: here each checkpoint is waited for in the step after it, in
+# which the ranks then stop for good if the variable HOLD says so.
 _LAUNCH = f"""
-import os, runpy, sys
+import os, runpy, sys, time
 sys.argv.pop(0)
 sys.path[0] = os.path.dirname(sys.argv[0])
 import torch, torch.distributed, torch.nn.parallel, torch._dynamo
+import robust_slurm
+out = sys.argv[sys.argv.index("--out") + 1]
+beat = robust_slurm.beat
+def beat_and_wait(step, **more):
+    beat(step, **more)
+    saved = step - 1
+    if saved % {EVERY} == 0 and saved:
+        while not os.path.exists(f"{{out}}/checkpoints/step-{{saved:08d}}/manifest.json"):
+            time.sleep(0.02)
+    while step == int(os.environ.get("HOLD", 0)):
+        time.sleep(1)
+robust_slurm.beat = beat_and_wait
 ranks = []
 for rank in range({RANKS}):
     child = os.fork()
@@ -171,7 +188,8 @@ def start(out: Path, env: dict[str, str]) -> subprocess.Popen[str]:
         port = probe.getsockname()[1]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "ROBUST"))}
     clean |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
-    script = [str(TRAIN), "--out", str(out), "--steps", "16", "--save-every", "4"]
+    script = [str(TRAIN), "--out", str(out), "--steps", "16"]
+    script += ["--save-every", str(EVERY)]
     return subprocess.Popen(
         [sys.executable, "-c", _LAUNCH, *script],
         env=clean | env,
@@ -194,11 +212,14 @@ def losses(out: Path) -> dict[int, float]:
     return {step: point.loss for step, point in points.items()}
 
 
+def durable_steps(out: Path) -> list[int]:
+    """Of the checkpoints that count."""
+    return [each.step for each in durable.committed(out / "checkpoints")]
+
+
 def test_stopped_training_ends_with_the_same_losses(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    # Without the library it trains the same: what is found first under its name cannot be imported.
-    (tmp_path / "robust_slurm.py").write_text("raise ImportError('not here')\n")
-    whole = start(tmp_path / "whole", {"PYTHONPATH": str(tmp_path)})
+    whole = start(tmp_path / "whole", {})
     try:
         printed, complaints = whole.communicate(timeout=120)
         assert whole.returncode == 0, complaints
@@ -207,24 +228,29 @@ def test_stopped_training_ends_with_the_same_losses(tmp_path: Path) -> None:
     expected = losses(tmp_path / "whole")
     assert list(expected) == list(range(1, 17))
     assert f"step 16 loss {expected[16]:.6f}" in printed
-    kept = sorted(path.name for path in (tmp_path / "whole").glob("step-*"))
-    assert kept == ["step-00000012.pt", "step-00000016.pt"]
+    assert complaints == ""
+    assert durable_steps(tmp_path / "whole") == [12, 16]  # two are kept
 
     out = tmp_path / "stopped"
-    first = start(out, {})
+    first = start(out, {"HOLD": "11"})
     try:
         deadline = time.monotonic() + 120
-        while max(losses(out), default=0) < 9:
+        while max(losses(out), default=0) < 10:
             assert time.monotonic() < deadline and first.poll() is None
             time.sleep(0.01)
     finally:
         end(first)
-    # A newer checkpoint that is broken, half a temporary one, and a torn line: as a crash may do.
-    newest = max(out.glob("step-*.pt"))
-    done = int(newest.stem.removeprefix("step-"))
-    assert done >= 8
-    (out / "step-00000099.pt").write_bytes(newest.read_bytes()[:1000])
-    (out / "step-00000098.tmp").write_bytes(b"half")
+    assert durable_steps(out) == [4, 8]
+    # A newer checkpoint that is broken, one that was not completed, a torn line: as a crash may do.
+    newest, broken = (durable.step_dir(out / "checkpoints", step) for step in (8, 99))
+    shutil.copytree(newest, broken)
+    manifest = broken / durable.MANIFEST
+    manifest.write_text(manifest.read_text().replace('"step":8,', '"step":99,'))
+    for data in broken.glob("*.distcp"):
+        os.truncate(data, 1000)
+    shutil.copytree(newest, durable.step_dir(out / "checkpoints", 98))
+    (durable.step_dir(out / "checkpoints", 98) / durable.MANIFEST).unlink()
+    assert durable_steps(out) == [4, 8, 99]
     with (out / "loss.jsonl").open("a") as file:
         file.write('{"step": 1')
 
@@ -234,9 +260,9 @@ def test_stopped_training_ends_with_the_same_losses(tmp_path: Path) -> None:
         assert again.returncode == 0, complaints
     finally:
         end(again)
-    assert f"resumed after step {done} (epoch 2, restarted: rank_exit: a test)" in printed
-    assert "step-00000099.pt: passed over" in complaints
+    assert "resumed after step 8 (epoch 2, restarted: rank_exit: a test)" in printed
+    assert "step 99 is passed over" in complaints
     assert losses(out) == expected
     rows = [json.loads(line) for line in (out / "loss.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 17))
-    assert {row["epoch"] for row in rows if row["step"] > done} == {2}
+    assert [row["epoch"] for row in rows] == [0] * 8 + [2] * 8

@@ -46,10 +46,11 @@ def test_phases_and_the_line() -> None:
 def test_what_the_ranks_were_restored_from_is_in_the_line() -> None:
     it = incident()
     it.marks = {"decide": 100.1, "replace": 100.3, "restore": 100.7, "launch": 101.0}
-    it.restored = ("step 46 from memory", "rank 3 from n2's replica")
+    it.restored = ("resumed step 46 from memory: 4 of 4 snapshots …", "rank 3: …")
+    it.swaps.append(("n2", "s1"))
     it.step_before, it.resume_step = 47, 47
     assert "restore 0.40, launch 0.30" in it.line()
-    assert it.line().endswith("; step 46 from memory; 1 step lost")
+    assert it.line().endswith("; resumed step 46 from memory; s1 took the ranks of n2; 1 step lost")
     assert it.record(1, "0")["restored"] == list(it.restored)
 
 

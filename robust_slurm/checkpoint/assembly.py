@@ -15,10 +15,11 @@ from .dtypes import TORCH, dtype_of, storable
 from .huge_pages import advise_huge
 from .layout import Entry, Snapshot
 from .leaves import local_part
+from .one_thread import use_one_thread
 from .values import Ref
 
 MAX_THREADS = 8
-PER_THREAD = 32 << 20  # bytes that make another thread worth its start
+PER_THREAD = 8 << 20  # bytes that are worth another thread; each takes about as much at a time
 
 
 class StateError(ValueError):
@@ -178,17 +179,30 @@ Step = Fill | Callable[[], object]
 
 def run_all(fills: Sequence[Fill]) -> None:
     """Copy everything, in several threads if it is much. Raises StateError."""
-    size = sum(fill.target.nbytes for fill in fills)
-    threads = min(MAX_THREADS, len(os.sched_getaffinity(0)), size // PER_THREAD)
-    if threads < 2:
-        for fill in fills:
-            fill.run()
-        return
+    # Neighbours stay together: threads should not meet at the first write of one page.
+    units: list[list[Fill]] = []
+    left = 0
+    for fill in fills:
+        if left <= 0:
+            units.append([])
+            left = PER_THREAD
+        units[-1].append(fill)
+        left -= fill.target.nbytes
     # Largest first, so that all threads end at about the same time.
-    ordered = sorted(fills, key=lambda fill: -fill.target.nbytes)
-    with ThreadPoolExecutor(threads, "restore") as pool:
-        for _ in pool.map(Fill.run, ordered):
+    units.sort(key=lambda unit: -sum(fill.target.nbytes for fill in unit))
+    threads = min(MAX_THREADS, len(os.sched_getaffinity(0)), len(units))
+    if threads < 2:
+        for unit in units:
+            _run(unit)
+        return
+    with ThreadPoolExecutor(threads, "restore", use_one_thread) as pool:
+        for _ in pool.map(_run, units):
             pass
+
+
+def _run(fills: Sequence[Fill]) -> None:
+    for fill in fills:
+        fill.run()
 
 
 def _check_shard(live: torch.Tensor, ref: Ref, entry: Entry) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from robust_slurm.checkpoint.channel import BrokenError, Channel, RefusedError, connect
 from robust_slurm.checkpoint.events import Outcome, Wanted
+from robust_slurm.checkpoint.incoming import Incoming
 from robust_slurm.checkpoint.local import LocalDisk
 from robust_slurm.checkpoint.shelf import FETCHED, Shelf
-from robust_slurm.checkpoint.transfer import AbandonedError, Incoming, Offer
+from robust_slurm.checkpoint.transfer import AbandonedError, Offer
 
 PAUSE = 0.2  # s between two tries
 PARALLEL = 8
@@ -131,7 +132,7 @@ class Fetcher:
                     raise _Failed(f"{place}: {why}")
                 self._stop.wait(PAUSE)
             incoming.path.rename(self._shelf.directory / file)
-            self._shelf.put(incoming.offer.record(file, incoming.inode))
+            self._shelf.put(incoming.offer.record(file, incoming.inode, incoming.digest))
             return file, incoming.received
         finally:
             download.close()
@@ -181,7 +182,7 @@ class _Download:
             offer = Offer.read(reply)
             if (offer.owner, offer.step) != (item.owner, item.step):
                 raise AbandonedError(f"it offers step {offer.step} of rank {offer.owner}")
-            if self._incoming is None or not self._incoming.offer.same(offer):
+            if self._incoming is None or not self._incoming.resume(offer):
                 self.close()
                 self._incoming = Incoming(self._part, offer, mapped=False)
             self._incoming.receive(channel)

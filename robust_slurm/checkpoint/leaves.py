@@ -150,7 +150,9 @@ class Batch:
     def __init__(self, leaves: Iterable[Leaf]) -> None:
         kept = list(leaves)
         self._others = [
-            leaf for leaf in kept if leaf.local.is_complex() or leaf.local.device.type not in _DEVICES
+            leaf
+            for leaf in kept
+            if leaf.local.is_complex() or leaf.local.device.type not in _DEVICES
         ]
         others = set(map(id, self._others))
         quick = [leaf for leaf in kept if id(leaf) not in others]

@@ -161,11 +161,12 @@ class ModuleState:
             raise StateError(f"{self.key}: saved from something that is no torch module")
         values: dict[str, Encoded] = encoded["d"]
         places = list(module_tree.walk(self.top))
-        if module_tree.is_plain_to_save(self.top):
+        plain = module_tree.is_plain_to_save(self.top)
+        if plain:
             for reshard in module_tree.reshards(places):
                 reshard()  # the sharded parameters are the optimizer's too
         self.names = module_tree.parameter_names(self.top)
-        if not (module_tree.is_plain_to_save(self.top) and module_tree.is_plain_to_load(self.top)):
+        if not (plain and module_tree.is_plain_to_load(self.top)):
             return [partial(self._load, self._whole_state(saved, values))]
         tensors, extras = _live(places)
         fits(self.key, values, {**tensors, **extras})

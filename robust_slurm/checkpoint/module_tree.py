@@ -21,6 +21,9 @@ OWN = ("torch.nn.", "torch.ao.nn.")
 """Modules of torch that override how they are loaded only to read what older versions saved."""
 
 
+_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+
+
 class Place(NamedTuple):
     """One module of the tree."""
 
@@ -38,7 +41,9 @@ def walk(top: nn.Module) -> Iterator[Place]:
         place = stack.pop()
         yield place
         prefix, raw, module = place
-        parallel = isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel)
+        if not module._modules:
+            continue
+        parallel = isinstance(module, _PARALLEL)
         for name, child in reversed(module._modules.items()):
             if child is not None:
                 bare = (parallel and name == "module") or name in WRAPPERS
@@ -114,7 +119,7 @@ def is_plain_to_load(top: nn.Module) -> bool:
 
 
 def _known(hooks: dict[int, Any]) -> bool:
-    return all(
+    return not hooks or all(
         str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith(KNOWN_HOOKS)
         for hook in hooks.values()
     )

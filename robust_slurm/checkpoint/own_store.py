@@ -22,6 +22,7 @@ class OwnStore:
     def __init__(self, say: Callable[[str], None]) -> None:
         """``say`` gets every trouble as text, in any thread. Raises OSError."""
         self._say = say
+        self._newest = -1  # step that is committed
         base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
         _remove_stale(base)
         self.directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
@@ -42,7 +43,14 @@ class OwnStore:
     def _emit(self, event: Event) -> None:
         if isinstance(event, Alarm):
             self._say(event.text)
-        elif isinstance(event, (Persisted, Committed)) and not event.ok:
+        if not isinstance(event, (Persisted, Committed)):
+            return
+        if event.ok:
+            if isinstance(event, Committed):
+                self._newest = max(self._newest, event.step)
+        elif event.why.startswith("passed over"):
+            self._say(f"not all steps go to the checkpoint directory: {event.why}")  # once
+        elif event.step > self._newest:
             self._say(f"step {event.step} is not in the checkpoint directory: {event.why}")
 
 

@@ -121,7 +121,7 @@ def plan(
         step, saved_by = committed
         told = "" if saved_by == world else f", saved by a world of {saved_by}"
         tier = "shared"
-        head = f"resume from step {step} of the durable directory{told}"
+        head = f"resumed step {step} from disk{told}"
     elif newest is not None:
         step, tier = newest[0], "memory"
         files, transfers = _sources(sets[newest], seats, world)
@@ -239,8 +239,8 @@ def _passed(copy: Copy, why: str) -> Passed:
 
 def _summary(step: int, files: dict[str, dict[int, str]], transfers: Sequence[Transfer]) -> str:
     there = sum(len(found) for found in files.values())
-    text = f"resume from step {step} in memory: {there} of {there + len(transfers)} snapshots"
-    text += " are where they are needed"
+    text = f"resumed step {step} from memory: {there} of {there + len(transfers)} snapshots"
+    text += " were where they are needed"
     disk = sum(t.tier == "local" for t in transfers)
     total = sum(t.size for t in transfers) / 2**20
     for count, source in ((len(transfers) - disk, "peers"), (disk, "local disks")):

@@ -10,8 +10,9 @@ import threading
 from collections.abc import Callable
 
 from robust_slurm.checkpoint.channel import BrokenError, Channel, Message, numbers
+from robust_slurm.checkpoint.incoming import Incoming
 from robust_slurm.checkpoint.shelf import REPLICA, Record, Shelf
-from robust_slurm.checkpoint.transfer import AbandonedError, Incoming, Offer, Outgoing
+from robust_slurm.checkpoint.transfer import AbandonedError, Offer, Outgoing
 
 MAX_CONNECTIONS = 256
 # As many as the owner has itself: with two, the loss of a node could leave no common step.
@@ -109,7 +110,7 @@ class PeerServer:
     def _let_go(self, incoming: Incoming) -> None:
         incoming.close()
         with contextlib.suppress(OSError):
-            if incoming.missing and incoming.path.lstat().st_ino == incoming.inode:
+            if not incoming.complete and incoming.path.lstat().st_ino == incoming.inode:
                 incoming.path.unlink()
 
     # -- a connection's thread
@@ -211,7 +212,7 @@ class PeerServer:
             incoming.receive(channel)
         except AbandonedError:
             return  # what has come stays, in case it is offered again
-        record = offer.record(incoming.path.name, incoming.inode)
+        record = offer.record(incoming.path.name, incoming.inode, incoming.digest)
         with self._lock:  # not after begin() has swept
             if channel.closed or self._pairs.get(offer.owner) is not pair:
                 raise BrokenError("another epoch began")
@@ -221,7 +222,7 @@ class PeerServer:
     @staticmethod
     def _begun(pair: _Pair, offer: Offer) -> tuple[int, Incoming | None]:
         for number, incoming in pair.slots.items():
-            if incoming.missing and incoming.offer.same(offer):
+            if not incoming.complete and incoming.resume(offer):
                 return number, incoming
         return -1, None
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import torch
+
 from .client import Client
 from .layout import Snapshot
 from .options import Options
@@ -57,6 +59,8 @@ class Saver:
         self._no_room: OSError | None = None
         self._form: Form | None = None
         self._items: Sequence[Item] = ()
+        self._late: list[torch.Tensor] = []
+        self._early: list[torch.Tensor] = []
         self._unsteady: set[str] = set()
         self._encoded: dict[str, tuple[Any, str]] = {}
         self._told = 0.0  # of the time blocked, to the store
@@ -105,8 +109,8 @@ class Saver:
             step,
             slot,
             form,
-            [items[i].tensor for i in form.late],
-            [items[i].tensor for i in form.early],
+            self._late,
+            self._early,
             lambda: self._encode(values),
         )
         self._over = over = Event()
@@ -209,6 +213,8 @@ class Saver:
             ]
             form = self._form = Form([i.entry for i in items], late, self._about)
         self._items = items
+        self._late = [items[i].tensor for i in form.late]
+        self._early = [items[i].tensor for i in form.early]
         return form
 
     def _encode(self, values: dict[str, Any]) -> str:

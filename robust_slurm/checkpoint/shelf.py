@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from robust_slurm.checkpoint import digest, layout
+from robust_slurm.checkpoint.digest import Sums
 from robust_slurm.checkpoint.events import Holding
 
 OWN, FETCHED, REPLICA = "own", "fetched", "replica"
@@ -33,6 +34,7 @@ class Record:
         "owner",
         "size",
         "step",
+        "sums",
         "world",
     )
 
@@ -59,6 +61,8 @@ class Record:
         self.size = size
         self.inode = inode
         self.digest = digest
+        self.sums: Sums | None = None
+        """While the digest is still being taken."""
         self.bad = ""
 
     @property
@@ -149,10 +153,15 @@ class Shelf:
         return min(found, key=lambda r: (OWN, FETCHED, REPLICA).index(r.kind), default=None)
 
     def open(self, record: Record) -> int:
-        """Raises FileNotFoundError when the file is not the one of the record any more."""
+        """FileNotFoundError when the file is not the one of the record any more,
+        FileChangedError when it was cut short or made longer."""
         fd, size, inode = open_snapshot(self.directory / record.file)
         if inode != record.inode or size != record.size:
+            torn = not complete(fd)
             os.close(fd)
+            if inode == record.inode:
+                size_now = f"its size is {size} bytes, not {record.size}: somebody changed it"
+                raise digest.FileChangedError(TORN if torn else size_now)
             raise FileNotFoundError(f"{record.file} has been replaced")
         return fd
 
@@ -173,6 +182,12 @@ class Shelf:
         except FileNotFoundError:
             self.discard(record)
             return None
+        except digest.FileChangedError as err:
+            if str(err) == TORN:
+                self.discard(record)
+            else:
+                record.bad = record.bad or str(err)
+            return self._holding(record, record.bad or TORN)
         except OSError as err:
             return self._holding(record, f"cannot be opened: {err.strerror or err}")
         try:

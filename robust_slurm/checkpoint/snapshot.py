@@ -7,7 +7,6 @@ no GIL. CUDA tensors go on a stream of their own into registered memory.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from .one_thread import use_one_thread
 from .slots import Form, Slot, cuda
 
 
@@ -183,15 +183,7 @@ class Copier:
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        _use_one_thread()
+        use_one_thread()
         while (job := self._jobs.get()) is not None:
             job()
             del job  # or the tensors of the last step live until the next
-
-
-def _use_one_thread() -> None:
-    """For this thread only. torch.set_num_threads would change MKL's number for all of them."""
-    torch.get_num_threads()  # torch sets a thread's number the first time that it is needed
-    openmp = getattr(ctypes.CDLL(None), "omp_set_num_threads", None)
-    if openmp is not None:
-        openmp(1)

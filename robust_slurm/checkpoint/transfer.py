@@ -1,21 +1,18 @@
 """Moving one snapshot over a Channel: the same few messages for a replica and for a fetch.
 
 The side that has the file sends, for each chunk that the other lacks, a sealed ``chunk`` message
-and then the bytes; after the last one ``end``. The side that gets it holds each chunk against the
-sealed digest, and answers with the chunks it wants again, or with ``done``. What has been received
-well is kept when the connection breaks, so the next one asks for the rest only.
+with its CRC and then the bytes; after the last one ``end`` with the whole digest. So a snapshot can
+be sent while its digest is still being taken. The side that gets it (``incoming``) holds each chunk
+against the sealed CRC, and answers with the chunks it wants again, or with ``done``. What has been
+received well is kept when the connection breaks, so the next one asks for the rest only.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import mmap
-import os
 import time
-import zlib
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
+from typing import NoReturn, TypeVar
 
 from robust_slurm.checkpoint import digest
 from robust_slurm.checkpoint.channel import BrokenError, Channel, Message, number_list, numbers
@@ -24,8 +21,8 @@ from robust_slurm.checkpoint.throttle import Bucket
 
 ROUNDS = 3  # a chunk that arrives wrong this often is not sent again
 MAX_NEEDS = 1 << 17
-_ROOM = 1 << 30  # bytes made room for at once
-_PIECE = 1 << 20  # received, summed and written while it is in the processor's cache
+_T = TypeVar("_T")
+_WAIT = 0.5  # s between two signs of life while the next chunk is being summed
 
 
 class AbandonedError(Exception):
@@ -33,7 +30,10 @@ class AbandonedError(Exception):
 
 
 class Offer:
-    """What is sent: identity, size in bytes and digest of one snapshot."""
+    """What is sent: identity, size in bytes and digest of one snapshot.
+
+    The digest is empty while it is still being taken: then it comes with the chunks.
+    """
 
     __slots__ = ("digest", "epoch", "needs", "owner", "size", "step", "world")
 
@@ -69,7 +69,7 @@ class Offer:
         )
         crcs = number_list(message, "digest", MAX_NEEDS, 1 << 32)
         needs = number_list(message, "needs", MAX_NEEDS, 1 << 31)
-        if size <= 8 or len(crcs) != digest.count(size):
+        if size <= 8 or len(crcs) not in (0, digest.count(size)):
             raise BrokenError(f"an offer of {size} bytes with {len(crcs)} digests")
         return cls(owner, step, world, tuple(needs), epoch, size, crcs)
 
@@ -80,154 +80,22 @@ class Offer:
             record.digest,
         )  # fmt: skip
 
-    def record(self, file: str, inode: int) -> Record:
+    def record(self, file: str, inode: int, crcs: list[int]) -> Record:
         """Of the file in which it is now complete."""
         return Record(
             file, step=self.step, world=self.world, needs=self.needs, epoch=self.epoch,
-            size=self.size, inode=inode, digest=self.digest,
+            size=self.size, inode=inode, digest=crcs,
+        )  # fmt: skip
+
+    def alike(self, other: Offer) -> bool:
+        """Whether both are of the same snapshot, as far as its name tells."""
+        return (self.owner, self.step, self.epoch, self.size) == (
+            other.owner, other.step, other.epoch, other.size,
         )  # fmt: skip
 
     def same(self, other: Offer) -> bool:
-        return (self.owner, self.step, self.epoch, self.size, self.digest) == (
-            other.owner, other.step, other.epoch, other.size, other.digest,
-        )  # fmt: skip
-
-
-class Incoming:
-    """A file that is being received; torn (first eight bytes zero) until it is complete.
-
-    A replica is received straight into a mapping, which is cheapest when the room is used again
-    and again. What is received once is written instead: the first touch of a mapped page costs
-    more than copying it.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        offer: Offer,
-        reuse: Incoming | None = None,
-        *,
-        mapped: bool = True,
-        busy: Callable[[], None] = lambda: None,
-    ) -> None:
-        """OSError(ENOSPC) when there is not enough room; a mapped file takes it at once.
-
-        ``reuse``: an older one at the same path whose room may be taken over; ``busy()`` is called
-        now and then while room is being made.
-        """
-        self.path = path
-        self.offer = offer
-        self.missing = list(range(digest.count(offer.size)))
-        self.received = 0
-        self._head = bytes(8)
-        self._map: mmap.mmap | None = None
-        self._fd = -1
-        self.inode = 0
-        if reuse is not None and reuse._usable(path, offer.size):
-            self._fd, self._map, self.inode = reuse._fd, reuse._map, reuse.inode
-            reuse._map, reuse._fd = None, -1
-            os.pwrite(self._fd, bytes(8), 0)
-            return
-        if reuse is not None:
-            reuse.close()
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._fd = os.open(path, flags, 0o600)
-        try:
-            self._make_room(offer.size, mapped, busy)
-        except BaseException:
-            self.close()
-            path.unlink()
-            raise
-
-    def _make_room(self, size: int, mapped: bool, busy: Callable[[], None]) -> None:
-        room = os.fstatvfs(self._fd)
-        if room.f_bavail * room.f_frsize < size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.inode = os.fstat(self._fd).st_ino
-        if not mapped:
-            os.ftruncate(self._fd, size)
-            return
-        for at in range(0, size, _ROOM):
-            os.posix_fallocate(self._fd, at, min(_ROOM, size - at))
-            busy()
-        self._map = mmap.mmap(self._fd, size)
-
-    def _usable(self, path: Path, size: int) -> bool:
-        if self._map is None or (self.path, self.offer.size) != (path, size):
-            return False
-        try:  # unless it was removed or cut, or another store has put a file there
-            info = path.lstat()
-        except OSError:
-            return False
-        return (info.st_ino, info.st_size) == (self.inode, size)
-
-    def receive(self, channel: Channel) -> None:
-        """Take chunks until none is missing. Raises BrokenError, AbandonedError, OSError."""
-        for _ in range(ROUNDS):
-            channel.send({"op": "go", "chunks": self.missing})
-            left = set(self.missing)
-            while (message := channel.receive())["op"] == "chunk":
-                (index,) = numbers(message, "index")
-                if index not in left:
-                    raise BrokenError(f"chunk {index} was not asked for")
-                if self._take(channel, index):
-                    left.discard(index)
-                    self.missing.remove(index)
-            if message["op"] == "drop":
-                raise AbandonedError(str(message.get("why", ""))[:500])
-            if message["op"] != "end":
-                raise BrokenError(f"{message['op']} among chunks")
-            if not self.missing:
-                os.pwrite(self._fd, self._head, 0)
-                return
-        why = "after several tries " + digest.describe(self.missing, self.offer.size)
-        channel.send({"op": "no", "why": why})
-        raise AbandonedError(why)
-
-    def _take(self, channel: Channel, index: int) -> bool:
-        """Receive one chunk. False when it is not what the digest says."""
-        begin, length = digest.span(index, self.offer.size)
-        head = bytearray(8 if index == 0 else 0)  # these come last into the file
-        if head:
-            channel.receive_into(memoryview(head))
-        fill = self._into_map if self._map is not None else self._into_file
-        crc = fill(channel, begin + len(head), begin + length, zlib.crc32(head))
-        self.received += length
-        if crc != self.offer.digest[index]:
-            return False
-        if index == 0:
-            self._head = bytes(head)
-        return True
-
-    def _into_map(self, channel: Channel, begin: int, end: int, crc: int) -> int:
-        assert self._map is not None
-        with memoryview(self._map) as view, view[begin:end] as chunk:
-            channel.receive_into(chunk)
-            return zlib.crc32(chunk, crc)
-
-    def _into_file(self, channel: Channel, begin: int, end: int, crc: int) -> int:
-        buffer = memoryview(bytearray(min(_PIECE, end - begin)))
-        while begin < end:
-            piece = buffer[: end - begin]
-            channel.receive_into(piece)
-            crc = zlib.crc32(piece, crc)
-            while piece:
-                written = os.pwrite(self._fd, piece, begin)
-                begin += written
-                piece = piece[written:]
-        return crc
-
-    def close(self) -> None:
-        """Let go of the file; it stays."""
-        if self._map is not None:
-            with contextlib.suppress(BufferError):  # a traceback still has a view: freed with it
-                self._map.close()
-            self._map = None
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Whether both have the same content."""
+        return self.alike(other) and self.digest == other.digest != []
 
 
 class Outgoing:
@@ -242,14 +110,17 @@ class Outgoing:
         bucket: Bucket | None = None,
         wait: Callable[[float], object] = time.sleep,
         still: Callable[[int], str] | None = None,
+        sums: digest.Sums | None = None,
     ) -> None:
-        """``still(bytes sent)`` is asked before each chunk; what it answers ends the transfer."""
+        """``still(bytes sent)`` is asked before each chunk; what it answers ends the transfer.
+        ``sums``: the digest, where it is still being taken."""
         self._channel = channel
         self._fd = fd
         self._offer = offer
         self._bucket = bucket if bucket is not None and bucket.piece else None
         self._wait = wait
         self._still = still
+        self._sums = sums if sums is not None else digest.Sums.of(offer.digest)
         self.sent = 0
 
     def send(self, first: Message) -> None:
@@ -266,22 +137,38 @@ class Outgoing:
                 raise BrokenError(f"{message['op']} instead of go: {message.get('why', '')}"[:500])
             chunks = number_list(message, "chunks", MAX_NEEDS, digest.count(size))
             if again:
-                wrong = digest.differing(self._fd, size, self._offer.digest, chunks)
+                wrong = digest.differing(self._fd, size, self._whole(), chunks)
                 if wrong:
                     self._drop(digest.describe(wrong, size))
             for index in chunks:
-                why = self._still(self.sent) if self._still is not None else ""
-                if why:
-                    self._drop(why)
+                self._ask_still()
+                crc = self._await(partial(self._sums.crc, index, _WAIT))
                 begin, length = digest.span(index, size)
-                self._channel.send({"op": "chunk", "index": index})
+                self._channel.send({"op": "chunk", "index": index, "crc": crc})
                 self._channel.send_file(
                     self._fd, begin, length, self._pace if self._bucket is not None else None
                 )
                 self.sent += length
-            self._channel.send({"op": "end"})
+            self._channel.send({"op": "end", "digest": self._whole()})
             message, again = self._channel.receive(), True
         raise BrokenError("the peer asks again and again")
+
+    def _ask_still(self) -> None:
+        why = self._still(self.sent) if self._still is not None else ""
+        if why:
+            self._drop(why)
+
+    def _whole(self) -> list[int]:
+        return self._await(lambda: self._sums.whole(_WAIT))
+
+    def _await(self, get: Callable[[], _T | None]) -> _T:
+        """What is not None; until then the peer hears that this end is alive."""
+        try:
+            while (found := get()) is None:
+                self._channel.send({"op": "busy"})
+        except digest.WithdrawnError as err:
+            self._drop(str(err))
+        return found
 
     def _pace(self, left: int) -> int:
         assert self._bucket is not None
@@ -291,6 +178,6 @@ class Outgoing:
             self._wait(wait)
         return piece
 
-    def _drop(self, why: str) -> None:
+    def _drop(self, why: str) -> NoReturn:
         self._channel.send({"op": "drop", "why": why})
         raise AbandonedError(why)

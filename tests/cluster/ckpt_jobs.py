@@ -165,12 +165,9 @@ class CheckpointJob(Training):
     # -- holding it still
 
     def wait_held(self, epoch: int, step: int) -> None:
-        """All ranks wait at the beginning of a step, and say what they saved before."""
+        """All ranks stay at the beginning of a step."""
         names = [self.dir / f"held.{epoch}.{step}.{rank}" for rank in self.ranks]
         self.until(lambda: all(n.exists() for n in names), f"hold in {epoch}:{step}", WAIT)
-
-    def let_go(self, epoch: int, step: int) -> None:
-        (self.dir / f"go.{epoch}.{step}").touch()
 
     # -- the nodes' memory
 
