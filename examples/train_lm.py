@@ -8,12 +8,12 @@ with NCCL. It runs under robust-srun, srun and torchrun, or alone:
 Stopped at any step and started again with the same ``--out``, it goes on after its newest
 checkpoint and ends with exactly the losses of a run that was never stopped. What that takes:
 
+- model and optimizer are in a ``robust_slurm.Checkpointer``: under robust-srun every step is kept
+  in the memory of two nodes, everywhere some go to disk;
 - a step's data follow from the seed and the step's number, not from what was read before;
-- a checkpoint holds model and optimizer, appears under its name by an atomic rename when it is
-  complete and on disk, and two are kept; one that cannot be read is passed over;
 - what the ranks add up, they add up in the same order every time (see ``settle``).
 
-Files in ``--out``: ``step-00000040.pt``, and ``loss.jsonl`` with one line per step.
+Files in ``--out``: ``checkpoints/``, and ``loss.jsonl`` with one line per step.
 """
 
 # ruff: noqa: E402 - imports after the first statement, see there
@@ -24,11 +24,9 @@ import gc
 gc.disable()  # torch's 2,000 modules are no garbage; unsearched they load in 3/4 of the time
 
 import argparse
-import contextlib
 import json
 import math
 import os
-import pickle
 import re
 import sys
 import time
@@ -41,13 +39,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 
-try:
-    import robust_slurm
-except ImportError:  # only wanted, not needed
-    robust_slurm = None  # type: ignore[assignment]
+import robust_slurm
 
 VOCABULARY = 256  # bytes
-KEPT = 2  # checkpoints
 
 
 def main() -> None:
@@ -64,9 +58,15 @@ def train(args: argparse.Namespace, rank: int, world: int, device: torch.device)
     model = DistributedDataParallel(bare, device_ids=[device] if device.type == "cuda" else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     settle(model, *batch_of(text, args, 0, rank, world))
+    checkpointer = robust_slurm.Checkpointer(
+        model=model,
+        optimizer=optimizer,
+        directory=args.out / "checkpoints",
+        every=args.save_every,
+    )
     gc.freeze()  # all modules are loaded: never search them, also not at the exit
     gc.enable()
-    done = resume(args.out, bare, optimizer, device, rank)
+    done = checkpointer.resume()
     losses = LossFile(args.out / "loss.jsonl", done) if rank == 0 else None
     if losses is not None:
         print(why_here(done), flush=True)
@@ -84,15 +84,12 @@ def train(args: argparse.Namespace, rank: int, world: int, device: torch.device)
         mean = loss.detach()
         dist.all_reduce(mean)
         mean_loss = mean.item() / world
-        if robust_slurm is not None:
-            robust_slurm.beat(step, loss=mean_loss, grad_norm=norm.item())
+        robust_slurm.beat(step, loss=mean_loss, grad_norm=norm.item())
         if losses is not None:
-            losses.add(step, mean_loss)
+            losses.add(step, mean_loss)  # before the step is saved: no saved step is without it
             print(f"step {step} loss {mean_loss:.6f}", flush=True)
-            if step % args.save_every == 0 or step == args.steps:
-                with phase("checkpoint"):
-                    save(args.out, step, bare, optimizer)
-    dist.barrier()  # nobody leaves while rank 0 still saves
+        checkpointer.save(step)
+    checkpointer.close()  # when the last step is on disk
 
 
 # -- the model --------------------------------------------------------------------------------
@@ -187,76 +184,7 @@ def batch_of(
     return windows[:, :-1], windows[:, 1:]
 
 
-# -- checkpoints ------------------------------------------------------------------------------
-
-
-def save(out: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write a checkpoint so that under its name there is all of it or nothing."""
-    path = out / f"step-{step:08d}.pt"
-    temporary = path.with_suffix(".tmp")
-    content = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    with temporary.open("wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(out, os.O_RDONLY)  # the rename itself must reach the disk, too
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-    older = [other for other in checkpoints(out) if other.name < path.name]
-    for old in older[KEPT - 1 :]:
-        old.unlink(missing_ok=True)
-
-
-def checkpoints(out: Path) -> list[Path]:
-    """All checkpoints under their final name, the newest first."""
-    return sorted(out.glob("step-*.pt"), reverse=True)
-
-
-def read(path: Path, device: torch.device) -> dict[str, Any] | None:
-    """A checkpoint's content; None, said on stderr, if it cannot be read."""
-    try:
-        content = torch.load(path, map_location=device, weights_only=True)
-        missing = {"step", "model", "optimizer"} - set(content)
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        print(f"{path}: passed over, cannot be read: {error}", file=sys.stderr, flush=True)
-        return None
-    if missing:
-        print(f"{path}: passed over, has no {', '.join(sorted(missing))}", file=sys.stderr)
-        return None
-    return dict(content)
-
-
-def resume(
-    out: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    device: torch.device,
-    rank: int,
-) -> int:
-    """Load the newest readable checkpoint into all ranks; return its step, 0 without one.
-
-    Rank 0 chooses: two ranks that look at a shared directory may see different files.
-    """
-    content, chosen = None, 0
-    if rank == 0:
-        out.mkdir(parents=True, exist_ok=True)
-        content = next((c for p in checkpoints(out) if (c := read(p, device)) is not None), None)
-        chosen = content["step"] if content is not None else 0
-    word = torch.tensor([chosen], device=device)
-    dist.broadcast(word, src=0)
-    step = int(word.item())
-    if step == 0:
-        return 0
-    path = out / f"step-{step:08d}.pt"
-    content = content or read(path, device)
-    if content is None:
-        sys.exit(f"rank {rank} cannot read {path}, which rank 0 could: is {out} on shared storage?")
-    model.load_state_dict(content["model"])
-    optimizer.load_state_dict(content["optimizer"])
-    return step
+# -- the losses -------------------------------------------------------------------------------
 
 
 class LossFile:
@@ -264,6 +192,7 @@ class LossFile:
 
     def __init__(self, path: Path, done: int) -> None:
         """Drop what is there of later steps than `done`: they will be done again."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         lines = path.read_text().splitlines() if path.exists() else []
         kept = [line for line in lines if 0 < _step_of(line) <= done]
         temporary = path.with_suffix(".tmp")
@@ -328,11 +257,6 @@ def why_here(done: int) -> str:
     return f"{where} (epoch {epoch}{', restarted: ' + reason if reason else ''})"
 
 
-def phase(name: str) -> contextlib.AbstractContextManager[Any]:
-    """Tell robust-srun that no steps are expected for a while; without it nothing."""
-    return robust_slurm.phase(name) if robust_slurm is not None else contextlib.nullcontext()
-
-
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     here = Path(__file__).resolve().parent
@@ -343,7 +267,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="directory on shared storage")
     parser.add_argument("--data", type=Path, default=here / "data" / "coriolanus.txt")
     option("--steps", 100, "train up to this step")
-    option("--save-every", 10, "steps between checkpoints")
+    option("--save-every", 10, "steps between checkpoints on disk")
     option("--batch", 8, "sequences per rank and step")
     option("--context", 64, "bytes per sequence")
     option("--layers", 2, "transformer blocks")

@@ -120,7 +120,7 @@ class Checkpoints:
         if message.ok:
             self.durable_step = max(message.step, self.durable_step or 0)
             self.boss.news(f"checkpoint of step {message.step} is on disk")
-        else:
+        elif message.step > (self.durable_step or 0):
             self._say_once(f"no durable checkpoint of step {message.step}: {message.why}")
 
     def _alarm(self, node: Node, rank: int, text: str, key: str = "") -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from robust_slurm.checkpoint import durable, durable_verify
+from robust_slurm.checkpoint.events import Committed, Persisted
+from robust_slurm.checkpoint.own_store import OwnStore
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = """
@@ -143,3 +145,23 @@ def test_a_directory_that_cannot_be_written_does_not_stop_training(tmp_path: Pat
     assert codes == [0], err
     assert len(losses) == 6
     assert "not in" in err
+
+
+def test_only_what_is_lost_is_said() -> None:
+    """Not a step that a newer one on disk replaces; steps left out for want of time once."""
+    said: list[str] = []
+    store = OwnStore(said.append)
+    try:
+        for step in (10, 15):
+            store._emit(Persisted(0, step, False, "passed over: busy", 0.0, 0))
+        store._emit(Committed(20, False, "no part of rank 1"))
+        store._emit(Committed(30, True, ""))
+        store._emit(Committed(25, False, "the store is closing"))
+        store._emit(Persisted(0, 40, False, "the disk is full", 0.0, 0))
+    finally:
+        store.close()
+    assert said == [
+        *["not all steps go to the checkpoint directory: passed over: busy"] * 2,  # say() says once
+        "step 20 is not in the checkpoint directory: no part of rank 1",
+        "step 40 is not in the checkpoint directory: the disk is full",
+    ]

@@ -16,6 +16,7 @@ from srun_wrapper.checkpoint_messages import (
     Committed,
     Enrolled,
     PersistAt,
+    Persisted,
     Place,
     Saved,
     StoreReady,
@@ -154,6 +155,25 @@ def test_the_same_alarm_of_many_ranks_is_said_once_and_recorded_each_time(
         boss.checkpoints.heard(boss.nodes[rank], Alarm(rank + 1, rank, "/dev/shm is full"))
     assert len([line for line in said if "/dev/shm is full" in line]) == 1
     assert len([name for name, _ in boss.events if name == "checkpoint_alarm"]) == 4
+
+
+def test_steps_that_are_not_written_for_one_reason_are_said_once(said: list[str]) -> None:
+    boss = Boss()
+    for number, step in enumerate((10, 20, 30)):
+        boss.checkpoints.heard(
+            boss.nodes[1], Persisted(number, 1, step, False, "passed over: busy", 0.0)
+        )
+    assert [line for line in said if "step 10 not on disk: passed over: busy" in line] == said
+    recorded = [what["text"] for name, what in boss.events if name == "checkpoint_alarm"]
+    assert len(recorded) == 3 and "step 30 not on disk" in recorded[2]
+
+
+def test_a_step_that_a_newer_one_on_disk_replaces_is_no_loss(said: list[str]) -> None:
+    boss = Boss()
+    boss.checkpoints.heard(boss.nodes[0], Committed(1, 10, False, "no part of rank 1"))
+    boss.checkpoints.heard(boss.nodes[0], Committed(2, 20, True, ""))
+    boss.checkpoints.heard(boss.nodes[0], Committed(3, 15, False, "the store is closing"))
+    assert said == ["no durable checkpoint of step 10: no part of rank 1"]
 
 
 def test_a_durable_checkpoint_by_time_is_ordered_ahead_of_all_ranks() -> None:

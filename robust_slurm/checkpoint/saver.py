@@ -160,6 +160,8 @@ class Saver:
         """Have the newest step written to the durable tier: "" or why it was not."""
         self.settle()
         if self._on_disk and self._ring is not None:
+            if not self._client.wait_free(1, timeout):  # the store takes one at a time
+                return f"an older step was not written in {timeout:.0f} s"
             if self._unchanged and self._persisted != self.last:
                 self._take(self.last, self._ring, persist=True)
                 self.settle()
