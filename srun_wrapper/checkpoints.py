@@ -80,6 +80,12 @@ class Checkpoints:
 
     def heard(self, node: Node, message: Message) -> None:
         """Everything that stores say comes through here."""
+        try:
+            self._heard(node, message)
+        except Exception as err:  # noqa: BLE001 - a slip here must not end the job
+            self._say_once(f"checkpoints: internal error: {type(err).__name__}: {err}")
+
+    def _heard(self, node: Node, message: Message) -> None:
         if isinstance(message, StoreReady):
             node.stores[message.local] = message.port
         elif isinstance(message, Enrolled):

@@ -31,6 +31,7 @@ from srun_wrapper.roster import Node, Role
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
 
+INTERNAL = "checkpoints: internal error"
 ANNOUNCE = 10.0  # s for the stores of a node that has come to say where they are
 STOCK = 20.0  # s for a store to answer, and for every
 STOCK_RATE = 1e9  # bytes that it has to check, one more
@@ -73,14 +74,23 @@ class Restoring:
 
     async def prepare(self) -> bool:
         """Decide and fetch. False if another failure or the end came in between."""
-        boss = self._boss
         self._plan = None
+        try:
+            return await self._prepare()
+        except Exception as err:  # noqa: BLE001 - a slip here must not end the job
+            say(f"{INTERNAL}; the ranks look on disk by themselves: {type(err).__name__}: {err}")
+            return not self._interrupted()
+
+    async def _prepare(self) -> bool:
+        boss = self._boss
         if not boss.checkpoints.ranks and not boss.config.checkpoint_local_dir:
             return True
         await boss.state.until(lambda: self._interrupted() or self._all_announced(), ANNOUNCE)
         places = await self._stock(self._interrupted)
         steps = await self._durable()
         seats = self._seats()
+        if len(seats) < self._world():
+            return True  # of torchrun's ranks some have never come so far as to save anything
         stores = self._stores()
         without = sorted({seat.node for seat in seats.values() if seat.store not in stores})
         if without and places:
@@ -122,13 +132,14 @@ class Restoring:
     def _seats(self) -> dict[int, planner.Seat]:
         """Where each rank runs next: in the same slot of the same place."""
         world = self._boss.state.world
-        known = {r: (e.place, e.at.local) for r, e in self._boss.checkpoints.ranks.items()}
-        if not known:
+        known: dict[int, tuple[int, int]] = {}
+        if self._world() == world.size:  # else torchrun starts them, and they tell by enrolling
             known = {
                 rank: (place, local)
                 for place, ranks in enumerate(world.ranks)
                 for local, rank in enumerate(ranks)
             }
+        known |= {r: (e.place, e.at.local) for r, e in self._boss.checkpoints.ranks.items()}
         return {
             rank: planner.Seat(StoreAt(world.places[place], local).name, world.places[place].name)
             for rank, (place, local) in known.items()
@@ -164,7 +175,10 @@ class Restoring:
 
         size = max((s.size for s in boss.checkpoints.saved.values()), default=0)
         limit = STOCK + 8 * size / STOCK_RATE
-        await boss.state.until(lambda: over() or staying <= heard(), limit)
+        # Counted before they are compared: ten thousand stores answer one by one.
+        await boss.state.until(
+            lambda: over() or (len(answers) >= len(staying) and staying <= heard()), limit
+        )
         if everyone - heard() and not over():
             await boss.state.until(lambda: over() or everyone <= heard(), LEAVING)
         del boss.checkpoints.stocks[token]
@@ -229,7 +243,12 @@ class Restoring:
         answers = boss.checkpoints.moved.setdefault(token, [])
         for node, order in orders:
             boss.send(node, order)
-        await boss.state.until(lambda: over() or wanted <= {at.name for at, _ in answers}, limit)
+        await boss.state.until(
+            lambda: (
+                over() or (len(answers) >= len(wanted) and wanted <= {at.name for at, _ in answers})
+            ),
+            limit,
+        )
         del boss.checkpoints.moved[token]
         return answers
 
@@ -237,6 +256,12 @@ class Restoring:
 
     async def flush(self, limit: float) -> None:
         """Write the newest step that memory has whole to disk, if disk has none as new."""
+        try:
+            await self._flush(limit)
+        except Exception as err:  # noqa: BLE001 - a slip here must not change how the job ends
+            say(f"{INTERNAL}; the last step may not be on disk: {type(err).__name__}: {err}")
+
+    async def _flush(self, limit: float) -> None:
         boss = self._boss
         if not boss.checkpoints.ranks or not boss.checkpoints.directory or boss.step.ended:
             return

@@ -11,6 +11,7 @@ import pytest
 from robust_slurm.config import Config
 from robust_slurm.slurm import SlurmError
 from srun_wrapper import checkpoints as module
+from srun_wrapper import restoring
 from srun_wrapper.checkpoint_messages import (
     Alarm,
     Committed,
@@ -23,6 +24,7 @@ from srun_wrapper.checkpoint_messages import (
 )
 from srun_wrapper.checkpoints import Checkpoints
 from srun_wrapper.messages import Hello, Message
+from srun_wrapper.restoring import Restoring
 from srun_wrapper.roster import Node, Role, World
 from srun_wrapper.server import Connection
 from srun_wrapper.state import JobState
@@ -57,6 +59,7 @@ class Boss:
         self.state.new_epoch()
         self.ledger = SimpleNamespace(event=lambda name, **what: self.events.append((name, what)))
         self.slurm = SimpleNamespace(topology=self._ask)
+        self.step = SimpleNamespace(ended=False)
         self.checkpoints = Checkpoints(cast(Supervisor, self))
 
     def _ask(self) -> str:
@@ -218,3 +221,44 @@ def test_the_record_is_what_every_rank_has() -> None:
     assert (record["step"], record["replicated"], record["durable"]) == (20, None, 10)
     assert (record["bytes"], record["blocked_s"]) == (1003, 0.003)
     assert record["directory"] == "/ckpt"
+
+
+# -- before an epoch
+
+
+def test_ranks_that_died_before_they_enrolled_are_started_again(
+    said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job whose rank 1 dies in start-up has nothing to restore, and that is no error."""
+    monkeypatch.setattr(restoring, "STOCK", 0.05)
+
+    async def run() -> tuple[bool, Restoring]:
+        boss = Boss()
+        for rank in range(4):
+            boss.checkpoints.heard(boss.nodes[rank], StoreReady(1, 0, 8000 + rank))
+        boss.enrol(0)
+        found = Restoring(cast(Supervisor, boss))
+        return await found.prepare(), found
+
+    ready, found = asyncio.run(run())
+    assert ready and found.step is None
+    assert said == []
+
+
+def test_a_slip_in_the_plan_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(restoring, "say", told.append)
+    monkeypatch.setattr(restoring, "STOCK", 0.05)
+    monkeypatch.setattr(restoring.planner, "plan", lambda *_: 1 / 0)
+
+    async def run() -> tuple[bool, Restoring]:
+        boss = Boss()
+        for rank in range(4):
+            boss.enrol(rank)
+        await settled(boss)
+        found = Restoring(cast(Supervisor, boss))
+        return await found.prepare(), found
+
+    ready, found = asyncio.run(run())
+    assert ready and found.step is None
+    assert "internal error" in told[0] and "ZeroDivisionError" in told[0]
