@@ -155,9 +155,9 @@ def restart_reason() -> str | None:
 
 
 def resume_step() -> int | None:
-    """The step to resume from, when the launcher knows it; None while the script finds it itself.
+    """The step to resume from, when robust-srun knows it; None when the script has to find it.
 
-    In this release scripts load their own checkpoints, so it is always None.
+    ``Checkpointer.resume()`` goes by the same plan: with it, nobody needs to ask here.
     """
     return _env_int("ROBUST_RESUME_STEP")
 

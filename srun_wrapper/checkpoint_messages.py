@@ -135,6 +135,7 @@ class TakeStock(Message):
     """Which snapshots do you have?"""
 
     token: int
+    step: int | None = None  # of this step only, every byte held against its digest
 
 
 class ReplicaTo(msgspec.Struct, array_like=True):

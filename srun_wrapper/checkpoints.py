@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from robust_slurm.checkpoint import placement
 from robust_slurm.checkpoint.survival import survives as survival
 from robust_slurm.checkpoint.topology import leaves
+from srun_wrapper.aside import aside
 from srun_wrapper.checkpoint_messages import (
     Alarm,
     Committed,
@@ -70,6 +71,7 @@ class Checkpoints:
     durable_step: int | None = None
     survives: str = ""
     _here: set[int] = field(default_factory=set)  # ranks that enrolled in the running epoch
+    _resumed: int = 0  # epoch of which it has been noted
     _placed: int = 0  # epoch whose ranks have been placed
     _leaf: dict[str, str] | None = None
     _next_durable: float = 0.0
@@ -118,7 +120,8 @@ class Checkpoints:
             self._committed(message)
         elif isinstance(message, Alarm):
             self._alarm(node, message.rank, message.text)
-        elif isinstance(message, Resumed):
+        elif isinstance(message, Resumed) and message.epoch != self._resumed:
+            self._resumed = message.epoch
             self.boss.ledger.event("resumed", rank=message.rank, step=message.step)
 
     def _committed(self, message: Committed) -> None:
@@ -131,11 +134,12 @@ class Checkpoints:
 
     def _alarm(self, node: Node, rank: int, text: str, key: str = "") -> None:
         """``key``: what makes it the same trouble as before, if not the whole text."""
-        self.boss.ledger.event("checkpoint_alarm", node=node.name, rank=rank, text=text)
+        # Thousands of ranks may have the same trouble, at every step.
+        if (key or text) not in self._told:
+            self.boss.ledger.event("checkpoint_alarm", node=node.name, rank=rank, text=text)
         self._say_once(f"checkpoints, rank {rank} on {node.name}: {text}", key or text)
 
     def _say_once(self, text: str, key: str = "") -> None:
-        # Thousands of ranks may have the same trouble.
         if (key or text) not in self._told:
             self._told.add(key or text)
             say(text)
@@ -150,6 +154,12 @@ class Checkpoints:
 
     async def _place(self) -> None:
         """Choose for every rank the store that gets its replica, and tell the stores."""
+        try:
+            await self._place_all()
+        except Exception as err:  # noqa: BLE001 - nobody reads the exception of a task
+            self._say_once(f"checkpoints: no replicas: internal error: {type(err).__name__}: {err}")
+
+    async def _place_all(self) -> None:
         if self._leaf is None:
             self._leaf = await self._switches()
         epoch = self.boss.state.world.epoch
@@ -191,7 +201,7 @@ class Checkpoints:
 
     async def _switches(self) -> dict[str, str]:
         try:
-            text = await asyncio.wait_for(asyncio.to_thread(self.boss.slurm.topology), TOPOLOGY)
+            text = await aside(self.boss.slurm.topology, TOPOLOGY)
         except Exception as err:  # noqa: BLE001 - without a topology nodes are all alike
             self.boss.news(f"no topology: {err}")
             return {}

@@ -103,7 +103,11 @@ class Keeper:
         elif isinstance(order, PersistAt):
             kept.persist_at(order.step)
         elif isinstance(order, TakeStock):
-            self._answer(lambda: _held(kept.stock()), partial(Stock, order.token, local))
+            step = order.step
+            self._answer(
+                lambda: _held(kept.stock(step, read=step is not None)),
+                partial(Stock, order.token, local),
+            )
         elif isinstance(order, Fetch) and order.local == local:
             wanted = [store.Wanted(i.owner, i.step, i.host, i.port) for i in order.items]
             self._answer(lambda: _done(kept.fetch(wanted)), partial(Moved, order.token, local))

@@ -9,11 +9,13 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from robust_slurm.checkpoint import durable
 from robust_slurm.checkpoint import plan as planner
 from robust_slurm.checkpoint.flush import flush as plan_flush
+from srun_wrapper.aside import aside
 from srun_wrapper.checkpoint_messages import (
     Fetch,
     FetchItem,
@@ -36,11 +38,15 @@ ANNOUNCE = 10.0  # s for the stores of a node that has come to say where they ar
 STOCK = 20.0  # s for a store to answer, and for every
 STOCK_RATE = 1e9  # bytes that it has to check, one more
 LEAVING = 1.0  # s longer for nodes that are leaving the job
-LIST = 20.0  # s for the shared file system to list the durable checkpoints
-TRIES = 4  # plans in one recovery: a source may fail only when it is used
+LIST = 5.0  # s for the shared file system to list the durable checkpoints
+TRIES = 8  # plans in one recovery: what is bad shows only when it is read or fetched
+PLAN = 120.0
+NOTED = 64  # copies passed over that are noted one by one
 FETCH = 600.0
 END = 600.0  # s for the last durable checkpoint of a job that ends by itself
-SIGNALLED = 20.0  # s of Slurm's KillWait (30 s by default) for one that is ended
+SIGNALLED = 20.0  # s for one that is ended, and at most
+OF_KILL_WAIT = 0.7  # of the time that Slurm gives it
+ASK = 2.0  # s for Slurm to say how long that is
 
 
 class Restoring:
@@ -50,6 +56,7 @@ class Restoring:
         self._boss = boss
         self._tokens = itertools.count(1)
         self._plan: planner.Resume | None = None
+        self._shards: dict[str, dict[int, str]] = {}  # of each node
 
     # -- the next epoch's
 
@@ -58,7 +65,7 @@ class Restoring:
         plan = self._plan
         if plan is None or not plan.tier:
             return None
-        return Restore(plan.step, plan.tier, plan.shards(node.name))
+        return Restore(plan.step, plan.tier, self._shards.get(node.name, {}))
 
     @property
     def step(self) -> int | None:
@@ -86,8 +93,7 @@ class Restoring:
         if not boss.checkpoints.ranks and not boss.config.checkpoint_local_dir:
             return True
         await boss.state.until(lambda: self._interrupted() or self._all_announced(), ANNOUNCE)
-        places = await self._stock(self._interrupted)
-        steps = await self._durable()
+        places, steps = await asyncio.gather(self._stock(self._interrupted), self._durable())
         seats = self._seats()
         if len(seats) < self._world():
             return True  # of torchrun's ranks some have never come so far as to save anything
@@ -97,11 +103,20 @@ class Restoring:
             say(f"checkpoints: no memory for them on {','.join(without)}: all resume from disk")
             places = []  # its ranks could not be given what the others have
         failed: set[tuple[str, int, int]] = set()
+        read: set[int] = set()
         for _ in range(TRIES):
             if self._interrupted():
                 return False
-            plan = planner.plan(places, seats, self._world(), steps, failed)
-            for passed in plan.passed:
+            plan = await aside(
+                partial(planner.plan, places, seats, self._world(), steps, failed), PLAN
+            )
+            if plan.tier == "memory" and plan.step not in read:
+                # Only now is it read, and held against its digests: it may be hundreds of GB.
+                read.add(plan.step)
+                checked = await self._stock(self._interrupted, plan.step)
+                places = _replaced(places, plan.step, checked)
+                continue
+            for passed in plan.passed[:NOTED]:
                 boss.ledger.event(
                     "passed_over",
                     node=passed.node,
@@ -112,7 +127,7 @@ class Restoring:
                 )
             bad = await self._fetch(plan.transfers)
             if not bad:
-                self._plan = plan
+                self._plan, self._shards = plan, plan.all_shards()
                 boss.ledger.event("restore", step=plan.step, tier=plan.tier, plan=plan.lines)
                 return not self._interrupted()
             failed |= bad
@@ -150,7 +165,7 @@ class Restoring:
         if not directory:
             return []
         try:
-            found = await asyncio.wait_for(asyncio.to_thread(durable.committed, directory), LIST)
+            found = await aside(lambda: durable.committed(directory), LIST)
         except (OSError, durable.DurableError, TimeoutError) as err:
             say(f"checkpoints: cannot list {directory}: {err or 'no answer'}")
             return []
@@ -158,13 +173,18 @@ class Restoring:
 
     # -- asking the stores
 
-    async def _stock(self, over: Callable[[], bool]) -> list[planner.Place]:
-        """What every store that can be reached has; those of nodes that leave if they are quick."""
+    async def _stock(
+        self, over: Callable[[], bool], step: int | None = None
+    ) -> list[planner.Place]:
+        """What every store that can be reached has; those of nodes that leave if they are quick.
+
+        ``step``: of this step only, checked byte by byte; else nothing is read.
+        """
         boss, token = self._boss, next(self._tokens)
         answers = boss.checkpoints.stocks.setdefault(token, [])
         asked = [n for n in boss.state.nodes.values() if n.connection is not None and n.stores]
         for node in asked:
-            boss.send(node, TakeStock(token))
+            boss.send(node, TakeStock(token, step))
         staying = {
             name for name, at in self._stores(asked).items() if at.node.role is not Role.LOST
         }
@@ -174,7 +194,7 @@ class Restoring:
             return {at.name for at, _ in answers}
 
         size = max((s.size for s in boss.checkpoints.saved.values()), default=0)
-        limit = STOCK + 8 * size / STOCK_RATE
+        limit = STOCK + (0.0 if step is None else 8 * size / STOCK_RATE)
         # Counted before they are compared: ten thousand stores answer one by one.
         await boss.state.until(
             lambda: over() or (len(answers) >= len(staying) and staying <= heard()), limit
@@ -254,6 +274,12 @@ class Restoring:
 
     # -- to the durable tier
 
+    @property
+    def needed(self) -> bool:
+        """Whether there may be something to flush."""
+        checkpoints = self._boss.checkpoints
+        return bool(checkpoints.ranks and checkpoints.directory) and not self._boss.step.ended
+
     async def flush(self, limit: float) -> None:
         """Write the newest step that memory has whole to disk, if disk has none as new."""
         try:
@@ -263,13 +289,14 @@ class Restoring:
 
     async def _flush(self, limit: float) -> None:
         boss = self._boss
-        if not boss.checkpoints.ranks or not boss.checkpoints.directory or boss.step.ended:
+        if not self.needed:
             return
         until = time.monotonic() + limit
 
         def ended() -> bool:
             return boss.step.ended
 
+        # The writer holds every byte against its digest before it writes it.
         places, steps = await asyncio.gather(self._stock(ended), self._durable())
         flush = plan_flush(places, self._world(), steps)
         if flush.writes:
@@ -292,3 +319,19 @@ class Restoring:
                 say(f"checkpoints: step {flush.step} was not written to disk: {why}")
             else:
                 say(f"checkpoints: step {flush.step} is on disk in {boss.checkpoints.directory}")
+
+
+def _replaced(
+    places: list[planner.Place], step: int, checked: list[planner.Place]
+) -> list[planner.Place]:
+    """What is known of the stores, with what was found when this step was read."""
+    found = {place.store: place.holdings for place in checked}
+    return [
+        place._replace(
+            holdings=[
+                *(held for held in place.holdings if held.step != step),
+                *found.get(place.store, ()),
+            ]
+        )
+        for place in places
+    ]

@@ -14,8 +14,9 @@ import time
 
 from robust_slurm.config import Config
 from robust_slurm.ledger import JobLedger
-from robust_slurm.slurm import Slurm
+from robust_slurm.slurm import Slurm, SlurmError
 from srun_wrapper import ladder, restoring, steps
+from srun_wrapper.aside import aside
 from srun_wrapper.checkpoints import Checkpoints
 from srun_wrapper.messages import Finish, Message, Signal, Start, Stop
 from srun_wrapper.orders import finish_order, start_orders
@@ -225,8 +226,7 @@ class Supervisor:
     async def finish(self) -> int:
         """Let every shim end like its rank; returns the step's exit code as srun computes it."""
         state = self.state
-        limit = restoring.SIGNALLED if state.signalled else restoring.END
-        await self.restoring.flush(limit)
+        await self.restoring.flush(await self._time_to_flush())
         self._dismiss()
         codes = [
             128 + r.exit[1] if r.exit[1] else r.exit[0]
@@ -240,6 +240,17 @@ class Supervisor:
         if state.signalled and not any(codes):
             return 128 + state.signalled
         return max(codes, default=0)
+
+    async def _time_to_flush(self) -> float:
+        """Seconds for the last durable checkpoint: of a job that is ended, part of KillWait."""
+        if not self.state.signalled or not self.restoring.needed:
+            return restoring.END
+        try:
+            config = await aside(self.slurm.config, restoring.ASK)
+            wait = float(config["KillWait"].split()[0])
+        except (SlurmError, TimeoutError, LookupError, ValueError):
+            return restoring.SIGNALLED
+        return min(restoring.SIGNALLED, restoring.OF_KILL_WAIT * wait)
 
     def _dismiss(self) -> None:
         """Tell every shim to end, also those that are still to come."""

@@ -93,7 +93,8 @@ def _checkpoint(at: Checkpoint) -> str:
     text = f"training {', '.join(parts)}"
     if at.survives:
         text += f"; {at.survives}"
-    return f"{text}; {at.bytes / 1e6:.0f} MB a rank, blocked {1000 * at.blocked_s:.1f} ms a step"
+    size = f"{at.bytes / 1e6:.{at.bytes < 1e7:d}f} MB"
+    return f"{text}; {size} a rank, blocked {1000 * at.blocked_s:.1f} ms a step"
 
 
 def _incident(incident: Incident) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ def _say(reply: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the real one
     print(json.dumps({"op": "ready", "pid": os.getpid()}), flush=True)
     print("a library greets", flush=True)
     for line in sys.stdin:

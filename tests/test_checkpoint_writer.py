@@ -32,7 +32,7 @@ from robust_slurm.checkpoint import dcp_write, durable
 from robust_slurm.checkpoint import digest as digests
 from robust_slurm.checkpoint.commit import Done, Request, commit
 from robust_slurm.checkpoint.dcp_write import write
-from robust_slurm.checkpoint.durable_files import DurableError, digest_inside
+from robust_slurm.checkpoint.durable_files import DurableError, digest_inside, read_inside
 from robust_slurm.checkpoint.durable_verify import verify
 
 RUN = "77.e0"
@@ -228,6 +228,40 @@ def test_the_same_commit_twice_at_once(tmp_path: Path, tier: Path) -> None:
             done = list(pool.map(lambda _, step=step: commit_now(tier, step).step, range(4)))
         assert done == [step] * 4
         assert listed(tier)[-1] == step
+
+
+def test_a_step_that_newer_commits_removed(tmp_path: Path, tier: Path) -> None:
+    """Its own commit still waits for a part."""
+    write(str(tiny(tmp_path / "a.safetensors", 5, 0, 2)), tier, RUN)
+    said: list[str] = []
+
+    def wait() -> None:
+        with pytest.raises(DurableError) as failed:
+            commit_now(tier, 5, 2, wait=60)
+        said.append(str(failed.value))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    save(tier, 6)
+    assert not durable.step_dir(tier, 5).exists()
+    waiting.join(60)
+    assert said == ["a newer step is on disk"]
+
+
+def test_a_waiting_commit_opens_only_what_has_come(
+    tmp_path: Path, tier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(str(tiny(tmp_path / "a.safetensors", 5, 1, 3)), tier, RUN)
+    opened: list[str] = []
+
+    def spy(where: Path, name: str, limit: int) -> bytes:
+        opened.append(name)
+        return read_inside(where, name, limit)
+
+    monkeypatch.setattr("robust_slurm.checkpoint.commit.read_inside", spy)
+    with pytest.raises(DurableError, match="no part of rank 0, 2 in"):
+        commit_now(tier, 5, 3, wait=0.5)
+    assert opened == [f"{RUN}-rank-1.json"]
 
 
 def test_commit_is_given_up_when_asked(tier: Path) -> None:
@@ -441,6 +475,8 @@ def test_the_protocol(tmp_path: Path) -> None:
         assert (reply["id"], reply["step"], reply["rank"]) == (1, 5, 0)
         assert reply["bytes"] > 0
         assert os.getpriority(os.PRIO_PROCESS, process.popen.pid) == 19
+        for ends in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            process.popen.send_signal(ends)  # Slurm signals the whole job; the writer goes on
         # A commit that waits does not hold up the write that it waits for.
         commit_it = {"op": "commit", "directory": str(tier), "step": 5, "world": 2, "keep": 2}
         process.send(**commit_it, attempt=RUN, wait=60, id=2)

@@ -181,8 +181,9 @@ def test_another_model_is_an_error_that_says_so(store: FakeStore) -> None:
     first.ckpt.close()
     restart(store, 1, store.wait("saved")[0]["file"])
     other = Checkpointer(model=torch.nn.Linear(3, 3))
-    with pytest.raises(CheckpointError, match="does not fit this script"):
+    with pytest.raises(CheckpointError, match="does not fit this script") as failed:
         other.resume()
+    assert failed.value.__suppress_context__  # one traceback, not two
     other.close()
 
 
@@ -418,11 +419,25 @@ def test_outside_robust_srun_without_a_directory_training_goes_on(
     store: FakeStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("ROBUST_CKPT_SOCKET")
+    monkeypatch.delenv("ROBUST_EPOCH")
     training = Training()
     assert training.ckpt.resume() == 0
     training.run(1, 3)
     training.ckpt.close()
     assert capfd.readouterr().err.count("needs directory=") == 1
+
+
+def test_robust_srun_without_the_memory_tier_says_why_nothing_is_saved(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ROBUST_CKPT_SOCKET")
+    training = Training()
+    assert training.ckpt.resume() == 0
+    training.run(1, 3)
+    training.ckpt.close()
+    err = capfd.readouterr().err
+    assert err.count("nothing is saved: robust-srun runs without checkpoints in memory") == 1
+    assert "outside robust-srun" not in err
 
 
 def test_save_returns_before_anything_is_copied(store: FakeStore) -> None:

@@ -114,7 +114,7 @@ class Checkpointer:
         """Restore the newest step that all ranks can have and return it; 0 on a fresh start.
 
         All ranks call it, once, before the first step. Raises CheckpointError when there is a
-        checkpoint that cannot be used.
+        checkpoint that cannot be used, and TypeError when something is given that cannot be saved.
         """
         if self._resumed or self._closed or self.stats.saves:
             raise CheckpointError("resume() is called once, before the first save()")

@@ -7,9 +7,11 @@ each by one rename. An older committed step is only removed after that.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
+from collections.abc import Container
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +34,6 @@ from .durable_merge import Merged, merge
 from .durable_parts import MAX_PART, Part, parse_part, part_name
 from .durable_prune import prune
 
-_POLL = 0.2  # s between two looks at the directory; a shared one cannot be watched
 _publishing = threading.Lock()
 _EPOCH = re.compile(r"(.*)\.e(\d{1,15})")
 
@@ -76,6 +77,10 @@ def commit(request: Request, stop: threading.Event) -> Done:
                 notes = [f"{t.name} is {t.fqn} of other ranks" for t in merged.tensors
                          if t.name != t.fqn and t.kind != "private"][:20]  # fmt: skip
                 _publish(request, where, parts, pinned, merged)
+    except FileNotFoundError as err:
+        if _newer(request):  # whose commit has removed this step
+            raise DurableError("a newer step is on disk") from None
+        raise DurableError(explain(err, doing, where)) from None
     except OSError as err:
         raise DurableError(explain(err, doing, where)) from None
     try:
@@ -88,33 +93,57 @@ def commit(request: Request, stop: threading.Event) -> Done:
 def _gather(
     request: Request, where: Path, stop: threading.Event
 ) -> tuple[list[Part], list[durable.PartFile]]:
-    """All ranks' parts, as they come. Raises DurableError when one does not come in time."""
+    """All ranks' parts, as they come. Raises DurableError when one does not come in time.
+
+    A shared directory cannot be watched: it is listed again and again, the less often the more
+    ranks there are.
+    """
     deadline = time.monotonic() + request.wait
+    poll = min(2.0, max(0.2, 0.2 * request.world / 256))
     found: dict[int, tuple[Part, durable.PartFile]] = {}
+    awaited = {part_name(request.attempt, rank): rank for rank in range(request.world)}
     while True:
-        for rank in range(request.world):
-            if rank not in found:
-                came = _part(request, where, rank)
-                if came is not None:
-                    found[rank] = came
-        if len(found) == request.world:
+        for name in _present(request, where, awaited):
+            came = _part(request, where, awaited[name])
+            if came is not None:
+                found[awaited.pop(name)] = came
+        if not awaited:
             break
-        missing = [rank for rank in range(request.world) if rank not in found]
-        if not request.directory.is_dir():
-            raise DurableError(
-                f"committing step {request.step}: {request.directory} is gone; is the file system "
-                "still mounted?"
-            )
         if stop.is_set() or time.monotonic() > deadline:
             why = "the writer ends" if stop.is_set() else f"{request.wait:g} s are over"
+            missing = list(awaited.values())
             said = ", ".join(map(str, missing[:16])) + (", ..." if missing[16:] else "")
             raise DurableError(
                 f"step {request.step} is not committed: no part of rank {said} in {where} "
                 f"({why}); the older checkpoints stay"
             )
-        stop.wait(_POLL)
+        stop.wait(poll)
     ordered = [found[rank] for rank in range(request.world)]
     return [part for part, _ in ordered], [pin for _, pin in ordered]
+
+
+def _present(request: Request, where: Path, names: Container[str]) -> list[str]:
+    """Those of ``names`` that are there. FileNotFoundError when a newer step has removed it all."""
+    try:
+        with os.scandir(where) as entries:
+            return [entry.name for entry in entries if entry.name in names]
+    except FileNotFoundError:
+        if not request.directory.is_dir():
+            raise DurableError(
+                f"committing step {request.step}: {request.directory} is gone; is the file system "
+                "still mounted?"
+            ) from None
+        if _newer(request):
+            raise
+        return []
+
+
+def _newer(request: Request) -> bool:
+    """Whether a newer step is committed. Raises DurableError."""
+    return any(
+        step > request.step and durable.is_committed(path)
+        for step, path in durable.step_dirs(request.directory)
+    )
 
 
 def _part(request: Request, where: Path, rank: int) -> tuple[Part, durable.PartFile] | None:

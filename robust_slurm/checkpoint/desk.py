@@ -147,15 +147,16 @@ class Desk:
                 rank = self._ranks[number] = self._new_rank(number)
                 rank.pusher.begin(self._epoch)
             connection.rank, connection.epoch = number, enrolment.epoch
+            again = rank.enrolled == self._epoch
+            if again:  # somebody else (torchrun) has started all ranks anew within the epoch
+                rank.restart(self._epoch)
             rank.enrol(enrolment, connection)
-            restore = self._restore
+            restore = None if again else self._restore
         own = []
         for record in self._shelf.of(number, OWN):
             with contextlib.suppress(OSError), open(self._shelf.open(record), "rb") as file:
                 if not self._shelf.overwritten(file.fileno(), record):
                     own.append({"slot": record.slot, "step": record.step})
-        if restore is not None and rank.newest > restore.step:
-            restore = None  # it has gone on since, and was started anew by somebody else
         plan = None
         if restore is not None:
             shards = {str(owner): file for owner, file in restore.shards.items()}

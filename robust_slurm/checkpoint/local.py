@@ -99,7 +99,7 @@ class LocalDisk:
         return dict(note)
 
     def stock(self, threads: int, only: int | None = None) -> list[Holding]:
-        """All that is there (or of one step), its digest verified now."""
+        """All that is there (or of one step), its digest verified now (not with 0 threads)."""
         names = [name for name in self._names() if only is None or name[1] == only]
         return [self._verify(owner, step, threads) for owner, step in names]
 
@@ -114,9 +114,11 @@ class LocalDisk:
             if found is None:
                 why = "its size is not what it was"
             else:
+                wrong: list[int] = []
                 with open(found[0], "rb", buffering=0) as opened:
                     fd, crcs = opened.fileno(), found[1].digest
-                    wrong = digest.differing(fd, size, crcs, threads=threads)
+                    if threads:
+                        wrong = digest.differing(fd, size, crcs, threads=threads)
                 why = digest.describe(wrong, size) if wrong else ""
         except (OSError, ValueError, KeyError) as err:
             why = f"cannot be read: {err}"

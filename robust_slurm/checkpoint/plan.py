@@ -79,11 +79,14 @@ class Resume(NamedTuple):
 
     def shards(self, node: str) -> dict[int, str]:
         """Owner → file name in the node's directory, once all transfers to it are done."""
-        files = dict(self.files.get(node, {}))
+        return self.all_shards().get(node, {})
+
+    def all_shards(self) -> dict[str, dict[int, str]]:
+        """``shards`` of every node."""
+        found = {node: dict(files) for node, files in self.files.items()}
         for t in self.transfers:
-            if t.node == node:
-                files[t.owner] = f"fetched-{t.owner}-{t.step}.safetensors"
-        return files
+            found.setdefault(t.node, {})[t.owner] = f"fetched-{t.owner}-{t.step}.safetensors"
+        return found
 
 
 class Copy(NamedTuple):

@@ -89,6 +89,8 @@ class Rank:
         self.lock = threading.RLock()
         self.enrolment: Enrolment | None = None
         self.connection: Connection | None = None
+        self.enrolled = -1
+        """The epoch in which it enrolled last."""
         self.newest = -1
         """Newest step it has saved in this epoch."""
         self.latest: Latest | None = None
@@ -105,6 +107,7 @@ class Rank:
         with self.lock:
             older, self.connection = self.connection, connection
             self.enrolment = enrolment
+            self.enrolled = enrolment.epoch
             self._told_held = set()
         if older is not None and older is not connection:
             older.close()
@@ -117,6 +120,14 @@ class Rank:
             self._replicated = -1
             self._saved = None
         self.pusher.begin(epoch)
+
+    def restart(self, epoch: int) -> None:
+        """It begins anew within the epoch, maybe at an earlier step than it had come to."""
+        with self.lock:
+            older = self.connection
+        self.begin(epoch)
+        if older is not None:
+            older.close()
 
     def left(self, connection: Connection) -> None:
         with self.lock:

@@ -14,7 +14,7 @@ from robust_slurm.checkpoint.incoming import Incoming
 from robust_slurm.checkpoint.shelf import REPLICA, Record, Shelf
 from robust_slurm.checkpoint.transfer import AbandonedError, Offer, Outgoing
 
-MAX_CONNECTIONS = 256
+MAX_CONNECTIONS = 4096
 # As many as the owner has itself: with two, the loss of a node could leave no common step.
 SLOTS = 3
 TAKE_OVER = 5.0  # s for the older connection of an owner to let go

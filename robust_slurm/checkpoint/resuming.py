@@ -53,7 +53,7 @@ def from_memory(state: State, client: Client, plan: Mapping[str, Any]) -> int:
     try:
         state.restore(sources)
     except StateError as error:
-        raise CheckpointError(_other_model(step, error)) from error
+        raise CheckpointError(_other_model(step, error)) from None
     return step
 
 
@@ -89,7 +89,7 @@ def from_durable(
                 _reshard(objects, directory, step, say)
                 return step
         except (StateError, durable.DurableError) as error:
-            raise CheckpointError(_other_model(step, error)) from error
+            raise CheckpointError(_other_model(step, error)) from None
         bad = [rank for rank, each in enumerate(outcomes) if each != _GOOD]
         say(f"durable step {step} is passed over: {why or f'rank {bad[0]} cannot read it'}")
     if steps:
@@ -115,7 +115,7 @@ def _candidates(directory: str) -> list[int]:
     if seen[0]:
         raise CheckpointError(
             f"the checkpoint directory cannot be read: {trouble or 'see rank 0'}"
-        ) from trouble
+        ) from None
     return [step for step in seen[1:] if step >= 0]
 
 

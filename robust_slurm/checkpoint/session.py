@@ -45,7 +45,8 @@ class Session:
         self._connect()
 
     def resume(self) -> int:
-        """Restore; the step, 0 on a fresh start. Raises CheckpointError."""
+        """Restore; the step, 0 on a fresh start. Raises CheckpointError, and TypeError for a value
+        that cannot be saved."""
         plan = self.client.welcome.get("restore") if self.client is not None else None
         if self.client is not None and plan is not None and plan["tier"] == "memory":
             step = from_memory(self._state, self.client, plan)
@@ -55,18 +56,18 @@ class Session:
                 None if plan is None else int(plan["step"]), self.say,
             )  # fmt: skip
         if self.saver is not None:
+            self._try_to_capture()
             self.saver.abandon(step)
         if step and self.client is not None:
             self.client.say("resumed", step=step)
+        self._check_shared()
         return step
 
     def save(self, step: int) -> None:
         """May raise anything; the training is none the worse for it."""
-        if not self._checked:
-            try:
-                self._check_shared()
-            except RuntimeError:
-                return  # a peer is gone: the training's own next collective will say so
+        if not self._checked:  # without resume(); not by a collective here: one rank may save alone
+            self._checked = True
+            self._unshare()
         if self.saver is None:
             return
         if step <= self.saver.last:
@@ -122,7 +123,10 @@ class Session:
         }  # fmt: skip
         if not socket and not choice.directory and not choice.local_directory:
             self.say(
-                "nothing is saved: outside robust-srun a Checkpointer needs directory= "
+                "nothing is saved: robust-srun runs without checkpoints in memory "
+                "(--robust-no-checkpoint, or no room) and there is no directory="
+                if heartbeat.epoch()
+                else "nothing is saved: outside robust-srun a Checkpointer needs directory= "
                 "(or ROBUST_CHECKPOINT_DIR)"
             )
             return
@@ -159,24 +163,40 @@ class Session:
         started, pid = meshes.gather([int(time.time()), os.getpid()])[0]
         return f"local-{started}-{pid}"
 
+    def _try_to_capture(self) -> None:
+        """What can never be saved is said now, not at every step. Raises TypeError.
+
+        Loaders are left alone: to ask for their position would begin their pass too early.
+        """
+        loaders = [k for k, each in self._objects.items() if hasattr(each, "_get_iterator")]
+        tried = {k: v for k, v in self._objects.items() if k not in ("loader", *loaders)}
+        State(tried, rank=self.world.rank).capture()
+
     def _check_shared(self) -> None:
         """Before anything is divided among peers: do they really hold the same?"""
+        self._checked = True
         share = self._state.share
         if not meshes.is_distributed():
-            self._checked = True
             return
         crc = self._state.shared_crc()
         all_crcs = meshes.gather([-1 if crc is None else crc])
-        self._checked = True
         if share is None or len({all_crcs[rank][0] for rank in share.ranks}) == 1:
             return
         self.say(
             f"parameters or optimizer state differ between data-parallel ranks {share.ranks}: each "
             "rank saves all of its own. If that is not meant, the model was not broadcast"
         )
+        self._unshare()
+
+    def _unshare(self) -> None:
+        if self._state.share is None:
+            return
         self._state.unshare()
         if self.saver is not None and self.client is not None:
+            last = self.saver.last
             self.saver.close()
             self.client.close()
             self.saver = self.client = None
             self._connect()
+            if self.saver is not None:
+                self.saver.abandon(last)

@@ -175,7 +175,7 @@ class Shelf:
             return f"cannot be read: {err.strerror or err}"
 
     def verify(self, record: Record, threads: int) -> Holding | None:
-        """Read the whole file. None when another file has taken its place."""
+        """Read the whole file (nothing with 0 threads). None when another has taken its place."""
         why = record.bad
         try:
             fd = self.open(record)
@@ -192,7 +192,7 @@ class Shelf:
             return self._holding(record, f"cannot be opened: {err.strerror or err}")
         try:
             why = why or self.overwritten(fd, record)
-            if not why:
+            if not why and threads:
                 wrong = digest.differing(fd, record.size, record.digest, threads=threads)
                 if wrong:  # unless a rank has begun to write over it meanwhile
                     why = self.overwritten(fd, record)

@@ -2,7 +2,8 @@
 
 One JSON object a line comes in on stdin and one goes out on stdout for each: ``write`` and
 ``commit`` (see ``_write`` and ``_commit``). Writes are done one after the other; commits, which may
-have to wait for other ranks, run beside them. Lives until stdin is closed, at the lowest priority,
+have to wait for other ranks, run beside them. Lives until stdin is closed or SIGKILL: the signals of a
+job that ends reach it too, and that is when the last step is written. Runs at the lowest priority,
 without touching a GPU. A request that fails is answered with why, and ends nothing.
 """
 
@@ -24,6 +25,7 @@ from .durable_parts import count, is_attempt, text
 _MAX_LINE = 64 << 20  # bytes
 _MAX_WAIT = 24 * 3600.0  # s
 _ENDING = 5.0  # s for commits to be given up at the end
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 Reply = dict[str, Any]
 
@@ -179,7 +181,8 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's Ctrl-C reaches us as the end of stdin
+    for each in _IGNORED:
+        signal.signal(each, signal.SIG_IGN)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
         os.nice(19)

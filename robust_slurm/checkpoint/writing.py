@@ -108,7 +108,7 @@ class Writer:
     def request(self, message: dict[str, Any], deadline: float) -> dict[str, Any]:
         """Ask, wait at most ``deadline`` s. Raises WriterError, also for its ``failed``.
 
-        A writer that ends meanwhile (it may get the signals of the job) is replaced once.
+        A writer that ends meanwhile is replaced once.
         """
         until = time.monotonic() + deadline
         try:
