@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from srun_wrapper.roster import Node
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
 
+_NUMBER = re.compile(r"\d+")  # of steps, ranks and bytes: the trouble is the same
 AHEAD = 2.5  # report intervals between ordering a durable checkpoint and its step
 TOPOLOGY = 10.0  # s for Slurm to say how nodes are connected
 
@@ -115,7 +117,7 @@ class Checkpoints:
         elif isinstance(message, Persisted):
             if not message.ok:
                 text = f"step {message.step} not on disk: {message.why}"
-                self._alarm(node, message.rank, text, message.why)
+                self._alarm(node, message.rank, text, _NUMBER.sub("#", message.why))
         elif isinstance(message, Committed):
             self._committed(message)
         elif isinstance(message, Alarm):
@@ -130,7 +132,8 @@ class Checkpoints:
             self.durable_step = max(message.step, self.durable_step or 0)
             self.boss.news(f"checkpoint of step {message.step} is on disk")
         elif message.step > (self.durable_step or 0):
-            self._say_once(f"no durable checkpoint of step {message.step}: {message.why}")
+            text = f"no durable checkpoint of step {message.step}: {message.why}"
+            self._say_once(text, _NUMBER.sub("#", message.why))
 
     def _alarm(self, node: Node, rank: int, text: str, key: str = "") -> None:
         """``key``: what makes it the same trouble as before, if not the whole text."""

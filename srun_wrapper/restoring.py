@@ -299,6 +299,10 @@ class Restoring:
         # The writer holds every byte against its digest before it writes it.
         places, steps = await asyncio.gather(self._stock(ended), self._durable())
         flush = plan_flush(places, self._world(), steps)
+        if flush.writes and limit > SIGNALLED:  # time to see which copies are good
+            checked = await self._stock(ended, flush.step)
+            places = _replaced(places, flush.step, checked)
+            flush = plan_flush(places, self._world(), steps)
         if flush.writes:
             left = max(1.0, until - time.monotonic())
             stores = self._stores()

@@ -159,6 +159,13 @@ def test_a_file_of_the_plan_that_cannot_be_used_is_told_and_ends_the_rank(
     second.ckpt.close()
 
 
+def test_what_cannot_be_saved_is_refused_by_name_at_the_start(store: FakeStore) -> None:
+    ckpt = Checkpointer(model=torch.nn.Linear(2, 2), extra={"f": lambda: 1})
+    with pytest.raises(TypeError, match=r"extra\.f"):
+        ckpt.resume()
+    ckpt.close()
+
+
 def test_files_of_other_ranks_of_the_node_are_left_alone(store: FakeStore) -> None:
     """In a pipeline they hold other tensors of equal names."""
     first = Training()

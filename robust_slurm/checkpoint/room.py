@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .layout import SUFFIX
 from .slots import OWN
 
 REPLICAS = 3  # of another rank
@@ -38,8 +39,11 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 def check_room(directory: str, size: int, local_ranks: int, *, replicas: bool) -> tuple[bool, str]:
     """Is there room for a rank's snapshots of ``size`` bytes? And what to tell the user ("" if
-    there is room for everything)."""
-    room = free(directory)
+    there is room for everything). Snapshots that are there already, of an earlier epoch, are room.
+    """
+    room = free(directory) + sum(
+        file.lstat().st_blocks * 512 for file in Path(directory).glob(f"*{SUFFIX}")
+    )
     bound = (OWN + 1 + (REPLICAS if replicas else 0)) * size * local_ranks
     if room >= bound:
         return True, ""

@@ -36,6 +36,7 @@ class Session:
         self._objects, self._options, self._steady, self._stats = objects, options, steady, stats
         self._said: set[str] = set()
         self._checked = False
+        self._no_room = ""
         self.client: Client | None = None
         self.store: OwnStore | None = None
         self.saver: Saver | None = None
@@ -60,6 +61,7 @@ class Session:
             self.saver.abandon(step)
         if step and self.client is not None:
             self.client.say("resumed", step=step)
+        self._leave_memory()
         self._check_shared()
         return step
 
@@ -68,6 +70,7 @@ class Session:
         if not self._checked:  # without resume(); not by a collective here: one rank may save alone
             self._checked = True
             self._unshare()
+        self._leave_memory()
         if self.saver is None:
             return
         if step <= self.saver.last:
@@ -149,7 +152,7 @@ class Session:
             self.client.welcome["directory"], size, world.local_size, replicas=self.store is None
         )
         if not enough:
-            self.saver.leave_memory(text)
+            self._no_room = text  # what is there may still be needed to resume from
         elif text:
             self.say(text)
 
@@ -162,6 +165,11 @@ class Session:
             return "local"  # nothing tells the ranks of one run from those of another
         started, pid = meshes.gather([int(time.time()), os.getpid()])[0]
         return f"local-{started}-{pid}"
+
+    def _leave_memory(self) -> None:
+        if self.saver is not None and self._no_room:
+            self.saver.leave_memory(self._no_room)
+        self._no_room = ""
 
     def _try_to_capture(self) -> None:
         """What can never be saved is said now, not at every step. Raises TypeError.
@@ -178,7 +186,9 @@ class Session:
         share = self._state.share
         if not meshes.is_distributed():
             return
-        crc = self._state.shared_crc()
+        # Of these alone: to ask a loader for its position now would begin its pass too early.
+        trained = {k: v for k, v in self._objects.items() if k in ("model", "optimizer")}
+        crc = State(trained, rank=self.world.rank, share=share).shared_crc()
         all_crcs = meshes.gather([-1 if crc is None else crc])
         if share is None or len({all_crcs[rank][0] for rank in share.ranks}) == 1:
             return

@@ -184,7 +184,8 @@ class Shelf:
             return None
         except digest.FileChangedError as err:
             if str(err) == TORN:
-                self.discard(record)
+                if threads:
+                    self.discard(record)
             else:
                 record.bad = record.bad or str(err)
             return self._holding(record, record.bad or TORN)

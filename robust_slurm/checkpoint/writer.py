@@ -2,9 +2,9 @@
 
 One JSON object a line comes in on stdin and one goes out on stdout for each: ``write`` and
 ``commit`` (see ``_write`` and ``_commit``). Writes are done one after the other; commits, which may
-have to wait for other ranks, run beside them. Lives until stdin is closed or SIGKILL: the signals of a
-job that ends reach it too, and that is when the last step is written. Runs at the lowest priority,
-without touching a GPU. A request that fails is answered with why, and ends nothing.
+have to wait for other ranks, run beside them. Lives until stdin is closed, or SIGKILL: the signals
+of a job that ends reach it too, and that is when the last step is written. Runs at the lowest
+priority, without touching a GPU. A request that fails is answered with why, and ends nothing.
 """
 
 from __future__ import annotations
