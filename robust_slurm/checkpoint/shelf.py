@@ -203,7 +203,7 @@ class Shelf:
             why = str(err.strerror or err)
         finally:
             os.close(fd)
-        if why == TORN:
+        if why == TORN and threads:  # who only looks has not said yet that it is no use
             self.discard(record)
         return self._holding(record, why)
 
