@@ -41,6 +41,7 @@ LEAVING = 1.0  # s longer for nodes that are leaving the job
 LIST = 5.0  # s for the shared file system to list the durable checkpoints
 TRIES = 8  # plans in one recovery: what is bad shows only when it is read or fetched
 PLAN = 120.0
+TOLD = 8  # bad copies that are said
 NOTED = 64  # copies passed over that are noted one by one
 FETCH = 600.0
 END = 600.0  # s for the last durable checkpoint of a job that ends by itself
@@ -124,6 +125,11 @@ class Restoring:
                     step=passed.step,
                     file=passed.file,
                     why=passed.why,
+                )
+            for passed in [p for p in plan.passed if p.why not in planner.FINE][:TOLD]:
+                say(
+                    f"checkpoints: a copy of rank {passed.owner}'s step {passed.step} on "
+                    f"{passed.node} is bad and passed over: {passed.why}"
                 )
             bad = await self._fetch(plan.transfers)
             if not bad:

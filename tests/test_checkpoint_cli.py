@@ -296,3 +296,12 @@ def test_a_reader_that_goes_away(tier: Path) -> None:
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
     assert "Traceback" not in done.stderr
+
+
+def test_links_in_a_circle_are_bad_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    assert cli.main(["ls", str(tmp_path / "a")]) == 2
+    assert "robust-ckpt: " in capsys.readouterr().err

@@ -37,6 +37,9 @@ def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
     except BrokenPipeError:  # `robust-ckpt ls | head`
         sys.stderr.close()
         return 0
+    except (OSError, RuntimeError) as err:  # a directory on the way is locked, links in a circle
+        _complain(f"cannot be looked at: {err}")
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -53,6 +53,11 @@ class Transfer(NamedTuple):
     """What the source has."""
 
 
+INCOMPLETE, ELSEWHERE = "its step is incomplete", "its step is taken from elsewhere"
+FINE = (INCOMPLETE, ELSEWHERE)
+"""Why a copy is passed over that has no fault."""
+
+
 class Passed(NamedTuple):
     """A copy that was not used, and why."""
 
@@ -134,7 +139,7 @@ def plan(
         head = "nothing to resume from"
     for (at, epoch), copies in sorted(sets.items(), reverse=True):
         if at > step or (at == step and (at, epoch) != newest):
-            why = "its step is incomplete" if at > step else "its step is taken from elsewhere"
+            why = INCOMPLETE if at > step else ELSEWHERE
             passed += [_passed(copy, why) for found in copies.values() for copy in found]
     moved = [f"rank {t.owner}: {t.source} → {t.target} on {t.node} ({t.tier})" for t in transfers]
     skipped = [
