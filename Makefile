@@ -29,7 +29,7 @@ test bench: PACKAGES += $(MORE_PACKAGES)
 test: setup
 	@failed=0; \
 	$(MAKE) --no-print-directory lint || failed=1; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile || failed=1; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder || failed=1; \
 	exit $$failed
 
 lint: setup

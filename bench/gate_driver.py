@@ -96,10 +96,16 @@ def _totals(runs: int) -> dict[str, Any]:
                 if run:
                     samples[key].append(seconds)
         told = directory / "spool" / "history.jsonl"
-        if told.exists():
-            sys.exit(f"the node is not healthy: {told.read_text()[:1500]}")
+        if told.exists() and (ill := [e for e in told.read_text().splitlines() if _is_ill(e)]):
+            sys.exit(f"the node is not healthy: {ill[0][:1500]}")
     conditions = sum(len(check.conditions) for check in ALL)
     return {**samples, "conditions": conditions, "families": len(ALL)}
+
+
+def _is_ill(event: str) -> bool:
+    """Whether a run found more than what users do there, such as a high load."""
+    found = json.loads(event).get("data", {}).get("findings", [])
+    return any(finding.get("class") != "user" for finding in found)
 
 
 def _timed(argv: list[str], env: dict[str, str]) -> float:

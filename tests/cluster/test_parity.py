@@ -146,7 +146,9 @@ def test_bytes_come_through_unharmed_and_in_order(alloc: Allocation) -> None:
 OURS = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR"),
     *("MASTER_PORT", "PYTHONPATH", "ROBUST_AUTO", "ROBUST_BEAT_DIR", "ROBUST_EPOCH"),
-    *("ROBUST_JOB_ID", "ROBUST_RESTART_REASON"),
+    *("ROBUST_JOB_ID", "ROBUST_RESTART_REASON", "ROBUST_RUN_ID", "ROBUST_CKPT_SOCKET"),
+    *("ROBUST_CHECKPOINT_DIR", "ROBUST_CHECKPOINT_LOCAL_DIR", "ROBUST_CHECKPOINT_EVERY"),
+    "ROBUST_CHECKPOINT_KEEP",
 }
 # Different in every step; and the task's pid, which is the shim's.
 EACH_ITS_OWN = re.compile(
