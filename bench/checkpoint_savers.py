@@ -26,8 +26,7 @@ class Saver:
         self.directory = directory
 
     def save(self, step: int) -> None:
-        """Save, or begin to."""
-        raise NotImplementedError
+        """Save, or begin to; this one saves nothing."""
 
     def before_step(self) -> None:
         """Wait for what reads the live state."""

@@ -7,11 +7,9 @@ reads the ranks' beat records, and decides alone what to do when the supervisor 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -44,32 +42,12 @@ from srun_wrapper.messages import (
     decode_from_shim,
     decode_to_agent,
 )
+from srun_wrapper.place import Place, job_of, shim_address
 from srun_wrapper.ports import free_port
-from srun_wrapper.silence import Contact, Verdict, judge_silence
+from srun_wrapper.silence import Verdict
+from srun_wrapper.uplink import Uplink
 
 FAST = 0.05  # look at the records this often until every rank has made its first beat
-RETRY = 0.25
-CONNECT_TIMEOUT = 1.0
-BUSY_TIMEOUT = 15.0  # s for a host that has taken the connection to say something
-QUIET = 1.5  # s without an answer to our reports before the connection is made anew
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where this shim stands in the real step, from Slurm's environment."""
-
-    job_id: int
-    step_id: str
-    node_index: int
-    node: str
-    local: int
-    task: int
-    local_tasks: int
-    step_nodes: int
-    step_tasks: int
-    companion: int
-    server: str  # the supervisor's host
-    port: int
 
 
 class Agent:
@@ -104,14 +82,15 @@ class Agent:
         self._first_beats: set[int] = set()
         self._saved: dict[int, Saved] = {}
         self._samples: dict[int, dict[int, Inspected]] = {}
-        self._contact = Contact(since=time.monotonic())
-        self._server: Link | None = None
-        self._introduced = 0.0
+        self._report_at = 0.0
         self._finished = False
+        self._uplink = Uplink(
+            loop, place.server, place.port, key, self._introduce, self._from_server
+        )
         self._listener = self._listen_shims()
         self._probe = self._listen_probe()
         if place.local_tasks == 1:
-            self._connect()
+            self._uplink.connect()
         self._next_tick = self._loop.later(0.0, self._tick)
 
     # -- the node's other shims
@@ -147,8 +126,8 @@ class Agent:
             self._tasks[message.local] = message.task
             self._slot_of[link] = message.local
             link.send(SlotWelcome(str(self._run_dir)))
-            if len(self._tasks) == self._place.local_tasks and self._server is None:
-                self._connect()
+            if len(self._tasks) == self._place.local_tasks:
+                self._uplink.connect()
         else:
             self.from_slot(self._slot_of.get(link, -1), message)
 
@@ -202,55 +181,12 @@ class Agent:
         self._to_server(message)
 
     def _to_server(self, message: Message) -> None:
-        if self._server is not None and self._server.ready:
-            self._server.send(message)
+        self._uplink.send(message)
 
     # -- the supervisor
 
-    def _connect(self) -> None:
-        if self._finished:
-            return
-        family = socket.AF_INET6 if ":" in self._place.server else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        sock.setblocking(False)
-        try:
-            sock.connect((self._place.server, self._place.port))
-        except BlockingIOError:
-            pass
-        except OSError as err:
-            # Over loopback a refusal is known at once, and so is a network that is down.
-            sock.close()
-            refused = isinstance(err, ConnectionRefusedError)
-            self._contact.lost(time.monotonic(), refused=refused, accepted=False)
-            self._loop.later(RETRY, self._connect)
-            return
-        link = Link(
-            self._loop,
-            sock,
-            self._key,
-            server=False,
-            on_payload=self._from_server,
-            on_close=self._server_gone,
-            on_ready=self._introduce,
-        )
-        self._server = link
-        self._loop.later(CONNECT_TIMEOUT, lambda: self._give_up(link, last=False))
-
-    def _give_up(self, link: Link, *, last: bool) -> None:
-        """End an attempt to connect that took too long."""
-        if link.ready or link.closed:
-            return
-        if link.connected and not last:
-            # Its kernel has taken us; more attempts would only fill its queue and in the end
-            # make a busy host look like a dead one.
-            self._loop.later(BUSY_TIMEOUT, lambda: self._give_up(link, last=True))
-            return
-        link.close("timed out")
-
     def _introduce(self, link: Link) -> None:
         place = self._place
-        self._contact.refused_since = None
-        self._introduced = time.monotonic()
         link.send(
             Hello(
                 place.job_id,
@@ -271,7 +207,6 @@ class Agent:
             link.send(event)
 
     def _from_server(self, link: Link, payload: bytes) -> None:
-        self._contact.heard(time.monotonic())
         try:
             order = decode_to_agent(payload)
         except msgspec.MsgspecError as err:
@@ -292,7 +227,7 @@ class Agent:
         elif isinstance(order, Stop):
             self._stopping_epoch = order.epoch or -1
         elif isinstance(order, Finish):
-            self._finished = True
+            self._finish()
         self.broadcast(order)
 
     def broadcast(self, order: Message) -> None:
@@ -303,29 +238,15 @@ class Agent:
             shim.send(order)
         self._own(order)
 
-    def _server_gone(self, link: Link, reason: str) -> None:
-        if self._server is link:
-            self._server = None
-            now = time.monotonic()
-            if link.ready_once and not self._finished:
-                # A live connection broke: make it again, at once if it is the first time.
-                recent = now - self._introduced < RETRY
-                self._loop.later(RETRY if recent else 0.0, self._connect)
-                return
-            self._contact.lost(now, refused="refused" in reason, accepted=link.connected)
-            self._loop.later(RETRY, self._connect)
-
     def _watch_supervisor(self) -> None:
-        # A connection made anew gets its time too: a stumble of the supervisor must not end in
-        # every agent cutting the line again before its answer is there.
-        silent = time.monotonic() - max(self._contact.since, self._introduced)
-        if silent > max(QUIET, 2.2 * self._interval) and self._server and self._server.ready:
-            self._server.close("silent")  # the new attempt shows whether the host is there
-        verdict = judge_silence(self._contact, time.monotonic())
+        verdict = self._uplink.judge(self._interval)
         if verdict is not Verdict.FINE:
-            self._finished = True
+            self._finish()
             self._abandoned(verdict, self._start)
-            return
+
+    def _finish(self) -> None:
+        self._finished = True
+        self._uplink.over()
 
     # -- being probed by the supervisor and by other agents
 
@@ -358,7 +279,7 @@ class Agent:
             link.close("not a question")
             return
         if self._start is not None and ask.job_id == job_of(self._place, self._start):
-            silent = time.monotonic() - self._contact.since
+            silent = time.monotonic() - self._uplink.contact.since
             link.send(PeerSay(self._start.index, silent))
 
     # -- heartbeats
@@ -371,8 +292,8 @@ class Agent:
         fresh = {b.local for b in beats if b.beats} - self._first_beats
         self._first_beats |= fresh
         now = time.monotonic()
-        if fresh or now >= self._contact.report_at:
-            self._contact.report_at = now + self._interval
+        if fresh or now >= self._report_at:
+            self._report_at = now + self._interval
             self._send_report(beats)
         waiting = self._start is not None and len(self._first_beats) < len(self._start.ranks)
         self._next_tick = self._loop.later(FAST if waiting else self._interval, self._tick)
@@ -390,20 +311,9 @@ class Agent:
     def close(self) -> None:
         """Give sockets back; pending messages to the shims have been sent."""
         self._finished = True
-        for link in (*self._links.values(), self._server):
-            if link is not None:
-                link.close()
+        self._uplink.close()
+        for link in self._links.values():
+            link.close()
         for sock in (self._listener, self._probe):
             self._loop.forget(sock)
             sock.close()
-
-
-def job_of(place: Place, start: Start) -> int:
-    """The job that the ranks belong to; a companion's own allocation is another one."""
-    return int(start.env.get("SLURM_JOB_ID", place.job_id))
-
-
-def shim_address(key: bytes, place: Place) -> bytes:
-    """Abstract socket name that only holders of the step's key can compute."""
-    where = f"{place.job_id}.{place.step_id}.{place.node_index}".encode()
-    return b"\0robust-" + hashlib.blake2b(where, key=key[:64], digest_size=16).hexdigest().encode()

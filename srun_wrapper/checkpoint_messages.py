@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from robust_slurm.checkpoint.events import Holding, Outcome, Wanted
 from srun_wrapper.message_base import Event, Message
 
 # ---------------------------------------------------------------- slot -> supervisor
@@ -75,39 +76,12 @@ class Resumed(Event):
     step: int
 
 
-class Held(msgspec.Struct, array_like=True):
-    """One snapshot that a store has, see ``robust_slurm.checkpoint.store.Holding``."""
-
-    owner: int
-    step: int
-    world: int
-    needs: tuple[int, ...]
-    tier: str
-    file: str
-    size: int
-    ok: bool
-    why: str
-    epoch: int
-
-
 class Stock(Message):
     """One slot's answer to TakeStock."""
 
     token: int
     local: int
-    held: tuple[Held, ...]
-
-
-class Done(msgspec.Struct, array_like=True):
-    """What became of one snapshot that was fetched or flushed."""
-
-    owner: int
-    step: int
-    ok: bool
-    why: str
-    file: str
-    seconds: float
-    size: int
+    held: tuple[Holding, ...]
 
 
 class Moved(Message):
@@ -115,20 +89,12 @@ class Moved(Message):
 
     token: int
     local: int
-    results: tuple[Done, ...]
+    results: tuple[Outcome, ...]
 
 
 FromStore = StoreReady | Enrolled | Saved | Persisted | Committed | Alarm | Resumed | Stock | Moved
 
 # ---------------------------------------------------------------- supervisor -> slot
-
-
-class Restore(msgspec.Struct, array_like=True):
-    """What the ranks of a node are restored from."""
-
-    step: int
-    tier: str  # "memory": files of this node's stores; "shared": the durable checkpoint of the step
-    shards: dict[int, str]  # owner rank -> file name
 
 
 class TakeStock(Message):
@@ -154,19 +120,12 @@ class Place(Message):
     targets: tuple[ReplicaTo, ...]
 
 
-class FetchItem(msgspec.Struct, array_like=True):
-    owner: int
-    step: int
-    host: str  # "": this node's own disk
-    port: int
-
-
 class Fetch(Message):
     """Get snapshots from other stores into this slot's."""
 
     token: int
     local: int
-    items: tuple[FetchItem, ...]
+    items: tuple[Wanted, ...]
 
 
 class PersistAt(Message):

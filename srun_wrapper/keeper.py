@@ -6,7 +6,7 @@ What may take long (checking, fetching, writing) runs in threads; the shim's loo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -15,16 +15,13 @@ from robust_slurm.checkpoint import store
 from srun_wrapper.checkpoint_messages import (
     Alarm,
     Committed,
-    Done,
     Enrolled,
     Fetch,
     Flush,
-    Held,
     Moved,
     PersistAt,
     Persisted,
     Place,
-    Restore,
     Resumed,
     Saved,
     Stock,
@@ -79,7 +76,7 @@ class Keeper:
     def begin(self, order: Start) -> None:
         """A new epoch is about to be launched in this slot."""
         self._epoch = order.epoch
-        self._store.begin(order.epoch, _restore(order.restore))
+        self._store.begin(order.epoch, order.restore)
 
     def processes(self) -> list[int]:
         """Pids of the store's own children, which do not end with the rank."""
@@ -105,29 +102,26 @@ class Keeper:
         elif isinstance(order, TakeStock):
             step = order.step
             self._answer(
-                lambda: _held(kept.stock(step, read=step is not None)),
+                lambda: kept.stock(step, read=step is not None),
                 partial(Stock, order.token, local),
             )
         elif isinstance(order, Fetch) and order.local == local:
-            wanted = [store.Wanted(i.owner, i.step, i.host, i.port) for i in order.items]
-            self._answer(lambda: _done(kept.fetch(wanted)), partial(Moved, order.token, local))
+            self._answer(lambda: kept.fetch(order.items), partial(Moved, order.token, local))
         elif isinstance(order, Flush) and order.local == local:
             self._answer(
-                lambda: _done(
-                    kept.flush(order.owners, order.step, order.commit_world, order.deadline)
-                ),
+                lambda: kept.flush(order.owners, order.step, order.commit_world, order.deadline),
                 partial(Moved, order.token, local),
             )
 
     def _answer(
-        self, work: Callable[[], tuple[T, ...]], said: Callable[[tuple[T, ...]], Message]
+        self, work: Callable[[], Iterable[T]], said: Callable[[tuple[T, ...]], Message]
     ) -> None:
         """Work in a thread, then say what came of it; nothing if it failed, but say that too."""
 
         def run() -> None:
             answer: tuple[T, ...] = ()
             try:
-                answer = work()
+                answer = tuple(work())
             except Exception as err:  # noqa: BLE001 - the supervisor waits for an answer
                 text = f"internal error in the store: {type(err).__name__}: {err}"
                 self._loop.call(lambda: self._emit(Alarm(0, -1, text)))
@@ -171,18 +165,3 @@ class Keeper:
         else:
             message = Alarm(0, event.rank, event.text)
         self._emit(message)
-
-
-def _restore(restore: Restore | None) -> store.Restore | None:
-    return None if restore is None else store.Restore(restore.step, restore.tier, restore.shards)
-
-
-def _held(holdings: list[store.Holding]) -> tuple[Held, ...]:
-    return tuple(
-        Held(h.owner, h.step, h.world, tuple(h.needs), h.tier, h.file, h.size, h.ok, h.why, h.epoch)
-        for h in holdings
-    )
-
-
-def _done(outcomes: list[store.Outcome]) -> tuple[Done, ...]:
-    return tuple(Done(o.owner, o.step, o.ok, o.why, o.file, o.seconds, o.bytes) for o in outcomes)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
-from srun_wrapper.checkpoint_messages import FromStore, Restore, Saved, ToStore
+from robust_slurm.checkpoint.events import Restore
+from srun_wrapper.checkpoint_messages import FromStore, Saved, ToStore
 from srun_wrapper.message_base import Event as Event
 from srun_wrapper.message_base import Message as Message
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping
 
-from srun_wrapper.checkpoint_messages import Restore
+from robust_slurm.checkpoint.events import Restore
 from srun_wrapper.messages import Finish, Peer, RankStart, Start
 from srun_wrapper.roster import Node, Role, World
 from srun_wrapper.state import JobState

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from robust_slurm.slurm import Job, Slurm, SlurmError
 from robust_slurm.wire import Codec, WireError
-from srun_wrapper.agent import Place, job_of
 from srun_wrapper.messages import Peer, PeerAsk, PeerSay, Start, decode_say, encode
+from srun_wrapper.place import Place, job_of
 from srun_wrapper.requeue import helper_args, known_partitions
 from srun_wrapper.resubmit import submit_copy
 from srun_wrapper.silence import LOST_HOST

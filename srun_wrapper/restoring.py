@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 
 from robust_slurm.checkpoint import durable
 from robust_slurm.checkpoint import plan as planner
+from robust_slurm.checkpoint.events import Restore, Wanted
 from robust_slurm.checkpoint.flush import flush as plan_flush
 from srun_wrapper.aside import aside
 from srun_wrapper.checkpoint_messages import (
     Fetch,
-    FetchItem,
     Flush,
     Moved,
-    Restore,
     Stock,
     TakeStock,
 )
@@ -211,14 +210,8 @@ class Restoring:
         return [self._place(at, stock) for at, stock in answers]
 
     def _place(self, at: StoreAt, stock: Stock) -> planner.Place:
-        holdings = [
-            planner.Holding(
-                h.owner, h.step, h.world, h.needs, h.tier, h.file, h.size, h.ok, h.why, h.epoch
-            )
-            for h in stock.held
-        ]
         port = at.node.stores.get(at.local, 0)
-        return planner.Place(at.name, at.node.name, at.node.address, port, holdings)
+        return planner.Place(at.name, at.node.name, at.node.address, port, stock.held)
 
     def _stores(self, nodes: Iterable[Node] | None = None) -> dict[str, StoreAt]:
         """By name, all that can be reached; of these nodes only."""
@@ -241,7 +234,7 @@ class Restoring:
         sent: list[tuple[Node, Message]] = []
         for target, group in orders.items():
             at = stores[target]
-            items = tuple(FetchItem(t.owner, t.step, t.host, t.port) for t in group)
+            items = tuple(Wanted(t.owner, t.step, t.host, t.port) for t in group)
             sent.append((at.node, Fetch(token, at.local, items)))
         answers = await self._moved(token, sent, set(orders), FETCH, self._interrupted)
         bad: set[tuple[str, int, int]] = set()

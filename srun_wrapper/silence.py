@@ -25,7 +25,6 @@ class Contact:
     ever: bool = False
     refused_since: float | None = None
     unreachable_since: float | None = None
-    report_at: float = 0.0
 
     def heard(self, now: float) -> None:
         self.since = now

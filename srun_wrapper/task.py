@@ -25,7 +25,7 @@ import msgspec
 
 from robust_slurm.ledger import append_line
 from srun_wrapper import proc
-from srun_wrapper.agent import Agent, Place, job_of, shim_address
+from srun_wrapper.agent import Agent
 from srun_wrapper.checkpoint_messages import StoreReady
 from srun_wrapper.keeper import Keeper
 from srun_wrapper.link import Link
@@ -39,6 +39,7 @@ from srun_wrapper.messages import (
     Stop,
     decode_to_shim,
 )
+from srun_wrapper.place import Place, job_of, shim_address
 from srun_wrapper.silence import Verdict
 from srun_wrapper.sinks import OutputPlan
 from srun_wrapper.slot import SECRETS, Slot, SlotOptions

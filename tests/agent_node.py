@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from robust_slurm.config import Config
-from srun_wrapper.agent import Agent, Place
+from srun_wrapper.agent import Agent
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import (
     Exited,
@@ -26,6 +26,7 @@ from srun_wrapper.messages import (
     Stop,
     Stopped,
 )
+from srun_wrapper.place import Place
 from srun_wrapper.roster import Role, World, real_world
 from srun_wrapper.server import Connection, listen
 from srun_wrapper.silence import Verdict

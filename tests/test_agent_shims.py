@@ -11,7 +11,6 @@ import agent_node
 import pytest
 from agent_node import Boss, Shim, wait
 
-from srun_wrapper.agent import shim_address
 from srun_wrapper.link import Link
 from srun_wrapper.messages import (
     Hello,
@@ -27,6 +26,7 @@ from srun_wrapper.messages import (
     Stopped,
     decode_to_shim,
 )
+from srun_wrapper.place import shim_address
 
 boss, shim = agent_node.boss, agent_node.shim
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import socket
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import agent_node
 import pytest
 from agent_node import Boss, Shim, crash, start, wait
 
-from srun_wrapper import agent as agent_module
-from srun_wrapper import silence
+from srun_wrapper import silence, uplink
 from srun_wrapper.messages import (
     Event,
     Hello,
@@ -56,7 +54,7 @@ def test_events_while_nobody_acknowledges_are_sent_again(
     boss: Boss, shim: Shim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The supervisor took an event from the socket and lost it with the connection."""
-    monkeypatch.setattr(agent_module, "QUIET", 0.3)
+    monkeypatch.setattr(uplink, "QUIET", 0.3)
     wait(lambda: bool(boss.of(Hello)))
     boss.activate()
     boss.order(start(1))
@@ -83,7 +81,7 @@ def test_a_mute_supervisor_is_not_stormed(
     boss: Boss, shim: Shim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes connections but does not answer: the line is made anew now and then, not always."""
-    monkeypatch.setattr(agent_module, "QUIET", 0.3)
+    monkeypatch.setattr(uplink, "QUIET", 0.3)
     wait(lambda: bool(boss.of(Hello)))
     boss.mute = True
     began = time.monotonic()
@@ -99,7 +97,7 @@ def test_a_supervisor_that_is_stopped_is_waited_for(
     boss: Boss, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only its kernel answers (Ctrl-Z): one waiting connection, no verdict."""
-    monkeypatch.setattr(agent_module, "CONNECT_TIMEOUT", 0.1)
+    monkeypatch.setattr(uplink, "CONNECT_TIMEOUT", 0.1)
     monkeypatch.setattr(silence, "LOST_HOST", 0.3)
     with socket.create_server(("127.0.0.1", 0), backlog=16) as stopped:
         shim = Shim(boss, tmp_path, port=stopped.getsockname()[1])
@@ -143,7 +141,7 @@ def test_a_lost_host(boss: Boss, shim: Shim, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(silence, "LOST_HOST", 0.5)
     wait(lambda: bool(boss.of(Report)))
     # No route leads there, so connect() fails at once and no packet leaves.
-    shim.agent._place = replace(shim.place, server="255.255.255.255")
+    shim.agent._uplink.server = "255.255.255.255"
     boss.cut()
     wait(lambda: bool(shim.verdicts))
     assert shim.verdicts == [(Verdict.HOST_LOST, None)]
@@ -154,13 +152,13 @@ def test_a_short_break_is_no_verdict(
 ) -> None:
     monkeypatch.setattr(silence, "LOST_HOST", 2.0)
     wait(lambda: bool(boss.of(Report)))
-    shim.agent._place = replace(shim.place, server="255.255.255.255")
+    shim.agent._uplink.server = "255.255.255.255"
     boss.cut()
     hellos = len(boss.of(Hello))
-    wait(lambda: shim.agent._contact.unreachable_since is not None)
-    shim.agent._place = shim.place
+    wait(lambda: shim.agent._uplink.contact.unreachable_since is not None)
+    shim.agent._uplink.server = shim.place.server
     wait(lambda: len(boss.of(Hello)) > hellos)
-    wait(lambda: shim.agent._contact.unreachable_since is None)
+    wait(lambda: shim.agent._uplink.contact.unreachable_since is None)
     assert shim.verdicts == []
 
 

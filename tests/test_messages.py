@@ -30,6 +30,9 @@ def strategy(kind: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(strategy(args[0]), strategy(args[1]), max_size=3)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return struct(kind)
+    if isinstance(kind, type) and issubclass(kind, tuple):
+        fields = typing.get_type_hints(kind).values()
+        return st.tuples(*map(strategy, fields)).map(lambda values: kind(*values))
     return st.one_of(*map(strategy, args))
 
 

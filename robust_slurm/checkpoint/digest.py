@@ -12,6 +12,8 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 
+from robust_slurm.checkpoint.threads import share
+
 CHUNK = 16 << 20
 _PIECE = 1 << 20  # read and summed while it is in the processor's cache
 
@@ -122,15 +124,7 @@ def crcs(
         except OSError as err:
             failed.append(err)
 
-    helpers = [
-        threading.Thread(target=work, name="digest", daemon=True)
-        for _ in range(min(threads, len(indices)) - 1)
-    ]
-    for helper in helpers:
-        helper.start()
-    work()
-    for helper in helpers:
-        helper.join()
+    share(work, min(threads, len(indices)), "digest")
     if failed:
         raise failed[0]
     return results

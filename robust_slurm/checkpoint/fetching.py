@@ -13,6 +13,7 @@ from robust_slurm.checkpoint.events import Outcome, Wanted
 from robust_slurm.checkpoint.incoming import Incoming
 from robust_slurm.checkpoint.local import LocalDisk
 from robust_slurm.checkpoint.shelf import FETCHED, Shelf
+from robust_slurm.checkpoint.threads import share
 from robust_slurm.checkpoint.transfer import AbandonedError, Offer
 
 PAUSE = 0.2  # s between two tries
@@ -64,15 +65,7 @@ class Fetcher:
                     else:  # an alternative that is not needed
                         results[place] = done._replace(seconds=0.0, bytes=0)
 
-        helpers = [
-            threading.Thread(target=work, name="ckpt-fetch", daemon=True)
-            for _ in range(min(PARALLEL, len(groups)) - 1)
-        ]
-        for helper in helpers:
-            helper.start()
-        work()
-        for helper in helpers:
-            helper.join()
+        share(work, min(PARALLEL, len(groups)), "ckpt-fetch")
         return [outcome for outcome in results if outcome is not None]
 
     def _one(self, item: Wanted, deadline: float) -> Outcome:

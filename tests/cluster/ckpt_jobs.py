@@ -7,14 +7,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from jobs import REPOSITORY, Training, prepared
 
 from lab import Lab
 from robust_slurm.checkpoint.layout import LayoutError, read_snapshot
 from srun_wrapper.ports import free_port
+
+pytest.importorskip("torch")
+pytest.importorskip("torchdata")
 
 PROGRAMS = REPOSITORY / "tests" / "programs"
 WAIT = 150.0  # s; importing torch in every rank is most of it
@@ -71,12 +76,28 @@ def run_here(program: str, directory: Path, world: int, *options: str) -> str:
     return said
 
 
+class Undisturbed(NamedTuple):
+    """What a program did in a run that nothing disturbed and that saved nothing."""
+
+    program: str
+    world: int
+    steps: int
+    options: Sequence[str]
+    """For every run of the program."""
+    curves: Sequence[Curve]
+    """Of each rank."""
+
+    def job(self, lab: Lab) -> CheckpointJob:
+        """A training that must do the same; its directory exists, nothing is started."""
+        return CheckpointJob(lab, prepared(lab, self.world).dir, self.world, self.steps, model=self)
+
+
 def undisturbed(
     program: str, directory: Path, world: int, steps: int, *options: str
-) -> list[Curve]:
-    """Each rank's curve in a run that nothing disturbs and that saves nothing."""
+) -> Undisturbed:
     run_here(program, directory, world, f"--steps={steps}", "--bare", "--pause=0", *options)
-    return [survivors(read_lines(directory / f"rank-{rank}.jsonl")) for rank in range(world)]
+    curves = [survivors(read_lines(directory / f"rank-{rank}.jsonl")) for rank in range(world)]
+    return Undisturbed(program, world, steps, options, curves)
 
 
 class Copy(NamedTuple):
@@ -99,10 +120,11 @@ class Start(NamedTuple):
     saved: set[int]
 
 
+@dataclass
 class CheckpointJob(Training):
     """One of tests/programs in place of the toy."""
 
-    program = ""
+    model: Undisturbed = field(kw_only=True)
 
     def exports(self) -> dict[str, str]:
         return super().exports() | {"OMP_NUM_THREADS": "1"}  # more would fight for 2 cores
@@ -113,8 +135,8 @@ class CheckpointJob(Training):
         return self.dir / "checkpoints"
 
     def words(self, *options: str) -> str:
-        words = [str(PROGRAMS / self.program), f"--dir={self.dir}", f"--steps={self.steps}"]
-        return " ".join([*words, *options])
+        words = [str(PROGRAMS / self.model.program), f"--dir={self.dir}", f"--steps={self.steps}"]
+        return " ".join([*words, *self.model.options, *options])
 
     def start(
         self, robust: str, options: str = "", *, sbatch: Sequence[str] = (), durable: bool = True
@@ -192,6 +214,11 @@ class CheckpointJob(Training):
         here = [c for c in self.copies() if (c.kind, c.owner, c.step) == (kind, owner, step)]
         return here[0] if here else None
 
+    def wait_replicas(self, step: int) -> None:
+        """Of every rank's snapshot of a step."""
+        for owner in self.ranks:
+            self.wait_copy("replica", owner, step)
+
     def wait_copy(self, kind: str, owner: int, step: int) -> Copy:
         what = f"{kind} copy of rank {owner}'s step {step}"
         self.until(lambda: self.copy(kind, owner, step), what, 30.0)
@@ -225,7 +252,7 @@ class CheckpointJob(Training):
         assert {event["tier"] for event in self.events("restore")} == {"memory"}, self.story()
         return found
 
-    def check_curves(self, expected: Sequence[Curve]) -> None:
+    def check_curves(self) -> None:
         """Every rank did steps 1 … steps, each as in the undisturbed run, to the last bit.
 
         That holds for what was done again, too.
@@ -235,22 +262,15 @@ class CheckpointJob(Training):
             for line in lines:
                 if "step" in line:
                     done = {name: line[name] for name in ("loss", "ids", "state")}
-                    assert done == expected[rank][line["step"]], f"rank {rank}: {line}"
+                    assert done == self.model.curves[rank][line["step"]], f"rank {rank}: {line}"
             curve = survivors(lines)
             assert list(curve) == list(range(1, self.steps + 1)), f"rank {rank}: {list(curve)}"
 
-    def check_ended(self, expected: Sequence[Curve], code: int = 0) -> None:
+    def check_ended(self, code: int = 0) -> None:
         """It ended well, nothing is left of it, and its curves are the undisturbed run's."""
         got = self.wait_end(WAIT)
         assert got == code, f"exit code {got}\n{self.story()}"
-        self.check_curves(expected)
+        self.check_curves()
         self.check_gone()
         left = self.in_memory()
         assert not left, left
-
-
-def job(lab: Lab, program: str, world: int, steps: int) -> CheckpointJob:
-    """A training whose directory exists; nothing is started."""
-    made = CheckpointJob(lab, prepared(lab, world).dir, world, steps)
-    made.program = program
-    return made

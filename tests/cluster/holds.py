@@ -11,7 +11,7 @@ from jobs import Training, command_line
 
 from lab import Lab
 from srun_wrapper import proc
-from srun_wrapper.agent import RETRY
+from srun_wrapper.uplink import RETRY
 
 IN_PLACE = "no node left to replace the suspect: restart in place"
 SLURMD_PORT = 6818

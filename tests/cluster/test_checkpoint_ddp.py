@@ -6,39 +6,35 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ckpt_jobs import Copy, Curve, job, undisturbed
+from ckpt_jobs import Copy, Undisturbed, undisturbed
 from conftest import LabFactory
 
 from lab import Cluster
 from tests.waiting import until
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("torchdata")
-
-PROGRAM = "ckpt_ddp.py"
-STEPS = 16
-WORLD = 2
-BALLAST = "--ballast=100000"  # bytes; a snapshot is three times that
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Curve]:
-    return undisturbed(PROGRAM, tmp_path_factory.mktemp("ddp"), WORLD, STEPS, BALLAST)
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    directory = tmp_path_factory.mktemp("ddp")
+    ballast = "--ballast=100000"  # bytes; a snapshot is three times that
+    return undisturbed("ckpt_ddp.py", directory, 2, 16, ballast)
 
 
 @pytest.mark.timeout(300)
-def test_ranks_killed_three_times_in_a_row(lab: Cluster, expected: Sequence[Curve]) -> None:
+def test_ranks_killed_three_times_in_a_row(lab: Cluster, ddp: Undisturbed) -> None:
     """… and at the end the last step is on disk, where torch's own tools can load it."""
-    training = job(lab, PROGRAM, WORLD, STEPS)
+    training = ddp.job(lab)
     kills = "1:5:1,2:5:0,3:11:1"  # in the first step of a pass, there again, and within a pass
-    training.start("", f"{BALLAST} --kill={kills}", sbatch=["-N2", "--ntasks-per-node=1"])
-    training.check_ended(expected)
+    training.start("", f"--kill={kills}", sbatch=["-N2", "--ntasks-per-node=1"])
+    training.check_ended()
     assert training.resumed() == [0, 4, 4, 10], training.story()
     for record in training.check_lost(3):
         assert (record["symptom"], record["action"]) == ("crash", "restart")
         assert record["restored"], record
     assert training.says("^robust-srun: checkpoints: every step in memory"), training.out()
-    loaded = load_with_dcp(training.directory / f"step-{STEPS:08d}")
+    loaded = load_with_dcp(training.directory / f"step-{ddp.steps:08d}")
     weight = loaded["model.0.weight"]
     assert weight.shape == (16, 8) and bool((weight != 0).all())
 
@@ -58,23 +54,21 @@ def load_with_dcp(directory: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.timeout(300)
-def test_bad_copies_in_memory(lab: Cluster, expected: Sequence[Curve]) -> None:
+def test_bad_copies_in_memory(lab: Cluster, ddp: Undisturbed) -> None:
     """A flipped bit is noticed: the replica serves; both copies bad: the step before serves."""
-    training = job(lab, PROGRAM, WORLD, STEPS)
-    options = f"{BALLAST} --hold=1:6,2:11"
+    training = ddp.job(lab)
+    options = "--hold=1:6,2:11"
     training.start("", options, sbatch=["-N2", "--ntasks-per-node=1"], durable=False)
     training.wait_held(1, 6)
-    for owner in training.ranks:
-        training.wait_copy("replica", owner, 5)
+    training.wait_replicas(5)
     flip_a_bit(training.wait_copy("own", 1, 5))
-    training.kill(PROGRAM, rank=0)
+    training.kill(ddp.program, rank=0)
     training.wait_held(2, 11)
-    for owner in training.ranks:
-        training.wait_copy("replica", owner, 10)
+    training.wait_replicas(10)
     flip_a_bit(training.wait_copy("own", 0, 10))
     tear(training.wait_copy("replica", 0, 10))
-    training.kill(PROGRAM, rank=1)
-    training.check_ended(expected)
+    training.kill(ddp.program, rank=1)
+    training.check_ended()
     assert training.resumed() == [0, 5, 9], training.story()
     flipped, torn = training.check_lost(2)
     assert (flipped["lost_steps"], torn["lost_steps"]) == (0, 1)
@@ -101,15 +95,13 @@ def tear(copy: Copy) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_nodes_lost_amid_the_transfer_of_a_replica(
-    new_lab: LabFactory, expected: Sequence[Curve]
-) -> None:
+def test_nodes_lost_amid_the_transfer_of_a_replica(new_lab: LabFactory, ddp: Undisturbed) -> None:
     """A spare, then a companion takes the ranks; the replica on its way is not used."""
     lab = new_lab(nodes=3, standby=1)
-    training = job(lab, PROGRAM, WORLD, STEPS)
+    training = ddp.job(lab)
     # Most of a step is then the transfer of its replica.
     robust = "--robust-spares=1 --robust-checkpoint-bandwidth=0.3"
-    training.start(robust, BALLAST, sbatch=["-N3", "--ntasks-per-node=1"], durable=False)
+    training.start(robust, sbatch=["-N3", "--ntasks-per-node=1"], durable=False)
     training.wait_saved(4)
     until(
         lambda: any(c.kind == "replica" and c.step is None for c in training.copies()), "transfer"
@@ -117,7 +109,7 @@ def test_nodes_lost_amid_the_transfer_of_a_replica(
     lab.crash("n2")
     training.wait_saved(9, epoch=2)
     lab.crash("n3")
-    training.check_ended(expected)
+    training.check_ended()
     spare, companion = training.check_lost(2)
     assert (spare["action"], spare["swaps"]) == ("swap_spare", [["n2", "n3"]])
     assert (companion["action"], companion["swaps"]) == ("swap_companion", [["n3", "s1"]])

@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
-from ckpt_jobs import WAIT, Curve, job, undisturbed
+from ckpt_jobs import WAIT, Undisturbed, undisturbed
 from conftest import LabFactory
-
-pytest.importorskip("torch")
-pytest.importorskip("torchdata")
-
-PROGRAM = "ckpt_fsdp.py"
-STEPS = 16
-WORLD = 2
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Curve]:
-    return undisturbed(PROGRAM, tmp_path_factory.mktemp("fsdp"), WORLD, STEPS)
+def fsdp(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    directory = tmp_path_factory.mktemp("fsdp")
+    return undisturbed("ckpt_fsdp.py", directory, world=2, steps=16)
 
 
 @pytest.mark.timeout(300)
-def test_rank_killed_then_nodes_lost_until_requeued(
-    new_lab: LabFactory, expected: Sequence[Curve]
-) -> None:
+def test_rank_killed_then_nodes_lost_until_requeued(new_lab: LabFactory, fsdp: Undisturbed) -> None:
     """Without another node the newest step is written to disk before the job leaves its nodes."""
     lab = new_lab(nodes=3, standby=0)
-    training = job(lab, PROGRAM, WORLD, STEPS)
+    training = fsdp.job(lab)
     options = "--kill=1:6:0 --hold=2:11"
     training.start("--robust-standby-partition=", options, sbatch=["-N2", "--ntasks-per-node=1"])
     training.wait_held(2, 11)
-    for owner in training.ranks:
-        training.wait_copy("replica", owner, 10)
+    training.wait_replicas(10)
     lab.crash("n2")
     training.until(lambda: len(training.starts()) == 3, "second run of the job", WAIT)
-    training.check_ended(expected)
+    training.check_ended()
     assert training.resumed() == [0, 5, 10], training.story()
     killed, lost = training.incidents()
     assert (killed["action"], killed["outcome"]) == ("restart", "recovered")

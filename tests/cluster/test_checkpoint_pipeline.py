@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
-from ckpt_jobs import Curve, job, undisturbed
+from ckpt_jobs import Undisturbed, undisturbed
 from conftest import LabFactory
-
-pytest.importorskip("torch")
-pytest.importorskip("torchdata")
-
-PROGRAM = "ckpt_pipeline.py"
-STEPS = 16
-WORLD = 4
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Curve]:
-    return undisturbed(PROGRAM, tmp_path_factory.mktemp("pipeline"), WORLD, STEPS)
+def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    directory = tmp_path_factory.mktemp("pipeline")
+    return undisturbed("ckpt_pipeline.py", directory, world=4, steps=16)
 
 
 @pytest.mark.timeout(400)
 def test_pipeline_lost_then_two_nodes_one_amid_the_recovery_of_the_other(
-    new_lab: LabFactory, expected: Sequence[Curve]
+    new_lab: LabFactory, pipelines: Undisturbed
 ) -> None:
     lab = new_lab(nodes=8, standby=0)
-    training = job(lab, PROGRAM, WORLD, STEPS)
+    training = pipelines.job(lab)
     size = ["-N8", "--ntasks-per-node=1"]
     training.start("--robust-spares=4", sbatch=size, durable=False)
     training.wait_saved(4)
@@ -40,7 +32,7 @@ def test_pipeline_lost_then_two_nodes_one_amid_the_recovery_of_the_other(
     lab.crash("n2")  # rank 1
     training.until(lambda: len(training.events("failure")) > 1, "failure noticed")
     lab.crash(taken["n4"])  # rank 3
-    training.check_ended(expected)
+    training.check_ended()
     found = training.incidents()
     assert found[-1]["outcome"] == "recovered"
     training.check_lost(len(found))
@@ -49,18 +41,16 @@ def test_pipeline_lost_then_two_nodes_one_amid_the_recovery_of_the_other(
 
 
 @pytest.mark.timeout(400)
-def test_torchrun_with_a_pipeline_on_each_node(
-    new_lab: LabFactory, expected: Sequence[Curve]
-) -> None:
+def test_torchrun_with_a_pipeline_on_each_node(new_lab: LabFactory, pipelines: Undisturbed) -> None:
     """Several ranks in one task; the loss of a node is that of a pipeline."""
     lab = new_lab(nodes=3, standby=0)
-    training = job(lab, PROGRAM, WORLD, STEPS)
+    training = pipelines.job(lab)
     torchrun = "torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d"
     torchrun += " --rdzv-endpoint=$(hostname):29513"
     command = f"robust-srun --robust-spares=1 {torchrun} {training.words()}"
     training.submit(command, ["-N3", "--ntasks-per-node=1", "-c2"])
     training.wait_saved(4)
     lab.crash("n2")
-    training.check_ended(expected)
+    training.check_ended()
     (record,) = training.check_lost(1)
     assert (record["action"], record["swaps"]) == ("swap_spare", [["n2", "n3"]])

@@ -38,12 +38,7 @@ seed(100 + rank)
 reader = Reader(rank, world)
 training = Training(args, rank, reader, model, optimizer, {"schedule": schedule})
 
-step = training.resume()
-batches = iter(reader)
-while step < args.steps:
-    step += 1
-    training.begin(step)
-    ids, inputs, targets = next(batches)
+for step, ids, inputs, targets in training.steps():
     noise = 1 + 0.01 * random.random() + 0.01 * float(np.random.rand())
     loss = (model(inputs * noise) - targets).square().mean()
     optimizer.zero_grad(set_to_none=True)

@@ -31,12 +31,7 @@ seed(100 + rank)
 reader = Reader(rank, world)
 training = Training(args, rank, reader, model, optimizer, {"schedule": schedule}, mesh)
 
-step = training.resume()
-batches = iter(reader)
-while step < args.steps:
-    step += 1
-    training.begin(step)
-    ids, inputs, targets = next(batches)
+for step, ids, inputs, targets in training.steps():
     loss = (model(inputs) - targets).square().mean()
     optimizer.zero_grad()
     loss.backward()

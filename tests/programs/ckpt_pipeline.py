@@ -38,7 +38,7 @@ training = Training(args, rank, reader, model, optimizer, {"schedule": schedule}
 def forward_and_back(inputs: Tensor, targets: Tensor) -> Tensor:
     """All samples of the step, one after another through both stages; the loss, in both."""
     losses = torch.zeros(BATCH)
-    for i in range(BATCH):
+    for i in range(len(inputs)):
         if stage == 0:
             hidden = model(inputs[i])
             dist.send(hidden.detach(), rank + 1)
@@ -61,12 +61,7 @@ def forward_and_back(inputs: Tensor, targets: Tensor) -> Tensor:
     return losses.sum()
 
 
-step = training.resume()
-batches = iter(reader)
-while step < args.steps:
-    step += 1
-    training.begin(step)
-    ids, inputs, targets = next(batches)
+for step, ids, inputs, targets in training.steps():
     optimizer.zero_grad()
     loss = forward_and_back(inputs, targets)
     training.amid(step)

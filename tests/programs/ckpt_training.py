@@ -161,7 +161,7 @@ class Training:
         extra: Mapping[str, Any],
         mesh: Any = None,
     ) -> None:
-        self._args, self._rank = args, rank
+        self._args, self._rank, self._reader = args, rank, reader
         self._model, self._optimizer = model, optimizer
         self._journal = Journal(args, rank)
         self._kills = [tuple(map(int, k.split(":"))) for k in filter(None, args.kill.split(","))]
@@ -178,12 +178,21 @@ class Training:
                 every=args.every,
             )
 
-    def resume(self) -> int:
+    def steps(self) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+        """Resume; then each step that is left, as it begins, and its batch."""
+        step = self._resume()
+        batches = iter(self._reader)
+        while step < self._args.steps:
+            step += 1
+            self._begin(step)
+            yield step, *next(batches)
+
+    def _resume(self) -> int:
         step = 0 if self._checkpointer is None else int(self._checkpointer.resume())
         self._journal.write(resumed=step, state=fingerprint(self._model, self._optimizer))
         return step
 
-    def begin(self, step: int) -> None:
+    def _begin(self, step: int) -> None:
         """A step begins: stay here if the test wants that."""
         time.sleep(self._args.pause)
         if (self._journal.epoch, step) in self._holds:
