@@ -93,6 +93,10 @@ class Config:
     checkpoint_bandwidth: float = _setting(
         0.0, "most that a rank's replica may take of the network; 0: no limit", unit="MB/s"
     )
+    warm: bool = _setting(True, "have what the ranks import imported ahead of the next start")
+    warm_packages: str = _setting(
+        "", "packages of the training's own that may be imported ahead, too (a,b)"
+    )
     task_python: str = _setting(
         "", "python that runs robust-task on the nodes (default: the one of robust-srun)"
     )

@@ -82,6 +82,8 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         config.checkpoint,
         config.checkpoint_bandwidth * 1e6,
         absolute(config.checkpoint_local_dir),
+        config.warm,
+        tuple(filter(None, config.warm_packages.replace(",", " ").split())),
     )
     ranks = rank_env(command, request, env) | checkpoint_env(config)
     launch = Launch(command, plan, options, kept, companion, ranks)

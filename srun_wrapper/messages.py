@@ -76,6 +76,8 @@ class Started(Event):
     epoch: int
     local: int
     pid: int
+    warm: bool = False
+    """Forked from an interpreter that had everything imported."""
 
 
 class Exited(Event):
@@ -193,6 +195,21 @@ class Finish(Message):
     exits: tuple[tuple[int, int], ...]
 
 
+# ---------------------------------------------------------------- warm starts
+
+
+class Imports(Event):
+    """What a rank had imported at its first step, from one rank of the job (``warm.pack``)."""
+
+    learnt: bytes
+
+
+class Warmup(Message):
+    """A slot that has no rank yet: have the same imported."""
+
+    learnt: bytes
+
+
 # ---------------------------------------------------------------- agent <-> agent
 
 
@@ -207,8 +224,8 @@ class PeerSay(Message):
     silent: float
 
 
-_FromSlot = Started | Exited | Stopped | Inspected | FromStore
-_ToSlot = Start | Stop | Signal | Inspect | Finish | ToStore
+_FromSlot = Started | Exited | Stopped | Inspected | Imports | FromStore
+_ToSlot = Start | Stop | Signal | Inspect | Finish | Warmup | ToStore
 FromShim = SlotHello | _FromSlot
 ToShim = SlotWelcome | _ToSlot
 FromAgent = Hello | Report | SlotLost | Signalled | PeerAsk | _FromSlot

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from robust_slurm.auto import HOOK_DIR
-from robust_slurm.record import RecordWriter, create
+from robust_slurm.record import create
 from srun_wrapper import proc
 from srun_wrapper.keeper import Keeper
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import (
     Exited,
     Finish,
+    Imports,
     Inspect,
     Inspected,
     Message,
@@ -27,11 +28,14 @@ from srun_wrapper.messages import (
     Started,
     Stop,
     Stopped,
+    Warmup,
 )
-from srun_wrapper.pump import Pump, StepPattern
+from srun_wrapper.pump import Pump
 from srun_wrapper.sample import Sampler
-from srun_wrapper.sinks import OutputPlan, open_sinks
+from srun_wrapper.sinks import OutputPlan
+from srun_wrapper.streams import Streams
 from srun_wrapper.torchrun import torchrun_overrides
+from srun_wrapper.warm import Forked, Learnt, Warm, pack, unpack
 from srun_wrapper.world import STALE
 
 KILL_DEADLINE = 10.0  # a process that survives SIGKILL this long is stuck in the kernel
@@ -51,13 +55,26 @@ class SlotOptions:
     auto: bool = True
     regex: str = ""
     inherit: bool = False  # --pty: the rank gets the terminal itself
+    warm: bool = True
+    warm_packages: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class _Running:
     epoch: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     pumps: list[Pump] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """All that is needed to run a rank."""
+
+    order: Start
+    rank: RankStart
+    command: list[str]
+    env: dict[str, str]
+    record: Path
 
 
 class Slot:
@@ -85,7 +102,14 @@ class Slot:
         self._keeper = keeper
         self._running: _Running | None = None
         self._epoch = 0
+        self._first_of_all = False
         self._next: Start | None = None
+        self._warm: Warm | None = None
+        if options.warm and not options.inherit:
+            self._warm = Warm(loop, run_dir, options.warm_packages, self._learnt)
+        self._forking: _Launch | None = None
+        self._unclaimed: dict[int, int] = {}
+        self._cold: _Launch | None = None
         self._stopping = False
         self._kill_at = 0.0
         self._stuck_at = 0.0
@@ -96,10 +120,10 @@ class Slot:
 
     def handle(self, order: Message) -> None:
         if isinstance(order, Start):
-            self._next = order
+            self._next, self._cold = order, None
             self._stop(order.grace)
         elif isinstance(order, Stop):
-            self._next = None
+            self._next = self._cold = None
             self._stop(order.grace)
         elif isinstance(order, Signal):
             if order.early:
@@ -108,6 +132,8 @@ class Slot:
                 self.signal(order.signum)
         elif isinstance(order, Inspect):
             self._inspect(order)
+        elif isinstance(order, Warmup):
+            self._warmup(order)
         elif isinstance(order, Finish):
             for local, (code, signum) in enumerate(order.exits):
                 if local == self._local:
@@ -136,24 +162,41 @@ class Slot:
             self._loop.later(0.1, lambda: self._signal_when_ready(signum, give_up_at))
 
     def kill(self) -> None:
-        """End everything below this shim at once, without ceremony; the store's own stays."""
+        """End the rank and all it started at once, without ceremony."""
         proc.end_all(proc.descendants(os.getpid(), self._staying()))
 
+    def close(self) -> None:
+        """The shim ends: nothing stays."""
+        if self._warm is not None:
+            self._warm.stop()
+        self.kill()
+
     def _staying(self) -> list[int]:
-        return self._keeper.processes() if self._keeper is not None else []
+        keeper, warm = self._keeper, self._warm
+        found = keeper.processes() if keeper is not None else []
+        return found + (warm.processes() if warm is not None else [])
 
     def children_changed(self) -> None:
         """SIGCHLD: something below this shim ended."""
         ended = proc.reap()
+        if self._warm is not None:
+            self._warm.reaped(ended)
+        if self._forking is not None:  # one of them may be the rank that is not known yet
+            self._unclaimed |= ended
+        self._end_running(ended)
+        if self._stopping:
+            self._check_stopped()
+
+    def _end_running(self, ended: dict[int, int]) -> None:
         running = self._running
         if running is not None and running.process.pid in ended:
             status = ended[running.process.pid]
             running.process.returncode = os.waitstatus_to_exitcode(status)
             self._running = None
+            if self._warm is not None:
+                self._warm.unwatch()
             if not self._stopping:
                 self._exited(running)
-        if self._stopping:
-            self._check_stopped()
 
     # -- stopping
 
@@ -163,6 +206,8 @@ class Slot:
             self._kill_at = min(self._kill_at, now + grace)
             return
         self._stopping = True
+        if self._forking is not None and self._warm is not None:
+            self._warm.stop()  # or its child would be nobody's
         self._kill_at = now + grace if self._running is not None else now
         self._stuck_at = self._kill_at + KILL_DEADLINE
         if self._running is not None and grace > 0:
@@ -192,6 +237,10 @@ class Slot:
     def _stopped(self, stuck: tuple[int, ...]) -> None:
         self._stopping = False
         self._running = None
+        launch, self._cold = self._cold, None
+        if launch is not None and not stuck:
+            self._spawn(launch)
+            return
         self._emit(Stopped(0, self._epoch, 0, stuck))
         order, self._next = self._next, None
         if order is not None and not stuck:
@@ -203,6 +252,7 @@ class Slot:
 
     def _launch(self, order: Start, rank: RankStart) -> None:
         self._epoch = order.epoch
+        self._first_of_all = order.index == 0 and self._local == 0
         command, torchrun_env = list(self._options.command), dict[str, str]()
         if len(order.ranks) == 1:  # torchrun starts the node's other ranks
             command, torchrun_env = torchrun_overrides(
@@ -214,61 +264,114 @@ class Slot:
                 first_epoch=order.first,
                 env=os.environ,
             )
-        env = {k: v for k, v in os.environ.items() if k not in STALE}
-        env |= torchrun_env | order.env | rank.env
         if self._keeper is not None:
             self._keeper.begin(order)
+        env = self._environ(torchrun_env | order.env | rank.env)
+        record = self._run_dir / f"{order.epoch}-{self._local}.beat"
+        launch = _Launch(order, rank, command, env, record)
+        try:
+            create(str(record), epoch=order.epoch, local_rank=self._local, rank=rank.rank)
+        except (OSError, ValueError) as err:
+            self._failed(launch, err)
+            return
+        if self._warm is None or not self._warm.fits(command, env) or not self._fork(launch):
+            self._spawn(launch)
+
+    def _environ(self, more: dict[str, str]) -> dict[str, str]:
+        env = {k: v for k, v in os.environ.items() if k not in STALE} | more
+        if self._keeper is not None:
             env |= self._keeper.env()
         env["ROBUST_BEAT_DIR"] = str(self._run_dir)
         env["ROBUST_AUTO"] = "1" if self._options.auto and not self._options.regex else "0"
+        env["ROBUST_LEARN"] = "1" if self._warm is not None else "0"
         paths = [str(HOOK_DIR), env.get("PYTHONPATH", "")]
         env["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
-        record = self._run_dir / f"{order.epoch}-{self._local}.beat"
-        try:
-            create(str(record), epoch=order.epoch, local_rank=self._local, rank=rank.rank)
-            process, pumps = self._spawn(command, env, order, rank, record)
-        except (OSError, ValueError) as err:
-            text = f"robust-task: cannot run {command[0]!r}: {err}\n"
-            os.write(2, text.encode())
-            self._emit(Exited(0, order.epoch, self._local, NOT_FOUND, None, 0.0, text, False))
-            return
-        self._running = _Running(order.epoch, process, pumps)
-        self._emit(Started(0, order.epoch, self._local, process.pid))
+        return env
 
-    def _spawn(
-        self,
-        command: list[str],
-        env: dict[str, str],
-        order: Start,
-        rank: RankStart,
-        record: Path,
-    ) -> tuple[subprocess.Popen[bytes], list[Pump]]:
-        if self._options.inherit:
-            return subprocess.Popen(command, env=env, preexec_fn=_die_with_shim), []
-        sinks = open_sinks(self._options.output, rank.rank, env, truncate=order.first)
-        watch = None
-        if self._options.regex:
-            watch = StepPattern(self._options.regex, RecordWriter(str(record)).beat)
-        direct = sinks.direct and watch is None
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdout=None if direct else subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=_die_with_shim,
-        )
-        pumps = []
-        for stream, sink, label in (
-            (process.stderr, sinks.err, sinks.label_err),
-            (process.stdout, sinks.out, sinks.label_out),
-        ):
-            if stream is not None:
-                fd = os.dup(stream.fileno())
-                stream.close()
-                pumps.append(Pump(fd, sink, transform=label, watch=watch))
-        process.stdout = process.stderr = None
-        return process, pumps
+    def _failed(self, launch: _Launch, err: Exception) -> None:
+        text = f"robust-task: cannot run {launch.command[0]!r}: {err}\n"
+        os.write(2, text.encode())
+        self._emit(Exited(0, launch.order.epoch, self._local, NOT_FOUND, None, 0.0, text, False))
+
+    def _spawn(self, launch: _Launch) -> None:
+        """A fresh process."""
+        try:
+            if self._options.inherit:
+                process = subprocess.Popen(
+                    launch.command, env=launch.env, preexec_fn=_die_with_shim
+                )
+                self._started(launch, process, [])
+                return
+            with self._streams(launch) as streams:
+                process = subprocess.Popen(
+                    launch.command,
+                    env=launch.env,
+                    stdout=streams.out,
+                    stderr=streams.err,
+                    start_new_session=True,
+                    preexec_fn=_die_with_shim,
+                )
+        except (OSError, ValueError) as err:
+            self._failed(launch, err)
+            return
+        self._started(launch, process, streams.pumps)
+
+    def _fork(self, launch: _Launch) -> bool:
+        """A child of the warm interpreter; False when it cannot be asked."""
+        assert self._warm is not None
+        pumps: list[Pump] = []
+
+        def forked(pid: int) -> None:
+            self._forking = None
+            ended, self._unclaimed = self._unclaimed, {}
+            if self._stopping:
+                return
+            if not pid:
+                self._cold = launch
+                self._stop(0.0)  # it may have become a process after all
+                return
+            self._started(launch, Forked(pid), pumps)
+            self._end_running(ended)
+
+        try:
+            with self._streams(launch) as streams:
+                pumps += streams.pumps
+                fds = (streams.out, streams.err)
+                if not self._warm.ask(launch.command, launch.env, fds, forked):
+                    return False
+        except (OSError, ValueError) as err:
+            self._failed(launch, err)
+            return True
+        self._forking = launch
+        return True
+
+    def _streams(self, launch: _Launch) -> Streams:
+        options, first = self._options, launch.order.first
+        return Streams(
+            options.output, launch.rank.rank, launch.env, str(launch.record), options.regex,
+            truncate=first,
+        )  # fmt: skip
+
+    def _learnt(self, learnt: Learnt) -> None:
+        if self._first_of_all:
+            self._emit(Imports(0, pack(learnt)))
+
+    def _warmup(self, order: Warmup) -> None:
+        if self._warm is None or self._running is not None:
+            return
+        try:
+            self._warm.start(unpack(order.learnt), self._options.command, self._environ({}))
+        except (OSError, ValueError) as err:
+            os.write(2, f"robust-task: this node starts its first ranks cold: {err}\n".encode())
+
+    def _started(
+        self, launch: _Launch, process: subprocess.Popen[bytes] | Forked, pumps: list[Pump]
+    ) -> None:
+        self._running = _Running(launch.order.epoch, process, pumps)
+        warm = isinstance(process, Forked)
+        self._emit(Started(0, launch.order.epoch, self._local, process.pid, warm))
+        if self._warm is not None:
+            self._warm.watch(launch.record, process.pid, launch.command, launch.env)
 
     def _exited(self, running: _Running) -> None:
         at = time.monotonic()
@@ -278,7 +381,7 @@ class Slot:
         deadline = at + TAIL_WAIT
         for pump in running.pumps:
             pump.finish(max(0.0, deadline - time.monotonic()))
-        code = running.process.returncode
+        code = running.process.returncode or 0
         tail = running.pumps[0].tail() if running.pumps else ""
         self._emit(
             Exited(

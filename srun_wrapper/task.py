@@ -73,6 +73,8 @@ class TaskOptions(msgspec.Struct, frozen=True):
     checkpoint: bool = True
     checkpoint_bandwidth: float = 0.0  # bytes/s for a rank's replica; 0: no limit
     checkpoint_local: str = ""  # directory on the node's own disk
+    warm: bool = True
+    warm_packages: tuple[str, ...] = ()
 
 
 def place_from(env: Mapping[str, str]) -> Place:
@@ -155,7 +157,7 @@ class Shim:
             self._loop.run()
         finally:
             if self._slot is not None:
-                self._slot.kill()
+                self._slot.close()
             if self._keeper is not None:
                 self._keeper.close()
             if self._agent is not None:
@@ -171,6 +173,8 @@ class Shim:
             self._options.auto,
             self._options.regex,
             self._options.inherit,
+            self._options.warm,
+            self._options.warm_packages,
         )
         if self._options.checkpoint:
             self._keeper = self._make_keeper(run_dir)

@@ -8,6 +8,8 @@ It does three things and then gets out of the way:
    every optimizer step, and reports the steps as progress. ``ROBUST_AUTO=0`` leaves this out.
 3. Takes its directory off sys.path and runs the ``sitecustomize`` that would have run without us.
 
+In an interpreter that the shim keeps warm (``warm``) it waits before 3 until a rank is wanted.
+
 PYTHONPATH itself stays, so that the children of a launcher such as torchrun are seen too.
 
 It runs in interpreters that are not ours: no import beyond what the interpreter has loaded
@@ -58,6 +60,9 @@ class _OurPackage:
 class _WaitForTorch:
     """Finder that finds nothing itself, and acts once, when torch's optimizer module is loaded."""
 
+    def __init__(self) -> None:
+        self._environ = dict(os.environ)
+
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -65,6 +70,9 @@ class _WaitForTorch:
             return None
         if self in sys.meta_path:
             sys.meta_path.remove(self)
+        from robust_slurm.auto import learnt
+
+        learnt.about_to_import(self._environ)
         for finder in list(sys.meta_path):
             spec = finder.find_spec(name, path, target)
             if spec is not None:
@@ -141,6 +149,18 @@ def _install() -> None:
         sys.meta_path.insert(0, _WaitForTorch())
 
 
+def _wait_if_warm() -> None:
+    fd = os.environ.pop("ROBUST_WARM", "")
+    if not fd:
+        return
+    try:
+        from robust_slurm.auto import warm
+
+        warm.serve(int(fd))
+    except BaseException:  # noqa: BLE001 - it must never run the script a second time
+        os._exit(1)
+
+
 def _chain() -> None:
     """Run the sitecustomize behind us; what it raises is its own affair, as without us."""
     ours = sys.modules.pop(__name__)
@@ -157,4 +177,5 @@ if __name__ == "sitecustomize":
         _install()
     except Exception as error:  # noqa: BLE001 - see the module's docstring
         _warn(error)
+    _wait_if_warm()
     _chain()

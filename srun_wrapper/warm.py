@@ -1,0 +1,294 @@
+"""A slot's warm interpreter (``robust_slurm.auto.warm``): started, asked for ranks, given up.
+
+Used only for a command that is known to be nothing but a Python interpreter with our hook in it:
+the rank that was started from it has told so itself, at its first step. A shell script, another
+interpreter or a container without the hook never tells, and is started as always.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from robust_slurm.auto.learnt import path_beside
+from robust_slurm.auto.warm import VARIABLE
+from srun_wrapper import proc
+from srun_wrapper.loop import Loop
+
+LOOK = 0.5  # s between two looks for what a rank has learnt
+ANSWER = 2.0  # s until a fork that is not answered is given up
+_MOST = 4 << 20  # bytes of a rank's file
+_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_")
+"""Environment that counts when an interpreter starts or a library is loaded."""
+
+
+class Learnt(msgspec.Struct):
+    """What a rank told at its first step (``robust_slurm.auto.learnt``)."""
+
+    pid: int
+    words: tuple[str, ...]
+    environ: dict[str, str | None]
+    modules: tuple[tuple[str, str], ...]
+
+
+class _Said(msgspec.Struct):
+    """One line from the warm interpreter."""
+
+    ready: int = 0
+    pid: int = 0
+    over: str = ""
+
+
+class Forked:
+    """A rank that was forked: as much of ``subprocess.Popen`` as a slot uses."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+
+class Warm:
+    """At most one warm interpreter. All methods are called in the loop's thread."""
+
+    def __init__(
+        self, loop: Loop, run_dir: Path, named: Sequence[str], learnt: Callable[[Learnt], None]
+    ) -> None:
+        """``named``: packages of the training's own that may be imported ahead, too.
+        ``learnt`` is called with what a rank has told."""
+        self._tell = learnt
+        self._loop = loop
+        self._named = tuple(named)
+        self._pid = 0
+        self._link: socket.socket | None = None
+        self._rest = b""
+        self._command: list[str] = []
+        self._environ: dict[str, str] = {}
+        self.ready = False
+        """It has imported everything and waits."""
+        self._off = ""
+        self._asked: Callable[[int], None] | None = None
+        self._watching = 0
+        self._lock = run_dir / "warm.lock"
+
+    # -- getting one
+
+    def watch(self, record: Path, pid: int, command: Sequence[str], env: Mapping[str, str]) -> None:
+        """A rank was started: at its first step, get an interpreter ready for the next start."""
+        if self._off or self._pid:
+            return
+        self._watching += 1
+        turn, path = self._watching, Path(path_beside(str(record)))
+
+        def look() -> None:
+            if turn != self._watching or self._pid:
+                return
+            learnt = read_learnt(path)
+            if learnt is None:
+                self._loop.later(LOOK, look)
+            elif learnt.pid == pid and is_interpreter(learnt.words, command, env):
+                self._tell(learnt)
+                self.start(learnt, command, env)
+
+        self._loop.later(LOOK, look)
+
+    def unwatch(self) -> None:
+        """The rank has ended."""
+        self._watching += 1
+
+    def start(self, learnt: Learnt, command: Sequence[str], env: Mapping[str, str]) -> None:
+        """Unless there is one."""
+        if self._off or self._pid:
+            return
+        ours, theirs = socket.socketpair()
+        self._lock.touch(0o600)
+        self._command, self._environ = list(command), dict(env)
+        try:
+            process = subprocess.Popen(
+                self._command,
+                env=self._environ | {VARIABLE: str(theirs.fileno())},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                preexec_fn=_die_with_shim,
+            )
+        except OSError as err:
+            self._off = f"cannot run {command[0]}: {err}"
+            ours.close()
+            return
+        finally:
+            theirs.close()
+        self._pid, self._link, self._rest, self.ready = process.pid, ours, b"", False
+        process.returncode = 0  # it is reaped with all others
+        order = {
+            "environ": learnt.environ,
+            "modules": learnt.modules,
+            "named": self._named,
+            "lock": str(self._lock),
+        }
+        try:
+            self._send(order, ())
+        except OSError:
+            self.stop()
+            return
+        self._loop.watch(ours, self._readable, write=False)
+
+    def _send(self, message: object, fds: Collection[int]) -> None:
+        assert self._link is not None
+        body = msgspec.json.encode(message)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        self._link.settimeout(ANSWER)
+        self._link.sendmsg([len(body).to_bytes(8, "big")], rights)
+        self._link.sendall(body)
+
+    # -- asking it
+
+    def fits(self, command: Sequence[str], env: Mapping[str, str]) -> bool:
+        """Whether it is ready to become this command in this environment."""
+        if not self.ready or self._asked is not None or len(command) != len(self._command):
+            return False
+        return _at_start(env) == _at_start(self._environ)
+
+    def ask(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        streams: Sequence[int],
+        answer: Callable[[int], None],
+    ) -> bool:
+        """Ask for a rank. ``answer(pid)`` is called once, 0: it will not be. ``streams``: its
+        stdout and stderr. False when it cannot even be asked."""
+        request = {"words": list(command), "environ": dict(env), "directory": str(Path.cwd())}
+        try:
+            self._send(request, streams)
+        except OSError:
+            self.stop()
+            return False
+        self._asked = answer
+        self._loop.later(ANSWER, lambda: self._late(answer))
+        return True
+
+    def _late(self, answer: Callable[[int], None]) -> None:
+        if self._asked is answer:
+            self.stop()
+
+    def _readable(self, _mask: int) -> None:
+        assert self._link is not None
+        try:
+            data = self._link.recv(1 << 16)
+        except (BlockingIOError, TimeoutError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.stop()
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            try:
+                said = msgspec.json.decode(line, type=_Said)
+            except msgspec.MsgspecError:
+                self.stop()
+                return
+            self._heard(said)
+
+    def _heard(self, said: _Said) -> None:
+        if said.over:
+            self._off = "" if self.ready else said.over  # a change of sources: learn again
+            self.stop()
+        elif said.pid:
+            answer, self._asked = self._asked, None
+            if answer is not None:
+                answer(said.pid)
+        elif said.ready:
+            self.ready = True
+
+    # -- its end
+
+    def processes(self) -> list[int]:
+        """What must not be ended with a rank."""
+        return [self._pid] if self._pid else []
+
+    def reaped(self, pids: Collection[int]) -> None:
+        if self._pid in pids:
+            self.stop()
+
+    def stop(self) -> None:
+        """End it; whoever waits for a rank is told that none comes."""
+        pid, self._pid, self.ready = self._pid, 0, False
+        link, self._link = self._link, None
+        if link is not None:
+            self._loop.forget(link)
+            link.close()
+        if pid:
+            proc.send([pid], signal.SIGKILL)
+        answer, self._asked = self._asked, None
+        if answer is not None:
+            answer(0)
+
+
+def read_learnt(path: Path) -> Learnt | None:
+    """What a rank has told; None as long as it has not, or if it makes no sense."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            return msgspec.json.decode(file.read(_MOST), type=Learnt)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def pack(learnt: Learnt) -> bytes:
+    """For a message."""
+    return zlib.compress(msgspec.json.encode(learnt), 1)
+
+
+def unpack(data: bytes) -> Learnt:
+    """Raises ValueError."""
+    try:
+        return msgspec.json.decode(zlib.decompress(data, bufsize=_MOST), type=Learnt)
+    except (zlib.error, msgspec.MsgspecError) as err:
+        raise ValueError(f"a list of imports that makes no sense: {err}") from None
+
+
+def is_interpreter(words: Sequence[str], command: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether a process with the command line ``words`` is ``command`` itself and nothing more.
+
+    Either they are equal, or ``command`` is a script that the kernel gives to a Python by its
+    first line.
+    """
+    if not words or not Path(words[0]).name.startswith("python"):
+        return False
+    if list(words) == list(command):
+        return True
+    count = len(command) - 1
+    script = shutil.which(command[0], path=env.get("PATH", os.defpath)) or command[0]
+    return (
+        len(words) - len(command) in (1, 2)
+        and list(words[len(words) - count :]) == list(command[1:])
+        and os.path.realpath(words[-count - 1]) == os.path.realpath(script)
+        and _first_line(script).startswith(b"#!")
+        and b"python" in _first_line(script)
+    )
+
+
+def _first_line(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.readline(256)
+    except OSError:
+        return b""
+
+
+def _at_start(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(_AT_START)}
+
+
+def _die_with_shim() -> None:
+    proc.die_with_parent(signal.SIGKILL)
