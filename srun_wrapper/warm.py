@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from robust_slurm.auto.learnt import path_beside
+from robust_slurm.auto.shown import PAD, PADDING
 from robust_slurm.auto.warm import VARIABLE
 from srun_wrapper import proc
 from srun_wrapper.loop import Loop
@@ -78,6 +79,7 @@ class Warm:
         self._asked: Callable[[int], None] | None = None
         self._watching = 0
         self._lock = run_dir / "warm.lock"
+        self._list = run_dir / f"warm-{os.getpid()}.json"
 
     # -- getting one
 
@@ -109,30 +111,26 @@ class Warm:
         if self._off or self._pid:
             return
         ours, theirs = socket.socketpair()
-        self._lock.touch(0o600)
         self._command, self._environ = list(command), dict(env)
         try:
+            self._lock.touch(0o600)
+            self._list.write_bytes(msgspec.json.encode(learnt))
             process = subprocess.Popen(
                 self._command,
-                env=self._environ | {VARIABLE: str(theirs.fileno())},
+                env=self._environ | {VARIABLE: str(theirs.fileno()), PAD: PADDING},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 preexec_fn=_die_with_shim,
             )
         except OSError as err:
-            self._off = f"cannot run {command[0]}: {err}"
+            self._off = str(err)
             ours.close()
             return
         finally:
             theirs.close()
         self._pid, self._link, self._rest, self.ready = process.pid, ours, b"", False
         process.returncode = 0  # it is reaped with all others
-        order = {
-            "environ": learnt.environ,
-            "modules": learnt.modules,
-            "named": self._named,
-            "lock": str(self._lock),
-        }
+        order = {"learnt": str(self._list), "named": self._named, "lock": str(self._lock)}
         try:
             self._send(order, ())
         except OSError:

@@ -71,6 +71,16 @@ def test_it_sees_what_a_fresh_process_sees(
         assert lines(d, epoch)[-1] == fresh
 
 
+def test_waiting_it_does_not_look_like_a_rank(drive: Any) -> None:
+    d = drive(*as_file(Path()), warm=True)
+    rank = d.launch().pid
+    d.wait_warm()
+    (warm,) = set(d.below()) - {rank}
+    assert Path(f"/proc/{warm}/comm").read_text() == "robust-warm\n"
+    assert Path(f"/proc/{warm}/cmdline").read_text().startswith("robust-warm:")
+    assert Path(f"/proc/{warm}/environ").read_text().strip("\0") == ""
+
+
 def script(tmp_path: Path, text: str) -> list[str]:
     path = tmp_path / "script.py"
     path.write_text("import json, os, sys\nimport robust_slurm\nrobust_slurm.beat(1)\n" + text)

@@ -18,6 +18,8 @@ import os
 import sys
 import time
 
+from robust_slurm.auto.shown import PAD, Shown, own
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
@@ -41,6 +43,7 @@ def serve(fd: int) -> None:
 
 
 def _serve(fd: int) -> None:
+    import json
     import socket
 
     shim, null = os.getppid(), os.open(os.devnull, os.O_RDWR)
@@ -49,19 +52,24 @@ def _serve(fd: int) -> None:
     os.close(null)
     link = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)
+    before = dict(os.environ)
+    before.pop(PAD, None)
+    own(before)
+    shown = Shown()
+    shown.change("robust-warm", ["robust-warm:", *shown.words], ())
     order, _ = _receive(link)
+    with open(order["learnt"], "rb") as file:
+        learnt = json.load(file)
     umask = os.umask(0o077)
     os.umask(umask)
-    before = dict(os.environ)
-    for name, value in order["environ"].items():
+    for name, value in learnt["environ"].items():
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
     with open(order["lock"], "rb") as lock:
         _one_at_a_time(lock)
-        _import(order["modules"], order["named"])
-    os.environ.clear()
-    os.environ.update(before)
+        _import(learnt["modules"], order["named"])
+    own(before)
     files = {path: _stamp(path) for path in _files()}
     _settle()
     _send(link, {"ready": len(sys.modules)})
@@ -71,8 +79,8 @@ def _serve(fd: int) -> None:
         if changed is not None:
             _give_up(fd, f"{changed} has changed")
         if _fork():
-            _become(link, request, fds, shim)
             os.umask(umask)
+            _become(link, request, fds, shim, shown)
             return
         for each in fds:
             os.close(each)
@@ -197,7 +205,9 @@ def _fork() -> bool:
     return True
 
 
-def _become(link: socket.socket, request: dict[str, Any], fds: Sequence[int], shim: int) -> None:
+def _become(
+    link: socket.socket, request: dict[str, Any], fds: Sequence[int], shim: int, shown: Shown
+) -> None:
     import ctypes
     import importlib
     import signal
@@ -210,13 +220,13 @@ def _become(link: socket.socket, request: dict[str, Any], fds: Sequence[int], sh
         os.dup2(fd, stream)
         os.close(fd)
     os.chdir(request["directory"])
-    os.environ.clear()
-    os.environ.update(request["environ"])
+    own(request["environ"])
     count = len(sys.argv) - 1
-    if count:
-        sys.argv[1:] = request["words"][-count:]
-    if hasattr(sys, "orig_argv"):
-        sys.orig_argv[len(sys.orig_argv) - count :] = request["words"][-count:] if count else []
+    arguments = request["words"][len(request["words"]) - count :]
+    for words in (sys.argv, getattr(sys, "orig_argv", sys.argv), shown.words):
+        words[len(words) - count :] = arguments
+    environ = (f"{name}={value}" for name, value in os.environ.items())
+    shown.change(shown.name, shown.words, environ)
     importlib.invalidate_caches()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # as in a fresh process; Python's own does it by itself

@@ -23,6 +23,10 @@ def stream(file):
     ]
 
 
+def shown(name):
+    return sorted(filter(None, Path(f"/proc/self/{name}").read_text().split("\0")))
+
+
 def facts():
     main = sys.modules["__main__"]
     environ = {k: v for k, v in os.environ.items() if k != "ROBUST_EPOCH"}
@@ -59,6 +63,7 @@ def facts():
         "meta_path": [
             type(f).__name__ if not isinstance(f, type) else f.__name__ for f in sys.meta_path
         ],
+        "shown": [shown("cmdline"), shown("comm"), [e for e in shown("environ") if "EPOCH" not in e]],
         "loader": type(main.__loader__).__name__,
     }
 
