@@ -295,7 +295,7 @@ def _tell_imports() -> None:
     try:
         from .auto import learnt
 
-        learnt.tell(_path)
+        learnt.tell(learnt.path_beside(_path))
     except Exception as error:  # noqa: BLE001 - then the next start is a cold one
         _warn(f"what this process has imported cannot be told: {error}. The next start is slower")
 

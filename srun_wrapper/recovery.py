@@ -222,6 +222,7 @@ class Recovery:
 
         launched = await state.until(lambda: over() or world.all_started(), LAUNCH)
         incident.mark("launch")
+        incident.warm, incident.ranks = world.warm, world.started
         if not launched:
             for node in {
                 id(r.node): r.node for r in world.by_rank.values() if not r.started

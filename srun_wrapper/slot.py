@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from robust_slurm.auto import HOOK_DIR
+from robust_slurm.auto import HOOK_DIR, launched
+from robust_slurm.auto.learnt import path_beside
 from robust_slurm.record import create
 from srun_wrapper import proc
 from srun_wrapper.keeper import Keeper
@@ -36,6 +37,7 @@ from srun_wrapper.sinks import OutputPlan
 from srun_wrapper.streams import Streams
 from srun_wrapper.torchrun import torchrun_overrides
 from srun_wrapper.warm import Forked, Learnt, Warm, pack, unpack
+from srun_wrapper.warm_door import WarmDoor
 from srun_wrapper.world import STALE
 
 KILL_DEADLINE = 10.0  # a process that survives SIGKILL this long is stuck in the kernel
@@ -105,8 +107,10 @@ class Slot:
         self._first_of_all = False
         self._next: Start | None = None
         self._warm: Warm | None = None
+        self._door: WarmDoor | None = None
         if options.warm and not options.inherit:
             self._warm = Warm(loop, run_dir, options.warm_packages, self._learnt)
+            self._door = self._open_door()
         self._forking: _Launch | None = None
         self._unclaimed: dict[int, int] = {}
         self._cold: _Launch | None = None
@@ -115,6 +119,17 @@ class Slot:
         self._stuck_at = 0.0
         self._next_check = loop.later(0.0, self._check_stopped)
         self._sampler = Sampler(loop)
+
+    def _open_door(self) -> WarmDoor | None:
+        def make() -> Warm:
+            packages = self._options.warm_packages
+            return Warm(self._loop, self._run_dir, packages, lambda _learnt: None)
+
+        try:
+            return WarmDoor(self._loop, self._run_dir / f"warm-{self._local}.sock", make)
+        except OSError as err:
+            os.write(2, f"robust-task: torchrun starts its ranks cold: {err}\n".encode())
+            return None
 
     # -- orders
 
@@ -169,18 +184,21 @@ class Slot:
         """The shim ends: nothing stays."""
         if self._warm is not None:
             self._warm.stop()
+        if self._door is not None:
+            self._door.stop()
         self.kill()
 
     def _staying(self) -> list[int]:
-        keeper, warm = self._keeper, self._warm
-        found = keeper.processes() if keeper is not None else []
-        return found + (warm.processes() if warm is not None else [])
+        others = (self._keeper, self._warm, self._door)
+        return [pid for other in others if other is not None for pid in other.processes()]
 
     def children_changed(self) -> None:
         """SIGCHLD: something below this shim ended."""
         ended = proc.reap()
         if self._warm is not None:
             self._warm.reaped(ended)
+        if self._door is not None:
+            self._door.reaped(ended)
         if self._forking is not None:  # one of them may be the rank that is not known yet
             self._unclaimed |= ended
         self._end_running(ended)
@@ -195,6 +213,8 @@ class Slot:
             self._running = None
             if self._warm is not None:
                 self._warm.unwatch()
+            if self._door is not None:
+                self._door.unwatch()
             if not self._stopping:
                 self._exited(running)
 
@@ -206,8 +226,10 @@ class Slot:
             self._kill_at = min(self._kill_at, now + grace)
             return
         self._stopping = True
-        if self._forking is not None and self._warm is not None:
-            self._warm.stop()  # or its child would be nobody's
+        if self._warm is not None:
+            self._warm.cancel()
+        if self._door is not None:
+            self._door.cancel()
         self._kill_at = now + grace if self._running is not None else now
         self._stuck_at = self._kill_at + KILL_DEADLINE
         if self._running is not None and grace > 0:
@@ -284,6 +306,9 @@ class Slot:
         env["ROBUST_BEAT_DIR"] = str(self._run_dir)
         env["ROBUST_AUTO"] = "1" if self._options.auto and not self._options.regex else "0"
         env["ROBUST_LEARN"] = "1" if self._warm is not None else "0"
+        if self._door is not None:
+            env[launched.DOOR] = str(self._door.path)
+            env[launched.IMPORTS] = str(self._run_dir / f"launcher-{self._local}.modules")
         paths = [str(HOOK_DIR), env.get("PYTHONPATH", "")]
         env["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
         return env
@@ -371,7 +396,10 @@ class Slot:
         warm = isinstance(process, Forked)
         self._emit(Started(0, launch.order.epoch, self._local, process.pid, warm))
         if self._warm is not None:
-            self._warm.watch(launch.record, process.pid, launch.command, launch.env)
+            files = [path_beside(str(launch.record)), launch.env.get(launched.IMPORTS, "")]
+            self._warm.watch([Path(f) for f in files if f], process.pid, launch.command, launch.env)
+        if self._door is not None:
+            self._door.watch(self._run_dir, launch.order.epoch, process.pid)
 
     def _exited(self, running: _Running) -> None:
         at = time.monotonic()

@@ -193,7 +193,7 @@ class JobState:
         if isinstance(message, Started):
             rank = self._rank(node, message.epoch, message.local)
             if rank is not None:
-                self.world.note_started(rank)
+                self.world.note_started(rank, message.warm)
         elif isinstance(message, Exited):
             self._exited(node, message)
         elif isinstance(message, Stopped):

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import msgspec
 
-from robust_slurm.auto.learnt import path_beside
 from robust_slurm.auto.shown import PAD, PADDING
 from robust_slurm.auto.warm import VARIABLE
 from srun_wrapper import proc
@@ -83,22 +82,25 @@ class Warm:
 
     # -- getting one
 
-    def watch(self, record: Path, pid: int, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """A rank was started: at its first step, get an interpreter ready for the next start."""
+    def watch(
+        self, paths: Sequence[Path], pid: int, command: Sequence[str], env: Mapping[str, str]
+    ) -> None:
+        """A rank was started: when it has told in one of ``paths`` what it imports, get an
+        interpreter ready for the next start."""
         if self._off or self._pid:
             return
         self._watching += 1
-        turn, path = self._watching, Path(path_beside(str(record)))
+        turn = self._watching
 
         def look() -> None:
             if turn != self._watching or self._pid:
                 return
-            learnt = read_learnt(path)
-            if learnt is None:
-                self._loop.later(LOOK, look)
-            elif learnt.pid == pid and is_interpreter(learnt.words, command, env):
-                self._tell(learnt)
-                self.start(learnt, command, env)
+            for learnt in filter(None, map(read_learnt, paths)):
+                if learnt.pid == pid and is_interpreter(learnt.words, command, env):
+                    self._tell(learnt)
+                    self.start(learnt, command, env)
+                    return
+            self._loop.later(LOOK, look)
 
         self._loop.later(LOOK, look)
 
@@ -160,10 +162,13 @@ class Warm:
         env: Mapping[str, str],
         streams: Sequence[int],
         answer: Callable[[int], None],
+        directory: str = "",
     ) -> bool:
         """Ask for a rank. ``answer(pid)`` is called once, 0: it will not be. ``streams``: its
-        stdout and stderr. False when it cannot even be asked."""
-        request = {"words": list(command), "environ": dict(env), "directory": str(Path.cwd())}
+        stdout and stderr; ``directory``: default this process's. False: it cannot even be asked.
+        """
+        directory = directory or str(Path.cwd())
+        request = {"words": list(command), "environ": dict(env), "directory": directory}
         try:
             self._send(request, streams)
         except OSError:
@@ -216,6 +221,11 @@ class Warm:
 
     def reaped(self, pids: Collection[int]) -> None:
         if self._pid in pids:
+            self.stop()
+
+    def cancel(self) -> None:
+        """A rank that is just being forked must not be: that is sure only when it ends."""
+        if self._asked is not None:
             self.stop()
 
     def stop(self) -> None:

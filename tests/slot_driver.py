@@ -194,6 +194,8 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
     def tell_warm() -> None:
         ready = one._warm is not None and one._warm.ready
         (base / "warm").write_text(str(ready))
+        ranks = one._door.ready() if one._door is not None else 0
+        (base / "warm-ranks").write_text(str(ranks))
         loop.later(0.02, tell_warm)
 
     tell_warm()

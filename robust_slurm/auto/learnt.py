@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 _changes: dict[str, Any] = {}
 
 
-def about_to_import(environ: dict[str, str]) -> None:
-    """torch is being imported: what the script has changed since the start of the interpreter
-    (``environ``) must be so as well when ``warm`` imports it."""
+def importing_torch(environ: dict[str, str]) -> None:
+    """What the script has changed since the start of the interpreter (``environ``) must be so as
+    well when ``warm`` imports torch."""
     now = os.environ
     _changes.update((k, v) for k, v in now.items() if environ.get(k) != v)
     _changes.update((k, None) for k in environ if k not in now and not k.startswith("ROBUST_"))
 
 
-def tell(beat_path: str) -> None:
-    """Write the file beside the record of the heartbeat. Raises OSError."""
+def tell(path: str) -> None:
+    """Write the file. Raises OSError."""
     import json
 
     with open("/proc/self/cmdline", "rb") as file:
@@ -38,7 +38,6 @@ def tell(beat_path: str) -> None:
         if isinstance(origin, str):
             found.append((name, origin))
     said = {"pid": os.getpid(), "words": words, "environ": _changes, "modules": found}
-    path = path_beside(beat_path)
     fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(fd, "w") as file:
         json.dump(said, file)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _HERE = os.path.dirname(__file__)  # noqa: PTH120 - pathlib costs more than all of this file
 _TORCH_MODULE = "torch.optim.optimizer"
+_LAUNCHER_MODULE = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+_ENVIRON = dict(os.environ)  # before the script may change it
 
 
 def _warn(error: object) -> None:
@@ -57,26 +59,24 @@ class _OurPackage:
         return spec_from_file_location(name, init, submodule_search_locations=[package])
 
 
-class _WaitForTorch:
-    """Finder that finds nothing itself, and acts once, when torch's optimizer module is loaded."""
+class _WaitFor:
+    """Finder that finds nothing itself, and acts once, when a module has been loaded."""
 
-    def __init__(self) -> None:
-        self._environ = dict(os.environ)
+    def __init__(self, module: str, action: Callable[[Any], None]) -> None:
+        self._module = module
+        self._action = action
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != _TORCH_MODULE:
+        if name != self._module:
             return None
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        from robust_slurm.auto import learnt
-
-        learnt.about_to_import(self._environ)
         for finder in list(sys.meta_path):
             spec = finder.find_spec(name, path, target)
             if spec is not None:
-                _after_exec(spec.loader, _register)
+                _after_exec(spec.loader, self._action)
                 return spec
         return None
 
@@ -100,10 +100,22 @@ def _after_exec(loader: Any, action: Callable[[Any], None]) -> None:
 
 def _register(module: Any) -> None:
     try:
+        from robust_slurm.auto import learnt
+
+        learnt.importing_torch(_ENVIRON)
         before, after = _make_hooks()
         module.register_optimizer_step_pre_hook(before)
         module.register_optimizer_step_post_hook(after)
     except Exception as error:  # noqa: BLE001 - an old or unusual torch must still train
+        _warn(error)
+
+
+def _hook_launcher(module: Any) -> None:
+    try:
+        from robust_slurm.auto import launched
+
+        launched.hook(module)
+    except Exception as error:  # noqa: BLE001 - then torchrun starts its ranks as always
         _warn(error)
 
 
@@ -146,7 +158,9 @@ def _install() -> None:
     sys.path[:] = [entry for entry in sys.path if entry != _HERE]
     sys.meta_path.append(_OurPackage())
     if "ROBUST_BEAT_DIR" in os.environ and os.environ.get("ROBUST_AUTO") != "0":
-        sys.meta_path.insert(0, _WaitForTorch())
+        sys.meta_path.insert(0, _WaitFor(_TORCH_MODULE, _register))
+    if "ROBUST_WARM_DOOR" in os.environ:
+        sys.meta_path.insert(0, _WaitFor(_LAUNCHER_MODULE, _hook_launcher))
 
 
 def _wait_if_warm() -> None:

@@ -63,7 +63,11 @@ def facts():
         "meta_path": [
             type(f).__name__ if not isinstance(f, type) else f.__name__ for f in sys.meta_path
         ],
-        "shown": [shown("cmdline"), shown("comm"), [e for e in shown("environ") if "EPOCH" not in e]],
+        "shown": [
+            shown("cmdline"),
+            shown("comm"),
+            [e for e in shown("environ") if "EPOCH" not in e],
+        ],
         "loader": type(main.__loader__).__name__,
     }
 
