@@ -385,7 +385,8 @@ class Slot:
         if self._warm is None or self._running is not None:
             return
         try:
-            self._warm.start(unpack(order.learnt), self._options.command, self._environ({}))
+            learnt, env = unpack(order.learnt), self._environ({})
+            self._warm.start(learnt, self._options.command, env, further=True)
         except (OSError, ValueError) as err:
             os.write(2, f"robust-task: this node starts its first ranks cold: {err}\n".encode())
 

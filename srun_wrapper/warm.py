@@ -7,7 +7,7 @@ interpreter or a container without the hook never tells, and is started as alway
 
 from __future__ import annotations
 
-import array
+import itertools
 import os
 import shutil
 import signal
@@ -23,9 +23,10 @@ from robust_slurm.auto.shown import PAD, PADDING
 from robust_slurm.auto.warm import VARIABLE
 from srun_wrapper import proc
 from srun_wrapper.loop import Loop
+from srun_wrapper.warm_link import ANSWER, Said, WarmLink
 
+_numbers = itertools.count()
 LOOK = 0.5  # s between two looks for what a rank has learnt
-ANSWER = 2.0  # s until a fork that is not answered is given up
 _MOST = 4 << 20  # bytes of a rank's file
 _AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_")
 """Environment that counts when an interpreter starts or a library is loaded."""
@@ -38,14 +39,7 @@ class Learnt(msgspec.Struct):
     words: tuple[str, ...]
     environ: dict[str, str | None]
     modules: tuple[tuple[str, str], ...]
-
-
-class _Said(msgspec.Struct):
-    """One line from the warm interpreter."""
-
-    ready: int = 0
-    pid: int = 0
-    over: str = ""
+    standby: bool = False
 
 
 class Forked:
@@ -68,17 +62,18 @@ class Warm:
         self._loop = loop
         self._named = tuple(named)
         self._pid = 0
-        self._link: socket.socket | None = None
-        self._rest = b""
+        self._link: WarmLink | None = None
         self._command: list[str] = []
         self._environ: dict[str, str] = {}
         self.ready = False
         """It has imported everything and waits."""
+        self._further = False
+        self._ahead: _Ahead | None = None
         self._off = ""
         self._asked: Callable[[int], None] | None = None
         self._watching = 0
         self._lock = run_dir / "warm.lock"
-        self._list = run_dir / f"warm-{os.getpid()}.json"
+        self._list = run_dir / f"warm-{os.getpid()}-{next(_numbers)}.json"
 
     # -- getting one
 
@@ -108,12 +103,20 @@ class Warm:
         """The rank has ended."""
         self._watching += 1
 
-    def start(self, learnt: Learnt, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Unless there is one."""
+    def start(
+        self,
+        learnt: Learnt,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        further: bool = False,
+    ) -> None:
+        """Unless there is one. ``further``: then run the script, as far as its standby_point."""
         if self._off or self._pid:
             return
         ours, theirs = socket.socketpair()
         self._command, self._environ = list(command), dict(env)
+        self._further = further and learnt.standby
         try:
             self._lock.touch(0o600)
             self._list.write_bytes(msgspec.json.encode(learnt))
@@ -130,23 +133,14 @@ class Warm:
             return
         finally:
             theirs.close()
-        self._pid, self._link, self._rest, self.ready = process.pid, ours, b"", False
         process.returncode = 0  # it is reaped with all others
+        self._pid, self.ready = process.pid, False
+        self._link = WarmLink(self._loop, ours, self._heard, self.stop)
         order = {"learnt": str(self._list), "named": self._named, "lock": str(self._lock)}
         try:
-            self._send(order, ())
+            self._link.send(order)
         except OSError:
             self.stop()
-            return
-        self._loop.watch(ours, self._readable, write=False)
-
-    def _send(self, message: object, fds: Collection[int]) -> None:
-        assert self._link is not None
-        body = msgspec.json.encode(message)
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        self._link.settimeout(ANSWER)
-        self._link.sendmsg([len(body).to_bytes(8, "big")], rights)
-        self._link.sendall(body)
 
     # -- asking it
 
@@ -167,42 +161,35 @@ class Warm:
         """Ask for a rank. ``answer(pid)`` is called once, 0: it will not be. ``streams``: its
         stdout and stderr; ``directory``: default this process's. False: it cannot even be asked.
         """
-        directory = directory or str(Path.cwd())
-        request = {"words": list(command), "environ": dict(env), "directory": directory}
+        ahead = self._ahead
+        if ahead is not None and not ahead.ready:
+            ahead.end()
+            ahead = self._ahead = None
+        link = self._link if ahead is None else ahead.link
         try:
-            self._send(request, streams)
+            self._ask(link, _request(command, env, directory), streams, answer)
         except OSError:
             self.stop()
             return False
+        return True
+
+    def _ask(
+        self,
+        link: WarmLink | None,
+        request: object,
+        fds: Sequence[int],
+        answer: Callable[[int], None],
+    ) -> None:
+        assert link is not None
+        link.send(request, fds)
         self._asked = answer
         self._loop.later(ANSWER, lambda: self._late(answer))
-        return True
 
     def _late(self, answer: Callable[[int], None]) -> None:
         if self._asked is answer:
             self.stop()
 
-    def _readable(self, _mask: int) -> None:
-        assert self._link is not None
-        try:
-            data = self._link.recv(1 << 16)
-        except (BlockingIOError, TimeoutError, InterruptedError):
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self.stop()
-            return
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            try:
-                said = msgspec.json.decode(line, type=_Said)
-            except msgspec.MsgspecError:
-                self.stop()
-                return
-            self._heard(said)
-
-    def _heard(self, said: _Said) -> None:
+    def _heard(self, said: Said) -> None:
         if said.over:
             self._off = "" if self.ready else said.over  # a change of sources: learn again
             self.stop()
@@ -212,14 +199,49 @@ class Warm:
                 answer(said.pid)
         elif said.ready:
             self.ready = True
+            if self._further:
+                self._go_ahead()
+
+    def _go_ahead(self) -> None:
+        """A node without ranks: have the script run to its standby_point."""
+        ours, theirs = socket.socketpair()
+
+        def started(pid: int) -> None:
+            if pid:
+                self._ahead = _Ahead(self._loop, ours, pid, self._activated)
+            else:
+                ours.close()
+
+        null = os.open(os.devnull, os.O_RDWR)
+        try:
+            request = _request(self._command, self._environ, "")
+            self._ask(self._link, request, (null, null, theirs.fileno()), started)
+        except OSError:
+            ours.close()
+            self.stop()
+        finally:
+            theirs.close()
+            os.close(null)
+
+    def _activated(self, pid: int) -> None:
+        """Who had gone ahead is a rank."""
+        if self._ahead is not None:
+            self._ahead.link.close()
+            self._ahead = None
+        self._heard(Said(pid=pid))
 
     # -- its end
 
     def processes(self) -> list[int]:
         """What must not be ended with a rank."""
-        return [self._pid] if self._pid else []
+        ahead = self._ahead.pid if self._ahead is not None else 0
+        return [pid for pid in (self._pid, ahead) if pid]
 
     def reaped(self, pids: Collection[int]) -> None:
+        if self._ahead is not None and self._ahead.pid in pids:
+            self._ahead.end()
+            self._ahead = None
+            self.cancel()
         if self._pid in pids:
             self.stop()
 
@@ -232,14 +254,37 @@ class Warm:
         """End it; whoever waits for a rank is told that none comes."""
         pid, self._pid, self.ready = self._pid, 0, False
         link, self._link = self._link, None
+        ahead, self._ahead = self._ahead, None
         if link is not None:
-            self._loop.forget(link)
             link.close()
+        if ahead is not None:
+            ahead.end()
         if pid:
             proc.send([pid], signal.SIGKILL)
         answer, self._asked = self._asked, None
         if answer is not None:
             answer(0)
+
+
+class _Ahead:
+    """A process that has run the script as far as its standby_point and is no rank yet."""
+
+    def __init__(
+        self, loop: Loop, sock: socket.socket, pid: int, activated: Callable[[int], None]
+    ) -> None:
+        self.pid = pid
+        self.ready = False
+        self._activated = activated
+        self.link = WarmLink(loop, sock, self._heard, lambda: None)
+
+    def _heard(self, said: Said) -> None:
+        if said.pid:
+            self._activated(said.pid)
+        self.ready = self.ready or bool(said.ready)
+
+    def end(self) -> None:
+        self.link.close()
+        proc.send([self.pid], signal.SIGKILL)
 
 
 def read_learnt(path: Path) -> Learnt | None:
@@ -292,6 +337,11 @@ def _first_line(path: str) -> bytes:
             return file.readline(256)
     except OSError:
         return b""
+
+
+def _request(command: Sequence[str], env: Mapping[str, str], directory: str) -> dict[str, object]:
+    directory = directory or str(Path.cwd())
+    return {"words": list(command), "environ": dict(env), "directory": directory}
 
 
 def _at_start(env: Mapping[str, str]) -> dict[str, str]:

@@ -194,6 +194,8 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
     def tell_warm() -> None:
         ready = one._warm is not None and one._warm.ready
         (base / "warm").write_text(str(ready))
+        gone_ahead = one._warm is not None and one._warm._ahead is not None
+        (base / "warm-ahead").write_text("ahead" if gone_ahead and one._warm._ahead.ready else "")
         ranks = one._door.ready() if one._door is not None else 0
         (base / "warm-ranks").write_text(str(ranks))
         loop.later(0.02, tell_warm)

@@ -32,6 +32,7 @@ _THREADS_END_AT_FORK = ("numpy", "scipy")  # OpenBLAS ends its pool before a for
 _NEVER = ("__main__", "sitecustomize", "usercustomize", "robust_slurm")
 _PR_SET_PDEATHSIG = 1
 _LENGTH = 8
+_ahead: tuple[socket.socket, Shown] | None = None
 
 
 def serve(fd: int) -> None:
@@ -80,7 +81,11 @@ def _serve(fd: int) -> None:
             _give_up(fd, f"{changed} has changed")
         if _fork():
             os.umask(umask)
-            _become(link, request, fds, shim, shown)
+            _leave(shim)
+            if len(fds) > 2:
+                _go_ahead(link, request, fds, shown)
+            else:
+                _become(link, request, fds, shown)
             return
         for each in fds:
             os.close(each)
@@ -205,17 +210,50 @@ def _fork() -> bool:
     return True
 
 
-def _become(
-    link: socket.socket, request: dict[str, Any], fds: Sequence[int], shim: int, shown: Shown
-) -> None:
+def _leave(shim: int) -> None:
+    """As what robust-task starts: a session of its own, that ends with robust-task."""
     import ctypes
-    import importlib
     import signal
 
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != shim:
         os._exit(1)  # it had gone before
+
+
+def _go_ahead(
+    link: socket.socket, request: dict[str, Any], fds: Sequence[int], shown: Shown
+) -> None:
+    """Run the script as far as its ``standby_point``."""
+    import socket
+
+    global _ahead
+    for fd in fds[:2]:
+        os.close(fd)
+    _send(link, {"pid": os.getpid()})
+    link.close()
+    os.chdir(request["directory"])
+    own(request["environ"])
+    _ahead = socket.socket(fileno=fds[2]), shown
+
+
+def standby() -> None:
+    """The script's ``standby_point``: whoever runs ahead waits here until it is a rank."""
+    global _ahead
+    if _ahead is None:
+        return
+    (link, shown), _ahead = _ahead, None
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()  # as with imports: it is not a rank's yet
+    _send(link, {"ready": 1})
+    request, fds = _receive(link)
+    _become(link, request, fds, shown)
+
+
+def _become(link: socket.socket, request: dict[str, Any], fds: Sequence[int], shown: Shown) -> None:
+    import importlib
+
     for fd, stream in zip(fds, (1, 2)):  # noqa: B905 - Python 3.9
         os.dup2(fd, stream)
         os.close(fd)
