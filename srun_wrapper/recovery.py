@@ -84,6 +84,8 @@ class Recovery:
             if plan.action == "requeue":
                 return await self._requeue(incident)
             self._replacement.leave(plan.replace, incident)
+            if plan.action == "swap_companion":
+                self._replacement.expect()
             filled = await self._stop_world(incident) and await self._replacement.fill(incident)
             incident.mark("replace")
             if filled and not state.failures:

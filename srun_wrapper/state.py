@@ -96,7 +96,11 @@ class JobState:
 
     def spares(self) -> list[Node]:
         """Idle nodes of the allocation that answer, the freshest word first."""
-        ready = [n for n in self.nodes.values() if n.role is Role.SPARE and n.connection]
+        ready = [
+            n
+            for n in self.nodes.values()
+            if n.role is Role.SPARE and n.connection and not n.companion
+        ]
         return sorted(ready, key=lambda n: -n.last_word)
 
     def vacant(self) -> tuple[str, ...]:

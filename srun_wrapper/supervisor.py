@@ -73,7 +73,7 @@ class Supervisor:
         server, port = await listen(self.key, self._message, self.state.closed)
         self._secrets = steps.Secrets(self.key, port)
         self._catch_signals()
-        replacement = Replacement(self, self._secrets)
+        replacement = self._replacement = Replacement(self, self._secrets)
         self._recovery = Recovery(self, replacement)
         watcher: asyncio.Task[None] | None = None
         try:
@@ -312,6 +312,7 @@ class Supervisor:
         if not self.state.failures and self.state.stopping_epoch < self.state.world.epoch:
             hang.look(now)
             self.checkpoints.look(now)
+            self._replacement.suspect()
         if now >= self._next_roster:
             self._next_roster = now + ROSTER_EVERY
             self.write_roster()

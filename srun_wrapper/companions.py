@@ -1,0 +1,234 @@
+"""Nodes of the standby partition: asked for as soon as one may be needed, kept or sent away.
+
+A companion is an srun of ours with an allocation of its own (decision 2). It is asked for when a
+node is suspected; if the suspicion turns out wrong it is given back, unused. One that has been
+asked for is used before another is: a fault never costs two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from robust_slurm.slurm import Job, Partition, SlurmError
+from robust_slurm.slurm.run import without_slurm
+from srun_wrapper import steps
+from srun_wrapper.messages import Finish
+from srun_wrapper.report import say
+from srun_wrapper.roster import Node, Role
+
+if TYPE_CHECKING:
+    from srun_wrapper.supervisor import Supervisor
+
+
+def companion_minutes(job: Job, partition: Partition, now: float) -> int:
+    """Time limit of a companion: what is left of the job's, at most the partition's."""
+    left = job.end_time - now if job.end_time else 365 * 86400.0
+    most = partition.max_time_s if partition.max_time_s else left
+    return max(1, math.ceil(min(left, most) / 60))
+
+
+AGAIN = 5.0  # s until Slurm is asked again for what it did not give
+
+
+@dataclass(slots=True)
+class _Companion:
+    number: int
+    tasks: int
+    process: asyncio.subprocess.Process
+    used: bool = False
+
+
+class Companions:
+    """``bad``: nodes that must not come (the list grows)."""
+
+    def __init__(self, supervisor: Supervisor, secrets: steps.Secrets, bad: list[str]) -> None:
+        self._boss = supervisor
+        self._state = supervisor.state
+        self._config = supervisor.config
+        self._secrets = secrets
+        self._bad = bad
+        self._numbers = itertools.count(1)
+        self._companions: dict[int, _Companion] = {}
+        self._asking: asyncio.Task[str] | None = None
+        self._next_ask = 0.0
+        self._waits: set[asyncio.Task[None]] = set()
+
+    # -- suspicion
+
+    def expect(self, tasks: list[int], suspects: list[str]) -> None:
+        """That many nodes with these numbers of ranks may have to be replaced; [] : none any more.
+
+        Called again and again; returns at once.
+        """
+        if self._asking is not None and not self._asking.done():
+            return
+        now = time.monotonic()
+        if len(self._unused()) < len(tasks):
+            if now < self._next_ask:
+                return
+            self._next_ask = now + AGAIN
+            self._boss.ledger.event("companions_asked", suspects=suspects)
+            self._asking = asyncio.create_task(self._ask_for(tasks, [*self._bad, *suspects]))
+        elif not tasks:
+            self.send_away()
+
+    def send_away(self) -> None:
+        """Those that were asked for and are not needed."""
+        for companion in self._unused():
+            self._boss.ledger.event("companion_sent_away", number=companion.number)
+            self._drop(companion.number)
+
+    def _unused(self) -> list[_Companion]:
+        return [c for c in self._companions.values() if not c.used]
+
+    # -- need
+
+    async def take(self, tasks: Mapping[int, int]) -> dict[int, Node]:
+        """Nodes for places (place → its number of ranks), as many as come in time."""
+        state = self._state
+        if self._asking is not None:
+            await self._asking
+        why = await self._ask_for(list(tasks.values()), self._bad)
+        if why:
+            say(why)
+            return {}
+        chosen = self._assign(tasks)
+
+        def came() -> dict[int, Node]:
+            return {
+                chosen[n.companion]: n
+                for n in state.nodes.values()
+                if n.companion in chosen and n.role is Role.SPARE and n.connection
+            }
+
+        def refused() -> bool:
+            return any(c.process.returncode is not None for c in self._of(chosen))
+
+        await state.until(
+            lambda: (
+                len(came()) == len(chosen)
+                or refused()
+                or bool(state.failures)
+                or state.signalled > 0
+            ),
+            self._config.standby_wait,
+        )
+        ready = came()
+        gave_up = refused()
+        for number, place in chosen.items():
+            if place not in ready:
+                self._drop(number)  # it may still come: then it is sent away
+        if len(ready) < len(tasks) and not state.failures and not state.signalled:
+            say(
+                f"partition {self._config.standby_partition} gave {len(ready)} of {len(tasks)} "
+                f"nodes within {self._config.standby_wait:g} s "
+                f"({'srun says why, above' if gave_up else 'none became free'})"
+            )
+        return ready
+
+    def _of(self, numbers: Mapping[int, int]) -> list[_Companion]:
+        return [c for c in self._companions.values() if c.number in numbers]
+
+    def _assign(self, tasks: Mapping[int, int]) -> dict[int, int]:
+        """Number → place; the largest places first, each gets the smallest that is enough."""
+        chosen = {}
+        for place in sorted(tasks, key=lambda place: -tasks[place]):
+            fitting = [c for c in self._unused() if c.tasks >= tasks[place]]
+            best = min(fitting, key=lambda c: (c.tasks, c.number))
+            best.used = True
+            chosen[best.number] = place
+        return chosen
+
+    # -- asking
+
+    async def _ask_for(self, tasks: list[int], without: list[str]) -> str:
+        """Have one for each that none of the unused fits; why that is not possible, or ""."""
+        for companion in self._unused():
+            if companion.process.returncode is not None:
+                self._drop(companion.number)
+        spare = sorted(c.tasks for c in self._unused())
+        missing = []
+        for wanted in sorted(tasks, reverse=True):
+            fitting = next((have for have in spare if have >= wanted), None)
+            if fitting is None:
+                missing.append(wanted)
+            else:
+                spare.remove(fitting)
+        if not missing:
+            return ""
+        partition, slurm = self._config.standby_partition, self._boss.slurm
+        try:
+            job, partitions = await asyncio.gather(
+                asyncio.to_thread(slurm.job, self._state.job_id),
+                asyncio.to_thread(slurm.partitions),
+            )
+        except SlurmError as err:
+            return f"cannot ask for a standby node: {err}"
+        if partition not in partitions:
+            return f"no partition {partition!r} to take a node from (standby_partition)"
+        minutes = companion_minutes(job, partitions[partition], time.time())
+        try:
+            for wanted in missing:
+                await self._start(next(self._numbers), job, partition, wanted, minutes, without)
+        except OSError as err:
+            return f"cannot run srun for a standby node: {err}"
+        return ""
+
+    async def _start(
+        self, number: int, job: Job, partition: str, tasks: int, minutes: int, without: list[str]
+    ) -> None:
+        launch = self._boss.launch
+        argv = steps.companion_argv(launch, job, partition, tasks, without, minutes)
+        argv += steps.task_argv(self._config.task_python, launch.options, launch.command.command)
+        env = {**without_slurm(self._boss.env), **self._secrets.env(number)}
+        self._state.awaited.add(number)
+        # Nobody's input but the job's own srun's.
+        process = await steps.start(argv, env, own_session=True, stdin=asyncio.subprocess.DEVNULL)
+        self._companions[number] = _Companion(number, tasks, process)
+        self._in_background(self._notice_end(process))
+
+    async def _notice_end(self, process: asyncio.subprocess.Process) -> None:
+        await process.wait()
+        self._state.changed.set()
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._waits.add(task)
+        task.add_done_callback(self._waits.discard)
+
+    # -- leaving
+
+    def _drop(self, number: int) -> None:
+        self._state.awaited.discard(number)
+        for node in self._state.nodes.values():
+            if node.companion == number and node.role is Role.SPARE:
+                node.role = Role.LOST
+                if node.connection is not None:
+                    node.connection.send(Finish(tuple((0, 0) for _ in range(node.slots))))
+        self.end(number)
+
+    def end(self, number: int) -> None:
+        """Its node has left the job."""
+        companion = self._companions.pop(number, None)
+        if companion is not None and companion.process.returncode is None:
+            companion.process.terminate()
+
+    async def close(self) -> None:
+        """End all companions; they were told to finish, or the job is over."""
+        if self._asking is not None:
+            await asyncio.wait([self._asking], timeout=3.0)
+        self.send_away()
+        for companion in self._companions.values():
+            if companion.process.returncode is None:
+                try:
+                    await asyncio.wait_for(companion.process.wait(), 3.0)
+                except TimeoutError:
+                    companion.process.terminate()
+        for task in list(self._waits):
+            task.cancel()
