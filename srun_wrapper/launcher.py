@@ -13,6 +13,7 @@ from robust_slurm.auto import HOOK_DIR, launched
 from robust_slurm.auto.learnt import path_beside
 from robust_slurm.record import create
 from srun_wrapper import proc
+from srun_wrapper.imports import Learnt
 from srun_wrapper.keeper import Keeper
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import RankStart, Start
@@ -20,7 +21,7 @@ from srun_wrapper.pump import Pump
 from srun_wrapper.sinks import OutputPlan
 from srun_wrapper.streams import Streams
 from srun_wrapper.torchrun import torchrun_overrides
-from srun_wrapper.warm import Forked, Learnt, Warm
+from srun_wrapper.warm import Forked, Warm
 from srun_wrapper.warm_door import WarmDoor
 from srun_wrapper.world import STALE
 
@@ -78,6 +79,7 @@ class Launcher:
         cold: Callable[[Launch], None],
         ended: Callable[[dict[int, int]], None],
         learnt: Callable[[Learnt], None],
+        changed: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._local = local
@@ -88,6 +90,7 @@ class Launcher:
         self._on_failed = failed
         self._on_cold = cold
         self._on_ended = ended
+        self._on_change = changed
         self.warm: Warm | None = None
         self.door: WarmDoor | None = None
         if options.warm and not options.inherit:
@@ -97,7 +100,11 @@ class Launcher:
         self._unclaimed: dict[int, int] = {}
 
     def _make_warm(self, learnt: Callable[[Learnt], None]) -> Warm:
-        return Warm(self._loop, self._run_dir, self._options.warm_packages, learnt)
+        packages = self._options.warm_packages
+        return Warm(self._loop, self._run_dir, packages, learnt, self._changed)
+
+    def _changed(self) -> None:
+        self._loop.call(self._on_change)
 
     def _open_door(self) -> WarmDoor | None:
         path = self._run_dir / f"warm-{self._local}.sock"
@@ -224,6 +231,11 @@ class Launcher:
         """This slot has no rank yet: import, and run, what the others' ranks have."""
         if self.warm is not None:
             self.warm.start(learnt, self._options.command, self._environ({}), further=True)
+
+    def warm_ranks(self) -> int:
+        """How many ranks of this slot could be forked now: torchrun's, if it is torchrun."""
+        ranks = self.door.ready() if self.door is not None else 0
+        return ranks or int(self.warm is not None and self.warm.ready)
 
     # -- ends
 

@@ -204,6 +204,13 @@ class Imports(Event):
     learnt: bytes
 
 
+class WarmRanks(Event):
+    """How many ranks of a slot would start warm."""
+
+    local: int
+    ready: int
+
+
 class Warmup(Message):
     """A slot that has no rank yet: have the same imported."""
 
@@ -224,7 +231,7 @@ class PeerSay(Message):
     silent: float
 
 
-_FromSlot = Started | Exited | Stopped | Inspected | Imports | FromStore
+_FromSlot = Started | Exited | Stopped | Inspected | Imports | WarmRanks | FromStore
 _ToSlot = Start | Stop | Signal | Inspect | Finish | Warmup | ToStore
 FromShim = SlotHello | _FromSlot
 ToShim = SlotWelcome | _ToSlot

@@ -41,6 +41,7 @@ class Node:
     refused: bool = False  # its kernel says that its shim is gone
     closed_at: float | None = None  # when its connection broke
     stores: dict[int, int] = field(default_factory=dict)  # local id -> port of the slot's store
+    warm: dict[int, int] = field(default_factory=dict)  # local id -> ranks that would start warm
     order: Message | None = None  # last Start, Stop or Finish: sent again on a new connection
 
     @property

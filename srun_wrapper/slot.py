@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from srun_wrapper import proc
+from srun_wrapper.imports import Learnt, pack, unpack
 from srun_wrapper.keeper import Keeper
 from srun_wrapper.launcher import Launch, Launcher, Running, SlotOptions
 from srun_wrapper.loop import Loop
@@ -24,10 +25,11 @@ from srun_wrapper.messages import (
     Started,
     Stop,
     Stopped,
+    WarmRanks,
     Warmup,
 )
 from srun_wrapper.sample import Sampler
-from srun_wrapper.warm import Forked, Learnt, pack, unpack
+from srun_wrapper.warm import Forked
 
 KILL_DEADLINE = 10.0  # a process that survives SIGKILL this long is stuck in the kernel
 CHECK = 0.01
@@ -63,12 +65,13 @@ class Slot:
         self._running: Running | None = None
         self._epoch = 0
         self._first_of_all = False
+        self._told_warm = 0
         self._next: Start | None = None
         self._cold: Launch | None = None
         self._launcher = Launcher(
             loop, local, options, run_dir, keeper,
             started=self._started, failed=self._failed, cold=self._start_cold,
-            ended=self._end_running, learnt=self._learnt,
+            ended=self._end_running, learnt=self._learnt, changed=self._tell_warm,
         )  # fmt: skip
         self._stopping = False
         self._kill_at = 0.0
@@ -222,6 +225,12 @@ class Slot:
     def _learnt(self, learnt: Learnt) -> None:
         if self._first_of_all:
             self._emit(Imports(0, pack(learnt)))
+
+    def _tell_warm(self) -> None:
+        ready = self._launcher.warm_ranks()
+        if ready != self._told_warm:
+            self._told_warm = ready
+            self._emit(WarmRanks(0, self._local, ready))
 
     def _warm_up(self, order: Warmup) -> None:
         if self._running is not None:

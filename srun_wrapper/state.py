@@ -27,6 +27,7 @@ from srun_wrapper.messages import (
     Started,
     Stop,
     Stopped,
+    WarmRanks,
     Warmup,
 )
 from srun_wrapper.pace import Pace
@@ -208,6 +209,8 @@ class JobState:
             self._fail_node(node, "node_lost", f"a robust-task of {node.name} died")
         elif isinstance(message, Signalled):
             self._signalled(node, message.signum)
+        elif isinstance(message, WarmRanks):
+            node.warm[message.local] = message.ready
         elif isinstance(message, Imports):
             self.learnt = message.learnt
             for each in self.nodes.values():

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -22,24 +20,14 @@ import msgspec
 from robust_slurm.auto.shown import PAD, PADDING
 from robust_slurm.auto.warm import VARIABLE
 from srun_wrapper import proc
+from srun_wrapper.imports import Learnt, is_interpreter, read_learnt
 from srun_wrapper.loop import Loop
 from srun_wrapper.warm_link import ANSWER, Said, WarmLink
 
 _numbers = itertools.count()
 LOOK = 0.5  # s between two looks for what a rank has learnt
-_MOST = 4 << 20  # bytes of a rank's file
 _AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_")
 """Environment that counts when an interpreter starts or a library is loaded."""
-
-
-class Learnt(msgspec.Struct):
-    """What a rank told at its first step (``robust_slurm.auto.learnt``)."""
-
-    pid: int
-    words: tuple[str, ...]
-    environ: dict[str, str | None]
-    modules: tuple[tuple[str, str], ...]
-    standby: bool = False
 
 
 class Forked:
@@ -54,11 +42,17 @@ class Warm:
     """At most one warm interpreter. All methods are called in the loop's thread."""
 
     def __init__(
-        self, loop: Loop, run_dir: Path, named: Sequence[str], learnt: Callable[[Learnt], None]
+        self,
+        loop: Loop,
+        run_dir: Path,
+        named: Sequence[str],
+        learnt: Callable[[Learnt], None],
+        changed: Callable[[], None],
     ) -> None:
         """``named``: packages of the training's own that may be imported ahead, too.
-        ``learnt`` is called with what a rank has told."""
+        ``learnt`` is called with what a rank has told, ``changed`` when ``ready`` has changed."""
         self._tell = learnt
+        self._changed = changed
         self._loop = loop
         self._named = tuple(named)
         self._pid = 0
@@ -199,6 +193,7 @@ class Warm:
                 answer(said.pid)
         elif said.ready:
             self.ready = True
+            self._changed()
             if self._further:
                 self._go_ahead()
 
@@ -264,6 +259,7 @@ class Warm:
         answer, self._asked = self._asked, None
         if answer is not None:
             answer(0)
+        self._changed()
 
 
 class _Ahead:
@@ -285,58 +281,6 @@ class _Ahead:
     def end(self) -> None:
         self.link.close()
         proc.send([self.pid], signal.SIGKILL)
-
-
-def read_learnt(path: Path) -> Learnt | None:
-    """What a rank has told; None as long as it has not, or if it makes no sense."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            return msgspec.json.decode(file.read(_MOST), type=Learnt)
-    except (OSError, msgspec.MsgspecError):
-        return None
-
-
-def pack(learnt: Learnt) -> bytes:
-    """For a message."""
-    return zlib.compress(msgspec.json.encode(learnt), 1)
-
-
-def unpack(data: bytes) -> Learnt:
-    """Raises ValueError."""
-    try:
-        return msgspec.json.decode(zlib.decompress(data, bufsize=_MOST), type=Learnt)
-    except (zlib.error, msgspec.MsgspecError) as err:
-        raise ValueError(f"a list of imports that makes no sense: {err}") from None
-
-
-def is_interpreter(words: Sequence[str], command: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether a process with the command line ``words`` is ``command`` itself and nothing more.
-
-    Either they are equal, or ``command`` is a script that the kernel gives to a Python by its
-    first line.
-    """
-    if not words or not Path(words[0]).name.startswith("python"):
-        return False
-    if list(words) == list(command):
-        return True
-    count = len(command) - 1
-    script = shutil.which(command[0], path=env.get("PATH", os.defpath)) or command[0]
-    return (
-        len(words) - len(command) in (1, 2)
-        and list(words[len(words) - count :]) == list(command[1:])
-        and os.path.realpath(words[-count - 1]) == os.path.realpath(script)
-        and _first_line(script).startswith(b"#!")
-        and b"python" in _first_line(script)
-    )
-
-
-def _first_line(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.readline(256)
-    except OSError:
-        return b""
 
 
 def _request(command: Sequence[str], env: Mapping[str, str], directory: str) -> dict[str, object]:

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from srun_wrapper.imports import Learnt, read_learnt
 from srun_wrapper.loop import Loop
-from srun_wrapper.warm import LOOK, Learnt, Warm, read_learnt
+from srun_wrapper.warm import LOOK, Warm
 
 _HEAD = 8
 _MOST = 4 << 20  # bytes of a request

@@ -17,8 +17,8 @@ import slot_driver
 from slot_driver import Driver
 
 from srun_wrapper import proc
+from srun_wrapper.imports import Learnt, is_interpreter, pack
 from srun_wrapper.messages import Exited, Imports, Started, Stop, Stopped, Warmup
-from srun_wrapper.warm import Learnt, is_interpreter, pack
 
 drivers, drive = slot_driver.drivers, slot_driver.drive
 PROGRAM = Path(__file__).parent / "programs" / "warm_facts.py"
