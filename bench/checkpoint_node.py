@@ -79,6 +79,16 @@ class Node:
         (outcome,) = self.store.fetch([Wanted(owner, step, host, port)])
         return {**outcome._asdict(), "seconds": time.perf_counter() - began}
 
+    def make_room(self, size: int) -> dict[str, Any]:
+        """As a node that waits without ranks; back when the room is there."""
+        self.store.room.prepare(size, 1)
+        give_up_at = time.monotonic() + DEADLINE
+        while self.store.room.sizes != [size]:
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(f"no room for {size} bytes within {DEADLINE:g} s")
+            time.sleep(0.01)
+        return {}
+
     def cpu(self) -> dict[str, Any]:
         """Processor seconds that this node has taken so far, all its threads together."""
         return {"seconds": time.process_time()}

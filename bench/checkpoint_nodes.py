@@ -166,6 +166,10 @@ class Nodes:
             raise BenchError(f"step {step} was not fetched: {outcome['why']}")
         return outcome
 
+    def make_room(self, size: int) -> None:
+        """The first node gets ready to fetch a snapshot of ``size`` bytes."""
+        self.remotes[0].ask("make_room", size=size)
+
     def raw_listen(self, nbytes: int) -> int:
         """The second node's port for ``raw``."""
         return int(self.remotes[1].ask("raw_listen", nbytes=nbytes)["port"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Any
 
@@ -35,38 +36,53 @@ def restore_own(results: Results, case: str, nbytes: int, runs: int) -> None:
 
 
 def restore_peer(results: Results, case: str, nbytes: int, runs: int) -> None:
-    """A node that lost its memory fetches the replica; plain TCP of as many bytes in turn, into
-    one buffer again and again (as iperf) and into new memory (as the fetch, which keeps it)."""
+    """A node that lost its memory, or never had it, fetches the replica: one that could make room
+    before (a spare of the job), and one that could not (a companion). Plain TCP of as many bytes
+    in turn, into one buffer again and again (as iperf) and into new memory (as whoever keeps it).
+    """
+    cold_case = case.replace("restore_peer", "restore_peer_cold")
     raw_case = case.replace("restore_peer", "raw_tcp")
     kept_case = case.replace("restore_peer", "raw_tcp_kept")
-    seconds: dict[str, list[float]] = {case: [], raw_case: [], kept_case: []}
-    cpu: dict[str, list[float]] = {case: [], raw_case: [], kept_case: []}
+    names = (case, cold_case, raw_case, kept_case)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    cpu: dict[str, list[float]] = {name: [] for name in names}
+    epochs = itertools.count(1)
     with Nodes() as nodes:
         nodes.replicate(0)
         saved = rank("save", nbytes, nodes.sockets[0], 0)
         nodes.alone(0)  # what is fetched must not go back at once
-        port = size = 0
-        for epoch in range(1, runs + 2):
-            nodes.begin(epoch, 0, "")
-            for name in seconds:
-                before = nodes.cpu()
+        nodes.begin(next(epochs), 0, "")
+        size = int(nodes.fetch(0, saved["step"])["bytes"])
+        port = nodes.raw_listen(size)
+        for run in range(runs + 1):
+            for name in names:
+                nodes.begin(next(epochs), 0, "")
                 if name == case:
+                    nodes.make_room(size)
+                before = nodes.cpu()
+                if name in (case, cold_case):
                     fetched = nodes.fetch(0, saved["step"])
-                    took, size = float(fetched["seconds"]), int(fetched["bytes"])
-                    port = port or nodes.raw_listen(size)
+                    took = float(fetched["seconds"])
                 else:
                     took = nodes.raw(size, port, keep=name == kept_case)
-                if epoch > 1:  # the first is not counted
+                if run:  # the first is not counted
                     seconds[name].append(took)
                     cpu[name].append((nodes.cpu() - before) / (size / 1e9))
-        nodes.begin(epoch + 1, saved["step"], fetched["file"])
-        same(saved, rank("restore", nbytes, nodes.sockets[0], epoch + 1))
-    for name in seconds:
+        for room in (True, False):  # what was fetched is what was saved
+            nodes.begin(next(epochs), 0, "")
+            if room:
+                nodes.make_room(size)
+            fetched = nodes.fetch(0, saved["step"])
+            epoch = next(epochs)
+            nodes.begin(epoch, saved["step"], fetched["file"])
+            same(saved, rank("restore", nbytes, nodes.sockets[0], epoch))
+    for name in names:
         results.add(f"{name}.s", seconds[name], "s")
         results.add(f"{name}.gb_per_s", [size / 1e9 / s for s in seconds[name]], "GB/s")
         results.add(f"{name}.cpu_s_per_gb", cpu[name], "s")
-    results.ratio(f"{case}: raw_tcp/restore", f"{raw_case}.s", f"{case}.s")
-    results.ratio(f"{case}: raw_tcp_kept/restore", f"{kept_case}.s", f"{case}.s")
+    for name in (case, cold_case):
+        results.ratio(f"{name}: raw_tcp/restore", f"{raw_case}.s", f"{name}.s")
+        results.ratio(f"{name}: raw_tcp_kept/restore", f"{kept_case}.s", f"{name}.s")
 
 
 def replica(results: Results, case: str, nbytes: int, runs: int) -> None:

@@ -128,6 +128,13 @@ class Fetch(Message):
     items: tuple[Wanted, ...]
 
 
+class MakeRoom(Message):
+    """Snapshots may have to be fetched: have memory for so many of ``size`` bytes in each slot."""
+
+    size: int
+    files: int
+
+
 class PersistAt(Message):
     """The snapshot of this step goes to the durable tier when it comes."""
 
@@ -145,4 +152,4 @@ class Flush(Message):
     deadline: float  # seconds
 
 
-ToStore = TakeStock | Place | Fetch | PersistAt | Flush
+ToStore = TakeStock | Place | Fetch | MakeRoom | PersistAt | Flush

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from robust_slurm.checkpoint import placement
+from robust_slurm.checkpoint.sizes import exceeds, megabytes
 from robust_slurm.checkpoint.survival import survives as survival
 from robust_slurm.checkpoint.topology import leaves
 from srun_wrapper.aside import aside
@@ -17,6 +18,7 @@ from srun_wrapper.checkpoint_messages import (
     Alarm,
     Committed,
     Enrolled,
+    MakeRoom,
     Moved,
     PersistAt,
     Persisted,
@@ -27,15 +29,17 @@ from srun_wrapper.checkpoint_messages import (
     Stock,
     StoreReady,
 )
+from srun_wrapper.durable_steps import DurableSteps
 from srun_wrapper.messages import Message
 from srun_wrapper.report import say
-from srun_wrapper.roster import Node
+from srun_wrapper.roster import AgentKey, Node
 
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
 
 _NUMBER = re.compile(r"\d+")  # of steps, ranks and bytes: the trouble is the same
-AHEAD = 2.5  # report intervals between ordering a durable checkpoint and its step
+AHEAD = 4.0  # report intervals between ordering a durable checkpoint and its step
+PARTIAL = 30.0  # s for the other ranks to enrol when one has saved a step
 TOPOLOGY = 10.0  # s for Slurm to say how nodes are connected
 
 
@@ -66,6 +70,7 @@ class Checkpoints:
     """Fed by ``heard``; asks the supervisor to send orders."""
 
     boss: Supervisor
+    on_enrolled: Callable[[StoreAt, Enrolled], None] = lambda _at, _said: None
     ranks: dict[int, Enrolment] = field(default_factory=dict)
     saved: dict[int, Saved] = field(default_factory=dict)
     stocks: dict[int, list[tuple[StoreAt, Stock]]] = field(default_factory=dict)
@@ -76,9 +81,15 @@ class Checkpoints:
     _resumed: int = 0  # epoch of which it has been noted
     _placed: int = 0  # epoch whose ranks have been placed
     _leaf: dict[str, str] | None = None
-    _next_durable: float = 0.0
     _told: set[str] = field(default_factory=set)
+    _roomy: set[AgentKey] = field(default_factory=set)  # waiting nodes that have been told
     _placing: asyncio.Task[None] | None = None
+    _durable: DurableSteps = field(init=False)
+    _newest: int = 0  # step that any rank has saved in this epoch
+    _saving_since: float = 0.0  # in this epoch
+
+    def __post_init__(self) -> None:
+        self._durable = DurableSteps(60 * self.boss.config.checkpoint_minutes or math.inf)
 
     # -- what was said
 
@@ -99,13 +110,18 @@ class Checkpoints:
                     return
                 at = StoreAt(node, message.local)
                 self.ranks[message.rank] = Enrolment(message.epoch, place, at, message)
+                self.on_enrolled(at, message)
                 self._here.add(message.rank)
+                if message.rank == 0:
+                    self._durable.every = message.every
                 if len(self._here) >= message.world and self._placed != message.epoch:
                     self._placed = message.epoch
                     self._placing = asyncio.create_task(self._place())
         elif isinstance(message, Saved):
             if message.epoch == self.boss.state.world.epoch:
                 self.saved[message.rank] = message
+                self._newest = max(self._newest, message.step)
+                self._look_at_size(message)
         elif isinstance(message, Stock):
             asked = self.stocks.get(message.token)
             if asked is not None:
@@ -115,16 +131,20 @@ class Checkpoints:
             if wanted is not None:
                 wanted.append((StoreAt(node, message.local), message))
         elif isinstance(message, Persisted):
+            self._durable.written(message.step, self.world)
             if not message.ok:
                 text = f"step {message.step} not on disk: {message.why}"
                 self._alarm(node, message.rank, text, _NUMBER.sub("#", message.why))
         elif isinstance(message, Committed):
+            self._durable.over(message.step)
             self._committed(message)
         elif isinstance(message, Alarm):
             self._alarm(node, message.rank, message.text)
-        elif isinstance(message, Resumed) and message.epoch != self._resumed:
-            self._resumed = message.epoch
-            self.boss.ledger.event("resumed", rank=message.rank, step=message.step)
+        elif isinstance(message, Resumed) and message.epoch == self.boss.state.world.epoch:
+            self._durable.resumed(message.step)
+            if message.epoch != self._resumed:
+                self._resumed = message.epoch
+                self.boss.ledger.event("resumed", rank=message.rank, step=message.step)
 
     def _committed(self, message: Committed) -> None:
         self.boss.ledger.event("durable", step=message.step, ok=message.ok, why=message.why)
@@ -132,6 +152,7 @@ class Checkpoints:
             self.durable_step = max(message.step, self.durable_step or 0)
             self.boss.news(f"checkpoint of step {message.step} is on disk")
         elif message.step > (self.durable_step or 0):
+            self._say_missing()
             text = f"no durable checkpoint of step {message.step}: {message.why}"
             self._say_once(text, _NUMBER.sub("#", message.why))
 
@@ -146,6 +167,11 @@ class Checkpoints:
         if (key or text) not in self._told:
             self._told.add(key or text)
             say(text)
+
+    @property
+    def world(self) -> int:
+        """Ranks that the training has; 0: nobody has said so yet."""
+        return next((e.said.world for e in self.ranks.values()), 0)
 
     @property
     def directory(self) -> str:
@@ -194,9 +220,8 @@ class Checkpoints:
             self.survives = survives
             size = max(e.said.size for e in ranks.values())
             where = self.directory or "nowhere (set checkpoint_dir)"
-            megabytes = f"{size / 1e6:.{size < 1e7:d}f}"
             text = (
-                f"checkpoints: every step in memory, about {megabytes} MB a rank; "
+                f"checkpoints: every step in memory, about {megabytes(size)} a rank; "
                 f"replicas survive the loss of {survives}; on disk: {where}"
             )
             say(text)
@@ -210,21 +235,65 @@ class Checkpoints:
             return {}
         return leaves(text)
 
-    # -- durable checkpoints by time
+    # -- from time to time
 
     def look(self, now: float) -> None:
-        """Order the next durable checkpoint by time, some steps ahead so that all ranks hear."""
-        pause = 60 * self.boss.config.checkpoint_minutes or math.inf
-        if not self.directory or not self.saved:
+        """While the ranks run."""
+        if self.saved:
+            self._make_room()
+            self._persist(now)
+            self._look_for_missing(now)
+
+    def _make_room(self) -> None:
+        """Nodes that wait without ranks make room for what they would have to fetch."""
+        waiting = [n for n in self.boss.state.spares() if n.stores and n.key not in self._roomy]
+        all_here = self._here and self._placed == self.boss.state.world.epoch
+        if not waiting or not all_here or len(self.saved) < len(self._here):
+            return  # it is not known yet how large snapshots are, or who needs which
+        needs: dict[str, set[int]] = {}
+        for rank in self._here:
+            each = self.ranks[rank]
+            needs.setdefault(each.at.name, set()).update(each.said.needs)
+        size = max(saved.size for saved in self.saved.values())
+        for node in waiting:
+            self._roomy.add(node.key)
+            self.boss.send(node, MakeRoom(size, max(map(len, needs.values()))))
+
+    def _persist(self, now: float) -> None:
+        """Order the next durable checkpoint, some steps ahead so that all ranks hear."""
+        timed = self.boss.state.pace.step_time()
+        ahead = math.ceil(AHEAD * self.boss.state.interval / (timed or 1.0)) + 1
+        step = self._durable.next(now, self._newest, ahead, timed=timed is not None)
+        if step is not None:
+            self.boss.broadcast(PersistAt(step))
+
+    def _look_for_missing(self, now: float) -> None:
+        """A script in which only some ranks make a Checkpointer looks as if it saved."""
+        self._saving_since = self._saving_since or now
+        if now - self._saving_since > PARTIAL:
+            self._say_missing()
+
+    def _say_missing(self) -> None:
+        if not self._here or len(self._here) >= self.world:
             return
-        if not self._next_durable:
-            self._next_durable = now + pause
-        if now < self._next_durable:
-            return
-        self._next_durable = now + pause
-        step_time = self.boss.state.pace.step_time() or 1.0
-        ahead = math.ceil(AHEAD * self.boss.state.interval / step_time) + 1
-        self.boss.broadcast(PersistAt(max(s.step for s in self.saved.values()) + ahead))
+        missing = sorted(set(range(self.world)) - self._here)
+        who = ", ".join(map(str, missing[:8])) + (", …" if missing[8:] else "")
+        has = f"ranks {who} have" if missing[1:] else f"rank {who} has"
+        self._say_once(
+            f"checkpoints: {has} no Checkpointer: nothing can be resumed. Every rank makes one and "
+            "calls resume()",
+            "no Checkpointer",
+        )
+
+    def _look_at_size(self, saved: Saved) -> None:
+        """Before the first snapshot only models and optimizers are known."""
+        said = self.ranks[saved.rank].said.size
+        if exceeds(saved.size, said):
+            self._say_once(
+                f"checkpoints: a snapshot takes {megabytes(saved.size)} a rank, not "
+                f"{megabytes(said)}: loader and extra hold the rest",
+                "size",
+            )
 
     # -- for robust-status
 
@@ -248,4 +317,6 @@ class Checkpoints:
         """All ranks start anew; ``restored``: from memory, which another fault may take."""
         self.saved.clear()
         self._here.clear()
-        self._next_durable = time.monotonic() if restored else 0.0
+        self._newest = 0
+        self._saving_since = 0.0
+        self._durable.begin(at_once=restored)

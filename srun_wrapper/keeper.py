@@ -18,6 +18,7 @@ from srun_wrapper.checkpoint_messages import (
     Enrolled,
     Fetch,
     Flush,
+    MakeRoom,
     Moved,
     PersistAt,
     Persisted,
@@ -52,7 +53,6 @@ class Keeper:
         self._loop = loop
         self._local = local
         self._emit = emit
-        self._epoch = 0
         directory = run_dir / DIRECTORY
         directory.mkdir(mode=0o700, exist_ok=True)
         self._store = store.Store(
@@ -75,7 +75,6 @@ class Keeper:
 
     def begin(self, order: Start) -> None:
         """A new epoch is about to be launched in this slot."""
-        self._epoch = order.epoch
         self._store.begin(order.epoch, order.restore)
 
     def processes(self) -> list[int]:
@@ -97,6 +96,8 @@ class Keeper:
                     for t in order.targets
                 }
             )
+        elif isinstance(order, MakeRoom):
+            kept.room.prepare(order.size, order.files)
         elif isinstance(order, PersistAt):
             kept.persist_at(order.step)
         elif isinstance(order, TakeStock):
@@ -148,7 +149,7 @@ class Keeper:
             )
         elif isinstance(event, store.Saved):
             message = Saved(
-                self._epoch,
+                event.epoch,
                 event.rank,
                 event.step,
                 event.replicated_step if event.replicated_step >= 0 else None,
@@ -161,7 +162,7 @@ class Keeper:
         elif isinstance(event, store.Committed):
             message = Committed(0, event.step, event.ok, event.why)
         elif isinstance(event, store.Resumed):
-            message = Resumed(0, self._epoch, event.rank, event.step)
+            message = Resumed(0, event.epoch, event.rank, event.step)
         else:
             message = Alarm(0, event.rank, event.text)
         self._emit(message)

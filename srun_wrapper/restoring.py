@@ -25,9 +25,12 @@ from srun_wrapper.checkpoint_messages import (
     TakeStock,
 )
 from srun_wrapper.checkpoints import StoreAt
+from srun_wrapper.elsewhere import Elsewhere
 from srun_wrapper.messages import Message
 from srun_wrapper.report import say
 from srun_wrapper.roster import Node, Role
+from srun_wrapper.seats import Seen
+from srun_wrapper.seats import seats as expected_seats
 
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
@@ -57,6 +60,7 @@ class Restoring:
         self._tokens = itertools.count(1)
         self._plan: planner.Resume | None = None
         self._shards: dict[str, dict[int, str]] = {}  # of each node
+        self.elsewhere = Elsewhere(boss, self._fetch, self._interrupted)
 
     # -- the next epoch's
 
@@ -82,6 +86,7 @@ class Restoring:
     async def prepare(self) -> bool:
         """Decide and fetch. False if another failure or the end came in between."""
         self._plan = None
+        self.elsewhere.begin(None, {}, {})
         try:
             return await self._prepare()
         except Exception as err:  # noqa: BLE001 - a slip here must not end the job
@@ -133,6 +138,7 @@ class Restoring:
             bad = await self._fetch(plan.transfers)
             if not bad:
                 self._plan, self._shards = plan, plan.all_shards()
+                self.elsewhere.begin(plan if plan.copies else None, seats, self._shards)
                 boss.ledger.event("restore", step=plan.step, tier=plan.tier, plan=plan.lines)
                 return not self._interrupted()
             failed |= bad
@@ -150,16 +156,19 @@ class Restoring:
         return said or self._boss.state.world.size
 
     def _seats(self) -> dict[int, planner.Seat]:
-        """Where each rank runs next: in the same slot of the same place."""
-        world = self._boss.state.world
-        known: dict[int, tuple[int, int]] = {}
-        if self._world() == world.size:  # else torchrun starts them, and they tell by enrolling
-            known = {
-                rank: (place, local)
-                for place, ranks in enumerate(world.ranks)
-                for local, rank in enumerate(ranks)
-            }
-        known |= {r: (e.place, e.at.local) for r, e in self._boss.checkpoints.ranks.items()}
+        """Where each rank runs next."""
+        world, launch = self._boss.state.world, self._boss.launch
+        known = expected_seats(
+            launch.command.command,
+            launch.env,
+            [node.name for node in world.places],
+            world.ranks,
+            self._world(),
+            {
+                rank: Seen(e.epoch, e.place, e.at.local, e.at.node.name)
+                for rank, e in self._boss.checkpoints.ranks.items()
+            },
+        )
         return {
             rank: planner.Seat(StoreAt(world.places[place], local).name, world.places[place].name)
             for rank, (place, local) in known.items()
@@ -193,7 +202,8 @@ class Restoring:
         staying = {
             name for name, at in self._stores(asked).items() if at.node.role is not Role.LOST
         }
-        everyone = self._stores(asked).keys()
+        # A node that does not answer to probes either is not waited for.
+        everyone = self._stores(n for n in asked if not n.unreachable).keys() | staying
 
         def heard() -> set[str]:
             return {at.name for at, _ in answers}

@@ -28,6 +28,7 @@ from srun_wrapper.restoring import Restoring
 from srun_wrapper.roster import Node, Role, World, planned_world, real_world
 from srun_wrapper.server import Connection, listen
 from srun_wrapper.state import JobState
+from srun_wrapper.torchrun import restarts_itself
 from srun_wrapper.watch import TICK, HangWatch, NodeWatch
 
 ALL_HELLO = 60.0  # s between the first and the last shim's report
@@ -57,6 +58,7 @@ class Supervisor:
         self.checkpoints = Checkpoints(self)
         self.state.on_store = self.checkpoints.heard
         self.restoring = Restoring(self)
+        self.checkpoints.on_enrolled = self.restoring.elsewhere.enrolled
         self.ledger = JobLedger(config.job_dir(job_id))
         self.account = Account()
         self.key = secrets.token_bytes(32)
@@ -171,6 +173,9 @@ class Supervisor:
         state.world = World(0, places, ranks)
         for node in places:
             node.role = Role.ACTIVE
+        asked = restarts_itself(self.launch.command.command, self.env)
+        if asked and all(len(numbers) == 1 for numbers in ranks):
+            say(f"torchrun's --max-restarts={asked} is set to 0: robust-srun restarts its ranks")
         if self.config.verbose or state.spares():
             spare = ", ".join(n.name for n in state.spares()) or "none"
             say(f"{len(places)} nodes, {state.world.size} ranks, spares: {spare}")

@@ -9,12 +9,14 @@ cut off from us must not be able to join again, so given addresses are rewritten
   wins over them, become the epoch's master and port. Node ranks are ours, so they are stable.
 - backend ``c10d``: ``--rdzv-endpoint`` becomes the epoch's master and port (node 0 recognises its
   own address and serves the store). torchrun itself numbers the nodes under c10d, by address, so
-  survivors may change group rank: use static where that matters.
+  survivors may change group rank (``seats.py`` foresees it): use static where that matters.
 - other backends (etcd, a site's own): the endpoint is a service outside the job and stays.
 - ``--rdzv-id`` (every backend) gets a suffix made of the epoch's port, so that an agent of an
   older epoch looks for another rendezvous even in an outside service.
 - a loopback endpoint or address, and ``--standalone``, mean "this node" wherever it is: they stay.
 - on a one-node world no address is filled in: torchrun then picks a free port by itself.
+- ``--max-restarts`` becomes 0: ranks that torchrun starts again by itself would get no restore
+  plan, only the last checkpoint on disk, and nobody would see what failed. The restart is ours.
 
 An address computed inside a shell script around torchrun is beyond reach here; such a script
 must take it from MASTER_ADDR and MASTER_PORT or SLURM_JOB_NODELIST, which are the epoch's.
@@ -23,8 +25,9 @@ must take it from MASTER_ADDR and MASTER_PORT or SLURM_JOB_NODELIST, which are t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 _FLAGS = frozenset(  # options without a value
     ("help", "standalone", "module", "no-python", "run-path", "virtual-local-rank", "use-env")
@@ -73,14 +76,15 @@ def torchrun_overrides(
         return words, {}
     given, flags = _scan(words, start)
     env = env or {}
-
-    def asked(option: str, default: str) -> str:
-        if option in given:
-            return given[option].value
-        return env.get(_pet(option)) or default
-
-    if "standalone" in flags or env.get("PET_STANDALONE", "0") not in ("", "0"):
-        return words, {}
+    asked = partial(_asked, given, env)
+    restarts: dict[str, str] = {}
+    if restarts_itself(words, env):
+        if "max-restarts" in given:
+            words[given["max-restarts"].at] = given["max-restarts"].lead + "0"
+        else:
+            restarts[_pet("max-restarts")] = "0"
+    if _standalone(flags, env):
+        return words, restarts
     backend = asked("rdzv-backend", "static")
     host = f"[{master_addr}]" if ":" in master_addr and master_addr[0] != "[" else master_addr
     want = {"nnodes": str(world_nodes)}
@@ -106,7 +110,37 @@ def torchrun_overrides(
     for option, value in new.items():
         if option in given:
             words[given[option].at] = given[option].lead + value
-    return words, {_pet(o): value for o, value in want.items() if o not in given}
+    return words, restarts | {_pet(o): value for o, value in want.items() if o not in given}
+
+
+def restarts_itself(command: Sequence[str], env: Mapping[str, str]) -> int:
+    """How often the command, if it is torchrun, is asked to start its ranks again by itself."""
+    start = _arguments(command)
+    if start is None:
+        return 0
+    asked = _asked(_scan(command, start)[0], env, "max-restarts", "0")
+    return int(asked) if re.fullmatch(r"[0-9]{1,9}", asked, re.ASCII) else 0
+
+
+def sorts_nodes(command: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether the command is a torchrun that numbers its nodes in the order of the hosts' names."""
+    start = _arguments(command)
+    if start is None:
+        return False
+    given, flags = _scan(command, start)
+    asked = partial(_asked, given, env)
+    dynamic = asked("rdzv-backend", "static") in ("c10d", "etcd-v2")
+    return dynamic and not asked("local-addr", "") and not _standalone(flags, env)
+
+
+def _asked(given: Mapping[str, _Given], env: Mapping[str, str], option: str, default: str) -> str:
+    if option in given:
+        return given[option].value
+    return env.get(_pet(option)) or default
+
+
+def _standalone(flags: Collection[str], env: Mapping[str, str]) -> bool:
+    return "standalone" in flags or env.get("PET_STANDALONE", "0") not in ("", "0")
 
 
 def _pet(option: str) -> str:

@@ -123,8 +123,18 @@ def stores(base: Path, count: int, **options: Any) -> Iterator[list[tuple[Store,
             store.close()
 
 
+def replicas(store: Store, *, ok: bool = True) -> list[tuple[int, int]]:
+    """Owner and step of the replicas in stock."""
+    return sorted((h.owner, h.step) for h in store.stock() if h.tier == "replica" and h.ok is ok)
+
+
 def target(store: Store, rank: int = 1) -> Target:
     return Target(rank, "127.0.0.1", store.port, "peer")
+
+
+def at_port(port: int) -> Target:
+    """A peer that is reached by way of a Proxy."""
+    return Target(1, "127.0.0.1", port, "peer")
 
 
 class Proxy:

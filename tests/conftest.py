@@ -1,9 +1,19 @@
-"""What holds for all tests: no time limits on generated examples, directories others can pass."""
+"""What holds for all tests: no time limits on generated examples, directories others can pass.
+
+And what several files of tests need that is slow to make, or a directory.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from torch_forks import TorchForks
 
 # How long an example takes says nothing on a machine that does something else too.
 settings.register_profile(
@@ -16,3 +26,28 @@ settings.load_profile("untimed")
 def _passable(tmp_path_factory: pytest.TempPathFactory) -> None:
     """xdist puts a directory per worker among pytest's, which tests open for other users."""
     tmp_path_factory.getbasetemp().chmod(0o711)
+
+
+@pytest.fixture(scope="session")
+def torch_forks() -> Iterator[TorchForks]:
+    """Runs programs that need torch without importing it each time."""
+    from torch_forks import TorchForks
+
+    with TorchForks() as forks:
+        yield forks
+
+
+@pytest.fixture(scope="session")
+def trained_state() -> dict[str, Any]:
+    """Model and optimizer of a small training; not to be changed."""
+    from durable_snapshots import state_of, trained
+
+    return state_of(*trained())
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Path:
+    """An empty directory for durable checkpoints."""
+    path = tmp_path / "tier"
+    path.mkdir()
+    return path

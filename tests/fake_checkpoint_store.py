@@ -22,6 +22,8 @@ class FakeStore:
         """Answer ``saved`` with ``kept``."""
         self.replicates = True
         """Answer ``saved`` with ``alone``."""
+        self.waits = 0
+        """How often it asks a rank to wait before it welcomes it."""
         self.arrived = threading.Condition()
         self._connection: socket.socket | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -84,6 +86,8 @@ class FakeStore:
     def _answer(self, message: dict[str, Any]) -> None:
         op, step = message["op"], message.get("step")
         if op == "enrol":
+            for _ in range(self.waits):
+                self.tell("wait")
             self.tell("welcome", **self.welcome)
         if op == "saved" and self.keeps:
             self.tell("kept", step=step, held=self.held)

@@ -14,10 +14,10 @@ from typing import Any
 from robust_slurm.checkpoint.layout import read_snapshot
 
 
-def _later(go: Path, reply: dict[str, Any]) -> None:
-    while not go.exists():
+def _later(go: Path, given_up: threading.Event, reply: dict[str, Any]) -> None:
+    while not go.exists() and not given_up.is_set():
         time.sleep(0.01)
-    _say(reply)
+    _say(reply if go.exists() else {"id": reply["id"], "op": "failed", "why": "given up"})
 
 
 def _say(reply: dict[str, Any]) -> None:
@@ -26,10 +26,15 @@ def _say(reply: dict[str, Any]) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the real one
+    given_up = threading.Event()
     print(json.dumps({"op": "ready", "pid": os.getpid()}), flush=True)
     print("a library greets", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
+        if request["op"] == "give_up":
+            given_up.set()
+            given_up = threading.Event()
+            continue
         directory = Path(request["directory"])
         mode = directory.name
         with (directory.parent / "requests").open("a") as log:
@@ -46,8 +51,11 @@ def main() -> None:
             reply |= {"op": "failed", "why": "read-only file system"}
         elif request["op"] == "commit":
             reply |= {"op": "committed", "step": request["step"]}
+            if mode == "commit-fails" and not (directory.parent / "go").exists():
+                reply |= {"op": "failed", "why": "no part of rank 1"}
             if mode == "commit-waits":  # for the other ranks' parts, beside other requests
-                threading.Thread(target=_later, args=(directory.parent / "go", reply)).start()
+                waiting = (directory.parent / "go", given_up, reply)
+                threading.Thread(target=_later, args=waiting).start()
                 continue
         else:
             while mode == "waits" and not (directory.parent / "go").exists():

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch_forks import TorchForks
 
 pytest.importorskip("torch")
 
 from bench import checkpoint, checkpoint_peers, checkpoint_restore
-from bench.checkpoint_nodes import scratch
+from bench.checkpoint_nodes import run_json, scratch
 from bench.checkpoint_work import MB, Memcpy, Work
 from bench.common import Results
 from bench.training import BenchError
@@ -43,9 +47,24 @@ def test_memcpy_copies() -> None:
 
 @needs_root
 def test_all_cases(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    torch_forks: TorchForks,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(checkpoint, "SIZES", {"2MB": 2 * MB})
+
+    def run_forked(argv: Sequence[str], env: dict[str, str], killed: bool = False) -> Any:
+        """As run_json; the processes are many."""
+        (python, option, module, *rest) = argv
+        assert (python, option) == (sys.executable, "-m")
+        code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+        fork = torch_forks.start(code, *rest, env=env)
+        assert fork.wait() == (-signal.SIGKILL if killed else 0), fork.err()
+        return json.loads(fork.out().splitlines()[-1])
+
+    for module in (checkpoint, checkpoint_restore):
+        monkeypatch.setattr(module, "run_json", run_forked)
     file = tmp_path / "found.json"
     cases = ["--case", "save", "--case", "restore"]
     code = checkpoint.main(["--runs", "1", "--json", str(file), *cases])
@@ -58,6 +77,22 @@ def test_all_cases(
     assert {"save_2MB.copy_s", "memcpy_2MB.s", "restore_own_2MB.s", "restore_peer_2MB.s"} <= names
     assert {"raw_tcp_2MB.s", "raw_tcp_2MB.gb_per_s", "raw_tcp_kept_2MB.s", "replica_2MB.s"} <= names
     assert found["machine"]["torch"]
+
+
+def test_a_process_of_the_bench_prints_what_it_found_last() -> None:
+    def ran(code: str, killed: bool = False) -> dict[str, Any]:
+        return run_json([sys.executable, "-c", code], {"GIVEN": "5"}, killed)
+
+    prints = (
+        "import os, signal; print('hello'); print('{\"a\":', os.environ['GIVEN'], '}', flush=True)"
+    )
+    kills = "; os.kill(os.getpid(), signal.SIGKILL)"
+    assert ran(prints) == ran(prints + kills, True) == {"a": 5}
+    for code, killed in ((prints + kills, False), (prints, True), ("pass", False)):
+        with pytest.raises(BenchError, match="ended with"):
+            ran(code, killed)
+    with pytest.raises(BenchError, match="no such luck"):
+        ran("raise SystemExit('no such luck')")
 
 
 @pytest.mark.parametrize("wrong", [{"step": 3, "crc": 5}, {"step": 4, "crc": 6}])

@@ -7,31 +7,29 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from durable_snapshots import data_parallel, private, save_snapshot, save_world, state_of, trained
+from durable_snapshots import data_parallel, private, save_snapshot, save_world
+from durable_tiers import commit_now
 
 from robust_slurm.checkpoint import cli, digest, durable
-from robust_slurm.checkpoint.commit import Request, commit
 from robust_slurm.checkpoint.dcp_write import write
 
 
 @pytest.fixture
-def tier(tmp_path: Path) -> Path:
+def tier(tmp_path: Path, trained_state: dict[str, Any]) -> Path:
     """Steps 100 and 200 committed, 300 half written."""
     path = tmp_path / "tier"
     path.mkdir()
-    state = state_of(*trained())
     for step in (100, 200, 300):
-        sources = save_world(tmp_path / "shm", state, 2, data_parallel, step=step)
+        sources = save_world(tmp_path / "shm", trained_state, 2, data_parallel, step=step)
         for source in sources[: 1 if step == 300 else 2]:
             write(str(source), path, "4711.e1")
         if step != 300:
-            commit(Request(path, step, 2, "4711.e1", 0, 9), threading.Event())
+            commit_now(path, step, 2, "4711.e1", keep=9)
     return path
 
 

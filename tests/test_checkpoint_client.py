@@ -37,6 +37,13 @@ def test_it_enrols_and_is_welcomed(store: FakeStore) -> None:
     client.close()
 
 
+def test_it_waits_as_long_as_the_store_asks_for_it(store: FakeStore) -> None:
+    store.waits = 3
+    client = Client(str(store.path), ENROL)
+    assert client.welcome["op"] == "welcome"
+    client.close()
+
+
 def test_a_step_is_safe_when_kept_and_answered(store: FakeStore) -> None:
     store.replicates = False
     client = Client(str(store.path), ENROL)
@@ -97,10 +104,15 @@ def test_nobody_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [b"", b"garbage\n", b"[]\n", b'{"op":"refused","why":"another epoch"}\n'],
+    ("answer", "says"),
+    [
+        (b"", "ended the connection"),
+        (b"garbage\n", "Expecting value"),
+        (b"[]\n", "not a message"),
+        (b'{"op":"refused","why":"another epoch"}\n', "another epoch"),
+    ],
 )
-def test_no_welcome(tmp_path: Path, answer: bytes) -> None:
+def test_no_welcome(tmp_path: Path, answer: bytes, says: str) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "s"))
     listener.listen()
@@ -112,7 +124,7 @@ def test_no_welcome(tmp_path: Path, answer: bytes) -> None:
         connection.close()
 
     threading.Thread(target=serve, daemon=True).start()
-    with pytest.raises(StoreGoneError, match="another epoch" if b"refused" in answer else ""):
+    with pytest.raises(StoreGoneError, match=f"no checkpoint store at .*: .*{says}"):
         Client(str(tmp_path / "s"), ENROL, deadline=LONG)
     listener.close()
 

@@ -1,46 +1,14 @@
-"""What to resume from, and what to write before the job ends."""
+"""What to resume from."""
 
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from plan_places import MIB, SEATS, healthy, held, store
 
 from robust_slurm.checkpoint.events import Holding
-from robust_slurm.checkpoint.flush import flush
-from robust_slurm.checkpoint.plan import Place, Resume, Seat, numbers, plan
-
-MIB = 1 << 20
-
-
-def held(owner: int, step: int, tier: str = "memory", **other: object) -> Holding:
-    prefix = {"memory": "own", "replica": "replica", "local": "/local/own"}[tier]
-    holding = Holding(owner, step, 4, (owner,), tier, f"{prefix}-{owner}-{step}", MIB, True, "", 1)
-    return holding._replace(**other)
-
-
-def store(rank: int, *holdings: Holding, node: str = "") -> Place:
-    return Place(f"t{rank}", node or f"n{rank // 2}", f"10.0.0.{rank}", 7000 + rank, holdings)
-
-
-# Four ranks on two nodes; holders are 0 ↔ 2 and 1 ↔ 3.
-SEATS = {rank: Seat(f"t{rank}", f"n{rank // 2}") for rank in range(4)}
-HOLDER = {0: 2, 1: 3, 2: 0, 3: 1}
-
-
-def healthy(*steps: int) -> list[Place]:
-    """Every rank's own snapshots and those it holds for another."""
-    return [
-        store(
-            rank,
-            *(held(rank, s) for s in steps),
-            *(held(HOLDER[rank], s, "replica") for s in steps),
-        )
-        for rank in range(4)
-    ]
+from robust_slurm.checkpoint.plan import Place, Resume, Seat, late, numbers, plan
 
 
 def change(
@@ -68,6 +36,39 @@ def test_after_the_death_of_a_process_nothing_is_transferred() -> None:
     assert resume.shards("n0") == {0: "own-0-8", 1: "own-1-8"}
     assert resume.shards("n1") == {2: "own-2-8", 3: "own-3-8"}
     assert "resumed step 8 from memory: 4 of 4 snapshots" in text(resume)
+
+
+@pytest.mark.parametrize(
+    ("rank", "node", "here", "failed", "sources"),
+    [
+        (2, "n9", (), (), [(2, "t2")]),  # its own is nearer than a replica
+        (2, "n9", (), [("t2", 2, 8)], [(2, "t0")]),
+        (2, "n9", (), [("t2", 2, 8), ("t0", 2, 8)], []),
+        (2, "n0", (0, 1), (), [(2, "t0")]),  # the node's replica
+        (2, "n1", (2, 3), (), []),  # where it was expected
+        (3, "n9", (), (), [(2, "t2"), (3, "t3")]),  # whatever it needs
+        (3, "n9", (2,), (), [(3, "t3")]),
+        (7, "n9", (), (), []),
+    ],
+)
+def test_a_rank_in_another_place_lacks(
+    rank: int,
+    node: str,
+    here: tuple[int, ...],
+    failed: list[tuple[str, int, int]],
+    sources: list[tuple[int, str]],
+) -> None:
+    places = change(healthy(7, 8), 3, 8, needs=(2, 3))
+    places = change(places, 3, 8, "replica", needs=(2, 3))
+    resume = plan(places, SEATS, 4)
+    found = late(resume, rank, Seat("t9", node), here, failed)
+    assert [(t.owner, t.source) for t in found] == sources
+    assert all((t.step, t.target, t.node) == (8, "t9", node) for t in found)
+
+
+def test_without_memory_nothing_is_brought_late() -> None:
+    resume = plan(healthy(7, 8), SEATS, 4, durable=[(9, 4)])
+    assert late(resume, 0, Seat("t9", "n9"), ()) == ()
 
 
 def test_a_lost_node_is_replaced_from_its_replicas() -> None:
@@ -278,145 +279,8 @@ def test_long_lists_are_cut_for_people() -> None:
     assert "… and 92 more" in resume.lines
 
 
-def test_each_rank_is_written_once_from_its_own_memory() -> None:
-    result = flush(healthy(7, 8), 4, [(5, 4)])
-    assert result.step == 8
-    assert result.writes == tuple((f"t{r}", r, f"own-{r}-8") for r in range(4))
-    assert result.committer == "t0"
-    assert result.lines == ("write step 8: 4 snapshots from 2 nodes",)
-
-
-def test_replicas_stand_in_for_a_lost_node() -> None:
-    result = flush([p for p in healthy(8) if p.node == "n1"], 4)
-    assert {(w.store, w.owner) for w in result.writes} == {
-        ("t2", 2), ("t3", 3), ("t2", 0), ("t3", 1)}  # fmt: skip
-
-
-def test_nothing_is_written_twice_or_in_part() -> None:
-    assert flush(healthy(8), 4, [(8, 4)]).writes == ()
-    assert flush(healthy(8)[:1], 4).writes == ()
-    assert "no step is complete" in flush(healthy(8)[:1], 4).lines[-1]
-    disk = [store(r, held(r, 8, "local")) for r in range(4)]
-    assert flush(disk, 4).writes == ()
-
-
 @pytest.mark.parametrize(
     ("values", "expected"), [([], ""), ([3], "3"), ([0, 1, 2, 7, 9, 8], "0-2,7-9"), ([1, 1], "1")]
 )
 def test_numbers(values: list[int], expected: str) -> None:
     assert numbers(values) == expected
-
-
-copies = st.builds(
-    Holding,
-    owner=st.integers(-1, 4),
-    step=st.integers(-1, 4),
-    world=st.sampled_from([3, 3, 3, 4]),
-    needs=st.lists(st.integers(-1, 3), max_size=3).map(tuple) | st.just(()),
-    tier=st.sampled_from(["memory", "replica", "local", "x"]),
-    file=st.sampled_from(["own-0-1", "replica-1-0", "f"]),
-    size=st.integers(0, 10),
-    ok=st.sampled_from([True, True, True, False]),
-    why=st.sampled_from(["", "torn"]),
-    epoch=st.integers(1, 2),
-)
-worlds = st.lists(st.lists(copies, max_size=12), max_size=4).map(
-    lambda stores: [
-        Place(f"s{i}", f"n{i // 2}", f"h{i}", i + 1, found) for i, found in enumerate(stores)
-    ]
-)
-
-
-def good(copy: Holding) -> bool:
-    return (
-        copy.ok
-        and copy.world == 3
-        and 0 <= copy.owner < 3
-        and copy.step >= 0
-        and copy.tier != "x"
-        and all(0 <= n < 3 for n in copy.needs)
-    )
-
-
-@settings(max_examples=200, deadline=None)
-@given(worlds, st.lists(st.integers(0, 3), min_size=3, max_size=3), st.sets(st.integers(1, 5)))
-def test_every_plan_can_be_carried_out(
-    places: list[Place], where: list[int], durable: set[int]
-) -> None:
-    seats = {rank: Seat(f"s{at}", f"n{at // 2}") for rank, at in enumerate(where)}
-    resume = plan(places, seats, 3, [(step, 3) for step in durable])
-    fine = [(p, h) for p in places for h in p.holdings if good(h)]
-    complete = [
-        (step, epoch)
-        for step in range(5)
-        for epoch in (1, 2)
-        if {h.owner for _, h in fine if (h.step, h.epoch) == (step, epoch)} == {0, 1, 2}
-    ]
-    best = max(complete, default=None)
-    if best is None or max(durable, default=0) > best[0]:
-        assert (resume.step, resume.tier) == ((max(durable), "shared") if durable else (0, ""))
-        return
-    assert (resume.step, resume.tier) == (best[0], "memory")
-    usable = {(p.store, h.owner): (p, h) for p, h in fine if (h.step, h.epoch) == best}
-    for transfer in resume.transfers:
-        place, _ = usable[transfer.source, transfer.owner]
-        if transfer.host:
-            assert (transfer.host, transfer.port) == (place.host, place.port)
-            assert transfer.target in {s.store for s in seats.values() if s.node == transfer.node}
-            assert place.node != transfer.node
-        else:
-            assert transfer.source == transfer.target and place.node == transfer.node
-    keys = [(t.node, t.owner) for t in resume.transfers]
-    assert len(keys) == len(set(keys))
-    for node, there in resume.files.items():
-        for owner, file in there.items():
-            assert (node, owner) not in keys
-            assert any(
-                p.node == node and (h.owner, h.step, h.file) == (owner, best[0], file)
-                and h.tier in ("memory", "replica")
-                for p, h in fine
-            )  # fmt: skip
-    for rank, seat in seats.items():
-        assert rank in resume.shards(seat.node)
-
-
-@settings(max_examples=200, deadline=None)
-@given(worlds)
-def test_every_flush_writes_each_rank_once_or_nothing(places: list[Place]) -> None:
-    result = flush(places, 3)
-    assert [w.owner for w in result.writes] in ([], [0, 1, 2])
-    for write in result.writes:
-        (place,) = [p for p in places if p.store == write.store]
-        assert any(
-            good(h) and (h.owner, h.step, h.file) == (write.owner, result.step, write.file)
-            for h in place.holdings
-        )
-    assert (result.committer in {w.store for w in result.writes}) == bool(result.writes)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(1, 12), st.integers(1, 4), st.data())
-def test_a_lost_node_never_costs_a_step_that_its_replicas_have(
-    nodes: int, per_node: int, data: st.DataObject
-) -> None:
-    nodes += 1
-    world = nodes * per_node
-    everything = [
-        Place(f"s{r}", f"n{r // per_node}", f"h{r}", 1, [
-            Holding(r, 5, world, (r,), "memory", f"own-{r}-0", 1, True, ""),
-            Holding((r - per_node) % world, 5, world, ((r - per_node) % world,), "replica",
-                    f"replica-{(r - per_node) % world}-0", 1, True, ""),
-        ])
-        for r in range(world)
-    ]  # fmt: skip
-    lost = data.draw(st.integers(0, nodes - 1))
-    seats = {
-        r: Seat(f"x{r}", "spare") if r // per_node == lost else Seat(f"s{r}", f"n{r // per_node}")
-        for r in range(world)
-    }
-    resume = plan([p for p in everything if p.node != f"n{lost}"], seats, world)
-    assert resume.step == 5
-    assert {t.node for t in resume.transfers} == {"spare"}
-    assert len(resume.transfers) == per_node
-    shards = chain.from_iterable(resume.shards(n) for n in {s.node for s in seats.values()})
-    assert sorted(shards) == list(range(world))

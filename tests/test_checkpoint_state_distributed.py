@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch_forks import TorchForks, all_end_well
 
 SCRIPT = Path(__file__).with_name("checkpoint_ranks.py")
 CASES = [
@@ -21,25 +20,18 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, str]]]:
+def results(
+    torch_forks: TorchForks, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, str]]:
     directory = tmp_path_factory.mktemp("ranks")
-    root = SCRIPT.parent.parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(SCRIPT.parent)])}
-    ranks = [
-        subprocess.Popen([sys.executable, SCRIPT, str(r), "2", directory], env=environment)
-        for r in range(2)
+    code = SCRIPT.read_text()
+    ranks = [torch_forks.start(code, str(rank), "2", str(directory)) for rank in range(2)]
+    for rank in ranks:
+        rank.wait(120)
+    return [
+        json.loads(path.read_text()) if path.exists() else {}
+        for path in (directory / f"result-{r}.json" for r in range(2))
     ]
-    try:
-        for process in ranks:
-            process.wait(timeout=120)
-        yield [
-            json.loads(path.read_text()) if path.exists() else {}
-            for path in (directory / f"result-{r}.json" for r in range(2))
-        ]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -77,21 +69,18 @@ for rank, rows, held, second in [
 """
 
 
-def test_strided_shards() -> None:
+def test_strided_shards(torch_forks: TorchForks) -> None:
     """FSDP over tensor parallelism: the columns of the mesh are cut first."""
-    done = subprocess.run(
-        [sys.executable, "-c", STRIDED],
-        capture_output=True, text=True, timeout=60, check=False,
-        cwd=SCRIPT.parent.parent,
-    )  # fmt: skip
-    assert done.stdout.splitlines() == [
+    fork = torch_forks.start(STRIDED)
+    all_end_well([fork])
+    assert fork.out().splitlines() == [
         "block 0 SS0/2 S0",
         "block 4 SS0/2 S0",
         "block 2 SS0/2 S0",
         "block 6 SS0/2 S0",
         "block 6 SS0/2 S0",
         "private 0 SS0/2 R",  # rows 0, 1, 4 and 5: not one block
-    ], done.stderr
+    ]
 
 
 def test_nothing_of_this_starts_torch_distributed() -> None:

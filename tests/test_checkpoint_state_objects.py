@@ -334,3 +334,45 @@ def test_values_from_elsewhere_are_no_state(tmp_path: Path) -> None:
 def test_tensors_without_plain_data_are_refused_by_name(found: nn.Module, says: str) -> None:
     with pytest.raises(TypeError, match=says):
         State({"model": found}, rank=0).capture()
+
+
+def optimized(make: Callable[..., Any], **options: Any) -> dict[str, Any]:
+    model = nn.Linear(2, 2)
+    optimizer = make(model.parameters(), lr=0.1, **options)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "lacking"),
+    [
+        (torch.optim.Adam, torch.optim.SGD, "dampening"),
+        (torch.optim.SGD, torch.optim.AdamW, "betas"),
+        (torch.optim.NAdam, torch.optim.Adam, "amsgrad"),
+    ],
+)
+def test_the_state_of_another_kind_of_optimizer_is_refused(
+    before: Any, now: Any, lacking: str, tmp_path: Path
+) -> None:
+    opened = saved(tmp_path, optimized(before))
+    objects = optimized(now)
+    kept = objects["model"].weight.detach().clone()
+    text = f"optimizer: saved from {before.__name__}, it is {now.__name__}.*{lacking}"
+    with pytest.raises(StateError, match=text):
+        restore(objects, [opened], rank=0)
+    assert objects["model"].weight.equal(kept)
+
+
+def test_an_optimizer_of_the_same_settings_is_taken_and_that_is_said(tmp_path: Path) -> None:
+    class Mine(torch.optim.Adam):
+        pass
+
+    opened = saved(tmp_path, optimized(torch.optim.Adam))
+    objects = optimized(Mine)
+    state = State(objects, rank=0)
+    state.restore([opened])
+    assert state.notes == ["optimizer: the state of Adam is taken for Mine"]
+    same = State(optimized(torch.optim.Adam), rank=0)
+    same.restore([opened])
+    assert same.notes == []

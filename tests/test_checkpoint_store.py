@@ -59,7 +59,7 @@ def test_a_snapshot_is_kept_and_is_in_the_stock(alone: tuple[Store, Events]) -> 
     (held,) = store.stock()
     assert held._replace(size=0) == (1, 5, 4, (1,), "memory", "own-1-2.safetensors", 0, True, "", 0)
     assert held.size == (store.socket_path.parent / held.file).stat().st_size > SIZE
-    assert events.wait(Saved) == Saved(1, 5, -1, held.size, 0.1, 0.01)
+    assert events.wait(Saved) == Saved(1, 5, -1, held.size, 0.1, 0.01, 0)
     assert store.stock(step=4) == []
     assert store.stock(step=5) == [held]
 
@@ -244,7 +244,7 @@ def test_resumed_and_alarms_are_passed_on(alone: tuple[Store, Events]) -> None:
     rank = FakeRank(store, 3)
     rank.say(op="resumed", step=12)
     rank.say(op="alarm", text="no room")
-    assert events.wait(Resumed) == Resumed(3, 12)
+    assert events.wait(Resumed) == Resumed(3, 12, 0)
     assert events.wait(Alarm) == Alarm(3, "no room")
 
 
@@ -330,3 +330,15 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     use("b")
     use("c")
     until(lambda: _descriptors() <= before, "as many descriptors as before")
+
+
+def test_what_a_store_reports_is_of_the_epoch_in_which_it_came(tmp_path: Path) -> None:
+    with stores(tmp_path, 1, key=None) as [(store, events)]:
+        FakeRank(store, 0).save(7)
+        assert events.wait(Saved).epoch == 0
+        store.begin(3, None)
+        rank = FakeRank(store, 0, epoch=3)
+        rank.say(op="resumed", step=5)
+        rank.save(6)
+        assert events.wait(Resumed) == Resumed(0, 5, 3)
+        assert events.wait(Saved, lambda e: e.step == 6).epoch == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from robust_slurm.auto import HOOK_DIR
 from robust_slurm.checkpoint import archive
-from robust_slurm.checkpoint.events import Alarm, Committed, Persisted, Restore, Wanted
+from robust_slurm.checkpoint.events import Alarm, Committed, Outcome, Persisted, Restore, Wanted
 from robust_slurm.checkpoint.store import Store
 from robust_slurm.checkpoint.writing import writer_environment
 from tests.checkpoint_stores import SIZE, Events, FakeRank, stores, target, write_snapshot
@@ -137,6 +138,88 @@ def test_persist_at_works_before_and_after_the_step(
     assert events.wait(Persisted, lambda e: e.step == 3).ok
 
 
+def test_the_writer_starts_beside_the_training(alone: tuple[Store, Events], tmp_path: Path) -> None:
+    """It imports torch, for seconds: not only when there is something to write."""
+    store, events = alone
+    rank = _rank(store, tmp_path, number=1)
+    until(lambda: store.children(), "the writer runs")
+    rank.save(1, persist=True)
+    assert events.wait(Persisted).ok
+    assert {request["pid"] for request in _requests(tmp_path)} == set(store.children())
+
+
+def test_a_step_that_is_being_committed_is_not_written_and_committed_again(
+    alone: tuple[Store, Events], tmp_path: Path
+) -> None:
+    store, events = alone
+    rank = _rank(store, tmp_path, "commit-waits")
+    rank.save(10, persist=True)
+    until(lambda: ("commit", 10) in _asked(tmp_path), "committing")
+    rank.say(op="flush", step=10)
+    found = [(h.owner, h.file) for h in store.stock()]
+    flushed: list[Outcome] = []
+    flushing = threading.Thread(target=lambda: flushed.extend(store.flush(found, 10, 4, 60.0)))
+    flushing.start()
+    time.sleep(0.3)  # to ask again, if it did
+    (tmp_path / "ckpt/go").touch()
+    assert rank.wait("flushed")["ok"]
+    flushing.join(30)
+    assert [outcome.ok for outcome in flushed] == [True]
+    rank.messages.clear()
+    rank.say(op="flush", step=10)
+    assert rank.wait("flushed")["ok"]
+    assert [request["op"] for request in _requests(tmp_path)] == ["write", "commit"]
+    assert events.of(Committed) == [Committed(10, True, "")]
+    assert [event.step for event in events.of(Persisted)] == [10]
+
+
+def test_a_failed_commit_is_tried_again_without_writing(
+    alone: tuple[Store, Events], tmp_path: Path
+) -> None:
+    store, events = alone
+    rank = _rank(store, tmp_path, "commit-fails")
+    rank.save(10, persist=True)
+    assert not events.wait(Committed).ok
+    (tmp_path / "ckpt/go").touch()
+    rank.say(op="flush", step=10)
+    assert rank.wait("flushed")["ok"]
+    assert [request["op"] for request in _requests(tmp_path)] == ["write", "commit", "commit"]
+    assert [event.ok for event in events.of(Committed)] == [False, True]
+
+
+def test_what_an_epoch_that_is_over_waits_for_is_given_up_in_silence(
+    alone: tuple[Store, Events], tmp_path: Path
+) -> None:
+    store, events = alone
+    rank = _rank(store, tmp_path, "commit-waits")
+    rank.save(10, persist=True)
+    until(lambda: ("commit", 10) in _asked(tmp_path), "committing")
+    store.begin(1, None)
+    again = _rank(store, tmp_path, "commit-waits", epoch=1)
+    again.save(4, persist=True)
+    until(lambda: ("commit", 4) in _asked(tmp_path), "committing the next epoch's")
+    (tmp_path / "ckpt/go").touch()
+    assert events.wait(Committed) == Committed(4, True, "")
+    assert [thread.name for thread in threading.enumerate()].count("ckpt-commit") == 0
+
+
+def test_a_write_whose_epoch_is_over_is_no_trouble(
+    alone: tuple[Store, Events], tmp_path: Path
+) -> None:
+    """The new epoch has removed the file that it reads."""
+    store, events = alone
+    rank = _rank(store, tmp_path, "waits", number=1)
+    rank.save(10, persist=True)
+    until(lambda: _requests(tmp_path), "writing")
+    store.begin(1, None)
+    assert not list(store.socket_path.parent.glob("own-*"))
+    (tmp_path / "ckpt/go").touch()
+    again = _rank(store, tmp_path, "waits", number=1, epoch=1)
+    again.save(4, persist=True)
+    assert events.wait(Persisted).step == 4
+    assert not events.of(Alarm)
+
+
 @pytest.mark.parametrize(
     ("mode", "why"), [("fails", "read-only file system"), ("dies", "out of luck")]
 )
@@ -229,6 +312,28 @@ def test_a_rank_may_flush_its_newest_snapshot(alone: tuple[Store, Events], tmp_p
     assert events.wait(Committed).ok
 
 
+def test_a_flush_does_not_wait_for_ranks_that_have_no_checkpointer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "ALL_HERE", 0.5)
+    (tmp_path / "ckpt").mkdir()
+    with stores(tmp_path, 1, write_deadline=30.0) as [(store, events)]:
+        rank = _rank(store, tmp_path, "commit-waits")
+        rank.save(1)
+        rank.wait("kept", step=1)
+        rank.say(op="flush", step=1)
+        answer = rank.wait("flushed")
+        assert not answer["ok"] and "not all ranks" in answer["why"]
+        store.place({0: None})  # all are here, as the supervisor sees it
+        rank.messages.clear()
+        rank.say(op="flush", step=1)
+        time.sleep(1.0)
+        assert not rank.heard("flushed")  # it waits for their parts
+        (tmp_path / "ckpt/go").touch()
+        assert rank.wait("flushed")["ok"]
+        assert events.wait(Committed).ok
+
+
 def test_snapshots_outside_memory_go_to_the_durable_tier_only(
     alone: tuple[Store, Events], tmp_path: Path
 ) -> None:
@@ -301,7 +406,8 @@ def test_the_local_disk_outlives_the_store(tmp_path: Path) -> None:
             rank.wait("kept", step=step)
             until(lambda s=step: (disk / f"j1/own-0-{s}.json").exists(), "written")
         until(lambda: not (disk / "j1/own-0-1.safetensors").exists(), "only two are kept")
-        assert events.of(Persisted) == []
+        assert events.wait(Persisted, lambda e: e.step == 3).ok  # so that the next is asked for
+        assert events.of(Committed) == []
     with stores(tmp_path, 1, local_directory=str(disk), job="j1") as [(b, _)]:
         found = [(h.tier, h.owner, h.step, h.world, h.needs, h.ok) for h in b.stock()]
         assert found == [("local", 0, 2, 4, (0,), True), ("local", 0, 3, 4, (0,), True)]

@@ -9,19 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from robust_slurm.checkpoint import digest
-from robust_slurm.checkpoint.events import Alarm, Outcome, Restore, Target, Wanted
+from robust_slurm.checkpoint import awaited, digest
+from robust_slurm.checkpoint.events import Alarm, Enrolled, Outcome, Restore, Wanted
 from robust_slurm.checkpoint.store import Store
-from tests.checkpoint_stores import SIZE, FakeRank, Proxy, flip, refill, stores, target
+from tests.checkpoint_stores import (
+    SIZE,
+    FakeRank,
+    Proxy,
+    flip,
+    refill,
+    replicas,
+    stores,
+    target,
+)
 from tests.waiting import until
-
-
-def _at(port: int) -> Target:
-    return Target(1, "127.0.0.1", port, "peer")
-
-
-def _replicas(store: Store, *, ok: bool = True) -> list[tuple[int, int]]:
-    return sorted((h.owner, h.step) for h in store.stock() if h.tier == "replica" and h.ok is ok)
 
 
 def _wanted(store: Store, owner: int, step: int) -> Wanted:
@@ -52,7 +53,7 @@ def test_replicas_outlive_the_owners_node_and_are_fetched_from_the_peer(tmp_path
             store.begin(1, restore)
         again = FakeRank(c, 0, epoch=1)
         assert again.wait("welcome")["restore"]["shards"] == {"0": outcome.file}
-        assert _replicas(b) == [(0, 1), (0, 2)]
+        assert replicas(b) == [(0, 1), (0, 2)]
         c.place({0: target(b)})
         again.save(3)
         again.wait("replicated", step=3)
@@ -72,7 +73,7 @@ def test_a_fetched_snapshot_is_replicated_before_the_first_save(tmp_path: Path) 
             store.begin(1, Restore(1, "memory", {0: outcome.file}))
         FakeRank(b, 0, epoch=1).wait("welcome")
         b.place({0: target(c)})
-        until(lambda: _replicas(c) == [(0, 1)], "the fetched one has a replica")
+        until(lambda: replicas(c) == [(0, 1)], "the fetched one has a replica")
 
 
 def test_a_new_epoch_drops_newer_replicas(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_a_new_epoch_drops_newer_replicas(tmp_path: Path) -> None:
             rank.save(step)
             rank.wait("replicated", step=step)
         b.begin(1, Restore(2, "memory", {}))
-        assert _replicas(b) == [(0, 1), (0, 2)]
+        assert replicas(b) == [(0, 1), (0, 2)]
         b.begin(2, None)
         assert b.stock() == []
         assert list(b.socket_path.parent.glob("*.safetensors")) == []
@@ -118,9 +119,9 @@ def test_replicas_of_an_owner_that_sends_elsewhere_go_when_they_are_no_use(
         for step in (1, 2, 3, 4, 5):
             local.save(step)
             local.wait("alone", step=step)
-        assert _replicas(b) == [(0, 1)]
+        assert replicas(b) == [(0, 1)]
         local.save(6)
-        until(lambda: _replicas(b) == [], "removed")
+        until(lambda: replicas(b) == [], "removed")
 
 
 # -- fetching
@@ -216,3 +217,44 @@ def test_what_was_fetched_is_not_fetched_again(tmp_path: Path) -> None:
         flip(b.socket_path.parent / "fetched-0-1.safetensors", 100_000)
         assert b.fetch([_wanted(a, 0, 1)])[0].bytes > SIZE
         assert all(h.ok for h in b.stock())
+
+
+def _unexpected(store: Store, rank: int) -> FakeRank:
+    """A rank comes up where the plan has nothing for it."""
+    store.begin(1, Restore(2, "memory", {0: "own-0-2.safetensors"}))
+    return FakeRank(store, rank, epoch=1)
+
+
+def test_a_rank_that_was_not_expected_waits_for_its_snapshot(tmp_path: Path) -> None:
+    with stores(tmp_path, 2) as [(a, _), (b, events)]:
+        owner = FakeRank(a, 1)
+        owner.save(2)
+        owner.wait("kept", step=2)
+        rank = _unexpected(b, 1)
+        assert events.wait(Enrolled).rank == 1  # so that robust-srun knows where it is
+        assert not rank.heard("welcome")
+        (outcome,) = b.fetch([_wanted(a, 1, 2)])
+        shards = rank.wait("welcome")["restore"]["shards"]
+        assert shards == {"0": "own-0-2.safetensors", "1": outcome.file}
+        assert len(events.of(Enrolled)) == 1
+        FakeRank(b, 0, epoch=1).wait("welcome")
+
+
+def test_a_rank_for_which_nothing_comes_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(awaited, "ORDER", 0.3)
+    monkeypatch.setattr(awaited, "TELL", 0.05)
+    with stores(tmp_path, 1) as [(a, _)]:
+        rank = _unexpected(a, 1)
+        assert rank.wait("welcome")["restore"]["shards"] == {"0": "own-0-2.safetensors"}
+        assert rank.heard("wait")
+
+
+def test_a_rank_that_waits_ends_with_its_epoch(tmp_path: Path) -> None:
+    with stores(tmp_path, 1) as [(a, events)]:
+        rank = _unexpected(a, 1)
+        events.wait(Enrolled)
+        a.begin(2, None)
+        assert rank.ended.wait(10)
+        assert not rank.heard("welcome")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import socket
 import threading
 import time
@@ -12,23 +10,18 @@ from pathlib import Path
 import pytest
 
 from robust_slurm.checkpoint import digest
-from robust_slurm.checkpoint.channel import Channel, connect
-from robust_slurm.checkpoint.events import Alarm, Holding, Saved, Target, Wanted
-from robust_slurm.checkpoint.store import Store
-from tests.checkpoint_stores import KEY, SIZE, FakeRank, Proxy, flip, refill, stores, target
+from robust_slurm.checkpoint.events import Alarm, Holding, Saved
+from tests.checkpoint_stores import (
+    SIZE,
+    FakeRank,
+    Proxy,
+    at_port,
+    refill,
+    replicas,
+    stores,
+    target,
+)
 from tests.waiting import until
-
-
-def _at(port: int) -> Target:
-    return Target(1, "127.0.0.1", port, "peer")
-
-
-def _replicas(store: Store, *, ok: bool = True) -> list[tuple[int, int]]:
-    return sorted((h.owner, h.step) for h in store.stock() if h.tier == "replica" and h.ok is ok)
-
-
-def _wanted(store: Store, owner: int, step: int) -> Wanted:
-    return Wanted(owner, step, "127.0.0.1", store.port)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +37,7 @@ def test_every_snapshot_goes_to_the_peer_which_keeps_the_newest_three(tmp_path: 
             data = rank.save(step)
             rank.wait("kept", step=step)
             rank.wait("replicated", step=step)
-        assert _replicas(b) == [(0, 5), (0, 6), (0, 7)]
+        assert replicas(b) == [(0, 5), (0, 6), (0, 7)]
         copies = [p.read_bytes() for p in b.socket_path.parent.glob("replica-0-*.safetensors")]
         assert data in copies
         assert rank.heard("alone", step=7) == []
@@ -77,7 +70,7 @@ def test_a_rank_without_a_place_is_alone_and_what_it_has_is_sent_once_placed(
         a.place({0: None})
         rank.save(2)
         rank.wait("alone", step=2)
-        assert _replicas(b) == [(0, 1)]
+        assert replicas(b) == [(0, 1)]
 
 
 def test_places_are_kept_for_ranks_that_come_later(tmp_path: Path) -> None:
@@ -98,20 +91,20 @@ def test_several_ranks_of_a_store_and_both_ways_at_once(tmp_path: Path) -> None:
                 rank.save(step)
             for rank in ranks:
                 rank.wait("replicated", step=step)
-        assert _replicas(b) == [(0, 1), (0, 2), (1, 1), (1, 2)]
-        assert _replicas(a) == [(2, 1), (2, 2), (3, 1), (3, 2)]
+        assert replicas(b) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+        assert replicas(a) == [(2, 1), (2, 2), (3, 1), (3, 2)]
 
 
 def test_a_broken_transfer_goes_on_where_it_broke(tmp_path: Path) -> None:
     with stores(tmp_path, 2) as [(a, _), (b, _)]:
         proxy = Proxy(b.port, SIZE // 2)
         rank = FakeRank(a, 0)
-        a.place({0: _at(proxy.port)})
+        a.place({0: at_port(proxy.port)})
         rank.wait("welcome")
         threading.Thread(target=refill, args=(proxy,), daemon=True).start()
         rank.save(1)
         rank.wait("replicated", step=1)
-        assert _replicas(b) == [(0, 1)]
+        assert replicas(b) == [(0, 1)]
         assert proxy.connections >= 2
         assert proxy.passed < SIZE * 1.5
         proxy.close()
@@ -139,7 +132,7 @@ def test_a_peer_that_hangs_counts_as_lost(tmp_path: Path) -> None:
     with stores(tmp_path, 2, patience=1.0) as [(a, events), (b, _)]:
         proxy = Proxy(b.port, SIZE // 2, cut=False)
         rank = FakeRank(a, 0)
-        a.place({0: _at(proxy.port)})
+        a.place({0: at_port(proxy.port)})
         rank.save(1)
         rank.wait("alone", step=1)
         assert "nothing moved" in events.wait(Alarm).text or "no whole" in events.wait(Alarm).text
@@ -153,13 +146,13 @@ def test_a_peer_that_comes_back_gets_the_newest(tmp_path: Path) -> None:
     with stores(tmp_path, 2, patience=0.5) as [(a, events), (b, _)]:
         proxy = Proxy(b.port, 0)
         rank = FakeRank(a, 0)
-        a.place({0: _at(proxy.port)})
+        a.place({0: at_port(proxy.port)})
         for step in (1, 2, 3):
             rank.save(step)
             rank.wait("alone", step=step)
         proxy.budget = 1 << 40
         rank.wait("replicated", step=3)
-        assert _replicas(b) == [(0, 3)]
+        assert replicas(b) == [(0, 3)]
         rank.save(4)
         rank.wait("replicated", step=4)
         assert rank.heard("alone", step=4) == []
@@ -187,13 +180,13 @@ def test_a_new_placement_is_served_at_once_although_the_old_peer_hangs(tmp_path:
     with stores(tmp_path, 3, patience=20.0) as [(a, _), (b, _), (c, _)]:
         proxy = Proxy(b.port, 0, cut=False)
         rank = FakeRank(a, 0)
-        a.place({0: _at(proxy.port)})
+        a.place({0: at_port(proxy.port)})
         rank.save(1)
         rank.wait("kept", step=1)
         until(lambda: proxy.connections == 1, "the old peer is being asked")
         a.place({0: target(c)})
         rank.wait("replicated", step=1)
-        assert _replicas(c) == [(0, 1)]
+        assert replicas(c) == [(0, 1)]
         proxy.close()
 
 
@@ -214,7 +207,7 @@ def test_while_a_peer_lags_the_slot_that_is_sent_is_held_and_the_newest_follows(
         rank.wait("held", slots=[])
         rank.wait("replicated", step=3)
         assert rank.heard("replicated", step=2) == []
-        assert _replicas(b) == [(0, 1), (0, 3)]
+        assert replicas(b) == [(0, 1), (0, 3)]
 
 
 def test_bandwidth_is_kept_to(tmp_path: Path) -> None:
@@ -227,181 +220,11 @@ def test_bandwidth_is_kept_to(tmp_path: Path) -> None:
         assert time.monotonic() - began > 0.7
 
 
-def test_a_replica_that_was_cut_short_is_in_the_stock_as_bad(tmp_path: Path) -> None:
-    with stores(tmp_path, 2) as [(a, _), (b, _)]:
-        rank = FakeRank(a, 0)
-        a.place({0: target(b)})
-        for step in (1, 2):
-            rank.save(step)
-            rank.wait("replicated", step=step)
-        (file,) = [h.file for h in b.stock() if h.step == 1]
-        os.truncate(b.socket_path.parent / file, 5000)
-        assert (_replicas(b), _replicas(b, ok=False)) == ([(0, 2)], [(0, 1)])
-        for step in (3, 4):  # it is replaced like any other
-            rank.save(step)
-            rank.wait("replicated", step=step)
-        assert (_replicas(b), _replicas(b, ok=False)) == ([(0, 2), (0, 3), (0, 4)], [])
-
-
-def test_a_replica_is_sent_while_its_digest_is_taken_but_counts_only_when_it_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, go = digest.take, threading.Event()
-
-    def slow(fd: int, size: int, threads: int, sums: digest.Sums) -> list[int]:
-        crcs = real(fd, size, threads, sums)
-        go.wait(20)
-        return crcs
-
-    with stores(tmp_path, 2) as [(a, _), (b, _)]:
-        rank = FakeRank(a, 0)
-        a.place({0: target(b)})
-        rank.wait("welcome")
-        monkeypatch.setattr(digest, "take", slow)
-        data = rank.save(1)
-        replica = b.socket_path.parent / "replica-0-0.safetensors"
-        until(lambda: replica.exists() and replica.read_bytes()[8:] == data[8:], "it is sent")
-        assert replica.read_bytes()[:8] == bytes(8)
-        assert rank.heard("kept") == rank.heard("replicated") == []
-        go.set()
-        rank.wait("replicated", step=1)
-        ops = [m["op"] for m in rank.messages]
-        assert ops.index("kept") < ops.index("replicated")
-        assert replica.read_bytes() == data
-        assert _replicas(b) == [(0, 1)]
-
-
-def test_a_slot_that_is_torn_while_it_is_digested_never_becomes_a_replica(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = digest.take
-
-    def torn(fd: int, size: int, threads: int, sums: digest.Sums) -> list[int]:
-        crcs = real(fd, size, threads, sums)
-        with (a.socket_path.parent / "own-0-1.safetensors").open("r+b") as file:
-            file.write(bytes(8))
-        return crcs
-
-    with stores(tmp_path, 2) as [(a, events), (b, _)]:
-        rank = FakeRank(a, 0)
-        a.place({0: target(b)})
-        rank.wait("welcome")
-        monkeypatch.setattr(digest, "take", torn)
-        rank.save(1)
-        assert "torn" in rank.wait("unkept", step=1)["why"]
-        monkeypatch.setattr(digest, "take", real)
-        rank.save(2)
-        rank.wait("replicated", step=2)
-        assert [(h.step, h.ok) for h in b.stock()] == [(2, True)]
-        assert events.of(Alarm) == []
-
-
-def test_a_slot_that_is_overwritten_while_it_is_sent_never_becomes_a_replica(
-    tmp_path: Path,
-) -> None:
-    """A rank that breaks all rules: it does not look at ``held``."""
-    with stores(tmp_path, 2, bandwidth=SIZE * 2.0) as [(a, events), (b, _)]:
-        rank = FakeRank(a, 0)
-        a.place({0: target(b)})
-        for step in range(1, 9):
-            rank.save(step, slot=0)
-            rank.wait("kept", step=step)
-        rank.wait("replicated", step=8)
-        found = b.stock()
-        assert all(h.ok for h in found)
-        assert (0, 8) in [(h.owner, h.step) for h in found]
-        assert events.of(Alarm) == []
-
-
-def test_a_bit_that_flips_before_it_is_sent_is_found_by_the_owner(tmp_path: Path) -> None:
-    with stores(tmp_path, 2) as [(a, events), (b, _)]:
-        rank = FakeRank(a, 0)
-        rank.save(1)
-        rank.wait("alone", step=1)
-        flip(a.socket_path.parent / "own-0-1.safetensors", 1_000_000)
-        a.place({0: target(b)})
-        assert "differs from its digest" in events.wait(Alarm).text
-        assert [h.ok for h in a.stock()] == [False]
-        assert _replicas(b) == []
-        rank.save(2)
-        rank.wait("replicated", step=2)
-
-
-# -- peers that are no friends
-
-
-def _channel(store: Store, key: bytes = KEY) -> Channel:
-    return connect("127.0.0.1", store.port, key, 5.0)
-
-
-def test_strangers_get_nothing(tmp_path: Path) -> None:
-    with stores(tmp_path, 1) as [(a, events)]:
-        rank = FakeRank(a, 0)
-        rank.save(1)
-        rank.wait("kept", step=1)
-        stranger = _channel(a, b"x" * 32)
-        stranger.send({"op": "pull", "owner": 0, "step": 1})
-        with pytest.raises(Exception, match=r"closed|reset"):
-            stranger.receive()
-        with socket.create_connection(("127.0.0.1", a.port)) as sock:
-            sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            sock.settimeout(10)
-            with contextlib.suppress(ConnectionError):
-                while sock.recv(1000):
-                    pass
-        rank.save(2)
-        rank.wait("kept", step=2)
-        assert events.of(Alarm) == []
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"op": "push", "owner": -1, "epoch": 0},
-        {"op": "push", "owner": "../../x", "epoch": 0},
-        {"op": "push"},
-        {"op": "pull", "owner": 0, "step": None},
-        {"op": "dance"},
-    ],
-)
-def test_peers_that_talk_nonsense_are_left(tmp_path: Path, message: dict[str, object]) -> None:
-    with stores(tmp_path, 1) as [(a, _)]:
-        channel = _channel(a)
-        channel.send(message)
-        with pytest.raises(Exception, match=r"closed|reset"):
-            channel.receive()
-        assert a.stock() == []
-
-
-def test_an_offer_for_another_owner_is_not_taken(tmp_path: Path) -> None:
-    with stores(tmp_path, 1) as [(a, _)]:
-        channel = _channel(a)
-        channel.send({"op": "push", "owner": 0, "epoch": 0})
-        assert channel.receive()["op"] == "ready"
-        channel.send({"op": "offer", "owner": 1, "step": 1, "world": 2, "needs": [], "epoch": 0,
-                      "size": 100, "digest": [1]})  # fmt: skip
-        with pytest.raises(Exception, match=r"closed|reset"):
-            channel.receive()
-        assert list(a.socket_path.parent.glob("replica*")) == []
-
-
-def test_a_newer_connection_of_an_owner_takes_over(tmp_path: Path) -> None:
-    with stores(tmp_path, 1) as [(a, _)]:
-        first = _channel(a)
-        first.send({"op": "push", "owner": 0, "epoch": 0})
-        assert first.receive()["op"] == "ready"
-        second = _channel(a)
-        second.send({"op": "push", "owner": 0, "epoch": 0})
-        assert second.receive()["op"] == "ready"
-        with pytest.raises(Exception, match=r"closed|reset"):
-            first.receive()
-
-
 def test_close_is_prompt_with_peers_that_hang(tmp_path: Path) -> None:
     with stores(tmp_path, 2, patience=60.0) as [(a, _), (b, _)]:
         proxy = Proxy(b.port, SIZE // 2, cut=False)
         rank = FakeRank(a, 0)
-        a.place({0: _at(proxy.port)})
+        a.place({0: at_port(proxy.port)})
         rank.save(1)
         idle = socket.create_connection(("127.0.0.1", b.port))
         until(lambda: proxy.budget < 0, "it hangs")

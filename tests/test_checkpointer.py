@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,65 +11,20 @@ from typing import Any
 
 import pytest
 import torch
+from checkpointed_training import LONG, Training, fake_store, restart
 from fake_checkpoint_store import FakeStore
 from torch.utils.data import DataLoader
 
-from robust_slurm import Checkpointer, CheckpointError
+from robust_slurm import Checkpointer
 from robust_slurm.checkpoint.layout import read_snapshot
 from robust_slurm.checkpoint.slots import map_file
-
-LONG = 30.0  # s; a bound that no passing test comes near
-
-
-class Training:
-    """A small training; its losses tell whether two of them are the same."""
-
-    def __init__(self, **options: Any) -> None:
-        torch.manual_seed(1)
-        self.model = torch.nn.Sequential(
-            torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.2)
-        )
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
-        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
-        given: dict[str, Any] = {
-            "model": self.model, "optimizer": self.optimizer,
-            "extra": {"schedule": self.schedule, "note": "none"}, **options,
-        }  # fmt: skip
-        self.ckpt = Checkpointer(**given)
-
-    def step(self, number: int, save: bool = True) -> float:
-        x = torch.randn(4, 8)
-        loss = (self.model(x) - x).square().mean()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        self.schedule.step()
-        self.ckpt.extra["note"] = f"after {number}"
-        if save:
-            self.ckpt.save(number)
-        return loss.item()
-
-    def run(self, first: int, last: int) -> list[float]:
-        return [self.step(number) for number in range(first, last + 1)]
+from tests.waiting import until
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore]:
-    made = FakeStore(tmp_path / "s")
-    for name in list(os.environ):
-        if name.startswith(("ROBUST_", "SLURM_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("ROBUST_CKPT_SOCKET", str(made.path))
-    monkeypatch.setenv("ROBUST_EPOCH", "3")
-    monkeypatch.setenv("ROBUST_RUN_ID", "77")
-    yield made
-    made.die()
-
-
-def restart(store: FakeStore, step: int, file: str) -> FakeStore:
-    """The next epoch's welcome; the same store."""
-    store.welcome["restore"] = {"step": step, "shards": {"0": file}, "tier": "memory"}
-    return store
+    with fake_store(tmp_path / "s", monkeypatch) as made:
+        yield made
 
 
 def test_every_step_is_a_complete_snapshot_the_store_knows_of(store: FakeStore) -> None:
@@ -93,105 +46,6 @@ def test_every_step_is_a_complete_snapshot_the_store_knows_of(store: FakeStore) 
     assert torch.equal(weight, training.model[0].weight)
     training.ckpt.close()
     assert training.ckpt.stats.snapshots == 3
-
-
-def test_a_restart_from_memory_goes_on_bit_by_bit(store: FakeStore) -> None:
-    first = Training()
-    first.ckpt.resume()
-    losses = first.run(1, 8)
-    first.ckpt.close()
-    (file,) = [m["file"] for m in store.wait("saved", 8) if m["step"] == 6]
-    second = Training()
-    torch.randn(100)
-    restart(store, 6, file)
-    assert second.ckpt.resume() == 6
-    assert store.wait("resumed")[0]["step"] == 6
-    assert second.ckpt.extra["note"] == "after 6"
-    assert second.run(7, 8) == losses[6:]
-    second.ckpt.close()
-
-
-def test_after_a_restart_the_slots_of_abandoned_steps_go_first(store: FakeStore) -> None:
-    first = Training()
-    first.ckpt.resume()
-    first.run(1, 6)
-    first.ckpt.close()
-    slots = {m["step"]: m["slot"] for m in store.wait("saved", 6)[3:]}
-    store.welcome["own"] = [{"slot": slot, "step": step} for step, slot in slots.items()]
-    restart(store, 5, f"own-0-{slots[5]}.safetensors")
-    second = Training()
-    second.ckpt.resume()
-    second.step(6)
-    assert store.wait("saved", 7)[-1]["slot"] == slots[6]
-    second.ckpt.close()
-
-
-@pytest.mark.parametrize("damage", ["gone", "torn", "other step", "other rank", "cut", "a path"])
-def test_a_file_of_the_plan_that_cannot_be_used_is_told_and_ends_the_rank(
-    store: FakeStore, damage: str
-) -> None:
-    first = Training()
-    first.ckpt.resume()
-    first.run(1, 2)
-    first.ckpt.close()
-    path = store.path.parent / store.wait("saved", 2)[1]["file"]
-    step, rank, name = 2, "0", path.name
-    if damage == "gone":
-        path.unlink()
-    elif damage == "torn":
-        with path.open("r+b") as file:
-            file.write(bytes(8))
-    elif damage == "cut":
-        os.truncate(path, path.stat().st_size - 1)
-    elif damage == "other step":
-        step = 3
-    elif damage == "other rank":
-        rank, name = "1", ""  # the plan has none of ours
-    else:
-        name = f"../s/{name}"
-    store.welcome["restore"] = {"step": step, "shards": {rank: name or path.name}, "tier": "memory"}
-    second = Training()
-    before = [p.clone() for p in second.model.parameters()]
-    with pytest.raises(CheckpointError, match="cannot be restored"):
-        second.ckpt.resume()
-    assert store.wait("unusable")[0]["file"] == name
-    assert all(map(torch.equal, before, second.model.parameters()))
-    second.ckpt.close()
-
-
-def test_what_cannot_be_saved_is_refused_by_name_at_the_start(store: FakeStore) -> None:
-    ckpt = Checkpointer(model=torch.nn.Linear(2, 2), extra={"f": lambda: 1})
-    with pytest.raises(TypeError, match=r"extra\.f"):
-        ckpt.resume()
-    ckpt.close()
-
-
-def test_files_of_other_ranks_of_the_node_are_left_alone(store: FakeStore) -> None:
-    """In a pipeline they hold other tensors of equal names."""
-    first = Training()
-    first.ckpt.resume()
-    losses = first.run(1, 3)
-    first.ckpt.close()
-    restart(store, 2, store.wait("saved", 3)[1]["file"])
-    (store.path.parent / "own-1-0.safetensors").write_bytes(bytes(100))
-    store.welcome["restore"]["shards"]["1"] = "own-1-0.safetensors"
-    second = Training()
-    assert second.ckpt.resume() == 2
-    assert second.run(3, 3) == losses[2:]
-    second.ckpt.close()
-
-
-def test_another_model_is_an_error_that_says_so(store: FakeStore) -> None:
-    first = Training()
-    first.ckpt.resume()
-    first.run(1, 1)
-    first.ckpt.close()
-    restart(store, 1, store.wait("saved")[0]["file"])
-    other = Checkpointer(model=torch.nn.Linear(3, 3))
-    with pytest.raises(CheckpointError, match="does not fit this script") as failed:
-        other.resume()
-    assert failed.value.__suppress_context__  # one traceback, not two
-    other.close()
 
 
 def test_the_optimizer_waits_until_the_step_before_is_replicated(store: FakeStore) -> None:
@@ -240,17 +94,6 @@ def test_a_store_that_dies_never_holds_up_the_training(
     training.run(3, 6)
     training.ckpt.close()
     assert "store is gone" in capfd.readouterr().err
-
-
-def test_no_store_to_begin_with(
-    store: FakeStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("ROBUST_CKPT_SOCKET", "/nonexistent/socket")
-    training = Training()
-    assert training.ckpt.resume() == 0
-    training.run(1, 2)
-    training.ckpt.close()
-    assert "nothing is saved: no checkpoint store" in capfd.readouterr().err
 
 
 def test_what_changes_too_early_is_thrown_away_once_and_then_copied_at_once(
@@ -317,6 +160,9 @@ def test_no_room_in_memory_durable_steps_go_by_way_of_a_disk(
     monkeypatch.setattr(os, "posix_fallocate", full)
     training = Training(directory=tmp_path / "d", every=3)
     training.ckpt.resume()
+    client = training.ckpt._session.client  # type: ignore[union-attr]
+    store.tell("persist_at", step=6)
+    until(lambda: client.wants(6), "asked for step 6")
     losses = training.run(1, 7)
     assert len(losses) == 7
     training.ckpt._session.saver.settle()  # type: ignore[union-attr]
@@ -330,6 +176,45 @@ def test_no_room_in_memory_durable_steps_go_by_way_of_a_disk(
     training.ckpt.close()
     assert store.wait("saved", 3)[2]["step"] == 7  # the last one is not lost
     assert store.said("saved")[2]["persist"]
+
+
+def test_robust_srun_asks_for_the_durable_steps_after_the_first(store: FakeStore) -> None:
+    """All ranks write the same steps: what one rank cannot keep up with, no other writes."""
+    training = Training(directory=store.path.parent, every=2)
+    training.ckpt.resume()
+    client = training.ckpt._session.client  # type: ignore[union-attr]
+    store.tell("persist_at", step=7)
+    until(lambda: client.wants(7), "asked for step 7")
+    training.run(1, 8)
+    told = store.wait("saved", 8)
+    assert [m["step"] for m in told if m["persist"]] == [2, 7]
+    training.ckpt.close()
+    restart(store, 7, next(m["file"] for m in told if m["step"] == 7))
+    second = Training(directory=store.path.parent, every=2)
+    second.ckpt.resume()
+    second.run(8, 12)
+    told = store.wait("saved", 13)[8:]
+    assert [m["step"] for m in told if m["persist"]] == [8]  # only memory has step 7
+    second.ckpt.close()
+
+
+def test_large_extras_count_when_room_is_looked_for(
+    store: FakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Models and optimizers fit; what is in extra does not, which the first step shows."""
+    monkeypatch.setattr("robust_slurm.checkpoint.room.free", lambda _: 5_000_000)
+    average = torch.nn.Linear(1000, 1000)
+    training = Training(extra={"average": average}, directory=tmp_path / "d", every=2)
+    training.ckpt.resume()
+    assert "are needed" not in capfd.readouterr().err
+    training.run(1, 3)
+    told = store.wait("saved", 1)
+    assert [(m["step"], m["persist"]) for m in told] == [(2, True)]  # by way of the disk
+    assert not list(store.path.parent.glob("*.safetensors"))
+    said = capfd.readouterr().err
+    assert "are needed in" in said and "no snapshots in memory" in said
+    training.ckpt.close()
 
 
 def test_less_room_than_the_state_needs_is_known_at_start(
@@ -375,78 +260,6 @@ def test_steps_that_do_not_rise_are_left_out(
     assert "save(2) after step 2 is left out" in said and "step three was not saved" in said
 
 
-def test_resume_is_called_once_and_first(store: FakeStore) -> None:
-    training = Training()
-    training.ckpt.resume()
-    with pytest.raises(CheckpointError, match="once"):
-        training.ckpt.resume()
-    training.ckpt.close()
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "says"),
-    [
-        ({}, ValueError, "nothing to save"),
-        ({"model": 3}, TypeError, "model"),
-        ({"optimizer": object()}, TypeError, "optimizer"),
-        ({"extra": [1]}, TypeError, "extra: a dict"),
-        ({"extra": {"a": 1}, "mesh": {"dp": 2}}, ValueError, "product is the world size"),
-        ({"extra": {"a": 1}, "mesh": {"dp": 0}}, ValueError, "size 0"),
-        ({"extra": {"a": 1}, "mesh": {1: 1}}, TypeError, "names to sizes"),
-        ({"extra": {"a": 1}, "mesh": "dp"}, TypeError, "mesh: a dict"),
-        ({"extra": {"a": 1}, "every": 5}, ValueError, "without a directory"),
-        ({"extra": {"a": 1}, "directory": "d", "every": -1}, ValueError, "every: 0 or more"),
-        ({"extra": {"a": 1}, "directory": "d", "keep": 0}, ValueError, "keep: 1 or more"),
-        ({"extra": {"a": 1}, "directory": 5}, TypeError, "directory: a path"),
-        ({"extra": {"a": 1}, "replica_wait": -1}, ValueError, "replica_wait"),
-        ({"extra": {"a": 1}, "replica_wait": "1"}, TypeError, "replica_wait"),
-    ],
-)
-def test_bad_arguments(given: dict[str, Any], error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
-        Checkpointer(**given)
-
-
-def test_defaults_come_from_the_environment(
-    store: FakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ROBUST_CHECKPOINT_DIR", str(tmp_path / "d"))
-    monkeypatch.setenv("ROBUST_CHECKPOINT_EVERY", "7")
-    monkeypatch.setenv("ROBUST_CHECKPOINT_KEEP", "4")
-    with Training().ckpt as ckpt:
-        ckpt.resume()
-    enrol = store.wait("enrol")[0]
-    assert (enrol["directory"], enrol["every"], enrol["keep"]) == (str(tmp_path / "d"), 7, 4)
-    monkeypatch.setenv("ROBUST_CHECKPOINT_EVERY", "often")
-    with pytest.raises(ValueError, match="ROBUST_CHECKPOINT_EVERY: a whole number"):
-        Training()
-
-
-def test_outside_robust_srun_without_a_directory_training_goes_on(
-    store: FakeStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("ROBUST_CKPT_SOCKET")
-    monkeypatch.delenv("ROBUST_EPOCH")
-    training = Training()
-    assert training.ckpt.resume() == 0
-    training.run(1, 3)
-    training.ckpt.close()
-    assert capfd.readouterr().err.count("needs directory=") == 1
-
-
-def test_robust_srun_without_the_memory_tier_says_why_nothing_is_saved(
-    store: FakeStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("ROBUST_CKPT_SOCKET")
-    training = Training()
-    assert training.ckpt.resume() == 0
-    training.run(1, 3)
-    training.ckpt.close()
-    err = capfd.readouterr().err
-    assert err.count("nothing is saved: robust-srun runs without checkpoints in memory") == 1
-    assert "outside robust-srun" not in err
-
-
 def test_save_returns_before_anything_is_copied(store: FakeStore) -> None:
     weight = torch.nn.Parameter(torch.zeros(1 << 20))
     optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -463,12 +276,3 @@ def test_save_returns_before_anything_is_copied(store: FakeStore) -> None:
     saver_gate.set()
     ckpt.close()
     assert store.wait("saved", 5)[-1]["step"] == 5
-
-
-def test_importing_robust_slurm_does_not_import_torch() -> None:
-    code = (
-        "import sys, robust_slurm; assert 'torch' not in sys.modules\n"
-        "from robust_slurm import *; assert 'torch' not in sys.modules\n"
-        "assert robust_slurm.Checkpointer.__name__ == 'Checkpointer'\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import re
+import shutil
 import signal
 import socket
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import pytest
+from torch_forks import TorchForks
 
 from robust_slurm.checkpoint import durable, durable_verify
 from robust_slurm.checkpoint.events import Committed, Persisted
 from robust_slurm.checkpoint.own_store import OwnStore
 
-ROOT = Path(__file__).parent.parent
 SCRIPT = """
 import os, sys, time, torch, torch.distributed as dist
 import robust_slurm
-directory, steps, every, die_at, how = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
+directory, steps, every, stop_at, how = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
 rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 torch.manual_seed(5)
 torch.set_num_threads(1)
@@ -42,74 +43,125 @@ for step in range(first, steps):
     ckpt.extra["n"] = step + 1
     ckpt.save(step + 1)
     print(f"rank {rank} loss {step + 1} {loss.item().hex()}", flush=True)
-    if step + 1 == die_at:
+    if step + 1 == stop_at:
         if how == "raise":
             raise SystemError("as planned")
-        wanted = os.path.join(directory, f"step-{die_at // every * every:08d}", "manifest.json")
+        wanted = os.path.join(directory, f"step-{stop_at // every * every:08d}", "manifest.json")
         end = time.monotonic() + 120
         while not os.path.exists(wanted) and time.monotonic() < end:
-            time.sleep(0.05)
-        os.kill(os.getpid(), 9)
+            time.sleep(0.01)
+        if how == "kill":
+            os.kill(os.getpid(), 9)
 ckpt.close()
 if world > 1:
     dist.destroy_process_group()
 """
 
 
-def run(
-    directory: Path, steps: int, every: int = 5, die_at: int = 0, how: str = "kill", world: int = 1
-) -> tuple[dict[int, int], dict[tuple[int, int], str], str, list[int]]:
-    """Step resumed from by rank; loss by rank and step; stderr; exit codes."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("ROBUST_", "SLURM_"))}
-    env.update(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
-    if world > 1:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(world))
-    options = [str(directory), str(steps), str(every), str(die_at), how]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, *options],
-            env={**env, **({"RANK": str(rank)} if world > 1 else {})},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+class Ran(NamedTuple):
+    """What a training came to."""
+
+    resumed: dict[int, int]  # step by rank
+    losses: dict[tuple[int, int], str]  # by rank and step
+    err: str
+    codes: list[int]
+
+
+class Run(Protocol):
+    """``stop_at``: the step at which it waits for the step on disk and is killed, waits only
+    (``how`` is wait), or fails (raise)."""
+
+    def __call__(
+        self,
+        directory: Path,
+        steps: int,
+        every: int = 5,
+        stop_at: int = 0,
+        how: str = "kill",
+        world: int = 1,
+    ) -> Ran: ...
+
+
+@pytest.fixture(scope="module")
+def run(torch_forks: TorchForks) -> Run:
+    def made(
+        directory: Path,
+        steps: int,
+        every: int = 5,
+        stop_at: int = 0,
+        how: str = "kill",
+        world: int = 1,
+    ) -> Ran:
+        env = {}
+        if world > 1:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = free.getsockname()[1]
+            env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
+        options = [str(directory), str(steps), str(every), str(stop_at), how]
+        ranks = [
+            torch_forks.start(
+                SCRIPT, *options, env={**env, **({"RANK": str(rank)} if world > 1 else {})}
+            )
+            for rank in range(world)
+        ]
+        codes = [rank.wait() for rank in ranks]
+        out, err = (
+            "".join(text) for text in zip(*((r.out(), r.err()) for r in ranks), strict=True)
         )
-        for rank in range(world)
-    ]  # fmt: skip
-    said = [process.communicate(timeout=200) for process in ranks]
-    out, err = "".join(o for o, _ in said), "".join(e for _, e in said)
-    resumed = {int(r): int(s) for r, s in re.findall(r"rank (\d+) resumed (\d+)", out)}
-    losses = {
-        (int(r), int(s)): loss for r, s, loss in re.findall(r"rank (\d+) loss (\d+) (\S+)", out)
-    }
-    return resumed, losses, err, [process.returncode for process in ranks]
+        resumed = {int(r): int(s) for r, s in re.findall(r"rank (\d+) resumed (\d+)", out)}
+        losses = {
+            (int(r), int(s)): loss for r, s, loss in re.findall(r"rank (\d+) loss (\d+) (\S+)", out)
+        }
+        return Ran(resumed, losses, err, codes)
+
+    return made
+
+
+Whole = Callable[[int], tuple[Path, Ran]]
+
+
+@pytest.fixture(scope="module")
+def whole(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """By world size: trainings of 9 steps that nothing befell, with steps 5 and 9 on disk."""
+
+    @functools.cache
+    def made(world: int) -> tuple[Path, Ran]:
+        directory = tmp_path_factory.mktemp("whole") / "a"
+        ran = run(directory, 9, stop_at=5, how="wait", world=world)
+        assert ran.codes == [0] * world, ran.err
+        assert [c.step for c in durable.committed(directory)] == [5, 9]
+        return directory, ran
+
+    return made
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_killed_and_started_again_the_losses_are_the_same_bits(tmp_path: Path, world: int) -> None:
-    _, whole, err, codes = run(tmp_path / "a", 9, world=world)
-    assert codes == [0] * world, err
-    _, _, err, codes = run(tmp_path / "b", 9, die_at=7, world=world)
+def test_killed_and_started_again_the_losses_are_the_same_bits(
+    tmp_path: Path, run: Run, whole: Whole, world: int
+) -> None:
+    losses = whole(world)[1].losses
+    _, _, err, codes = run(tmp_path / "b", 9, stop_at=7, world=world)
     assert codes == [-signal.SIGKILL] * world, err
     assert [c.step for c in durable.committed(tmp_path / "b")] == [5]
     resumed, again, err, codes = run(tmp_path / "b", 9, world=world)
     assert codes == [0] * world, err
     assert resumed == dict.fromkeys(range(world), 5)
-    assert again == {key: whole[key] for key in whole if key[1] > 5}
+    assert len(losses) == 9 * world
+    assert again == {key: losses[key] for key in losses if key[1] > 5}
     newest = durable.newest(tmp_path / "b")
     assert newest is not None and newest.step == 9  # close() wrote the last one
     assert durable_verify.verify(newest.path) == []
 
 
-def test_an_exception_does_not_lose_the_last_step(tmp_path: Path) -> None:
-    _, _, err, codes = run(tmp_path / "a", 9, every=100, die_at=4, how="raise")
+def test_an_exception_does_not_lose_the_last_step(tmp_path: Path, run: Run) -> None:
+    _, _, err, codes = run(tmp_path / "a", 9, every=100, stop_at=4, how="raise")
     assert codes == [1] and "as planned" in err
     resumed, _, err, codes = run(tmp_path / "a", 9, every=100)
     assert (resumed, codes) == ({0: 4}, [0]), err
 
 
-def test_a_damaged_newest_step_is_passed_over(tmp_path: Path) -> None:
-    run(tmp_path / "a", 5)
-    run(tmp_path / "a", 9)
+def test_a_damaged_newest_step_is_passed_over(tmp_path: Path, run: Run, whole: Whole) -> None:
+    shutil.copytree(whole(1)[0], tmp_path / "a")
     newest = durable.newest(tmp_path / "a")
     assert newest is not None and newest.step == 9
     (data,) = newest.path.glob("*.distcp")
@@ -127,15 +179,26 @@ def test_a_damaged_newest_step_is_passed_over(tmp_path: Path) -> None:
     assert "can be used" in err and "to start from scratch, move them away" in err
 
 
-def test_two_ranks_of_a_data_parallel_world_go_on_as_one(tmp_path: Path) -> None:
-    _, _, err, codes = run(tmp_path / "a", 5, world=2)
+def test_two_ranks_of_a_data_parallel_world_go_on_as_one(
+    tmp_path: Path, run: Run, whole: Whole
+) -> None:
+    shutil.copytree(whole(2)[0], tmp_path / "a")
+    resumed, losses, err, codes = run(tmp_path / "a", 10)
+    assert (resumed, codes) == ({0: 9}, [0]), err
+    assert (0, 10) in losses
+
+
+def test_ranks_that_save_faster_than_they_write_leave_out_no_step(tmp_path: Path, run: Run) -> None:
+    """Each would leave out others, and none would be whole on disk."""
+    _, _, err, codes = run(tmp_path / "a", 6, every=1, world=2)
     assert codes == [0, 0], err
-    resumed, losses, err, codes = run(tmp_path / "a", 6)
-    assert (resumed, codes) == ({0: 5}, [0]), err
-    assert (0, 6) in losses
+    assert "checkpoint directory" not in err
+    assert [c.step for c in durable.committed(tmp_path / "a")] == [5, 6]
 
 
-def test_a_directory_that_cannot_be_written_does_not_stop_training(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_does_not_stop_training(
+    tmp_path: Path, run: Run
+) -> None:
     (tmp_path / "a").write_text("no directory")
     _, _, err, codes = run(tmp_path / "a", 1)
     assert codes == [1] and "cannot be read" in err  # at resume: nothing is silently started anew

@@ -16,11 +16,14 @@ from srun_wrapper.checkpoint_messages import (
     Alarm,
     Committed,
     Enrolled,
+    MakeRoom,
     PersistAt,
     Persisted,
     Place,
     Saved,
+    Stock,
     StoreReady,
+    TakeStock,
 )
 from srun_wrapper.checkpoints import Checkpoints
 from srun_wrapper.messages import Hello, Message
@@ -60,6 +63,7 @@ class Boss:
         self.ledger = SimpleNamespace(event=lambda name, **what: self.events.append((name, what)))
         self.slurm = SimpleNamespace(topology=self._ask)
         self.step = SimpleNamespace(ended=False)
+        self.launch = SimpleNamespace(command=SimpleNamespace(command=("train.py",)), env={})
         self.checkpoints = Checkpoints(cast(Supervisor, self))
 
     def _ask(self) -> str:
@@ -76,12 +80,23 @@ class Boss:
     def broadcast(self, message: Message) -> None:
         self.sent.append(("*", message))
 
-    def enrol(self, rank: int, mesh: dict[str, int] | None = None, directory: str = "") -> None:
+    def enrol(
+        self,
+        rank: int,
+        mesh: dict[str, int] | None = None,
+        directory: str = "",
+        every: int = 0,
+        needs: tuple[int, ...] = (),
+    ) -> None:
         node = self.nodes[rank]
         self.checkpoints.heard(node, StoreReady(1, 0, 8000 + rank))
         epoch = self.state.world.epoch
-        said = Enrolled(2, epoch, 0, rank, 4, mesh or {}, (rank,), directory, 0, 1000)
+        needs = needs or (rank,)
+        said = Enrolled(2, epoch, 0, rank, 4, mesh or {}, needs, directory, every, 1000)
         self.checkpoints.heard(node, said)
+
+    def room_orders(self) -> list[tuple[str, Message]]:
+        return [(name, order) for name, order in self.sent if isinstance(order, MakeRoom)]
 
     def targets(self) -> dict[int, tuple[int, str, int]]:
         """Owner → holder, node and port of all Place orders."""
@@ -201,6 +216,103 @@ def test_a_durable_checkpoint_by_time_is_ordered_ahead_of_all_ranks() -> None:
     assert order.step > 21 + 2 * boss.state.interval  # steps of a second, as none was timed yet
 
 
+def test_durable_steps_are_one_decision_for_all_ranks() -> None:
+    """The next is asked for when the one before is committed, whoever is slow."""
+
+    async def run() -> Boss:
+        boss = Boss(checkpoint_minutes=0.0)
+        for rank in range(4):
+            boss.enrol(rank, directory="/ckpt", every=10)
+        await settled(boss)
+        return boss
+
+    def orders() -> list[int]:
+        for rank in range(4):
+            boss.checkpoints.heard(boss.nodes[rank], Saved(1, rank, newest, 1, 1000, 0.0, 0.0))
+        boss.checkpoints.look(1000.0)
+        return [m.step for _, m in boss.sent if isinstance(m, PersistAt)]
+
+    boss = asyncio.run(run())
+    pace = boss.state.pace
+    for _ in range(8):
+        pace.advance(pace.last + 1.0, 1)
+    newest = 40
+    assert orders() == []  # the first one, 10, is still being written
+    boss.checkpoints.heard(boss.nodes[0], Committed(1, 10, True, ""))
+    assert orders() == [50]
+    newest = 55
+    assert orders() == [50]
+    boss.checkpoints.heard(boss.nodes[0], Committed(2, 50, False, "no part of rank 1"))
+    assert orders() == [50, 60]
+    boss.state.new_epoch()
+    boss.checkpoints.new_epoch(True)
+    newest = 57
+    for rank in range(4):
+        boss.checkpoints.heard(boss.nodes[rank], Saved(1, rank, 62, 1, 1000, 0.0, 0.0))  # late
+    assert orders() == [50, 60]
+
+
+def test_nodes_that_wait_are_told_once_to_make_room_for_what_a_node_would_fetch() -> None:
+    boss = Boss()
+    line = cast(Connection, SimpleNamespace(send=lambda _message: None))
+    spare, gone = (
+        Node((12, "0", i), f"n{i}", f"10.0.0.{i}", boss.nodes[0].hello, line, role, 0.0, 7001)
+        for i, role in ((4, Role.SPARE), (5, Role.LOST))
+    )
+    for node in (spare, gone):
+        boss.state.nodes[node.key] = node
+        boss.checkpoints.heard(node, StoreReady(1, 0, 8009))
+
+    async def run() -> list[tuple[str, Message]]:
+        for rank in range(4):
+            boss.enrol(rank, needs=(rank, rank ^ 1))
+        await settled(boss)
+        for rank in range(4):
+            boss.checkpoints.look(1000.0)
+            assert boss.room_orders() == []  # sizes are not known yet
+            saved = Saved(1, rank, 20, 20, 5000 + rank, 0.0, 0.0)
+            boss.checkpoints.heard(boss.nodes[rank], saved)
+        boss.checkpoints.look(1001.0)
+        boss.checkpoints.look(1002.0)
+        return boss.room_orders()
+
+    assert asyncio.run(run()) == [("n4", MakeRoom(5003, 2))]
+
+
+def test_a_rank_without_a_checkpointer_is_said_once(said: list[str]) -> None:
+    boss = Boss()
+    for rank in (0, 2):
+        boss.enrol(rank)
+        boss.checkpoints.heard(boss.nodes[rank], Saved(1, rank, 1, None, 1000, 0.0, 0.0))
+    boss.checkpoints.look(100.0)
+    boss.checkpoints.look(100.0 + module.PARTIAL)
+    assert said == []
+    boss.checkpoints.look(101.0 + module.PARTIAL)
+    boss.checkpoints.look(102.0 + module.PARTIAL)
+    (line,) = said
+    assert "ranks 1, 3 have no Checkpointer: nothing can be resumed" in line
+
+
+def test_a_commit_that_lacks_ranks_without_a_checkpointer_says_so(said: list[str]) -> None:
+    boss = Boss()
+    for rank in range(3):
+        boss.enrol(rank)
+    boss.checkpoints.heard(boss.nodes[0], Committed(1, 10, False, "no part of rank 3"))
+    assert "rank 3 has no Checkpointer" in said[0] and "no part of rank 3" in said[1]
+
+
+def test_snapshots_larger_than_estimated_are_said_once(said: list[str]) -> None:
+    boss = Boss()
+    boss.enrol(0)
+    for step in (1, 2):
+        boss.checkpoints.heard(boss.nodes[0], Saved(1, 0, step, None, 900_000, 0.0, 0.0))
+    assert said == []  # what was estimated was 1000 bytes: it does not matter
+    for step in (3, 4):
+        boss.checkpoints.heard(boss.nodes[0], Saved(1, 0, step, None, 250_000_000, 0.0, 0.0))
+    (line,) = said
+    assert "a snapshot takes 250 MB a rank, not 0.0 MB" in line
+
+
 def test_the_record_is_what_every_rank_has() -> None:
     boss = Boss()
     assert boss.checkpoints.record() is None
@@ -243,6 +355,31 @@ def test_ranks_that_died_before_they_enrolled_are_started_again(
     ready, found = asyncio.run(run())
     assert ready and found.step is None
     assert said == []
+
+
+@pytest.mark.parametrize("reachable", [False, True])
+def test_a_lost_node_that_answers_no_probe_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, reachable: bool
+) -> None:
+    monkeypatch.setattr(restoring, "LEAVING", 0.1 if reachable else 3600.0)
+
+    class Answering(Boss):
+        def send(self, node: Node, message: Message) -> None:
+            super().send(node, message)
+            if isinstance(message, TakeStock) and node.role is not Role.LOST:
+                self.checkpoints.heard(node, Stock(message.token, 0, ()))
+
+    async def run() -> list[str]:
+        boss = Answering()
+        for rank, node in enumerate(boss.nodes):
+            node.stores[0] = 8000 + rank
+        boss.nodes[3].role, boss.nodes[3].unreachable = Role.LOST, 0 if reachable else 2
+        found = Restoring(cast(Supervisor, boss))
+        places = await asyncio.wait_for(found._stock(lambda: False), 60)
+        assert len([m for _, m in boss.sent if isinstance(m, TakeStock)]) == 4  # all are asked
+        return [place.node for place in places]
+
+    assert asyncio.run(run()) == ["n0", "n1", "n2"]
 
 
 def test_a_slip_in_the_plan_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 import pytest
 
-from srun_wrapper.torchrun import _FLAGS, _VALUED, torchrun_overrides
+from srun_wrapper.torchrun import _FLAGS, _VALUED, restarts_itself, torchrun_overrides
 
 torch_run = pytest.importorskip("torch.distributed.run")
 torch_launch = pytest.importorskip("torch.distributed.launch")
@@ -158,3 +158,33 @@ def test_ipv6_master_is_bracketed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     assert torch_run.get_rdzv_endpoint(torch_run.parse_args(command[1:])) == "[fe80::1]:4242"
+
+
+@pytest.mark.parametrize(
+    ("line", "env", "becomes", "extra"),
+    [
+        ("--max-restarts=3 train.py", {}, "--max-restarts=0 train.py", {}),
+        ("--max_restarts 3 train.py", {}, "--max_restarts 0 train.py", {}),
+        ("--standalone --max-r=3 train.py", {}, "--standalone --max-r=0 train.py", {}),
+        ("train.py --max-restarts=3", {}, "train.py --max-restarts=3", {}),
+        ("--max-restarts=0 train.py", {}, "--max-restarts=0 train.py", {}),
+        ("--max-restarts=x train.py", {}, "--max-restarts=x train.py", {}),  # torchrun says it
+        (
+            "train.py",
+            {"PET_MAX_RESTARTS": "2", "PET_STANDALONE": "1"},
+            "train.py",
+            {"PET_MAX_RESTARTS": "0"},
+        ),
+        ("train.py", {"PET_MAX_RESTARTS": "2"}, "train.py", {"PET_MAX_RESTARTS": "0"}),
+    ],
+)
+def test_torchrun_starts_no_ranks_again_by_itself(
+    line: str, env: dict[str, str], becomes: str, extra: dict[str, str]
+) -> None:
+    command = f"torchrun {line}"
+    for first in (True, False):
+        done, added = _run(command, first=first, nodes=1, env=env)
+        assert done == f"torchrun {becomes}"
+        assert {k: v for k, v in added.items() if k == "PET_MAX_RESTARTS"} == extra
+        assert bool(restarts_itself(command.split(), env)) == (done != command or bool(extra))
+        assert restarts_itself(done.split(), env | added) == 0

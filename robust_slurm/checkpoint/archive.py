@@ -14,6 +14,8 @@ from robust_slurm.checkpoint.persist import COMMIT_WAIT, Destination, Job, Persi
 from robust_slurm.checkpoint.ranks import Latest, Rank
 from robust_slurm.checkpoint.shelf import OWN, Shelf
 
+ALL_HERE = 15.0  # s: if all ranks had enrolled, the supervisor would have placed them by now
+
 
 class Settings(NamedTuple):
     """What the Store was made with."""
@@ -31,7 +33,7 @@ def writer_command(python: str) -> list[str]:
 
 
 class Archive:
-    """``ranks()``: all of the store."""
+    """``ranks()``: all of the store; ``all_here()``: whether all of the job have enrolled."""
 
     def __init__(
         self,
@@ -39,11 +41,13 @@ class Archive:
         settings: Settings,
         emit: Callable[[Event], None],
         ranks: Callable[[], list[Rank]],
+        all_here: Callable[[], bool],
     ) -> None:
         self._shelf = shelf
         self._settings = settings
         self._emit = emit
         self._ranks = ranks
+        self._all_here = all_here
         self._lock = threading.Lock()
         self._lanes: dict[int, Persister] = {}  # of owners that are no ranks of this store
 
@@ -62,6 +66,12 @@ class Archive:
             directory = directory or (rank.enrolment.local_directory if rank.enrolment else "")
         return LocalDisk(Path(directory), self._settings.job) if directory else None
 
+    def warm(self, rank: Rank) -> None:
+        """Its writer starts beside the training: importing torch takes seconds."""
+        enrolment = rank.enrolment
+        if enrolment is not None and enrolment.destination.directory:
+            rank.persister.warm(enrolment.destination)
+
     def persist(self, rank: Rank, latest: Latest) -> None:
         """Write this snapshot, unless an older one of the rank is still being written."""
         enrolment = rank.enrolment
@@ -69,10 +79,10 @@ class Archive:
         local = self.local(enrolment.local_directory)
         if not enrolment.destination.directory and local is None:
             return
-        held = rank.persister.held
-        if latest.slot in held:
-            return  # it is being written already
-        if held:
+        under_way = rank.persister.steps
+        if latest.step in under_way:
+            return
+        if under_way:
             why = "passed over: an older step of this rank is still being written"
             self._emit(Persisted(rank.number, latest.step, False, why, 0.0, 0))
             return
@@ -118,7 +128,9 @@ class Archive:
             return
         self._add(rank, latest, local, finished)
         rank.held_changed()
-        if done.wait(3 * self._settings.write_deadline):
+        if not done.wait(ALL_HERE) and rank.number == 0 and not self._all_here():
+            flushed(False, "not all ranks of the training have made a Checkpointer")
+        elif done.wait(3 * self._settings.write_deadline):
             flushed(result[0].ok, result[0].why)
         else:
             flushed(False, "the writer takes too long")

@@ -44,6 +44,8 @@ class Client:
             self._file = self._socket.makefile("rb")
             self._write({"op": "enrol", **enrol})
             self.welcome = self._read()
+            while self.welcome.get("op") == "wait":  # what it restores from is being brought
+                self.welcome = self._read()
             if self.welcome.get("op") != "welcome":
                 raise OSError(str(self.welcome.get("why", "it does not welcome this rank")))
         except (OSError, ValueError) as error:

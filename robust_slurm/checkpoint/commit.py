@@ -110,7 +110,7 @@ def _gather(
         if not awaited:
             break
         if stop.is_set() or time.monotonic() > deadline:
-            why = "the writer ends" if stop.is_set() else f"{request.wait:g} s are over"
+            why = "given up" if stop.is_set() else f"{request.wait:g} s are over"
             missing = list(awaited.values())
             said = ", ".join(map(str, missing[:16])) + (", ..." if missing[16:] else "")
             raise DurableError(

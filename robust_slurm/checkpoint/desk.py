@@ -9,6 +9,7 @@ from pathlib import Path
 
 from robust_slurm.checkpoint import digest, door, layout, shelf
 from robust_slurm.checkpoint.archive import Archive, Settings
+from robust_slurm.checkpoint.awaited import Awaited
 from robust_slurm.checkpoint.door import Connection, Message, RefusedError
 from robust_slurm.checkpoint.events import Alarm, Event, Restore, Resumed, Target
 from robust_slurm.checkpoint.pusher import Pusher
@@ -40,11 +41,12 @@ class Desk:
         self._lock = threading.RLock()
         self._placing = threading.Lock()
         self._epoch = 0
-        self._restore: Restore | None = None
+        self.awaited = Awaited(store_shelf)
         self._ranks: dict[int, Rank] = {}
         self._targets: dict[int, Target | None] = {}
         self._persist_at: set[int] = set()
-        self.archive = Archive(store_shelf, settings, emit, self.ranks)
+        self._all_here = settings.key is None  # then nobody says whether they are
+        self.archive = Archive(store_shelf, settings, emit, self.ranks, lambda: self._all_here)
 
     # -- for the store
 
@@ -56,9 +58,10 @@ class Desk:
         """Then ``sweep``. Nobody has a replica to send until the next ``place``."""
         with self._lock:
             self._epoch = epoch
-            self._restore = restore
+            self._all_here = self._settings.key is None
             self._targets = {}  # whoever runs the rank now sends its replica
             self._persist_at.clear()
+        self.awaited.begin(epoch, restore)
         for persister in self.archive.persisters():
             persister.forget("a new epoch began")
 
@@ -79,6 +82,7 @@ class Desk:
     def place(self, targets: Mapping[int, Target | None]) -> None:
         with self._lock:
             self._targets = dict(targets)
+            self._all_here = True  # ranks are placed when all have enrolled
         for rank in self.ranks():
             self._place(rank)
 
@@ -115,7 +119,7 @@ class Desk:
         if op == "saved":
             self._saved(rank, connection, message)
         elif op == "resumed":
-            self._emit(Resumed(rank.number, door.whole(message, "step")))
+            self._emit(Resumed(rank.number, door.whole(message, "step"), connection.epoch))
         elif op == "unusable":
             self._unusable(rank, message)
         elif op == "alarm":
@@ -140,6 +144,15 @@ class Desk:
         with self._lock:
             if enrolment.epoch != self._epoch:
                 raise RefusedError(f"enrol: epoch {enrolment.epoch}, here it is {self._epoch}")
+            known = self._ranks.get(number)
+            first = known is None or known.enrolled != self._epoch
+        unexpected = first and self.awaited.lacks(number)
+        if unexpected:  # robust-srun must know where it is
+            self._emit(enrolment.event)
+            self.awaited.wait(connection, number, enrolment.epoch)
+        with self._lock:
+            if enrolment.epoch != self._epoch:
+                raise RefusedError(f"enrol: epoch {enrolment.epoch}, here it is {self._epoch}")
             rank = self._ranks.get(number)
             if rank is None:
                 if len(self._ranks) >= MAX_RANKS:
@@ -151,7 +164,7 @@ class Desk:
             if again:  # somebody else (torchrun) has started all ranks anew within the epoch
                 rank.restart(self._epoch)
             rank.enrol(enrolment, connection)
-            restore = None if again else self._restore
+            restore = None if again else self.awaited.restore
         own = []
         for record in self._shelf.of(number, OWN):
             with contextlib.suppress(OSError), open(self._shelf.open(record), "rb") as file:
@@ -168,7 +181,9 @@ class Desk:
             }
         )  # fmt: skip
         self._place(rank)
-        self._emit(enrolment.event)
+        if not unexpected:
+            self._emit(enrolment.event)
+        self.archive.warm(rank)
 
     def _new_rank(self, number: int) -> Rank:
         settings = self._settings
@@ -230,7 +245,10 @@ class Desk:
             rank.pusher.kept(record)
         else:
             rank.answer("alone", step)
-        rank.saved(step, size, door.seconds(message, "copy_s"), door.seconds(message, "blocked_s"))
+        rank.saved(
+            step, size, door.seconds(message, "copy_s"), door.seconds(message, "blocked_s"),
+            connection.epoch,
+        )  # fmt: skip
         self._prune()
 
     def _prune(self) -> None:

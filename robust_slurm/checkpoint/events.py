@@ -85,6 +85,7 @@ class Saved(NamedTuple):
     size: int
     copy_s: float
     blocked_s: float
+    epoch: int
 
 
 class Persisted(NamedTuple):
@@ -111,6 +112,7 @@ class Alarm(NamedTuple):
 class Resumed(NamedTuple):
     rank: int
     step: int
+    epoch: int
 
 
 Event = Enrolled | Saved | Persisted | Committed | Alarm | Resumed

@@ -12,6 +12,7 @@ from robust_slurm.checkpoint.channel import BrokenError, Channel, RefusedError, 
 from robust_slurm.checkpoint.events import Outcome, Wanted
 from robust_slurm.checkpoint.incoming import Incoming
 from robust_slurm.checkpoint.local import LocalDisk
+from robust_slurm.checkpoint.reserve import Reserve
 from robust_slurm.checkpoint.shelf import FETCHED, Shelf
 from robust_slurm.checkpoint.threads import share
 from robust_slurm.checkpoint.transfer import AbandonedError, Offer
@@ -26,12 +27,20 @@ class _Failed(Exception):
 
 
 class Fetcher:
-    """One call of ``Store.fetch``. ``idle``: s without progress until a source is given up."""
+    """One call of ``Store.fetch``. ``idle``: s without progress until a source is given up.
+    ``room``: what has been prepared for it."""
 
     def __init__(
-        self, shelf: Shelf, key: bytes | None, local: LocalDisk | None, idle: float, threads: int
+        self,
+        shelf: Shelf,
+        key: bytes | None,
+        local: LocalDisk | None,
+        room: Reserve,
+        idle: float,
+        threads: int,
     ) -> None:
         self._shelf = shelf
+        self.room = room
         self._key = key
         self._local = local
         self.idle = idle
@@ -177,7 +186,7 @@ class _Download:
                 raise AbandonedError(f"it offers step {offer.step} of rank {offer.owner}")
             if self._incoming is None or not self._incoming.resume(offer):
                 self.close()
-                self._incoming = Incoming(self._part, offer, mapped=False)
+                self._incoming = Incoming(self._part, offer, mapped=False, room=self._fetcher.room)
             self._incoming.receive(channel)
             channel.send({"op": "done"})
             return self._incoming

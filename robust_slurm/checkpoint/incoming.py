@@ -17,11 +17,12 @@ from typing import Self
 
 from robust_slurm.checkpoint import digest
 from robust_slurm.checkpoint.channel import BrokenError, Channel, Message, number_list, numbers
+from robust_slurm.checkpoint.reserve import Reserve
 from robust_slurm.checkpoint.transfer import MAX_NEEDS, ROUNDS, AbandonedError, Offer
 
 _ROOM = 1 << 30  # bytes made room for at once
 _PIECE = 1 << 20  # received, summed and written while it is in the processor's cache
-_AHEAD = 6  # pieces that may wait to be written
+_AHEAD = 6  # pieces that may wait to be summed and written
 
 
 class Behind:
@@ -84,9 +85,9 @@ class Incoming:
     """A file that is being received; torn (first eight bytes zero) until it is complete.
 
     A replica is received straight into a mapping, which is cheapest when the room is used again
-    and again; its pieces are summed by a second thread. What is received once is written instead,
-    by the second thread where there are cores: the first touch of a mapped page costs more than
-    copying it.
+    and again; its pieces are summed by a second thread. What is received once is written instead
+    (by the second thread where there are cores): the first touch of a mapped page costs more than
+    copying it, even where the room has been prepared.
     """
 
     def __init__(
@@ -96,12 +97,14 @@ class Incoming:
         reuse: Incoming | None = None,
         *,
         mapped: bool = True,
+        room: Reserve | None = None,
         busy: Callable[[], None] = lambda: None,
     ) -> None:
         """OSError(ENOSPC) when there is not enough room; a mapped file takes it at once.
 
-        ``reuse``: an older one at the same path whose room may be taken over; ``busy()`` is called
-        now and then while room is being made.
+        ``reuse``: an older one at the same path whose room may be taken over; ``room``: prepared
+        files, of which it takes one if there is any; ``busy()`` is called now and then while room
+        is being made.
         """
         self.path = path
         self.offer = offer
@@ -123,26 +126,37 @@ class Incoming:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        if room is not None and room.take(offer.size, path):
+            flags &= ~(os.O_CREAT | os.O_EXCL)
         self._fd = os.open(path, flags, 0o600)
         try:
-            self._make_room(offer.size, mapped, busy)
+            self._make_room(offer.size, mapped, room, busy)
         except BaseException:
             self.close()
             path.unlink()
             raise
 
-    def _make_room(self, size: int, mapped: bool, busy: Callable[[], None]) -> None:
-        room = os.fstatvfs(self._fd)
-        if room.f_bavail * room.f_frsize < size:
+    def _make_room(
+        self, size: int, mapped: bool, room: Reserve | None, busy: Callable[[], None]
+    ) -> None:
+        if not self._fits(size) and room is not None:
+            room.clear()  # what others could have used is of more use here
+        if not self._fits(size):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.inode = os.fstat(self._fd).st_ino
+        os.ftruncate(self._fd, size)
         if not mapped:
-            os.ftruncate(self._fd, size)
             return
         for at in range(0, size, _ROOM):
             os.posix_fallocate(self._fd, at, min(_ROOM, size - at))
             busy()
         self._map = mmap.mmap(self._fd, size)
+
+    def _fits(self, size: int) -> bool:
+        """Whether there is room for what the file lacks."""
+        there = os.fstatvfs(self._fd)
+        has = os.fstat(self._fd).st_blocks * 512
+        return there.f_bavail * there.f_frsize >= size - has
 
     def _usable(self, path: Path, size: int) -> bool:
         if self._map is None or (self.path, self.offer.size) != (path, size):
@@ -196,7 +210,10 @@ class Incoming:
         """Take what was asked for; the message that is no chunk any more."""
         left = set(self.missing)
         buffers: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
-        for _ in range(_AHEAD if self._map is None else 0):
+        # Where cores are few, to hand pieces over costs more than it gains; one buffer stays in
+        # the cache.
+        do, ahead = (behind.do, _AHEAD) if digest.workers(2) > 1 else (_now, 1)
+        for _ in range(ahead if self._map is None else 0):
             buffers.put(memoryview(bytearray(min(_PIECE, self.offer.size))))
         while (message := channel.receive())["op"] == "chunk":
             index, crc = numbers(message, "index", "crc")
@@ -211,7 +228,7 @@ class Incoming:
             if self._map is not None:
                 self._into_map(channel, behind, chunk, begin + len(head), begin + length)
             else:
-                self._into_file(channel, behind, chunk, begin + len(head), begin + length, buffers)
+                self._into_file(channel, do, chunk, begin + len(head), begin + length, buffers)
             self.received += length
         return message
 
@@ -234,24 +251,22 @@ class Incoming:
     def _into_file(
         self,
         channel: Channel,
-        behind: Behind,
+        do: Callable[[Callable[[], None]], None],
         chunk: _Chunk,
         begin: int,
         end: int,
         buffers: queue.SimpleQueue[memoryview],
     ) -> None:
-        # Where cores are few, to hand it over costs more than it gains.
-        do = behind.do if digest.workers(2) > 1 else _now
         for at in range(begin, end, _PIECE):
             buffer = buffers.get()
             piece = buffer[: min(_PIECE, end - at)]
             channel.receive_into(piece)
-            chunk.add(piece)  # while it is in this processor's cache
-            do(partial(self._write, piece, at, partial(buffers.put, buffer)))
+            do(partial(self._keep, chunk, piece, at, partial(buffers.put, buffer)))
         do(partial(self._arrived, chunk))
 
-    def _write(self, piece: memoryview, at: int, done: Callable[[], None]) -> None:
+    def _keep(self, chunk: _Chunk, piece: memoryview, at: int, done: Callable[[], None]) -> None:
         try:
+            chunk.add(piece)  # then it is in this processor's cache
             while piece:
                 written = os.pwrite(self._fd, piece, at)
                 at += written

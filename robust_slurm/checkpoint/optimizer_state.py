@@ -37,6 +37,8 @@ class OptimizerState:
         """
         self.key = key
         self.optimizer = optimizer
+        self.note = ""
+        """What is odd about the state that was restored."""
         self._names = names
         self._known: Names | None = None
         self._state = Leaves(f"{key}.state", late=trained, shareable=trained)
@@ -73,7 +75,8 @@ class OptimizerState:
             }
             encoded.append({"d": {**body, "params": names}})
         self._groups.end()
-        return {"d": {"state": self._encoded_state, "param_groups": encoded}}
+        kind = type(optimizer).__name__
+        return {"d": {"state": self._encoded_state, "param_groups": encoded, "type": kind}}
 
     def _ask(self) -> tuple[list[dict[str, Any]], Mapping[Any, Any]]:
         """The state of an optimizer with a state_dict() of its own, by parameter again."""
@@ -147,11 +150,13 @@ class OptimizerState:
             parts = dict(state["d"]) if "d" in state else dict(state["m"])
             groups = [dict(group["d"]) for group in groups]
             saved_names = [group.pop("params") for group in groups]
+            kind = encoded["d"].get("type")
         except (KeyError, TypeError, ValueError):
             raise StateError(f"{self.key}: saved from something that is no optimizer") from None
         live = self.optimizer.param_groups
         names = names_in(live, self._names())
         self._compare(names, saved_names)
+        self._compare_types(kind, groups)
         owners: dict[Any, torch.Tensor] = {
             name: parameter
             for known, group in zip(names, live, strict=True)
@@ -187,6 +192,20 @@ class OptimizerState:
                     f"{len(here)}; only here: {', '.join(missing) or 'none'}; only in the "
                     f"snapshot: {', '.join(unknown) or 'none'}"
                 )
+
+    def _compare_types(self, saved: Any, groups: list[dict[str, Encoded]]) -> None:
+        """Raise StateError where the state is that of another kind of optimizer."""
+        here = type(self.optimizer).__name__
+        self.note = ""
+        if not isinstance(saved, str) or saved == here:
+            return
+        lacking = sorted(set(self.optimizer.defaults) - set(groups[0]))
+        if lacking:
+            raise StateError(
+                f"{self.key}: saved from {saved}, it is {here}, of which nothing was saved "
+                f"({', '.join(lacking[:4])})"
+            )
+        self.note = f"{self.key}: the state of {saved} is taken for {here}"
 
     @staticmethod
     def _renew(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -46,7 +47,7 @@ class Job(NamedTuple):
 
 
 class Persister:
-    """A thread and a writer process, both started when there is something to write."""
+    """A thread and a writer process; both start when there is something to write, or ``warm``."""
 
     def __init__(
         self,
@@ -63,12 +64,21 @@ class Persister:
         self._jobs: deque[Job] = deque()
         self._now: Job | None = None
         self._writing = False
+        self._past = False  # it belongs to an epoch that is over
         self._writer: Writer | None = None
         self._thread: threading.Thread | None = None
         self._stop = False
         self._local_failed = False
         self._generation = 0  # of epochs
-        self._done: set[tuple[int, bool]] = set()  # steps of this epoch, and whether committed
+        # Of this epoch, by step:
+        self._written: dict[int, tuple[int, str]] = {}  # bytes, attempt
+        self._commits: dict[int, list[Callable[[str], None]]] = {}  # under way: who waits for it
+        self._committed: set[int] = set()
+
+    def warm(self, destination: Destination) -> None:
+        """Start the writer, so that it has imported what it needs before it is asked."""
+        with contextlib.suppress(WriterError):  # that is said when there is something to write
+            self._ready(destination).start()
 
     def add(self, job: Job) -> None:
         with self._change:
@@ -86,16 +96,32 @@ class Persister:
             return {job.slot for job in jobs if job.slot >= 0}
 
     @property
+    def steps(self) -> set[int]:
+        """Of this epoch, that are being or going to be written."""
+        with self._change:
+            now = [self._now] if self._now and self._writing and not self._past else []
+            return {job.step for job in [*self._jobs, *now]}
+
+    @property
     def pid(self) -> int:
         return self._writer.pid if self._writer is not None else 0
 
     def forget(self, why: str) -> None:
-        """What has not begun yet is not written any more."""
+        """What has not begun yet is not written any more, what waits is not committed.
+
+        Nothing is reported of either, nor of a write under way: its epoch is over.
+        """
         with self._change:
             jobs = list(self._jobs)
             self._jobs.clear()
-            self._done.clear()
+            self._written.clear()
+            self._commits.clear()
+            self._committed.clear()
             self._generation += 1
+            self._past = True
+            writer = self._writer
+        if writer is not None:
+            writer.tell({"op": "give_up"})
         for job in jobs:
             job.finished(Outcome(job.owner, job.step, False, why, "", 0.0, 0))
 
@@ -117,47 +143,39 @@ class Persister:
                     self._change.wait()
                 if self._stop:
                     return
-                self._now, self._writing = self._jobs.popleft(), True
+                self._now, self._writing, self._past = self._jobs.popleft(), True, False
                 job = self._now
-                key = (job.step, job.commit_world > 0)
-                done, generation = key in self._done, self._generation
-            if done:
-                with self._change:
-                    self._now = None
-                job.finished(Outcome(job.owner, job.step, True, "", job.path.name, 0.0, 0))
-                continue
-            self._carry_out(job, generation)
+                generation, done = self._generation, self._written.get(job.step)
+            self._carry_out(job, generation, done)
 
-    def _carry_out(self, job: Job, generation: int) -> None:
+    def _carry_out(self, job: Job, generation: int, done: tuple[int, str] | None) -> None:
+        """``done``: what came of writing this step before."""
         began = time.monotonic()
         why, count, attempt = "", 0, ""
         try:
-            count, attempt = self._write(job)
+            count, attempt = done or self._write(job)
         except (WriterError, LayoutError) as err:
             why = str(err)
         except OSError as err:
             why = f"{job.path.name} cannot be read: {err.strerror or err}"
         with self._change:
             self._writing = False
+            current = generation == self._generation
+            if current and not why:
+                self._written[job.step] = count, attempt
         self._changed()
         seconds = time.monotonic() - began
-        if job.destination.directory:
+        if current and done is None:
             self._emit(Persisted(job.owner, job.step, not why, why, seconds, count))
         with self._change:
             self._now = None
 
         def end(why: str) -> None:
-            with self._change:
-                if not why and generation == self._generation:
-                    self._done.add((job.step, job.commit_world > 0))
             name = job.path.name
             job.finished(Outcome(job.owner, job.step, not why, why, name, seconds, count))
 
         if job.commit_world and job.destination.directory:
-            # It waits for the other ranks; what comes next must not wait for it.
-            threading.Thread(
-                target=self._commit, args=(job, attempt, why, end), name="ckpt-commit", daemon=True
-            ).start()
+            self._begin_commit(job, attempt, why, end, generation)
         else:
             end(why)
 
@@ -185,29 +203,68 @@ class Persister:
         written = answer.get("bytes", 0)
         return (written if isinstance(written, int) else 0), attempt
 
-    def _commit(self, job: Job, attempt: str, why: str, end: Callable[[str], None]) -> None:
-        """In a thread: commit what was written (``why`` not: ""), and say how that went."""
+    def _begin_commit(
+        self, job: Job, attempt: str, why: str, end: Callable[[str], None], generation: int
+    ) -> None:
+        """Commit what was written (``why`` not: ""); ``end`` is told how that went.
+
+        It waits for the other ranks; what comes next must not wait for it. One at a time for a
+        step: who asks again waits for the same.
+        """
+        with self._change:
+            current = generation == self._generation
+            done = current and job.step in self._committed
+            waiting = self._commits.get(job.step) if current and not why else None
+            if waiting is not None:
+                waiting.append(end)
+                return
+            ends = [end]
+            if current and not why and not done:
+                self._commits[job.step] = ends
+        if why and current:
+            self._emit(Committed(job.step, False, why))
+        if why or done or not current:
+            end(why or ("" if done else "its epoch is over"))
+            return
+        threading.Thread(
+            target=self._commit, args=(job, attempt, ends, generation), name="ckpt-commit",
+            daemon=True,
+        ).start()  # fmt: skip
+
+    def _commit(
+        self, job: Job, attempt: str, ends: list[Callable[[str], None]], generation: int
+    ) -> None:
+        why = ""
         request = {
             "op": "commit", "directory": job.destination.directory, "step": job.step,
             "world": job.commit_world, "attempt": attempt, "wait": job.commit_wait,
             "keep": job.destination.keep,
         }  # fmt: skip
-        if not why:
-            try:
-                self._ask(job, request, job.commit_wait + self._write_deadline)
-            except WriterError as err:
-                why = str(err)
-        self._emit(Committed(job.step, not why, why))
-        end(why)
+        try:
+            self._ask(job, request, job.commit_wait + self._write_deadline)
+        except WriterError as err:
+            why = str(err)
+        with self._change:
+            current = generation == self._generation
+            if current:
+                del self._commits[job.step]
+                self._committed |= set() if why else {job.step}
+        if current or not why:
+            self._emit(Committed(job.step, not why, why))
+        for end in ends:
+            end(why)
 
     def _ask(self, job: Job, request: dict[str, Any], deadline: float) -> dict[str, Any]:
+        return self._ready(job.destination).request(request, deadline)
+
+    def _ready(self, destination: Destination) -> Writer:
+        """Raises WriterError."""
         with self._change:
             if self._stop:
                 raise WriterError("the store is closing")
             if self._writer is None:
-                self._writer = Writer(self._command(job.destination.python))
-            writer = self._writer
-        return writer.request(request, deadline)
+                self._writer = Writer(self._command(destination.python))
+            return self._writer
 
     def _to_disk(self, local: LocalDisk, fd: int, record: Record) -> None:
         try:

@@ -81,6 +81,8 @@ class Resume(NamedTuple):
     """One for each node and owner."""
     passed: tuple[Passed, ...]
     lines: tuple[str, ...]
+    copies: Copies
+    """Of this step in memory, by owner."""
 
     def shards(self, node: str) -> dict[int, str]:
         """Owner → file name in the node's directory, once all transfers to it are done."""
@@ -125,22 +127,23 @@ def plan(
     committed = max((entry for entry in durable if entry[0] > 0), default=None)
     files: dict[str, dict[int, str]] = {}
     transfers: list[Transfer] = []
+    copies: Copies = {}
     if committed is not None and (newest is None or committed[0] > newest[0]):
         step, saved_by = committed
         told = "" if saved_by == world else f", saved by a world of {saved_by}"
         tier = "shared"
         head = f"resumed step {step} from disk{told}"
     elif newest is not None:
-        step, tier = newest[0], "memory"
-        files, transfers = _sources(sets[newest], seats, world)
+        step, tier, copies = newest[0], "memory", sets[newest]
+        files, transfers = _sources(copies, seats, world)
         head = _summary(step, files, transfers)
     else:
         step, tier = 0, ""
         head = "nothing to resume from"
-    for (at, epoch), copies in sorted(sets.items(), reverse=True):
+    for (at, epoch), others in sorted(sets.items(), reverse=True):
         if at > step or (at == step and (at, epoch) != newest):
             why = INCOMPLETE if at > step else ELSEWHERE
-            passed += [_passed(copy, why) for found in copies.values() for copy in found]
+            passed += [_passed(copy, why) for found in others.values() for copy in found]
     moved = [f"rank {t.owner}: {t.source} → {t.target} on {t.node} ({t.tier})" for t in transfers]
     skipped = [
         f"passed over: rank {p.owner} step {p.step} on {p.node}: {p.why}"
@@ -148,7 +151,35 @@ def plan(
         if p.step >= step and not p.why.startswith("its step")
     ]
     shown = (head, *_few(lines), *_few(moved), *_few(skipped))
-    return Resume(step, tier, files, tuple(transfers), tuple(passed), shown)
+    return Resume(step, tier, files, tuple(transfers), tuple(passed), shown, copies)
+
+
+def late(
+    resume: Resume,
+    rank: int,
+    seat: Seat,
+    here: Collection[int],
+    failed: Collection[tuple[str, int, int]] = (),
+) -> tuple[Transfer, ...]:
+    """What a rank lacks that runs elsewhere than planned; ``here``: owners its node has."""
+    found = []
+    if rank in resume.copies:
+        for owner in sorted({rank, *resume.copies[rank][0].holding.needs}.difference(here)):
+            choice = [
+                copy
+                for copy in resume.copies[owner]
+                if (copy.place.store, owner, copy.holding.step) not in failed
+            ]
+            if not choice:
+                continue
+            place, held = min(choice, key=lambda c: (c.place.node != seat.node, *_nearness(c)))
+            found.append(
+                Transfer(
+                    owner, held.step, place.store, place.host, place.port,
+                    seat.store, seat.node, held.size, held.tier,
+                )
+            )  # fmt: skip
+    return tuple(found)
 
 
 def usable(

@@ -169,9 +169,9 @@ class Rank:
             self._told_held = self.held
             self.tell({"op": "kept", "step": step, "held": sorted(self._told_held)})
 
-    def saved(self, step: int, size: int, copy_s: float, blocked_s: float) -> None:
+    def saved(self, step: int, size: int, copy_s: float, blocked_s: float, epoch: int) -> None:
         with self.lock:
-            self._saved = Saved(self.number, step, self._replicated, size, copy_s, blocked_s)
+            self._saved = Saved(self.number, step, self._replicated, size, copy_s, blocked_s, epoch)
             self._unsaid = True
         self._report_soon()
 

@@ -36,8 +36,13 @@ def from_memory(state: State, client: Client, plan: Mapping[str, Any]) -> int:
         name = str(plan["shards"].get(str(rank), ""))
         path = directory / name
         try:
-            if not name or Path(name).name != name:
-                raise OSError(f"the plan has no file of rank {rank}: {name!r}")
+            if not name:
+                raise CheckpointError(
+                    f"step {step} cannot be restored: rank {rank}'s snapshot was not brought to "
+                    f"this node, where rank {state.rank} was not expected; at the next start it is"
+                )
+            if Path(name).name != name:
+                raise OSError(f"the plan names {name!r}")
             snapshot, where = read_snapshot(str(path))
             if (snapshot.rank, snapshot.step) != (rank, step):
                 raise OSError(f"it is step {snapshot.step} of rank {snapshot.rank}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import torch
 
 from .layout import SUFFIX
+from .reserve import free
+from .sizes import megabytes
 from .slots import OWN
 
 REPLICAS = 3  # of another rank
@@ -48,27 +49,7 @@ def check_room(directory: str, size: int, local_ranks: int, *, replicas: bool) -
     if room >= bound:
         return True, ""
     what = (
-        f"snapshots of about {size / 1e9:.3g} GB each: up to {bound / 1e9:.3g} GB are needed in "
-        f"{directory} for the ranks of this node, {room / 1e9:.3g} GB are free"
+        f"snapshots of about {megabytes(size)} each: up to {megabytes(bound)} are needed in "
+        f"/dev/shm (a tmpfs) for the ranks of this node, {megabytes(room)} are free"
     )
     return room >= OWN * size, what
-
-
-def free(directory: str) -> int:
-    """Bytes that can be put there: what the file system and this process's cgroup allow."""
-    about = os.statvfs(directory)
-    room = about.f_bavail * about.f_frsize
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-        (path,) = [line[3:] for line in lines if line.startswith("0::")]
-    except (OSError, ValueError):
-        return room
-    group = Path("/sys/fs/cgroup") / path.lstrip("/")
-    for each in (group, *group.parents):  # every level has a limit of its own
-        try:
-            limit = (each / "memory.max").read_text().strip()
-            if limit != "max":
-                room = min(room, int(limit) - int((each / "memory.current").read_text()))
-        except (OSError, ValueError):
-            continue
-    return max(room, 0)

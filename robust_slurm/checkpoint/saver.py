@@ -17,9 +17,11 @@ from typing import Any
 
 import torch
 
+from .chosen import Chosen
 from .client import Client
 from .layout import Snapshot
 from .options import Options
+from .sizes import exceeds, megabytes
 from .slots import Form, Ring
 from .snapshot import Copier, Copy, TornError
 from .state import Item, State
@@ -43,11 +45,17 @@ class Saver:
         steady: bool,
         stats: Stats,
         say: Callable[[str], None],
+        expected: int,
+        room: Callable[[int], tuple[bool, str]],
     ) -> None:
         """``patient``: the optimizer waits for the replica too. ``steady``: the optimizers tell
-        before they change anything, so it can be copied in the background."""
+        before they change anything, so it can be copied in the background. ``expected``: bytes of
+        a snapshot by estimate; ``room``: whether there is room for snapshots of a size, and what
+        to tell the user."""
         self._state, self._client, self._about, self._options = state, client, about, options
         self._patient, self._steady, self._stats, self._say = patient, steady, stats, say
+        self._expected, self._room = expected, room
+        self.durable = Chosen(client, options.every, asked=patient)
         own = {int(each["slot"]): int(each["step"]) for each in client.welcome.get("own", ())}
         self._ring: Ring | None = Ring(Path(client.welcome["directory"]), about.rank, own)
         self._on_disk = False
@@ -69,9 +77,13 @@ class Saver:
         self._persisted = -1
         self._unchanged = False  # since the last save(), as far as the optimizers tell
 
-    def abandon(self, step: int) -> None:
-        """Steps after ``step`` are no longer this training's past."""
+    def abandon(self, step: int, *, at_once: bool = False) -> None:
+        """Steps after ``step`` are no longer this training's past.
+
+        ``at_once``: the next one goes to the durable tier, as only memory has ``step``.
+        """
         self.last = self._persisted = step
+        self.durable.at_once = at_once
         if self._ring is not None:
             self._ring.abandon(step)
 
@@ -85,20 +97,22 @@ class Saver:
 
     def _save(self, step: int) -> None:
         self.settle()
-        every = self._options.every
-        persist = (every > 0 and step % every == 0) or self._client.wants(step)
+        persist = self.durable.takes(step)
         if self._client.dead:
             raise RuntimeError(f"the checkpoint store is gone ({self._client.dead})")
         self._unchanged = True
         self.last = step
-        if self._ring is None or (self._on_disk and not persist):
-            return
-        self._take(step, self._ring, persist)
+        if self._ring is not None and (persist or not self._on_disk):
+            self._take(step, persist)
 
-    def _take(self, step: int, ring: Ring, persist: bool) -> None:
+    def _take(self, step: int, persist: bool) -> None:
         """Begin the snapshot of the live state."""
         items, values = self._state.capture()
         form = self._form_of(items)
+        self._look_at_room(form.plan.size)
+        ring = self._ring
+        if ring is None or (self._on_disk and not persist):
+            return
         slot = ring.take(self._client.held())
         if slot is None:
             self._client.wait_free(2, self._options.replica_wait)
@@ -117,6 +131,17 @@ class Saver:
         self._copy, self._waited = copy, not self._patient
         self._persisted = step if persist else self._persisted
         self._copier.submit(lambda: self._finish(copy, persist, over))
+
+    def _look_at_room(self, size: int) -> None:
+        """Only now it is known how much there is to save: loader and extra are in no estimate."""
+        if self._on_disk or not exceeds(size, self._expected):
+            return
+        self._expected = size
+        enough, text = self._room(size)
+        if not enough:
+            self.leave_memory(text)
+        elif text:
+            self._say(text)
 
     def before_change(self) -> None:
         """The optimizer is about to change what is being copied. Raises nothing."""
@@ -163,7 +188,7 @@ class Saver:
             if not self._client.wait_free(1, timeout):  # the store takes one at a time
                 return f"an older step was not written in {timeout:.0f} s"
             if self._unchanged and self._persisted != self.last:
-                self._take(self.last, self._ring, persist=True)
+                self._take(self.last, persist=True)
                 self.settle()
             if self._persisted != self.last:
                 return f"step {self.last} is no longer in memory"
@@ -271,12 +296,11 @@ class Saver:
                 self._ring, self._on_disk = Ring(staging, self._about.rank, {}, own=1), True
             except OSError as error:
                 reason = f" ({error})"
-        where = ring.directory
         self._say(
             f"{why}: no snapshots in memory, so a restart begins at the last durable step. "
             + (f"Durable checkpoints go on by way of {staging}. " if self._on_disk else "")
             + ("" if self._on_disk else f"There are no durable ones either{reason}. ")
-            + f"Make {where} larger, or save less; training goes on"
+            + f"Make {_memory(ring)} larger, or save less; training goes on"
         )
 
     def _staging(self) -> Path | None:
@@ -289,4 +313,10 @@ class Saver:
     def _no_room_for(self, error: OSError) -> str:
         size = self._form.plan.size if self._form is not None else 0
         where = self._ring.directory if self._ring is not None else ""
-        return f"a snapshot of {size / 1e9:.3g} GB finds no room in {where} ({error.strerror})"
+        return f"a snapshot of {megabytes(size)} finds no room in {where} ({error.strerror})"
+
+
+def _memory(ring: Ring) -> str:
+    """What holds its files, as somebody can change it."""
+    is_shm = ring.directory.is_relative_to("/dev/shm")
+    return "/dev/shm (a tmpfs) or the job's --mem" if is_shm else f"the disk of {ring.directory}"

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from robust_slurm import heartbeat
@@ -49,16 +50,19 @@ class Session:
         """Restore; the step, 0 on a fresh start. Raises CheckpointError, and TypeError for a value
         that cannot be saved."""
         plan = self.client.welcome.get("restore") if self.client is not None else None
-        if self.client is not None and plan is not None and plan["tier"] == "memory":
+        in_memory = plan is not None and plan["tier"] == "memory"
+        if self.client is not None and plan is not None and in_memory:
             step = from_memory(self._state, self.client, plan)
         else:
             step = from_durable(
                 self._state, self._objects, self._options.directory, self.world, self.mesh,
                 None if plan is None else int(plan["step"]), self.say,
             )  # fmt: skip
+        for note in self._state.notes if self.world.rank == 0 else ():
+            self.say(note)
         if self.saver is not None:
             self._try_to_capture()
-            self.saver.abandon(step)
+            self.saver.abandon(step, at_once=in_memory)
         if step and self.client is not None:
             self.client.say("resumed", step=step)
         self._leave_memory()
@@ -144,13 +148,16 @@ class Session:
         except (StoreGoneError, OSError) as error:
             self.say(f"nothing is saved: {error}")
             return
+        room = partial(
+            check_room, self.client.welcome["directory"], local_ranks=world.local_size,
+            replicas=self.store is None,
+        )  # fmt: skip
         self.saver = Saver(
             self._state, self.client, about, choice,
             patient=self.store is None, steady=self._steady, stats=self._stats, say=self.say,
+            expected=size, room=room,
         )  # fmt: skip
-        enough, text = check_room(
-            self.client.welcome["directory"], size, world.local_size, replicas=self.store is None
-        )
+        enough, text = room(size)
         if not enough:
             self._no_room = text  # what is there may still be needed to resume from
         elif text:
@@ -203,10 +210,10 @@ class Session:
             return
         self._state.unshare()
         if self.saver is not None and self.client is not None:
-            last = self.saver.last
+            last, at_once = self.saver.last, self.saver.durable.at_once
             self.saver.close()
             self.client.close()
             self.saver = self.client = None
             self._connect()
             if self.saver is not None:
-                self.saver.abandon(last)
+                self.saver.abandon(last, at_once=at_once)

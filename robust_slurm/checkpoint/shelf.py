@@ -174,6 +174,19 @@ class Shelf:
         except OSError as err:
             return f"cannot be read: {err.strerror or err}"
 
+    def watch(self, fd: int, record: Record) -> Callable[[], str]:
+        """``overwritten``, to be asked often: as long as the header is the same it is not read anew
+        (which takes longer than a chunk of the file takes to be sent)."""
+        head = _head(fd, record.size)
+        first = self.overwritten(fd, record)
+
+        def still() -> str:
+            if first:
+                return first
+            return "" if _head(fd, record.size) == head else self.overwritten(fd, record)
+
+        return still
+
     def verify(self, record: Record, threads: int) -> Holding | None:
         """Read the whole file (nothing with 0 threads). None when another has taken its place."""
         why = record.bad
@@ -229,9 +242,14 @@ class Shelf:
 
 def read_header(fd: int, size: int) -> layout.Snapshot:
     """Raises LayoutError, OSError."""
+    return layout.parse_header(_head(fd, size), size)[0]
+
+
+def _head(fd: int, size: int) -> bytes:
+    """The header's length and the header, of a file of ``size`` bytes. Raises OSError."""
     head = os.pread(fd, 8, 0)
-    length = min(int.from_bytes(head, "little"), layout.MAX_HEADER + 1)
-    return layout.parse_header(head + os.pread(fd, min(length, size), 8), size)[0]
+    length = min(int.from_bytes(head, "little"), layout.MAX_HEADER + 1, size)
+    return head + os.pread(fd, length, 8)
 
 
 def header_of(fd: int, record: Record) -> str:

@@ -220,6 +220,11 @@ class State:
             if isinstance(section, PlainValue)
         }
 
+    @property
+    def notes(self) -> list[str]:
+        """What is odd about the state that was restored, though it fits."""
+        return [s.note for s in self._all() if isinstance(s, OptimizerState) and s.note]
+
     def _all(self) -> Iterator[Section]:
         for tree in self._tree.values():
             yield from _flat(tree)

@@ -40,6 +40,7 @@ from robust_slurm.checkpoint.events import (
 from robust_slurm.checkpoint.fetching import Fetcher
 from robust_slurm.checkpoint.persist import COMMIT_WAIT
 from robust_slurm.checkpoint.replicas import PeerServer
+from robust_slurm.checkpoint.reserve import Reserve
 from robust_slurm.checkpoint.shelf import Record, Shelf
 from robust_slurm.checkpoint.transfer import Offer
 
@@ -78,6 +79,7 @@ class Store:
         job = job or os.environ.get("SLURM_JOB_ID", "nojob")
         settings = Settings(key, bandwidth, local_directory, job, patience, write_deadline)
         self._shelf = Shelf(directory)
+        self.room = Reserve(directory, name)
         self._peers: PeerServer | None = None
         self._desk = Desk(self._shelf, settings, emit, self._wake, self._prune)
         self._door = Door(self._desk.take, self._desk.gone)
@@ -130,6 +132,7 @@ class Store:
         def unwanted(record: Record) -> bool:
             return record.step > keep and record.file not in planned
 
+        self.room.clear()  # the ranks need it now
         self._desk.begin(epoch, restore)
         self._door.close_all()
         if self._peers is not None:
@@ -162,6 +165,7 @@ class Store:
                 self._shelf,
                 self._key,
                 self._desk.archive.local(),
+                self.room,
                 self._patience,
                 digest.workers(4),
             )
@@ -169,7 +173,7 @@ class Store:
             if self._closed:
                 fetcher.stop()
         try:
-            return fetcher.run(wanted, deadline)
+            return self._desk.awaited.fetch(lambda: fetcher.run(wanted, deadline))
         finally:
             with self._lock:
                 self._fetchers.discard(fetcher)
@@ -226,6 +230,7 @@ class Store:
             for fetcher in self._fetchers:
                 fetcher.stop()
         self._wake()
+        self.room.close()
         threads = [self._keeper, *self._door.stop()]
         if self._peers is not None:
             threads += self._peers.stop()

@@ -2,9 +2,10 @@
 
 One JSON object a line comes in on stdin and one goes out on stdout for each: ``write`` and
 ``commit`` (see ``_write`` and ``_commit``). Writes are done one after the other; commits, which may
-have to wait for other ranks, run beside them. Lives until stdin is closed, or SIGKILL: the signals
-of a job that ends reach it too, and that is when the last step is written. Runs at the lowest
-priority, without touching a GPU. A request that fails is answered with why, and ends nothing.
+have to wait for other ranks, run beside them until ``give_up``, which has no answer. Lives until
+stdin is closed, or SIGKILL: the signals of a job that ends reach it too, and that is when the last
+step is written. Runs at the lowest priority, without touching a GPU. A request that fails is
+answered with why, and ends nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,7 +37,7 @@ class Writer:
 
     def __init__(self, reply: Callable[[Reply], None]) -> None:
         self._reply = reply
-        self._stop = threading.Event()
+        self._stop = threading.Event()  # of the commits that wait
         self._commits: list[threading.Thread] = []
         self._known: set[Path] = set()
 
@@ -51,11 +53,13 @@ class Writer:
                 self._answer(request, self._write)
             elif request["op"] == "commit":
                 self._commits = [t for t in self._commits if t.is_alive()]
-                thread = threading.Thread(
-                    target=self._answer, args=(request, self._commit), daemon=True
-                )
+                work = partial(self._commit, stop=self._stop)
+                thread = threading.Thread(target=self._answer, args=(request, work), daemon=True)
                 self._commits.append(thread)
                 thread.start()
+            elif request["op"] == "give_up":
+                self._stop.set()
+                self._stop = threading.Event()
             else:
                 raise ValueError(f"op {request['op']!r}")
         except (ValueError, KeyError, TypeError, RecursionError) as err:
@@ -92,7 +96,7 @@ class Writer:
         done = write(text(request["source"]), self._base(request), _attempt(request), expected)
         return {"op": "written", **done._asdict()}
 
-    def _commit(self, request: Reply) -> Reply:
+    def _commit(self, request: Reply, stop: threading.Event) -> Reply:
         """directory, step, world, attempt, wait (seconds), keep."""
         from .commit import Request, commit
 
@@ -107,7 +111,7 @@ class Writer:
                 self._base(request), count(request["step"]), world, _attempt(request), wait,
                 count(request["keep"]),
             ),
-            self._stop,
+            stop,
         )  # fmt: skip
         return {"op": "committed", **done._asdict()}
 

@@ -122,6 +122,20 @@ class Writer:
             raise WriterError(str(answer.get("why", "the writer gave no reason"))[:2000])
         return answer
 
+    def start(self) -> None:
+        """Before it is asked. Raises WriterError."""
+        with self._lock:
+            self._running()
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """What needs no answer, if it runs."""
+        with self._lock:
+            stdin = self._process.stdin if self._process is not None else None
+            if stdin is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    stdin.write(json.dumps(message).encode() + b"\n")
+                    stdin.flush()
+
     def close(self) -> None:
         with self._lock:
             self._closed = True

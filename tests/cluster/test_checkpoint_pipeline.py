@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from ckpt_jobs import Undisturbed, undisturbed
 from conftest import LabFactory
@@ -42,15 +44,22 @@ def test_pipeline_lost_then_two_nodes_one_amid_the_recovery_of_the_other(
 
 @pytest.mark.timeout(400)
 def test_torchrun_with_a_pipeline_on_each_node(new_lab: LabFactory, pipelines: Undisturbed) -> None:
-    """Several ranks in one task; the loss of a node is that of a pipeline."""
-    lab = new_lab(nodes=3, standby=0)
+    """Several ranks in one task; the loss of a node is that of a pipeline.
+
+    c10d numbers nodes by name: the newcomer becomes the first, and all ranks change their node.
+    """
+    lab = new_lab(nodes=1, standby=2)
     training = pipelines.job(lab)
     torchrun = "torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d"
-    torchrun += " --rdzv-endpoint=$(hostname):29513"
-    command = f"robust-srun --robust-spares=1 {torchrun} {training.words()}"
-    training.submit(command, ["-N3", "--ntasks-per-node=1", "-c2"])
+    torchrun += f" --rdzv-endpoint=$(hostname):29513 --max-restarts=1 {training.words('--apart')}"
+    command = f"robust-srun --robust-standby-partition=train {torchrun}"
+    training.submit(command, ["-pstandby", "-N2", "--ntasks-per-node=1", "-c2"])
     training.wait_saved(4)
-    lab.crash("n2")
+    lab.crash("s2")
     training.check_ended()
     (record,) = training.check_lost(1)
-    assert (record["action"], record["swaps"]) == ("swap_spare", [["n2", "n3"]])
+    assert (record["action"], record["swaps"]) == ("swap_companion", [["s2", "n1"]])
+    assert training.says("--max-restarts=1 is set to 0"), training.out()
+    assert not training.events("unexpected_seat"), training.story()
+    first = re.findall(r"rank 0: \S+ → \S+ on (\w+)", "\n".join(record["restored"]))
+    assert first == ["n1"], record

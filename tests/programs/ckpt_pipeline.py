@@ -31,14 +31,14 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=6, gamma=0.7)
 seed(100 + rank)
 reader = Reader(pipeline, pipelines)
-mesh = {"dp": pipelines, "pp": 2}
+mesh = {"pipelines" if args.apart else "dp": pipelines, "pp": 2}
 training = Training(args, rank, reader, model, optimizer, {"schedule": schedule}, mesh)
 
 
 def forward_and_back(inputs: Tensor, targets: Tensor) -> Tensor:
     """All samples of the step, one after another through both stages; the loss, in both."""
     losses = torch.zeros(BATCH)
-    for i in range(len(inputs)):
+    for i in range(BATCH):
         if stage == 0:
             hidden = model(inputs[i])
             dist.send(hidden.detach(), rank + 1)

@@ -48,6 +48,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--ballast", type=int, default=0, help="more parameters, bytes per rank")
     parser.add_argument("--directory", help="of the durable checkpoints")
     parser.add_argument("--every", type=int, help="steps between the durable checkpoints")
+    parser.add_argument("--apart", action="store_true", help="each rank saves all of its own")
     parser.add_argument("--bare", action="store_true", help="without a Checkpointer")
     return parser.parse_args()
 

@@ -1,0 +1,163 @@
+"""What lies beside the data of a durable step: parts and manifests, and how they are read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_steps import a_step, entry, part
+
+from robust_slurm.checkpoint import durable
+from robust_slurm.checkpoint.durable_files import (
+    DurableError,
+    digest_inside,
+    digest_of,
+    is_plain_name,
+    open_inside,
+    read_inside,
+    write_whole,
+)
+from robust_slurm.checkpoint.durable_parts import (
+    encode_part,
+    parse_part,
+)
+
+STDLIB_MODULES = (
+    "durable", "durable_files", "durable_parts", "durable_merge", "durable_prune",
+    "durable_verify", "listing", "listing_render", "cli",
+)  # fmt: skip
+
+
+def test_the_tools_need_no_torch() -> None:
+    code = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None\n" + "".join(
+        f"import robust_slurm.checkpoint.{name}\n" for name in STDLIB_MODULES
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_part_survives_being_written() -> None:
+    made = part(
+        1, [entry("model.w", (3, 2), "block", whole=(6, 2), at=(3, 0)), entry("s", ())],
+        mesh={"dp": 2}, plain=["optimizer.param_groups.0.lr"],
+        groups=[("optimizer.param_groups.0", ("w",))],
+    )._replace(paths={"model.w": ("model", "w", 3)})  # fmt: skip
+    assert parse_part(encode_part(made)) == made
+
+
+def change(path: Sequence[str | int], value: Any) -> Any:
+    return pytest.param(path, value, id=".".join(map(str, path)) + f"={value!r}"[:30])
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        change(["version"], 2),
+        change(["attempt"], "../x"),
+        change(["attempt"], "__0"),
+        change(["files", 0, 0], "../../etc/passwd"),
+        change(["files", 0, 0], "a/b"),
+        change(["files", 0, 1], -1),
+        change(["files", 0, 1], True),
+        change(["files", 0, 1], 0),
+        change(["places", 0], [1, 0, 1]),
+        change(["places", 0], [0, 999, 2]),
+        change(["places", 0], [0, 0, 39]),
+        change(["places"], []),
+        change(["snapshot", "rank"], -1),
+        change(["snapshot", "entries", 0, 1], "pickle"),
+        change(["snapshot", "entries", 0, 2], [1 << 70]),
+        change(["snapshot", "entries", 0, 2], [11]),
+        change(["snapshot", "entries", 0, 5], [0, 0]),
+        change(["paths"], {"model.w": []}),
+        change(["snapshot"], None),
+    ],
+)
+def test_a_part_that_cannot_be_ours_is_refused(path: Sequence[str | int], value: Any) -> None:
+    data = json.loads(encode_part(part(0, [entry("model.w", (10,))])))
+    at = data
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    with pytest.raises(ValueError):
+        parse_part(json.dumps(data).encode())
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+        max_leaves=10,
+    )
+)
+def test_arbitrary_json_is_neither_a_part_nor_a_manifest(data: Any) -> None:
+    raw = json.dumps(data).encode()
+    for parse in (parse_part, durable.parse_manifest):
+        with pytest.raises(ValueError):
+            parse(raw)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"version":1}'])
+def test_broken_json_is_a_value_error(raw: bytes) -> None:
+    for parse in (parse_part, durable.parse_manifest):
+        with pytest.raises(ValueError):
+            parse(raw)
+
+
+def test_a_manifest_needs_every_rank_once(tmp_path: Path) -> None:
+    where = a_step(tmp_path, 1)
+    data = json.loads((where / "manifest.json").read_bytes())
+    for parts in (data["parts"][:1], data["parts"][::-1], [data["parts"][0]] * 2):
+        with pytest.raises(ValueError, match="rank"):
+            durable.parse_manifest(json.dumps({**data, "parts": parts}).encode())
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "/x", "a\0b", "a\n", "-x", "..x", "x" * 300]
+)
+def test_names_that_lead_elsewhere(name: str, tmp_path: Path) -> None:
+    assert not is_plain_name(name)
+    with pytest.raises(OSError):
+        open_inside(tmp_path, name)
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "in" / "link").symlink_to("../secret")
+    (tmp_path / "dir").symlink_to("in")
+    (tmp_path / "in" / "file").write_text("x")
+    with pytest.raises(OSError):
+        read_inside(tmp_path / "in", "link", 100)
+    with pytest.raises(OSError):
+        read_inside(tmp_path / "dir", "file", 100)
+
+
+def test_a_pipe_does_not_hang_and_large_files_are_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="regular"):
+        read_inside(tmp_path, "pipe", 10)
+    (tmp_path / "file").write_bytes(bytes(11))
+    with pytest.raises(DurableError, match="larger"):
+        read_inside(tmp_path, "file", 10)
+
+
+def test_write_whole_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_whole(path, b"one")
+    write_whole(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_both_digests_agree(tmp_path: Path) -> None:
+    raw = os.urandom(100_000)
+    (tmp_path / "x").write_bytes(raw)
+    assert digest_inside(tmp_path, "x") == (len(raw), digest_of(raw))

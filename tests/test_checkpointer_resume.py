@@ -1,0 +1,127 @@
+"""The user's class after a restart: what it goes on from, and files that cannot be used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from checkpointed_training import Training, fake_store, restart
+from fake_checkpoint_store import FakeStore
+
+from robust_slurm import Checkpointer, CheckpointError
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore]:
+    with fake_store(tmp_path / "s", monkeypatch) as made:
+        yield made
+
+
+def test_a_restart_from_memory_goes_on_bit_by_bit(store: FakeStore) -> None:
+    first = Training()
+    first.ckpt.resume()
+    losses = first.run(1, 8)
+    first.ckpt.close()
+    (file,) = [m["file"] for m in store.wait("saved", 8) if m["step"] == 6]
+    second = Training()
+    torch.randn(100)
+    restart(store, 6, file)
+    assert second.ckpt.resume() == 6
+    assert store.wait("resumed")[0]["step"] == 6
+    assert second.ckpt.extra["note"] == "after 6"
+    assert second.run(7, 8) == losses[6:]
+    second.ckpt.close()
+
+
+def test_after_a_restart_the_slots_of_abandoned_steps_go_first(store: FakeStore) -> None:
+    first = Training()
+    first.ckpt.resume()
+    first.run(1, 6)
+    first.ckpt.close()
+    slots = {m["step"]: m["slot"] for m in store.wait("saved", 6)[3:]}
+    store.welcome["own"] = [{"slot": slot, "step": step} for step, slot in slots.items()]
+    restart(store, 5, f"own-0-{slots[5]}.safetensors")
+    second = Training()
+    second.ckpt.resume()
+    second.step(6)
+    assert store.wait("saved", 7)[-1]["slot"] == slots[6]
+    second.ckpt.close()
+
+
+@pytest.mark.parametrize("damage", ["gone", "torn", "other step", "cut", "a path"])
+def test_a_file_of_the_plan_that_cannot_be_used_is_told_and_ends_the_rank(
+    store: FakeStore, damage: str
+) -> None:
+    first = Training()
+    first.ckpt.resume()
+    first.run(1, 2)
+    first.ckpt.close()
+    path = store.path.parent / store.wait("saved", 2)[1]["file"]
+    step, name = 2, path.name
+    if damage == "gone":
+        path.unlink()
+    elif damage == "torn":
+        with path.open("r+b") as file:
+            file.write(bytes(8))
+    elif damage == "cut":
+        os.truncate(path, path.stat().st_size - 1)
+    elif damage == "other step":
+        step = 3
+    else:
+        name = f"../s/{name}"
+    store.welcome["restore"] = {"step": step, "shards": {"0": name}, "tier": "memory"}
+    second = Training()
+    before = [p.clone() for p in second.model.parameters()]
+    with pytest.raises(CheckpointError, match="cannot be restored"):
+        second.ckpt.resume()
+    assert store.wait("unusable")[0]["file"] == name
+    assert all(map(torch.equal, before, second.model.parameters()))
+    second.ckpt.close()
+
+
+def test_a_rank_without_a_file_in_the_plan_calls_none_bad(store: FakeStore) -> None:
+    store.welcome["restore"] = {"step": 2, "shards": {"1": "own-1-2.safetensors"}, "tier": "memory"}
+    training = Training()
+    with pytest.raises(CheckpointError, match="rank 0's snapshot was not brought to this node"):
+        training.ckpt.resume()
+    training.ckpt.close()
+    assert not store.said("unusable")
+
+
+def test_files_of_other_ranks_of_the_node_are_left_alone(store: FakeStore) -> None:
+    """In a pipeline they hold other tensors of equal names."""
+    first = Training()
+    first.ckpt.resume()
+    losses = first.run(1, 3)
+    first.ckpt.close()
+    restart(store, 2, store.wait("saved", 3)[1]["file"])
+    (store.path.parent / "own-1-0.safetensors").write_bytes(bytes(100))
+    store.welcome["restore"]["shards"]["1"] = "own-1-0.safetensors"
+    second = Training()
+    assert second.ckpt.resume() == 2
+    assert second.run(3, 3) == losses[2:]
+    second.ckpt.close()
+
+
+def test_another_model_is_an_error_that_says_so(store: FakeStore) -> None:
+    first = Training()
+    first.ckpt.resume()
+    first.run(1, 1)
+    first.ckpt.close()
+    restart(store, 1, store.wait("saved")[0]["file"])
+    other = Checkpointer(model=torch.nn.Linear(3, 3))
+    with pytest.raises(CheckpointError, match="does not fit this script") as failed:
+        other.resume()
+    assert failed.value.__suppress_context__  # one traceback, not two
+    other.close()
+
+
+def test_resume_is_called_once_and_first(store: FakeStore) -> None:
+    training = Training()
+    training.ckpt.resume()
+    with pytest.raises(CheckpointError, match="once"):
+        training.ckpt.resume()
+    training.ckpt.close()
