@@ -33,15 +33,27 @@ def companion_minutes(job: Job, partition: Partition, now: float) -> int:
     return max(1, math.ceil(min(left, most) / 60))
 
 
+AT_ONCE = 2  # s within which Slurm must give the node that suits best
 AGAIN = 5.0  # s until Slurm is asked again for what it did not give
+
+
+Wanted = tuple[int, str]
+"""Number of ranks, and the lost node that they were on."""
 
 
 @dataclass(slots=True)
 class _Companion:
     number: int
     tasks: int
-    process: asyncio.subprocess.Process
+    argv: list[str]
+    prefer: list[str]
+    """srun's options that ask for one particular node, at once or not at all."""
+    process: asyncio.subprocess.Process | None = None
     used: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.process is not None and self.process.returncode is not None and not self.prefer
 
 
 class Companions:
@@ -61,21 +73,21 @@ class Companions:
 
     # -- suspicion
 
-    def expect(self, tasks: list[int], suspects: list[str]) -> None:
-        """That many nodes with these numbers of ranks may have to be replaced; [] : none any more.
+    def expect(self, wanted: list[Wanted], suspects: list[str]) -> None:
+        """These may have to be replaced; []: none any more. ``suspects`` must not come.
 
         Called again and again; returns at once.
         """
         if self._asking is not None and not self._asking.done():
             return
         now = time.monotonic()
-        if len(self._unused()) < len(tasks):
+        if len(self._unused()) < len(wanted):
             if now < self._next_ask:
                 return
             self._next_ask = now + AGAIN
             self._boss.ledger.event("companions_asked", suspects=suspects)
-            self._asking = asyncio.create_task(self._ask_for(tasks, [*self._bad, *suspects]))
-        elif not tasks:
+            self._asking = asyncio.create_task(self._ask_for(wanted, [*self._bad, *suspects]))
+        elif not wanted:
             self.send_away()
 
     def send_away(self) -> None:
@@ -89,16 +101,16 @@ class Companions:
 
     # -- need
 
-    async def take(self, tasks: Mapping[int, int]) -> dict[int, Node]:
-        """Nodes for places (place → its number of ranks), as many as come in time."""
+    async def take(self, places: Mapping[int, Wanted]) -> dict[int, Node]:
+        """Nodes for places, as many as come in time."""
         state = self._state
         if self._asking is not None:
             await self._asking
-        why = await self._ask_for(list(tasks.values()), self._bad)
+        why = await self._ask_for(list(places.values()), self._bad)
         if why:
             say(why)
             return {}
-        chosen = self._assign(tasks)
+        chosen = self._assign({place: tasks for place, (tasks, _) in places.items()})
 
         def came() -> dict[int, Node]:
             return {
@@ -108,7 +120,7 @@ class Companions:
             }
 
         def refused() -> bool:
-            return any(c.process.returncode is not None for c in self._of(chosen))
+            return any(c.over for c in self._of(chosen))
 
         await state.until(
             lambda: (
@@ -124,9 +136,9 @@ class Companions:
         for number, place in chosen.items():
             if place not in ready:
                 self._drop(number)  # it may still come: then it is sent away
-        if len(ready) < len(tasks) and not state.failures and not state.signalled:
+        if len(ready) < len(places) and not state.failures and not state.signalled:
             say(
-                f"partition {self._config.standby_partition} gave {len(ready)} of {len(tasks)} "
+                f"partition {self._config.standby_partition} gave {len(ready)} of {len(places)} "
                 f"nodes within {self._config.standby_wait:g} s "
                 f"({'srun says why, above' if gave_up else 'none became free'})"
             )
@@ -147,54 +159,72 @@ class Companions:
 
     # -- asking
 
-    async def _ask_for(self, tasks: list[int], without: list[str]) -> str:
+    async def _ask_for(self, wanted: list[Wanted], without: list[str]) -> str:
         """Have one for each that none of the unused fits; why that is not possible, or ""."""
         for companion in self._unused():
-            if companion.process.returncode is not None:
+            if companion.over:
                 self._drop(companion.number)
         spare = sorted(c.tasks for c in self._unused())
         missing = []
-        for wanted in sorted(tasks, reverse=True):
-            fitting = next((have for have in spare if have >= wanted), None)
+        for tasks, name in sorted(wanted, reverse=True):
+            fitting = next((have for have in spare if have >= tasks), None)
             if fitting is None:
-                missing.append(wanted)
+                missing.append((tasks, name))
             else:
                 spare.remove(fitting)
         if not missing:
             return ""
         partition, slurm = self._config.standby_partition, self._boss.slurm
         try:
-            job, partitions = await asyncio.gather(
+            job, partitions, nodes = await asyncio.gather(
                 asyncio.to_thread(slurm.job, self._state.job_id),
                 asyncio.to_thread(slurm.partitions),
+                asyncio.to_thread(slurm.nodes),
             )
         except SlurmError as err:
             return f"cannot ask for a standby node: {err}"
         if partition not in partitions:
             return f"no partition {partition!r} to take a node from (standby_partition)"
         minutes = companion_minutes(job, partitions[partition], time.time())
+        idle = [
+            n.name
+            for n in nodes.values()
+            if n.idle and partition in n.partitions and n.name not in without
+        ]
+        best = self._boss.neighbours.prefer([name for _, name in missing], idle)
+        launch = self._boss.launch
         try:
-            for wanted in missing:
-                await self._start(next(self._numbers), job, partition, wanted, minutes, without)
+            for tasks, name in missing:
+                argv = steps.companion_argv(launch, job, partition, tasks, without, minutes)
+                prefer = (
+                    [f"--nodelist={best[name]}", f"--immediate={AT_ONCE}"] if name in best else []
+                )
+                await self._start(_Companion(next(self._numbers), tasks, argv, prefer))
         except OSError as err:
             return f"cannot run srun for a standby node: {err}"
         return ""
 
-    async def _start(
-        self, number: int, job: Job, partition: str, tasks: int, minutes: int, without: list[str]
-    ) -> None:
-        launch = self._boss.launch
-        argv = steps.companion_argv(launch, job, partition, tasks, without, minutes)
-        argv += steps.task_argv(self._config.task_python, launch.options, launch.command.command)
+    async def _start(self, companion: _Companion) -> None:
+        launch, number = self._boss.launch, companion.number
+        task = steps.task_argv(self._config.task_python, launch.options, launch.command.command)
         env = {**without_slurm(self._boss.env), **self._secrets.env(number)}
         self._state.awaited.add(number)
+        argv = [companion.argv[0], *companion.prefer, *companion.argv[1:], *task]
         # Nobody's input but the job's own srun's.
         process = await steps.start(argv, env, own_session=True, stdin=asyncio.subprocess.DEVNULL)
-        self._companions[number] = _Companion(number, tasks, process)
-        self._in_background(self._notice_end(process))
+        companion.process = process
+        self._companions[number] = companion
+        self._in_background(self._notice_end(companion, process))
 
-    async def _notice_end(self, process: asyncio.subprocess.Process) -> None:
+    async def _notice_end(self, companion: _Companion, process: asyncio.subprocess.Process) -> None:
         await process.wait()
+        joined = any(n.companion == companion.number for n in self._state.nodes.values())
+        if companion.prefer:
+            companion.prefer = []
+            if (
+                not joined and companion.number in self._companions
+            ):  # somebody was quicker: any node
+                await self._start(companion)
         self._state.changed.set()
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -216,8 +246,8 @@ class Companions:
     def end(self, number: int) -> None:
         """Its node has left the job."""
         companion = self._companions.pop(number, None)
-        if companion is not None and companion.process.returncode is None:
-            companion.process.terminate()
+        if companion is not None and companion.process is not None:
+            _terminate(companion.process)
 
     async def close(self) -> None:
         """End all companions; they were told to finish, or the job is over."""
@@ -225,10 +255,16 @@ class Companions:
             await asyncio.wait([self._asking], timeout=3.0)
         self.send_away()
         for companion in self._companions.values():
-            if companion.process.returncode is None:
+            process = companion.process
+            if process is not None and process.returncode is None:
                 try:
-                    await asyncio.wait_for(companion.process.wait(), 3.0)
+                    await asyncio.wait_for(process.wait(), 3.0)
                 except TimeoutError:
-                    companion.process.terminate()
+                    _terminate(process)
         for task in list(self._waits):
             task.cancel()
+
+
+def _terminate(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.terminate()

@@ -141,19 +141,22 @@ class Replacement:
         assert incident.plan is not None
         world = self._state.world
         vacant = [i for i, n in enumerate(world.places) if n.role is Role.LOST]
-        spares = [n for n in self._state.spares() if n.slots >= 1]
+        spares = {n.name: n for n in self._state.spares() if n.slots >= 1}
+        best = self._boss.neighbours.prefer([world.places[p].name for p in vacant], list(spares))
         wanted: list[int] = []
         for place in vacant:
-            fitting = next((n for n in spares if n.slots >= len(world.ranks[place])), None)
-            if fitting is None:
+            names = [best.get(world.places[place].name, ""), *spares]
+            fits = (n for n in names if n in spares and spares[n].slots >= len(world.ranks[place]))
+            name = next(fits, "")
+            if not name:
                 wanted.append(place)
                 continue
-            spares.remove(fitting)
-            self._take_place(place, fitting, incident)
+            self._take_place(place, spares.pop(name), incident)
         if not wanted:
             return True
-        tasks = {place: len(world.ranks[place]) for place in wanted}
-        came = await self._companions.take(tasks)
+        came = await self._companions.take(
+            {place: (len(world.ranks[place]), world.places[place].name) for place in wanted}
+        )
         for place, node in came.items():
             self._take_place(place, node, incident)
         return len(came) == len(wanted)
@@ -181,8 +184,8 @@ class Replacement:
 
     def _expect(self, leaving: dict[int, str]) -> None:
         if self._config.standby_partition:
-            tasks = sorted(len(self._state.world.ranks[place]) for place in leaving)
-            self._companions.expect(tasks[len(self._state.spares()) :], list(leaving.values()))
+            wanted = sorted((len(self._state.world.ranks[p]), name) for p, name in leaving.items())
+            self._companions.expect(wanted[len(self._state.spares()) :], list(leaving.values()))
 
     # -- the last rung
 

@@ -19,6 +19,7 @@ from srun_wrapper import ladder, restoring, steps
 from srun_wrapper.aside import aside
 from srun_wrapper.checkpoints import Checkpoints
 from srun_wrapper.messages import Finish, Message, Signal, Start, Stop
+from srun_wrapper.neighbours import Neighbours
 from srun_wrapper.orders import finish_order, start_orders
 from srun_wrapper.realstep import RealStep
 from srun_wrapper.recovery import Recovery
@@ -58,6 +59,7 @@ class Supervisor:
         self.checkpoints = Checkpoints(self)
         self.state.on_store = self.checkpoints.heard
         self.restoring = Restoring(self)
+        self.neighbours = Neighbours(self)
         self.checkpoints.on_enrolled = self.restoring.elsewhere.enrolled
         self.ledger = JobLedger(config.job_dir(job_id))
         self.account = Account()
@@ -86,6 +88,7 @@ class Supervisor:
                 await self.step.end(patience=NOTHING_RAN)
                 return missing or 128 + self.state.signalled
             self._first_world()
+            self.neighbours.learn()
             watcher = asyncio.create_task(self._watch())
             if await self.restoring.prepare():
                 self.begin_epoch("")
@@ -96,6 +99,7 @@ class Supervisor:
         finally:
             if watcher is not None:
                 watcher.cancel()
+            self.neighbours.close()
             await replacement.close()
             await self.step.end()
             server.close()

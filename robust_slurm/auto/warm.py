@@ -18,6 +18,7 @@ import os
 import sys
 import time
 
+from robust_slurm.auto.headroom import headroom
 from robust_slurm.auto.shown import PAD, Shown, own
 
 TYPE_CHECKING = False
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "ROBUST_WARM"
 """Number of the descriptor that leads to the shim."""
+ROOM = 2 << 30  # bytes that must be free before importing, of which it takes a quarter
 _THREADS_END_AT_FORK = ("numpy", "scipy")  # OpenBLAS ends its pool before a fork
 _NEVER = ("__main__", "sitecustomize", "usercustomize", "robust_slurm")
 _PR_SET_PDEATHSIG = 1
@@ -69,6 +71,9 @@ def _serve(fd: int) -> None:
             os.environ[name] = value
     with open(order["lock"], "rb") as lock:
         _one_at_a_time(lock)
+        room = headroom()
+        if room < ROOM:
+            raise MemoryError(f"only {room >> 20} MiB are left for a warm interpreter")
         _import(learnt["modules"], order["named"])
     own(before)
     files = {path: _stamp(path) for path in _files()}
