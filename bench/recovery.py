@@ -37,14 +37,22 @@ from robust_slurm.config import Config
 PLAIN = "plain_requeue"
 WORKLOADS = {
     "toy": ("rank_kill", "hang", "node_crash_spare", "node_crash_companion", PLAIN),
-    "torch": ("rank_kill_torch", "torchrun_kill", "node_crash_spare_torch"),
+    "torch": (
+        "rank_kill_torch",
+        "rank_kill_torch_cold",
+        "torchrun_kill",
+        "node_crash_spare_torch",
+        "node_crash_companion_torch",
+    ),
 }
 RATIOS = (  # (slower, faster)
     (PLAIN, "node_crash_spare"),
     (PLAIN, "node_crash_companion"),
     ("torchrun_kill", "rank_kill_torch"),
+    ("rank_kill_torch_cold", "rank_kill_torch"),
 )
 QUICK_RUNS = 2
+IN_A_ROW = 5
 WENT_WRONG = (BenchError, LabError, OSError, subprocess.SubprocessError)
 Found = dict[str, list[dict[str, float]]]
 """By case: for each fault, seconds by phase."""
@@ -52,16 +60,20 @@ Found = dict[str, list[dict[str, float]]]
 
 def make_cases(lab: Lab, names: Sequence[str]) -> dict[str, Case]:
     """The chosen cases that take turns in ``lab``."""
+    cold = "--robust-no-warm"
     many = LongJob(lambda: robust_job(lab, "toy", NODES, PER_NODE, LONG_NODES))
     one = LongJob(lambda: robust_job(lab, "torch", 1, ONE_HOST, "n1"))
+    other = LongJob(lambda: robust_job(lab, "torch", 1, ONE_HOST, "n1", options=cold))
     every: dict[str, Callable[[], Case]] = {
-        "rank_kill": lambda: RankFault(many, signal.SIGKILL),
-        "hang": lambda: RankFault(many, signal.SIGSTOP),
-        "node_crash_spare": lambda: NodeCrash(lab, "toy", PER_NODE, 1),
-        "node_crash_companion": lambda: NodeCrash(lab, "toy", PER_NODE, 0),
-        "rank_kill_torch": lambda: RankFault(one, signal.SIGKILL),
+        "rank_kill": lambda: RankFault(many, signal.SIGKILL, warm=True),
+        "hang": lambda: RankFault(many, signal.SIGSTOP, warm=True),
+        "node_crash_spare": lambda: NodeCrash(lab, "toy", PER_NODE, 1, warm=True),
+        "node_crash_companion": lambda: NodeCrash(lab, "toy", PER_NODE, 0, warm=True),
+        "rank_kill_torch": lambda: RankFault(one, signal.SIGKILL, warm=True),
+        "rank_kill_torch_cold": lambda: RankFault(other, signal.SIGKILL),
         "torchrun_kill": lambda: TorchrunKill(lab, "torch"),
-        "node_crash_spare_torch": lambda: NodeCrash(lab, "torch", 1, 1),
+        "node_crash_spare_torch": lambda: NodeCrash(lab, "torch", 1, 1, warm=True),
+        "node_crash_companion_torch": lambda: NodeCrash(lab, "torch", 1, 0, warm=True),
     }
     return {name: every[name]() for name in names if name in every}
 
@@ -69,29 +81,36 @@ def make_cases(lab: Lab, names: Sequence[str]) -> dict[str, Case]:
 def take_turns(
     names: Sequence[str], runs: int, failed: set[str]
 ) -> dict[str, list[dict[str, float]]]:
-    """Inject each case's fault ``runs`` times; a case that goes wrong is left out from then on."""
+    """Inject each case's fault ``runs`` times; a case that goes wrong is left out from then on.
+
+    A case has a few faults in a row: its training runs while they last, and disturbs no other.
+    """
     found: Found = {}
     with Cluster(nodes=LAB_NODES, standby=1) as lab:
         cases = make_cases(lab, names)
-        for run in range(runs):
+        for begin in range(0, runs, IN_A_ROW):
             for name, case in cases.items():
-                if name in failed:
-                    continue
+                for run in range(begin, min(begin + IN_A_ROW, runs)):
+                    if name not in failed:
+                        inject(name, case, f"{run + 1}/{runs}", found, failed)
                 try:
-                    phases = case.once()
-                except WENT_WRONG as error:
-                    failed.add(name)
-                    tell(f"{name}, run {run + 1}: {error}")
-                    continue
-                found.setdefault(name, []).append(phases)
-                shown = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in phases.items())
-                tell(f"{name} {run + 1}/{runs}: {shown}")
-        for name, case in cases.items():
-            try:
-                case.close()
-            except WENT_WRONG as error:  # the lab's end ends it too; the numbers are in
-                tell(f"{name}, at its end: {error}")
+                    case.close()
+                except WENT_WRONG as error:  # the lab's end ends it too
+                    tell(f"{name}, at its end: {error}")
     return found
+
+
+def inject(name: str, case: Case, which: str, found: Found, failed: set[str]) -> None:
+    """One fault."""
+    try:
+        phases = case.once()
+    except WENT_WRONG as error:
+        failed.add(name)
+        tell(f"{name} {which}: {error}")
+        return
+    found.setdefault(name, []).append(phases)
+    shown = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in phases.items())
+    tell(f"{name} {which}: {shown}")
 
 
 def measure(results: Results, names: Sequence[str]) -> bool:
