@@ -26,7 +26,7 @@ class FakePartitions:
     def __init__(self, **partitions: str) -> None:
         self.partitions = {name: {"Nodes": nodes, **DEFAULTS} for name, nodes in partitions.items()}
         names = dict.fromkeys(node for nodes in partitions.values() for node in expand(nodes))
-        self.nodes = {name: ("IDLE", "") for name in names}
+        self.nodes = dict.fromkeys(names, ("IDLE", ""))
         self.jobs: dict[int, FakeJob] = {}
         self.config = {
             "AccountingStorageType": "accounting_storage/none",

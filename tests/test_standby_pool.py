@@ -84,9 +84,8 @@ def sight(
     for word in nodes.split():
         name, _, state = word.partition("/")
         found[name] = node_from({"NodeName": name, "State": state or "IDLE"})
-    placed = {n: job for n, job in (jobs or {}).items()}
     fake = FakePartitions(**partitions)
-    fake.jobs = placed
+    fake.jobs = dict(jobs or {})
     return Sight(
         found,
         fake.door().partitions(),
@@ -226,13 +225,13 @@ def told(wish: Wish, choice: Choice, present: dict[str, Any], preempts: bool = F
 
 
 BOTH = Choice(("s1", "s2"), (), {})
-UP = "MaxTime=INFINITE"
+UP = "State=UP MaxTime=INFINITE"
 
 
 @pytest.mark.parametrize(
     ("wish", "choice", "present", "preempts", "orders"),
     [
-        (WISH, BOTH, {}, False, ["create PartitionName=standby Nodes=s[1-2] State=UP " + UP]),
+        (WISH, BOTH, {}, False, ["create PartitionName=standby Nodes=s[1-2] " + UP]),
         (WISH, BOTH, {"standby": "s[1-2]"}, False, []),
         (WISH, BOTH, {"standby": "s2,s9"}, False,
          ["update PartitionName=standby Nodes=s2", "update PartitionName=standby Nodes=s[1-2]"]),
@@ -240,12 +239,12 @@ UP = "MaxTime=INFINITE"
          ["update PartitionName=standby Nodes=(none)"]),
         (Wish("standby", WISH.nodes, 2, "train"), BOTH, {"train": "n1,s[1-3]"}, False,
          ["update PartitionName=train Nodes=n1,s3",
-          "create PartitionName=standby Nodes=s[1-2] State=UP " + UP]),
+          "create PartitionName=standby Nodes=s[1-2] " + UP]),
         (Wish("standby", WISH.nodes, 2, "train"), Choice(("s1",), ("s2",), {}),
          {"train": "n1,s[1-2]", "standby": "s1"}, False, ["update PartitionName=train Nodes=n1"]),
         (Wish("standby", WISH.nodes, 2, backfill="low"), BOTH, {"standby": "s[1-2]"}, True,
          ["update PartitionName=standby PriorityTier=100",
-          "create PartitionName=low Nodes=s[1-2] PriorityTier=1 PreemptMode=REQUEUE State=UP " + UP]),
+          "create PartitionName=low Nodes=s[1-2] PriorityTier=1 PreemptMode=REQUEUE " + UP]),
         (Wish("standby", WISH.nodes, 2, backfill="low"), BOTH, {"standby": "s[1-2]"}, False, []),
     ],
 )  # fmt: skip
