@@ -18,7 +18,7 @@ from slot_driver import Driver
 
 from srun_wrapper import proc
 from srun_wrapper.imports import Learnt, is_interpreter, pack
-from srun_wrapper.messages import Exited, Imports, Started, Stop, Stopped, Warmup
+from srun_wrapper.messages import Exited, Imports, Signal, Started, Stop, Stopped, Warmup
 
 drivers, drive = slot_driver.drivers, slot_driver.drive
 PROGRAM = Path(__file__).parent / "programs" / "warm_facts.py"
@@ -253,6 +253,21 @@ def test_killed_it_is_not_missed(drive: Any, tmp_path: Path) -> None:
     d.wait_warm(False)
     assert not d.launch(epoch=2).warm
     assert next_one(d, 3).warm
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP])
+def test_signals_for_the_job_do_not_end_it(drive: Any, tmp_path: Path, signum: int) -> None:
+    """Slurm sends them to every process of the step."""
+    d = drive(*script(tmp_path, "import signal; signal.pause()\n"), warm=True)
+    rank = d.launch().pid
+    d.wait_warm()
+    (warm,) = set(d.below()) - {rank}
+    os.kill(warm, signum)
+    started = d.launch(epoch=2)
+    assert started.warm and warm in d.below()
+    d.order(Signal(signum))  # and its rank hears them
+    exited = d.get(Exited)
+    assert exited.signal == signum
 
 
 def test_stuck_it_is_given_up(drive: Any, tmp_path: Path) -> None:

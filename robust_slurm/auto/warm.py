@@ -60,6 +60,7 @@ def _serve(fd: int) -> None:
     own(before)
     shown = Shown()
     shown.change("robust-warm", ["robust-warm:", *shown.words], ())
+    hearing = _turn_deaf()
     order, _ = _receive(link)
     with open(order["learnt"], "rb") as file:
         learnt = json.load(file)
@@ -87,6 +88,7 @@ def _serve(fd: int) -> None:
         if _fork():
             os.umask(umask)
             _leave(shim)
+            _hear(hearing)
             if len(fds) > 2:
                 _go_ahead(link, request, fds, shown)
             else:
@@ -94,6 +96,24 @@ def _serve(fd: int) -> None:
             return
         for each in fds:
             os.close(each)
+
+
+def _turn_deaf() -> dict[int, Any]:
+    """Signals for the job are for its ranks. Returns what was done with them before."""
+    import signal
+
+    names = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTERM", "SIGALRM", "SIGCONT")
+    numbers = [getattr(signal, name) for name in names]
+    return {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+
+
+def _hear(handlers: dict[int, Any]) -> None:
+    """In the rank, unless a module that was imported has its own handler there."""
+    import signal
+
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def _one_at_a_time(lock: Any) -> None:
