@@ -221,9 +221,8 @@ class Companions:
         joined = any(n.companion == companion.number for n in self._state.nodes.values())
         if companion.prefer:
             companion.prefer = []
-            if (
-                not joined and companion.number in self._companions
-            ):  # somebody was quicker: any node
+            if not joined and companion.number in self._companions:
+                # Somebody was quicker: any node will do.
                 await self._start(companion)
         self._state.changed.set()
 

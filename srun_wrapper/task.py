@@ -28,6 +28,7 @@ from srun_wrapper import proc
 from srun_wrapper.agent import Agent
 from srun_wrapper.checkpoint_messages import StoreReady
 from srun_wrapper.keeper import Keeper
+from srun_wrapper.launcher import SlotOptions
 from srun_wrapper.link import Link
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import (
@@ -42,7 +43,7 @@ from srun_wrapper.messages import (
 from srun_wrapper.place import Place, job_of, shim_address
 from srun_wrapper.silence import Verdict
 from srun_wrapper.sinks import OutputPlan
-from srun_wrapper.slot import SECRETS, Slot, SlotOptions
+from srun_wrapper.slot import SECRETS, Slot
 from srun_wrapper.world import parse_tasks_per_node
 
 PASSED_ON = (

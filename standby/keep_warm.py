@@ -11,6 +11,7 @@ from typing import IO
 
 from robust_slurm.slurm import SlurmError, classify, run_command
 from robust_slurm.slurm.run import without_slurm
+from standby import preread
 from standby.pool import Sight, Use, Wish, uses
 
 _AT_ONCE = 16
@@ -37,7 +38,7 @@ def argv(
         *("srun", "--quiet", f"--partition={partition}", "--nodes=1", "--ntasks=1"),
         *(f"--nodelist={node}", f"--immediate={_START_S}", f"--time={minutes}"),
         *("--job-name=robust-warm", "--chdir=/", "--export=NONE", "--"),
-        *(python, "-I", "-m", "standby.preread", str(most), str(seconds), *paths),
+        *(python, "-IS", preread.__file__, str(most), str(seconds), *paths),
     ]
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from health.admin.show_config import value_of
-from health.admin.want import Level, Want
+from health.admin.want import SLURM_CONF, Level, Want
 from robust_slurm.slurm.values import fold
 from standby.objects import Done, Target
 from standby.pool import Wish
@@ -45,7 +45,7 @@ def preemption(wish: Wish, config: Mapping[str, str]) -> list[Want]:
 
 
 def partition_lines(wanted: Mapping[str, Target], done: Mapping[str, Done]) -> list[Want]:
-    """The partitions as they are now. Of a line that stood there before only some words change."""
+    """The partitions that apply made, as lines; of the site's own the words that it changed."""
     found = []
     for name, target in wanted.items():
         one = done.get(name)
@@ -54,13 +54,18 @@ def partition_lines(wanted: Mapping[str, Target], done: Mapping[str, Done]) -> l
         words = {"Nodes": fold(target.nodes)}
         if one.created:
             words |= {**target.settings, **target.initial}
-            why = f"the partition {name}, which apply made"
+            why, where, head = f"the partition {name}, which apply made", SLURM_CONF, [_head(name)]
         else:
             words |= {k: v for k, v in target.settings.items() if k in one.settings}
-            why = f"in the line of partition {name} that is there, these words; the others stay"
-        line = " ".join([f"PartitionName={name}", *(f"{k}={v}" for k, v in words.items())])
-        found.append(Want("PartitionName", "", name, "fix", why, True, paste=line))
+            why = f"these words of partition {name} were changed; the others stay as they are"
+            where, head = f"in the line {_head(name)}", []
+        line = " ".join([*head, *(f"{k}={v}" for k, v in words.items())])
+        found.append(Want("PartitionName", "", name, "fix", why, True, line, where))
     return found
+
+
+def _head(name: str) -> str:
+    return f"PartitionName={name}"
 
 
 def named_in(slurm_conf: str, partition: str) -> bool | None:

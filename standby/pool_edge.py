@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from health.accusations import companion_of
 from health.admin.render import fill
-from health.admin.want import Want
+from health.admin.want import SLURM_CONF, Want
 from robust_slurm.slurm import Slurm, SlurmError
 from standby import pool_file
 from standby.lines import has_accounting, named_in, partition_lines, preemption, preempts
@@ -184,14 +184,19 @@ def _finished(now: Record, choice: Choice, sight: Sight) -> Record:
 
 def _tell_lines(wants: list[Want], text: str, moved: bool, state_dir: str, out: IO[str]) -> None:
     """What slurm.conf lacks; of lines that are there only after a change: they may be right."""
-    missing = [w for w in wants if w.key != "PartitionName" or not named_in(text, w.value)]
-    there = [w for w in wants if w not in missing] if moved else []
-    if not (missing or there) or not (text or moved):
+    own = [w for w in wants if w.key == "PartitionName" and w.where == SLURM_CONF]
+    there = [w for w in own if named_in(text, w.value)]
+    lacking = [w for w in wants if w not in there and w.where == SLURM_CONF]
+    shown = lacking if text or moved else []
+    shown += [w for w in wants if w not in lacking] if moved else []
+    if not shown:
         return
     file = f"{state_dir}/{pool_file.DIRECTORY}/{pool_file.LINES}"
     out.write(f"\nTo outlive a reconfigure, in slurm.conf (reasons in {file}):\n")
-    out.write("".join(f"  {want.line()}\n" for want in missing))
-    out.write("".join(f"  {want.line()}   (a line of it is there)\n" for want in there))
+    for want in shown:
+        where = "" if want.where == SLURM_CONF else f"{want.where}: "
+        also = "   (in place of the line that is there)" if want in there else ""
+        out.write(f"  {where}{want.line()}{also}\n")
 
 
 def slurm_conf(config: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Read files so that a node has them in memory: ``python -m standby.preread BYTES SECONDS PATH…``.
+"""Read files so that a node has them in memory: ``python preread.py BYTES SECONDS PATH…``.
 
 Standard library alone. Links below a directory are not followed. It is the last to get CPU, and
 ends at its bounds (BYTES 0: as many as fit). Prints one JSON object; exit code 0 also where not

@@ -20,6 +20,7 @@ import msgspec
 import pytest
 
 from srun_wrapper import proc, slot
+from srun_wrapper.launcher import SlotOptions
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import (
     FromShim,
@@ -32,7 +33,7 @@ from srun_wrapper.messages import (
     ToShim,
 )
 from srun_wrapper.sinks import OutputPlan
-from srun_wrapper.slot import Slot, SlotOptions
+from srun_wrapper.slot import Slot
 
 M = TypeVar("M", bound=Message)
 
@@ -192,12 +193,11 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
             one.handle(order)
 
     def tell_warm() -> None:
-        ready = one._warm is not None and one._warm.ready
-        (base / "warm").write_text(str(ready))
-        gone_ahead = one._warm is not None and one._warm._ahead is not None
-        (base / "warm-ahead").write_text("ahead" if gone_ahead and one._warm._ahead.ready else "")
-        ranks = one._door.ready() if one._door is not None else 0
-        (base / "warm-ranks").write_text(str(ranks))
+        warm, door = one._launcher.warm, one._launcher.door
+        ahead = warm._ahead if warm is not None else None
+        (base / "warm").write_text(str(warm is not None and warm.ready))
+        (base / "warm-ahead").write_text("ahead" if ahead is not None and ahead.ready else "")
+        (base / "warm-ranks").write_text(str(door.ready() if door is not None else 0))
         loop.later(0.02, tell_warm)
 
     tell_warm()

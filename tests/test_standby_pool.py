@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from health import history
 from health.proof import EVERY_S, Proof, due, proof_of
 from health.system import Event
+from robust_slurm.slurm import SlurmError
 from robust_slurm.slurm.model import node_from, partition_from
 from standby import keep_warm, lines, objects, pool_cli, pool_file, preread
 from standby.objects import Change, Done
@@ -599,3 +600,44 @@ def test_only_idle_standbys_are_warmed() -> None:
     assert keep_warm.idle(wish, seen) == ["s3"]
     words = keep_warm.argv("low", "s3", "/p", ["/data"], 0, 45.0)
     assert "--partition=low" in words and "--time=2" in words and words[-1] == "/data"
+
+
+# -- the door
+
+
+def test_no_words_of_scontrol_come_in_by_a_name() -> None:
+    slurm = FakePartitions(standby="s1")
+    for name, settings in (
+        ("a b", {}),
+        ("a/b", {}),
+        ("", {}),
+        ("standby", {"Nodes": "s1 State=DOWN"}),
+        ("standby", {"QoS": "a\nb"}),
+    ):
+        with pytest.raises(SlurmError) as caught:
+            slurm.door().update_partition(name, settings)
+        assert caught.value.kind == "invalid"
+    assert slurm.orders == []
+
+
+def test_placements() -> None:
+    slurm = FakePartitions(standby="s1")
+    slurm.jobs = {
+        1: FakeJob("standby", "s[1-2,4]"),
+        2: FakeJob("standby", "", "PENDING"),
+        3: FakeJob("standby", "s9", "COMPLETED"),
+        4: FakeJob("low", "s3", "COMPLETING"),
+    }
+    found = slurm.door().placements()
+    assert {n: (p.partition, p.nodes) for n, p in found.items()} == {
+        1: ("standby", ("s1", "s2", "s4")),
+        4: ("low", ("s3",)),
+    }
+
+
+def test_a_partition_in_use_is_a_conflict() -> None:
+    slurm = FakePartitions(standby="s1")
+    slurm.jobs = {1: FakeJob("standby", "s1")}
+    with pytest.raises(SlurmError) as caught:
+        slurm.door().delete_partition("standby")
+    assert caught.value.kind == "conflict"
