@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from srun_wrapper import proc
 from srun_wrapper.imports import Learnt, read_learnt
 from srun_wrapper.loop import Loop
 from srun_wrapper.warm import LOOK, Warm
@@ -79,9 +80,12 @@ class WarmDoor:
         self._loop.later(LOOK, look)
 
     def _get_ready(self, learnt: Learnt, launcher: int) -> None:
-        environ = _environ_of(learnt.pid)
+        # The directory is the whole node's: other slots' ranks tell there too.
+        ours = learnt.pid in proc.descendants(launcher)
+        ours = ours or any(asking.pid == learnt.pid for asking in self._asking.values())
+        environ = _environ_of(learnt.pid) if ours else {}
         local = environ.get("LOCAL_RANK", "")
-        if learnt.pid == launcher or not local or len(self._warm) >= _MANY:
+        if not local or len(self._warm) >= _MANY:
             return
         if not Path(learnt.words[0]).name.startswith("python"):
             return

@@ -137,7 +137,7 @@ class _Search:
         if index == len(self._empty):
             self._best, self._found = self.job.score, list(self.chosen)
             return
-        branches: list[str | None] = sorted(self._open(), key=self._next)
+        branches: list[str | None] = [*sorted(self._open(), key=self._next)]
         if short:
             branches.append(None)
         for pod in branches:

@@ -121,10 +121,10 @@ def _say(
     elif not found.exact:
         print(f"not proven to be the best; the best is at least {found.bound:g}", file=out)
     for pod, way in ways:
-        now = way.after
+        cost = way.after
         print(
-            f"all from {pod}: DP {now.dp}, PP {now.pp}, weighted {now.weighted(alpha):g}, "
-            f"total {now.total}",
+            f"all from {pod}: DP {cost.dp}, PP {cost.pp}, weighted {cost.weighted(alpha):g}, "
+            f"total {cost.total}",
             file=out,
         )
 

@@ -6,18 +6,19 @@ minipod at most as many cells as it has room, and alpha * (most minipods of a co
 (1 - alpha) * (most minipods of a row) shall be small.
 
 The heuristic cuts the columns into bands and stacks rectangles as wide as the band in each, one
-per minipod. So a row meets one minipod per band, and a column those of its band only; one
-band keeps pipelines whole, as many bands as columns keep DP groups whole, and between the two lie
-blocks that Arnold's program (``standby.exact.arnold``), which moves whole pipelines, cannot find.
-Cells that no rectangle covers take what is left. It tries all numbers of bands, both ways round,
-then other widths and orders at random (but the same every time).
+per minipod (or nearly rectangles, where not a cell can be wasted). So a row meets one minipod per
+band, and a column those of its band only; one band keeps pipelines whole, as many bands as columns
+keep DP groups whole, and between the two lie blocks that Arnold's program, which moves whole
+pipelines (``standby.exact.arnold``), cannot find. Cells that no rectangle covers take what is left. It tries
+all numbers of bands, both ways round, then other widths and orders at random (but the same every
+time), until it has reached the bound.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, repeat
+from itertools import pairwise
 from typing import NamedTuple
 
 from standby.bound import bound
@@ -57,10 +58,12 @@ def fill(rows: int, columns: int, room: Sequence[int], alpha: float) -> Filled:
     """
     least = bound(rows, columns, room, alpha)
     best: Filled | None = None
-    for turned, widths, order, dealing in _plans(rows, columns, room):
-        shape, weight = ((columns, rows), alpha) if turned else ((rows, columns), 1 - alpha)
-        bands = _Bands(*shape, widths, room, weight)
+    chance = random.Random(0)
+    for turned, widths, order, dealing in _plans(rows, columns, room, chance):
+        bands = _Bands(columns if turned else rows, widths, room, alpha if turned else 1 - alpha)
         bands.deal(order, dealing)
+        if dealing in ("snake", "pour"):
+            bands.shuffle(chance)
         if best is not None and bands.at_least() >= best.weighted(alpha):
             continue
         grid = bands.grid()
@@ -74,10 +77,10 @@ def fill(rows: int, columns: int, room: Sequence[int], alpha: float) -> Filled:
 
 
 _Plan = tuple[bool, list[int], list[int], str]
-_DEALINGS = ("chain", "deal", "finish")
+_DEALINGS = ("chain", "deal", "finish", "snake", "pour")
 
 
-def _plans(rows: int, columns: int, room: Sequence[int]) -> Iterator[_Plan]:
+def _plans(rows: int, columns: int, room: Sequence[int], chance: random.Random) -> Iterator[_Plan]:
     """Turned by 90 degrees or not, widths of the bands, order of minipods, how they are dealt."""
     largest = sorted(range(len(room)), key=lambda j: (-room[j], j))
     pods = sum(1 for free in room if free)
@@ -89,7 +92,6 @@ def _plans(rows: int, columns: int, room: Sequence[int]) -> Iterator[_Plan]:
     for turned, across, bands in shapes:
         for dealing in _DEALINGS:
             yield turned, _even(across, bands), largest, dealing
-    chance = random.Random(0)
     for _ in range(min(_TRIES, _CELLS // (rows * columns))):
         turned, across, bands = chance.choice(shapes)
         widths = _even(across, bands)
@@ -111,64 +113,71 @@ class _Bands:
     def __init__(
         self,
         rows: int,
-        columns: int,
         widths: Sequence[int],
         room: Sequence[int],
         row_weight: float,
     ) -> None:
-        self._rows, self._columns, self._widths = rows, columns, widths
+        self._widths = widths
         self._room = list(room)
         self._row_weight = row_weight
-        self._missing = [rows] * len(widths)  # rows of each band
-        self._stacks: list[list[tuple[int, int]]] = [[] for _ in widths]  # minipod and height
+        self._missing = [rows * width for width in widths]  # cells of each band
+        self._stacks: list[list[tuple[int, int]]] = [[] for _ in widths]  # minipod and cells
 
     def deal(self, order: Sequence[int], dealing: str) -> None:
         """``chain``: band after band, the last of a band the smallest minipod that ends it;
-        ``deal``: each minipod to the band that lacks most; ``finish``: to one that it ends.
+        ``deal``: each minipod to the band that lacks most; ``finish``: to one that it ends;
+        ``snake``, ``pour``: as chain and deal, but to the last cell, so that two minipods may share
+        a row of a band.
         """
-        if dealing == "chain":
-            for band, width in enumerate(self._widths):
-                while self._missing[band]:
-                    able = [j for j in order if self._room[j] >= width]
-                    if not able:
-                        break
-                    ending = [j for j in able if self._room[j] // width >= self._missing[band]]
-                    self._stack(band, min(ending, key=self._room.__getitem__, default=able[0]))
+        if dealing in ("chain", "snake"):
+            whole = dealing == "chain"
+            for band in range(len(self._widths)):
+                able = [j for j in order if self._fits(band, j, whole)]
+                while able and self._missing[band]:
+                    ends = [j for j in able if self._fits(band, j, whole) == self._missing[band]]
+                    pod = min(ends, key=self._room.__getitem__, default=able[0])
+                    self._stack(band, pod, self._fits(band, pod, whole))
+                    able.remove(pod)
             return
-        for pod in order:
-            bands = [b for b, n in enumerate(self._missing) if n and self._height(b, pod)]
+        whole = dealing != "pour"
+        for pod in order if whole else [*order, *order]:  # what was too much for a band comes again
+            bands = [b for b in range(len(self._widths)) if self._fits(b, pod, whole)]
             if dealing == "finish":
-                ended = [b for b in bands if self._height(b, pod) == self._missing[b]]
+                ended = [b for b in bands if self._fits(b, pod) == self._missing[b]]
                 bands = ended or bands
             if bands:
-                self._stack(max(bands, key=lambda b: self._missing[b] * self._widths[b]), pod)
+                band = max(bands, key=self._missing.__getitem__)
+                self._stack(band, pod, self._fits(band, pod, whole))
+
+    def shuffle(self, chance: random.Random) -> None:
+        """Change the order within the bands: two of them shall not share the same row twice."""
+        for stack in self._stacks:
+            chance.shuffle(stack)
 
     def at_least(self) -> float:
-        """The weighted spread that the rectangles alone come to."""
-        column = max(len({pod for pod, _ in stack}) for stack in self._stacks)
+        """The weighted spread that the stacks alone come to."""
+        stacks = list(zip(self._stacks, self._widths, strict=True))
+        column = max(len({pod for pod, n in stack if n >= width}) for stack, width in stacks)
         row = len({stack[0][0] for stack in self._stacks if stack})
         return weighted(column, row, 1 - self._row_weight)
 
-    def _height(self, band: int, pod: int) -> int:
-        """Rows of the rectangle that the minipod could be."""
-        return min(self._missing[band], self._room[pod] // self._widths[band])
+    def _fits(self, band: int, pod: int, whole: bool = True) -> int:
+        """Cells of the band that the minipod could take; ``whole``: rows."""
+        width = self._widths[band] if whole else 1
+        return min(self._missing[band], self._room[pod] // width * width)
 
-    def _stack(self, band: int, pod: int) -> None:
-        height = self._height(band, pod)
-        self._stacks[band].append((pod, height))
-        self._missing[band] -= height
-        self._room[pod] -= height * self._widths[band]
+    def _stack(self, band: int, pod: int, cells: int) -> None:
+        self._stacks[band].append((pod, cells))
+        self._missing[band] -= cells
+        self._room[pod] -= cells
 
     def grid(self) -> Grid:
-        """The rectangles; each cell beside them to the minipod that adds least to its lines."""
+        """The stacks; each cell beside them to the minipod that adds least to its lines."""
         by_band = []
-        for stack, missing in zip(self._stacks, self._missing, strict=True):
-            pods = [pod for pod, height in stack for _ in range(height)]
-            by_band.append([*pods, *repeat(_NONE, missing)])
-        grid = [
-            [pod for pod, n in zip(row, self._widths, strict=True) for _ in range(n)]
-            for row in zip(*by_band, strict=True)
-        ]
+        for stack, missing, width in zip(self._stacks, self._missing, self._widths, strict=True):
+            cells = [pod for pod, n in stack for _ in range(n)] + [_NONE] * missing
+            by_band.append([cells[i : i + width] for i in range(0, len(cells), width)])
+        grid = [[pod for part in row for pod in part] for row in zip(*by_band, strict=True)]
         if any(self._missing):
             self._rest(grid)
         return grid

@@ -79,7 +79,7 @@ class Program:
         matrix = program.a_matrix_
         matrix.format_ = highspy.MatrixFormat.kRowwise
         matrix.start_, matrix.index_, matrix.value_ = starts, which, factors
-        solver = highspy.Highs()
+        solver = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("threads", 1)
         solver.setOptionValue("time_limit", limit_s)

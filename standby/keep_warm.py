@@ -81,9 +81,9 @@ def _read(words: Sequence[str], deadline_s: float) -> tuple[str, bool]:
         done = run_command(words, deadline_s, None, without_slurm(os.environ), None)
     except SlurmError as error:
         return str(error), False
-    error = classify(words, done.returncode, done.stdout, done.stderr)
-    if error is not None:
-        return f"not read: {error.message}", False
+    failed = classify(words, done.returncode, done.stdout, done.stderr)
+    if failed is not None:
+        return f"not read: {failed.message}", False
     return told(done.stdout)
 
 

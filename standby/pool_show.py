@@ -47,7 +47,7 @@ def applied(record: Record) -> Choice:
 def stock_of(record: Record, sight: Sight) -> Stock:
     wish = record.wish
     times = {n: p.passed for n, p in sight.proofs.items() if p.passed}
-    pool = Pool(wish.partition, wish.backfill, wish.size, record.short_since, record.applied, times)
+    pool = Pool(wish.partition, wish.backfill, wish.size, record.short_since, times)
     return stock(pool, sight.nodes, sight.jobs, sight.now)
 
 

@@ -23,8 +23,7 @@ class Pool:
     backfill: str
     wanted: int
     short_since: float
-    applied: float
-    checked: Mapping[str, float]  # node -> when it was last seen well, as of ``applied``
+    checked: Mapping[str, float]  # node -> when it was last seen well, as of the last apply
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Stock:
     in_use: int
     out: int
     short: int
-    short_s: float | None  # how long that has been known; None: nothing is short
+    short_s: float | None  # since an apply saw it; None: nothing is short, or none has seen it yet
     oldest_check_s: float | None  # of the nodes that can be had; None: not known
 
 
@@ -69,7 +68,6 @@ def pool_from(data: object) -> Pool | None:
         clean(wish.get("backfill"), 64),
         wanted,
         number(data.get("short_since")) or 0.0,
-        number(data.get("applied")) or 0.0,
         {name: when for name, when in times.items() if when is not None},
     )
 
@@ -87,7 +85,6 @@ def stock(
     free = [node for node in rest if node.usable and node.name not in others]
     short = max(0, pool.wanted - len(free))
     ages = [now - pool.checked[node.name] for node in free if node.name in pool.checked]
-    since = pool.short_since or pool.applied or now
     return Stock(
         pool.partition,
         pool.wanted,
@@ -96,7 +93,7 @@ def stock(
         len(in_use),
         len(rest) - len(free),
         short,
-        max(0.0, now - since) if short else None,
+        max(0.0, now - pool.short_since) if short and pool.short_since else None,
         max(0.0, *ages) if ages else None,
     )
 
@@ -109,7 +106,9 @@ def told(stock: Stock) -> str:
         if count:
             text += f", {count} {what}"
     if stock.short:
-        text += f"; short {stock.short} for {span(stock.short_s or 0.0)}"
+        text += f"; short {stock.short}"
+    if stock.short_s is not None:
+        text += f" for {span(stock.short_s)}"
     if stock.oldest_check_s is not None:
         text += f"; oldest check {span(stock.oldest_check_s)} ago"
     return text

@@ -555,7 +555,11 @@ def test_robust_status_says_it(site: Site) -> None:
     assert robust_status(["--state-dir", str(site.state)], site.slurm.door(), out) == 0
     line = next(one for one in out.getvalue().splitlines() if one.startswith("pool"))
     assert line.startswith("pool standby: 1 of 3 nodes free, 1 in use, 1 out of service; short 2")
-    assert "oldest check" in line
+    assert "oldest check" in line and " for " not in line  # since when, nobody has seen
+    site.apply()
+    out = io.StringIO()
+    robust_status(["--state-dir", str(site.state)], site.slurm.door(), out)
+    assert "; short 2 for " in out.getvalue()
     out = io.StringIO()
     robust_status(["--state-dir", str(site.state), "--json"], site.slurm.door(), out)
     assert json.loads(out.getvalue())["pool"]["short"] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,21 +26,35 @@ def wait_warm(training: Training, **nodes: int) -> None:
     training.until(lambda: warm(training) == nodes, f"{nodes} warm, there is {warm(training)}")
 
 
-def interpreters() -> list[int]:
-    return [p.pid for p in scan() if command_line(p.pid).startswith("robust-warm:")]
+def interpreters(training: Training) -> list[int]:
+    """Those that wait below the job's shims."""
+    tasks = {process.pid for process in training.processes("srun_wrapper.task")}
+    return [p.pid for p in scan() if p.ppid in tasks and waits(p.pid)]
+
+
+def waits(pid: int) -> bool:
+    return command_line(pid).startswith("robust-warm:")
+
+
+def pid_in_node(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (found,) = [line.split()[-1] for line in lines if line.startswith("NSpid:")]
+    return int(found)
 
 
 def test_killed_ranks_start_warm(lab: Cluster) -> None:
     training = start(lab, 2, 2, toy=SLOW, steps=120)
     for kill in (1, 2):
         wait_warm(training, n1=2, n2=2)
+        waiting = interpreters(training)
+        assert len(waiting) == 4
         training.kill("toy.py", rank=kill)
         training.until(lambda: len(training.incidents()) == kill, "recovery")  # noqa: B023
     training.check_done()
     for record in training.incidents():
         assert (record["action"], record["warm"], record["ranks"]) == ("restart", 4, 4), record
     assert training.says("^robust-srun: recovered from crash .*; 4 of 4 ranks started warm")
-    until(lambda: not interpreters(), "end of the warm interpreters", 10.0)
+    until(lambda: not any(map(waits, waiting)), "end of the warm interpreters", 10.0)
 
 
 def test_ranks_start_warm_on_a_spare_and_on_a_companion(new_lab: LabFactory) -> None:
@@ -67,14 +82,14 @@ def test_standby_point_on_a_spare(new_lab: LabFactory) -> None:
     pid = int(path.read_text())
     lab.crash("n2")
     training.wait_says("n3 took the ranks of n2")
-    assert [p.pid for p in training.processes("toy.py", rank=1)] == [pid]
+    assert [pid_in_node(p.pid) for p in training.processes("toy.py", rank=1)] == [pid]
     training.check_done()
 
 
 def test_without_warm_starts(lab: Cluster) -> None:
     training = start(lab, 1, 2, toy=f"{SLOW} --fault kill --at 8", robust="--robust-no-warm")
     training.wait_step(6)
-    assert not interpreters()
+    assert not interpreters(training)
     training.check_done()
     assert training.only_incident(action="restart")["warm"] == 0
 
@@ -83,13 +98,17 @@ def test_without_warm_starts(lab: Cluster) -> None:
 def test_two_jobs_and_one_standby(new_lab: LabFactory) -> None:
     """Both lose a node at once: one gets the standby, the other is queued without its bad node."""
     lab = new_lab(nodes=5, standby=1)
-    jobs = [start(lab, 2, toy=SLOW, steps=150, robust="--robust-standby-wait=8") for _ in range(2)]
+    options = {"robust": "--robust-standby-wait=8", "sbatch": "--exclusive"}
+    jobs = [start(lab, 2, toy=SLOW, steps=150, **options) for _ in range(2)]
     for job in jobs:
         job.wait_step(5)
     lost = [sorted(warm(job))[1] for job in jobs]
     for name in lost:
         lab.crash(name)
     for job in jobs:
-        job.check_done(timeout=200.0)
+        job.until((job.dir / "final.json").exists, "end of the training", 200.0)
+        job.wait_end()
+    for job in jobs:
+        job.check_done()
     actions = sorted(job.incidents()[-1]["action"] for job in jobs)
     assert actions == ["requeue", "swap_companion"]
