@@ -9,9 +9,9 @@ The heuristic cuts the columns into bands and stacks rectangles as wide as the b
 per minipod (or nearly rectangles, where not a cell can be wasted). So a row meets one minipod per
 band, and a column those of its band only; one band keeps pipelines whole, as many bands as columns
 keep DP groups whole, and between the two lie blocks that Arnold's program, which moves whole
-pipelines (``standby.exact.arnold``), cannot find. Cells that no rectangle covers take what is left. It tries
-all numbers of bands, both ways round, then other widths and orders at random (but the same every
-time), until it has reached the bound.
+pipelines (``standby.exact.arnold``), cannot find. Cells that no rectangle covers take what is left.
+It tries all numbers of bands, both ways round, then other widths and orders at random (but the same
+every time), until it has reached the bound.
 """
 
 from __future__ import annotations
