@@ -29,7 +29,6 @@ from bench.scheduling_model import (
     metric,
     scaled,
     scheduling_time,
-    seconds,
 )
 from bench.scheduling_plot import Bar, bars
 from bench.training import REPOSITORY
@@ -127,15 +126,15 @@ def add_over_eviction(results: Results, at: AtScale, args: argparse.Namespace) -
         both = losses(machines, [single, Source(args.group, args.group_rate / 1000)])
         sizes["compound"][machines] = most = _standbys(both)
         sizes["single"][machines] = _standbys(losses(machines, [single]))
-        case = f"{OVER_EVICTION}_{machines}"
-        for which in POOLS:
-            standbys = sizes[which][machines]
-            times, left = at[machines], args.machines_left
-            found = scheduling_time(times, "ours_companion", both, most, standbys, left)
-            add(results, f"{case}.{which}_pool", found)
-            eight = seconds(times, "ours_companion", args.group, standbys)
-            add(results, f"{case}.{args.group}_at_once_{which}_pool", eight)
-        results.ratio(f"{case}.single/compound", f"{case}.single_pool_s", f"{case}.compound_pool_s")
+        times, left = at[machines], args.machines_left
+        for ours in OURS:
+            case = f"{OVER_EVICTION}_{machines}.{ours}"
+            for which in POOLS:
+                standbys = sizes[which][machines]
+                found = scheduling_time(times, ours, both, most, standbys, left)
+                add(results, f"{case}_{which}_pool", found)
+            pools = [f"{case}_{which}_pool_s" for which in POOLS]
+            results.ratio(f"{case}.single/compound", *pools)
     for which in POOLS:
         results.settings[f"{which}_pools"] = _listed(sizes[which])
 

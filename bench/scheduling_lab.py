@@ -21,7 +21,7 @@ from lab import Cluster, Lab
 
 MOST = NODES - 1
 RECOVERY = 600.0
-# Slurm asks a node that came back only every minute or so whether the job has ended on it.
+# A job that was cancelled while several of its nodes came back took more than a minute to complete.
 COMPLETING = 300.0
 OVER = {"CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL"}
 COLD = "--robust-no-warm"

@@ -240,7 +240,7 @@ def test_nothing_is_better_than_what_is_chosen(data: st.DataObject) -> None:
     assert found.before == spread(groups(mesh, 1, len(places)), [switches[n] for n in places])
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=8)
 @given(st.data())
 def test_many_lost_at_once(data: st.DataObject) -> None:
     """More than can be tried: still everybody placed, nobody twice, never below the bound."""

@@ -164,7 +164,7 @@ def _install() -> None:
 
 
 def _wait_if_warm() -> None:
-    fd = os.environ.pop("ROBUST_WARM", "")
+    fd = os.environ.pop("ROBUST_WARM_FD", "")
     if not fd:
         return
     try:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
 
-VARIABLE = "ROBUST_WARM"
+VARIABLE = "ROBUST_WARM_FD"  # ROBUST_WARM is a setting of robust-srun's
 """Number of the descriptor that leads to the shim."""
 ROOM = 2 << 30  # bytes that must be free before importing, of which it takes a quarter
 _THREADS_END_AT_FORK = ("numpy", "scipy")  # OpenBLAS ends its pool before a fork
