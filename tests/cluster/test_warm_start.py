@@ -14,6 +14,7 @@ from lab.ranks import scan
 from tests.waiting import until
 
 SLOW = "--step-time=0.1"
+WARM = "--robust-warm"
 
 
 def warm(training: Training) -> dict[str, int]:
@@ -43,7 +44,7 @@ def pid_in_node(pid: int) -> int:
 
 
 def test_killed_ranks_start_warm(lab: Cluster) -> None:
-    training = start(lab, 2, 2, toy=SLOW, steps=120)
+    training = start(lab, 2, 2, toy=SLOW, steps=120, robust=WARM)
     for kill in (1, 2):
         wait_warm(training, n1=2, n2=2)
         waiting = interpreters(training)
@@ -59,7 +60,7 @@ def test_killed_ranks_start_warm(lab: Cluster) -> None:
 
 def test_ranks_start_warm_on_a_spare_and_on_a_companion(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=3, standby=1)
-    training = start(lab, 2, 2, toy=SLOW, steps=250, spares=1)
+    training = start(lab, 2, 2, toy=SLOW, steps=250, spares=1, robust=WARM)
     wait_warm(training, n1=2, n2=2, n3=2)
     lab.crash("n2")
     training.wait_says("n3 took the ranks of n2")
@@ -75,7 +76,7 @@ def test_ranks_start_warm_on_a_spare_and_on_a_companion(new_lab: LabFactory) -> 
 def test_standby_point_on_a_spare(new_lab: LabFactory) -> None:
     """It has run the script so far before it is needed."""
     lab = new_lab(nodes=3, standby=0)
-    training = start(lab, 2, toy=f"{SLOW} --ahead", steps=150, spares=1)
+    training = start(lab, 2, toy=f"{SLOW} --ahead", steps=150, spares=1, robust=WARM)
     wait_warm(training, n1=1, n2=1, n3=1)
     path = training.dir / "ahead.n3"
     training.until(lambda: path.exists() and path.read_text(), "the spare at its standby point")
@@ -98,7 +99,7 @@ def test_without_warm_starts(lab: Cluster) -> None:
 def test_two_jobs_and_one_standby(new_lab: LabFactory) -> None:
     """Both lose a node at once: one gets the standby, the other is queued without its bad node."""
     lab = new_lab(nodes=5, standby=1)
-    options = {"robust": "--robust-standby-wait=8", "sbatch": "--exclusive"}
+    options = {"robust": f"{WARM} --robust-standby-wait=8", "sbatch": "--exclusive"}
     jobs = [start(lab, 2, toy=SLOW, steps=150, **options) for _ in range(2)]
     for job in jobs:
         job.wait_step(5)
