@@ -32,3 +32,20 @@ def test_rank_killed_then_nodes_lost_until_requeued(new_lab: LabFactory, fsdp: U
     assert (lost["action"], lost["outcome"]) == ("requeue", "requeued")
     assert lab.job(training.job)["Restarts"] == "1"
     assert training.says(r"^robust-srun: checkpoints: step 10 is on disk in ")
+
+
+@pytest.mark.timeout(300)
+def test_shards_of_a_lost_node_come_from_their_replicas(
+    new_lab: LabFactory, fsdp: Undisturbed
+) -> None:
+    lab = new_lab(nodes=3, standby=0)
+    training = fsdp.job(lab)
+    size = ["-N3", "--ntasks-per-node=1"]
+    training.start("--robust-spares=1", "--hold=1:7", sbatch=size, durable=False)
+    training.wait_held(1, 7)
+    training.wait_replicas(6)
+    lab.crash("n2")
+    training.check_ended()
+    assert training.resumed() == [0, 6], training.story()
+    (lost,) = training.check_lost(1)
+    assert (lost["action"], lost["swaps"]) == ("swap_spare", [["n2", "n3"]])
