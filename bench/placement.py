@@ -121,7 +121,6 @@ def _add(results: Results, prefix: str, found: dict[str, list[float]]) -> None:
         results.add(f"{prefix}.{who}", values, "s" if who.endswith("_s") else "minipods")
     for who in (*BASELINES, "best-baseline", "arnold"):
         ratios = [a / b for a, b in zip(found[who], found["ours"], strict=True)]
-        results.add(f"{prefix}.{who}/ours", ratios, "ratio")
         results.ratios[f"{prefix}.{who}/ours.mean"] = fmean(ratios)
         results.ratios[f"{prefix}.{who}/ours.max"] = max(ratios)
     _gap(results, prefix, found["ours"], found["bound"])
