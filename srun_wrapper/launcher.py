@@ -125,7 +125,7 @@ class Launcher:
                 node_rank=order.index,
                 master_addr=order.master,
                 master_port=order.port,
-                first_epoch=order.first,
+                first_epoch=order.first and not order.moved,
                 env=os.environ,
             )
         if self._keeper is not None:

@@ -167,6 +167,7 @@ class Start(Message):
     port: int
     peers: tuple[Peer, ...] = ()
     restore: Restore | None = None
+    moved: bool = False  # places are not as srun has numbered the nodes
 
 
 class Stop(Message):

@@ -1,24 +1,62 @@
-"""Which node takes which lost one's place: the one that spreads the job's groups least.
+"""Which node takes which place: the one that spreads the job's groups least over the network.
 
-The decision is ``standby.choose``; here is what it is asked with: the network as Slurm knows it,
-and the mesh as the training's Checkpointer has told it.
+The decisions are ``standby.choose`` (one of the standbys for a lost node) and ``standby.place``
+(all nodes, with --robust-place); here is what they are asked with: the network as Slurm knows it,
+and the mesh as the training's Checkpointer has told it or the user.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from robust_slurm.slurm import SlurmError
 from srun_wrapper.aside import aside
-from standby.choose import choose
+from srun_wrapper.report import say
+from srun_wrapper.roster import Node
+from srun_wrapper.srun_options import UsageError
+from srun_wrapper.torchrun import sorts_nodes
+from standby.choose import UNKNOWN, choose
+from standby.place import order
+from standby.spread import Groups, Layout, Spread, check_alpha, groups, spread
 from standby.topology import minipods
 
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
 
 PATIENCE = 10.0  # s for Slurm to say how nodes are connected
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """``"pp=2,dp=8"`` -> ``{"pp": 2, "dp": 8}``; "" -> {}. UsageError for anything else."""
+    mesh: dict[str, int] = {}
+    for part in filter(None, text.replace(" ", "").split(",")):
+        name, _, size = part.partition("=")
+        if not (name.isidentifier() and size.isascii() and size.isdigit() and int(size) >= 1):
+            raise UsageError(f"--robust-mesh={text}: {part!r} is not NAME=SIZE, as in pp=2,dp=8")
+        if name in mesh:
+            raise UsageError(f"--robust-mesh={text}: {name} comes twice")
+        mesh[name] = int(size)
+    return mesh
+
+
+def check(mesh: str, alpha: float) -> None:
+    """UsageError for settings that cannot be used."""
+    parse_mesh(mesh)
+    try:
+        check_alpha(alpha)
+    except ValueError as err:
+        raise UsageError(f"--robust-place-alpha: {err}") from None
+
+
+def layout(mesh: Mapping[str, int], ranks: Sequence[Sequence[int]]) -> Layout:
+    """Ranks of each place: the slots', or those that a torchrun in each slot will start."""
+    world = prod(mesh.values())
+    if mesh and all(len(own) == 1 for own in ranks) and world % len(ranks) == 0:
+        return world // len(ranks)
+    return ranks
 
 
 class Neighbours:
@@ -41,16 +79,73 @@ class Neighbours:
 
     def prefer(self, lost: Sequence[str], candidates: Sequence[str]) -> dict[str, str]:
         """Lost node → candidate. Empty where nothing speaks for one or another."""
-        world = self._boss.state.world
+        world, mesh = self._boss.state.world, self._mesh()
         if len({self._minipods.get(name) for name in candidates}) < 2:
             return {}
         places = [node.name for node in world.places]
-        mesh = self._boss.checkpoints.mesh()
+        ranks, alpha = layout(mesh, world.ranks), self._boss.config.place_alpha
         try:
-            return dict(choose(lost, candidates, places, mesh, world.ranks, self._minipods))
+            return dict(choose(lost, candidates, places, mesh, ranks, self._minipods, alpha))
         except ValueError as err:
             self._boss.news(f"no choice by topology: {err}")
             return {}
+
+    def _mesh(self) -> dict[str, int]:
+        return self._boss.checkpoints.mesh() or parse_mesh(self._boss.config.mesh)
+
+    # -- all places
+
+    async def arrange_first(self) -> None:
+        """Before the first epoch; spares are nodes like the others."""
+        if not self._boss.config.place:
+            return
+        if self._learning is not None:
+            await self._learning
+        world, mesh = self._boss.state.world, self._mesh()
+        size, ranks = prod(mesh.values()), sum(map(len, world.ranks))
+        if mesh and size != ranks and not isinstance(layout(mesh, world.ranks), int):
+            say(f"--robust-mesh={self._boss.config.mesh} is of {size} ranks, the job has {ranks}")
+        elif not self._minipods:
+            say("--robust-place: Slurm knows no topology (topology.conf): nodes stay in its order")
+        elif self._sorted_by_torchrun():
+            say("--robust-place: this torchrun numbers its nodes itself: use --rdzv-backend=static")
+        else:
+            spares = sorted(self._boss.state.spares(), key=lambda node: node.key[2])
+            self._arrange(spares, settled=False)
+
+    def arrange(self) -> None:
+        """After a swap; the survivors' memory is where they are, so only for a better spread."""
+        if self._boss.config.place and self._minipods and not self._sorted_by_torchrun():
+            self._arrange([], settled=True)
+
+    def _sorted_by_torchrun(self) -> bool:
+        return sorts_nodes(self._boss.launch.command.command, self._boss.env)
+
+    def _arrange(self, spares: Sequence[Node], settled: bool) -> None:
+        world, mesh = self._boss.state.world, self._mesh()
+        known = {node.name: node for node in (*world.places, *spares)}
+        ranks, alpha = layout(mesh, world.ranks), self._boss.config.place_alpha
+        try:
+            names = order(list(known), mesh, ranks, self._minipods, alpha, settled=settled)
+            job = groups(mesh, ranks, len(world.places))
+        except ValueError as err:
+            say(f"--robust-place: nodes stay in Slurm's order: {err}")
+            return
+        chosen = [known[name] for name in names[: len(world.places)]]
+        if any(n.slots < len(own) for n, own in zip(chosen, world.ranks, strict=True)):
+            say("--robust-place: nodes stay in Slurm's order: they have different numbers of tasks")
+            return
+        before, after = (self._spread(job, nodes) for nodes in (world.places, chosen))
+        switches = f"switches per DP group: at most {after.dp}, per PP group: {after.pp}"
+        if chosen != world.places:
+            world.places[:] = chosen
+            self._boss.ledger.event("placed", nodes=[node.name for node in chosen])
+            say(f"nodes ordered by the network; {switches} (were {before.dp} and {before.pp})")
+        elif not settled:
+            say(f"--robust-place: Slurm's order is as good as any; {switches}")
+
+    def _spread(self, job: Groups, nodes: Sequence[Node]) -> Spread:
+        return spread(job, [self._minipods.get(node.name, UNKNOWN) for node in nodes])
 
     def close(self) -> None:
         if self._learning is not None:

@@ -87,9 +87,11 @@ class Recovery:
             if plan.action == "swap_companion":
                 self._replacement.expect()
             filled = await self._stop_world(incident) and await self._replacement.fill(incident)
-            incident.mark("replace")
             if filled and not state.failures:
+                self._boss.neighbours.arrange()
+                incident.mark("replace")
                 break
+            incident.mark("replace")
             if state.signalled:
                 self._close(incident, ENDED)
                 return None

@@ -87,8 +87,8 @@ class Supervisor:
                 self._dismiss()
                 await self.step.end(patience=NOTHING_RAN)
                 return missing or 128 + self.state.signalled
-            self._first_world()
             self.neighbours.learn()
+            await self._first_world()
             watcher = asyncio.create_task(self._watch())
             if await self.restoring.prepare():
                 self.begin_epoch("")
@@ -167,7 +167,7 @@ class Supervisor:
             return ladder.NOTHING_LEFT
         return None
 
-    def _first_world(self) -> None:
+    async def _first_world(self) -> None:
         state = self.state
         nodes = list(state.nodes.values())
         if self.launch.plan.ranks_per_active_node is None:
@@ -175,7 +175,8 @@ class Supervisor:
         else:
             places, ranks = planned_world(nodes, self.launch.plan.ranks_per_active_node)
         state.world = World(0, places, ranks)
-        for node in places:
+        await self.neighbours.arrange_first()
+        for node in state.world.places:
             node.role = Role.ACTIVE
         asked = restarts_itself(self.launch.command.command, self.env)
         if asked and all(len(numbers) == 1 for numbers in ranks):

@@ -37,12 +37,15 @@ def order(
     switches: Mapping[str, str],
     alpha: float = ALPHA,
     solver_s: float = 0.0,
+    settled: bool = False,
 ) -> list[str]:
     """The same nodes, in the order in which they take the job's places; what is left comes last.
 
     The order given is kept where no better one is found. ``mesh``, ``ranks_per_node``: see
     ``standby.spread.groups``; as many places as make the mesh, or one per node without it.
     ``solver_s``: seconds for which HiGHS looks for something better than the heuristic.
+    ``settled``: every move costs something: none for the same weighted spread, and nodes stay
+    where they are if their minipod suits the place.
     ValueError if a node comes twice or the nodes are too few.
     """
     check_alpha(alpha)
@@ -55,14 +58,18 @@ def order(
         pods.setdefault(switches.get(node, UNKNOWN), []).append(node)
     best = [switches.get(node, UNKNOWN) for node in nodes[:places]]
     score = _score(job, best, alpha)
+    if settled:
+        score = (score[0], 0)
     changed = False
     for plan in _plans(job, pods, places, alpha, solver_s):
         if (found := _score(job, plan, alpha)) < score:
             best, score, changed = plan, found, True
     if not changed:
         return list(nodes)
-    left = {pod: iter(of_pod) for pod, of_pod in pods.items()}
-    placed = [next(left[pod]) for pod in best]
+    stay = {p for p, pod in enumerate(best) if settled and switches.get(nodes[p], UNKNOWN) == pod}
+    staying = {nodes[place] for place in stay}
+    left = {pod: (n for n in of_pod if n not in staying) for pod, of_pod in pods.items()}
+    placed = [nodes[p] if p in stay else next(left[pod]) for p, pod in enumerate(best)]
     taken = set(placed)
     return placed + [node for node in nodes if node not in taken]
 
