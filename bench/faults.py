@@ -7,11 +7,12 @@ turns in one lab, so that a slow moment of the machine hits all of them alike.
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from bench.training import BenchError, Incident, Training
@@ -26,6 +27,8 @@ ONE_HOST = 8  # ranks of the cases on one host
 LONG_NODES = "n[1-4]"  # of the jobs that live through all runs
 CRASH_NODES = ("n5", "n6", "n7", "n8", "n9")  # the last one is the spare
 LAB_NODES = 9
+NVRX = os.environ.get("BENCH_NVRX", "")
+"""Path of nvidia-resiliency-ext's ft_launcher, in an environment of its own; "": not compared."""
 # torch >= 2.5 shares one store with all incarnations, and a restarted gloo or NCCL then finds the
 # addresses of the dead one (pytorch issue 135712): torchrun's restart works only with this.
 TORCHRUN_ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -164,11 +167,26 @@ class NodeCrash:
         """Nothing runs between two faults."""
 
 
-class TorchrunKill:
-    """torchrun on one host with its own restart: SIGKILL of a rank → all past their first step."""
+def torchrun() -> list[str]:
+    """On one host; restarts by itself."""
+    return ["torchrun", "--standalone", f"--nproc-per-node={ONE_HOST}", "--max-restarts=1000"]
 
-    def __init__(self, lab: Lab, workload: str) -> None:
+
+def ft_launcher() -> list[str]:
+    """NVRx's, as quick as it can be set. Its ranks send it no heartbeats: it sees them die."""
+    return [
+        *(NVRX, f"--nproc-per-node={ONE_HOST}", "--max-restarts=1000", "--monitor-interval=0.1"),
+        *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:29571"),
+        "--ft-workload-check-interval=1",
+    ]
+
+
+class LauncherKill:
+    """A launcher with a restart of its own: SIGKILL of a rank → all past their first step."""
+
+    def __init__(self, lab: Lab, workload: str, argv: Sequence[str]) -> None:
         self._lab = lab
+        self._argv = argv
         self._workload = workload
         self._ranks = itertools.count(1)
         self._training: Training | None = None
@@ -180,16 +198,15 @@ class TorchrunKill:
         time.sleep(random.uniform(0.0, JITTER))
         at = training.signal_rank(next(self._ranks) % training.world, signal.SIGKILL)
         back = lambda: len(training.first_steps(at)) == training.world  # noqa: E731
-        training.wait(back, f"torchrun did not restart after a kill at {at:.3f}", RECOVERY)
+        training.wait(back, f"{self._argv[0]} did not restart after a kill at {at:.3f}", RECOVERY)
         return {"total": max(training.first_steps(at).values()) - at}
 
     def _begin(self) -> Training:
         self._training = training = Training.new(self._lab, self._workload, ONE_HOST)
-        argv = ["torchrun", "--standalone", f"--nproc-per-node={ONE_HOST}", "--max-restarts=1000"]
         with (training.directory / "output").open("ab") as output:
             self._process = self._lab.popen(
                 "n1",
-                [*argv, *training.command(STEP_TIME)],
+                [*self._argv, *training.command(STEP_TIME)],
                 env={**training.env(), **TORCHRUN_ENV},
                 cwd=training.directory,
                 stdin=subprocess.DEVNULL,

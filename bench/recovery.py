@@ -13,21 +13,25 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 from bench.common import MIN_SAMPLES, Results, finish, parser, results_for
 from bench.faults import (
     LAB_NODES,
     LONG_NODES,
     NODES,
+    NVRX,
     ONE_HOST,
     PER_NODE,
     STEP_TIME,
     Case,
+    LauncherKill,
     LongJob,
     NodeCrash,
     RankFault,
-    TorchrunKill,
+    ft_launcher,
     robust_job,
+    torchrun,
 )
 from bench.plain import SLURM_CONF, plain_requeue
 from bench.training import BenchError
@@ -41,6 +45,7 @@ WORKLOADS = {
         "rank_kill_torch",
         "rank_kill_torch_cold",
         "torchrun_kill",
+        *(["nvrx_kill"] if NVRX else []),
         "node_crash_spare_torch",
         "node_crash_companion_torch",
     ),
@@ -49,6 +54,7 @@ RATIOS = (  # (slower, faster)
     (PLAIN, "node_crash_spare"),
     (PLAIN, "node_crash_companion"),
     ("torchrun_kill", "rank_kill_torch"),
+    ("nvrx_kill", "rank_kill_torch"),
     ("rank_kill_torch_cold", "rank_kill_torch"),
 )
 QUICK_RUNS = 2
@@ -71,7 +77,8 @@ def make_cases(lab: Lab, names: Sequence[str]) -> dict[str, Case]:
         "node_crash_companion": lambda: NodeCrash(lab, "toy", PER_NODE, 0, warm=True),
         "rank_kill_torch": lambda: RankFault(one, signal.SIGKILL, warm=True),
         "rank_kill_torch_cold": lambda: RankFault(other, signal.SIGKILL),
-        "torchrun_kill": lambda: TorchrunKill(lab, "torch"),
+        "torchrun_kill": lambda: LauncherKill(lab, "torch", torchrun()),
+        "nvrx_kill": lambda: LauncherKill(lab, "torch", ft_launcher()),
         "node_crash_spare_torch": lambda: NodeCrash(lab, "torch", 1, 1, warm=True),
         "node_crash_companion_torch": lambda: NodeCrash(lab, "torch", 1, 0, warm=True),
     }
@@ -86,7 +93,8 @@ def take_turns(
     A case has a few faults in a row: its training runs while they last, and disturbs no other.
     """
     found: Found = {}
-    with Cluster(nodes=LAB_NODES, standby=1) as lab:
+    own = [Path(NVRX).parents[1]] if NVRX else []
+    with Cluster(nodes=LAB_NODES, standby=1, visible=own) as lab:
         cases = make_cases(lab, names)
         for begin in range(0, runs, IN_A_ROW):
             for name, case in cases.items():
@@ -121,6 +129,8 @@ def measure(results: Results, names: Sequence[str]) -> bool:
         "ranks": f"{NODES}x{PER_NODE}; torch on one host: {ONE_HOST}; torch node crash: {NODES}x1",
         "step_time_s": STEP_TIME,
     }
+    if NVRX:
+        results.settings["nvrx"] = nvrx_version()
     runs = results.runs or (QUICK_RUNS if results.quick else MIN_SAMPLES)
     failed: set[str] = set()
     in_turn = [name for name in names if name != PLAIN]
@@ -148,6 +158,13 @@ def measure(results: Results, names: Sequence[str]) -> bool:
         if {f"{slower}.total_s", f"{faster}.total_s"} <= results.metrics.keys():
             results.ratio(f"{slower}/{faster}", f"{slower}.total_s", f"{faster}.total_s")
     return not failed
+
+
+def nvrx_version() -> str:
+    """Of the package that BENCH_NVRX belongs to."""
+    code = "import importlib.metadata as m; print(m.version('nvidia-resiliency-ext'))"
+    argv = [str(Path(NVRX).with_name("python")), "-c", code]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def tell(text: str) -> None:
