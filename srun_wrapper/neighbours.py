@@ -20,31 +20,22 @@ from srun_wrapper.srun_options import UsageError
 from srun_wrapper.torchrun import sorts_nodes
 from standby.choose import UNKNOWN, choose
 from standby.place import order
-from standby.spread import Groups, Layout, Spread, check_alpha, groups, spread
+from standby.spread import Groups, Layout, Spread, check_alpha, groups, parse_mesh, spread
 from standby.topology import minipods
 
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
 
-PATIENCE = 10.0  # s for Slurm to say how nodes are connected
-
-
-def parse_mesh(text: str) -> dict[str, int]:
-    """``"pp=2,dp=8"`` -> ``{"pp": 2, "dp": 8}``; "" -> {}. UsageError for anything else."""
-    mesh: dict[str, int] = {}
-    for part in filter(None, text.replace(" ", "").split(",")):
-        name, _, size = part.partition("=")
-        if not (name.isidentifier() and size.isascii() and size.isdigit() and int(size) >= 1):
-            raise UsageError(f"--robust-mesh={text}: {part!r} is not NAME=SIZE, as in pp=2,dp=8")
-        if name in mesh:
-            raise UsageError(f"--robust-mesh={text}: {name} comes twice")
-        mesh[name] = int(size)
-    return mesh
+PATIENCE = 10.0  # s for Slurm to say how nodes are connected, and to think about it
 
 
 def check(mesh: str, alpha: float) -> None:
     """UsageError for settings that cannot be used."""
-    parse_mesh(mesh)
+    try:
+        if mesh:
+            parse_mesh(mesh)
+    except ValueError as err:
+        raise UsageError(f"--robust-mesh={err}") from None
     try:
         check_alpha(alpha)
     except ValueError as err:
@@ -91,7 +82,8 @@ class Neighbours:
             return {}
 
     def _mesh(self) -> dict[str, int]:
-        return self._boss.checkpoints.mesh() or parse_mesh(self._boss.config.mesh)
+        named = self._boss.config.mesh
+        return self._boss.checkpoints.mesh() or (parse_mesh(named) if named else {})
 
     # -- all places
 
@@ -111,29 +103,34 @@ class Neighbours:
             say("--robust-place: this torchrun numbers its nodes itself: use --rdzv-backend=static")
         else:
             spares = sorted(self._boss.state.spares(), key=lambda node: node.key[2])
-            self._arrange(spares, settled=False)
+            await self._arrange(spares, settled=False)
 
-    def arrange(self) -> None:
+    async def arrange(self) -> None:
         """After a swap; the survivors' memory is where they are, so only for a better spread."""
         if self._boss.config.place and self._minipods and not self._sorted_by_torchrun():
-            self._arrange([], settled=True)
+            await self._arrange([], settled=True)
 
     def _sorted_by_torchrun(self) -> bool:
         return sorts_nodes(self._boss.launch.command.command, self._boss.env)
 
-    def _arrange(self, spares: Sequence[Node], settled: bool) -> None:
+    async def _arrange(self, spares: Sequence[Node], settled: bool) -> None:
         world, mesh = self._boss.state.world, self._mesh()
         known = {node.name: node for node in (*world.places, *spares)}
         ranks, alpha = layout(mesh, world.ranks), self._boss.config.place_alpha
+        places, pods = len(world.places), self._minipods
+
+        def found() -> tuple[list[str], Groups]:
+            names = order(list(known), mesh, ranks, pods, alpha, settled=settled)
+            return names, groups(mesh, ranks, places)
+
         try:
-            names = order(list(known), mesh, ranks, self._minipods, alpha, settled=settled)
-            job = groups(mesh, ranks, len(world.places))
-        except ValueError as err:
-            say(f"--robust-place: nodes stay in Slurm's order: {err}")
+            names, job = await aside(found, PATIENCE)
+        except (ValueError, TimeoutError) as err:
+            say(f"--robust-place: nodes stay where they are: {err or 'no answer in time'}")
             return
-        chosen = [known[name] for name in names[: len(world.places)]]
+        chosen = [known[name] for name in names[:places]]
         if any(n.slots < len(own) for n, own in zip(chosen, world.ranks, strict=True)):
-            say("--robust-place: nodes stay in Slurm's order: they have different numbers of tasks")
+            say("--robust-place: nodes stay where they are: they have different numbers of tasks")
             return
         before, after = (self._spread(job, nodes) for nodes in (world.places, chosen))
         switches = f"switches per DP group: at most {after.dp}, per PP group: {after.pp}"

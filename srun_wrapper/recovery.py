@@ -88,7 +88,8 @@ class Recovery:
                 self._replacement.expect()
             filled = await self._stop_world(incident) and await self._replacement.fill(incident)
             if filled and not state.failures:
-                self._boss.neighbours.arrange()
+                if plan.replace:
+                    await self._boss.neighbours.arrange()
                 incident.mark("replace")
                 break
             incident.mark("replace")

@@ -17,7 +17,7 @@ from typing import IO
 from robust_slurm.checkpoint.topology import MAX_NODES, at_most
 from robust_slurm.slurm.values import ParseError, expand
 from standby.choose import UNKNOWN, Choice, decide
-from standby.spread import ALPHA, fits
+from standby.spread import ALPHA, fits, parse_mesh
 from standby.topology import minipods
 
 JSON_VERSION = 1
@@ -184,15 +184,10 @@ def _nodes(option: str, text: str) -> list[str]:
 
 
 def _mesh(text: str) -> dict[str, int]:
-    mesh: dict[str, int] = {}
-    for part in text.split(","):
-        name, equals, size = part.strip().partition("=")
-        if not (name and equals and size.isascii() and size.isdigit() and len(size) < 8):
-            raise BadInput(f"--mesh {text}: write it as pp=2,dp=12,tp=4")
-        if int(size) < 1 or name in mesh:
-            raise BadInput(f"--mesh {text}: {name} must be named once and be 1 or more")
-        mesh[name] = int(size)
-    return mesh
+    try:
+        return parse_mesh(text)
+    except ValueError as error:
+        raise BadInput(f"--mesh {error}") from None
 
 
 def _ranks(mesh: Mapping[str, int], named: int | None, places: int) -> int:

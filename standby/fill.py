@@ -11,7 +11,7 @@ band, and a column those of its band only; one band keeps pipelines whole, as ma
 keep DP groups whole, and between the two lie blocks that Arnold's program, which moves whole
 pipelines (``standby.exact.arnold``), cannot find. Cells that no rectangle covers take what is left.
 It tries all numbers of bands, both ways round, then other widths and orders at random (but the same
-every time), until it has reached the bound.
+every time), until it has reached the bound or has looked long enough.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from standby.spread import weighted
 
 _CELLS = 300_000  # cells laid out in all tries at random
 _TRIES = 400
+_LOOKS = 4_000_000  # at a minipod, for a band or a cell, in all tries; well under a second
 _NONE = -1  # where a cell has no minipod yet
 
 Grid = list[list[int]]
@@ -59,18 +60,19 @@ def fill(rows: int, columns: int, room: Sequence[int], alpha: float) -> Filled:
     least = bound(rows, columns, room, alpha)
     best: Filled | None = None
     chance = random.Random(0)
+    looks = 0
     for turned, widths, order, dealing in _plans(rows, columns, room, chance):
         bands = _Bands(columns if turned else rows, widths, room, alpha if turned else 1 - alpha)
         bands.deal(order, dealing)
         if dealing in ("snake", "pour"):
             bands.shuffle(chance)
-        if best is not None and bands.at_least() >= best.weighted(alpha):
-            continue
-        grid = bands.grid()
-        found = measured([list(line) for line in zip(*grid, strict=True)] if turned else grid)
-        if best is None or found.weighted(alpha) < best.weighted(alpha):
-            best = found
-        if best.weighted(alpha) <= least:
+        if best is None or bands.at_least() < best.weighted(alpha):
+            grid = bands.grid()
+            found = measured([list(line) for line in zip(*grid, strict=True)] if turned else grid)
+            if best is None or found.weighted(alpha) < best.weighted(alpha):
+                best = found
+        looks += bands.looks
+        if best.weighted(alpha) <= least or looks > _LOOKS:
             break
     assert best is not None  # there is always the plan of one band
     return best
@@ -122,6 +124,7 @@ class _Bands:
         self._row_weight = row_weight
         self._missing = [rows * width for width in widths]  # cells of each band
         self._stacks: list[list[tuple[int, int]]] = [[] for _ in widths]  # minipod and cells
+        self.looks = 0
 
     def deal(self, order: Sequence[int], dealing: str) -> None:
         """``chain``: band after band, the last of a band the smallest minipod that ends it;
@@ -163,6 +166,7 @@ class _Bands:
 
     def _fits(self, band: int, pod: int, whole: bool = True) -> int:
         """Cells of the band that the minipod could take; ``whole``: rows."""
+        self.looks += 1
         width = self._widths[band] if whole else 1
         return min(self._missing[band], self._room[pod] // width * width)
 
@@ -191,6 +195,7 @@ class _Bands:
                 if now != _NONE:
                     continue
                 here, there = in_row[r], in_column[c]
+                self.looks += len(self._room)
                 costs = [
                     (
                         (j not in here) * weight * len(here)

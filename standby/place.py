@@ -1,4 +1,4 @@
-"""In which order a job's nodes take its places. Pure, but for the solver where time is given to it.
+"""In which order a job's nodes take its places. Pure.
 
 The job's groups as a grid (``standby.fill``), the grid laid out over minipods, and then node after
 node: consecutive places in a minipod get nodes that come after each other in the list given.
@@ -12,8 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 from standby.choose import UNKNOWN
-from standby.exact import exact
-from standby.fill import Filled, fill
+from standby.fill import fill
 from standby.spread import ALPHA, Groups, Layout, check_alpha, groups, spread
 
 
@@ -36,14 +35,12 @@ def order(
     ranks_per_node: Layout,
     switches: Mapping[str, str],
     alpha: float = ALPHA,
-    solver_s: float = 0.0,
     settled: bool = False,
 ) -> list[str]:
     """The same nodes, in the order in which they take the job's places; what is left comes last.
 
     The order given is kept where no better one is found. ``mesh``, ``ranks_per_node``: see
     ``standby.spread.groups``; as many places as make the mesh, or one per node without it.
-    ``solver_s``: seconds for which HiGHS looks for something better than the heuristic.
     ``settled``: every move costs something: none for the same weighted spread, and nodes stay
     where they are if their minipod suits the place.
     ValueError if a node comes twice or the nodes are too few.
@@ -61,7 +58,7 @@ def order(
     if settled:
         score = (score[0], 0)
     changed = False
-    for plan in _plans(job, pods, places, alpha, solver_s):
+    for plan in _plans(job, pods, places, alpha):
         if (found := _score(job, plan, alpha)) < score:
             best, score, changed = plan, found, True
     if not changed:
@@ -92,7 +89,7 @@ def _places(mesh: Mapping[str, int], ranks_per_node: Layout, nodes: int) -> int:
 
 
 def _plans(
-    job: Groups, pods: Mapping[str, Sequence[str]], places: int, alpha: float, solver_s: float
+    job: Groups, pods: Mapping[str, Sequence[str]], places: int, alpha: float
 ) -> Iterator[list[str]]:
     """Minipod of each place."""
     names = sorted(pods, key=lambda pod: -len(pods[pod]))  # the largest first
@@ -100,7 +97,7 @@ def _plans(
     if cells is not None:
         room = [len(pods[pod]) // cells.depth for pod in names]
         if sum(room) >= cells.rows * cells.columns:
-            filled = _filled(cells, room, alpha, solver_s)
+            filled = fill(cells.rows, cells.columns, room, alpha)
             yield [names[filled.grid[row][column]] for row, column in cells.at]
             return
     # Groups that are no grid, or tensor groups that must be torn: groups one after another.
@@ -112,12 +109,6 @@ def _plans(
         for place, name in zip(line, every, strict=False):
             plan[place] = name
         yield plan
-
-
-def _filled(cells: Cells, room: Sequence[int], alpha: float, solver_s: float) -> Filled:
-    if solver_s > 0:
-        return exact(cells.rows, cells.columns, room, alpha, solver_s).filled
-    return fill(cells.rows, cells.columns, room, alpha)
 
 
 def cells_of(job: Groups, places: int) -> Cells | None:

@@ -25,6 +25,9 @@ from robust_slurm.checkpoint.placement import group_ids
 ALPHA = 0.3
 """Weight of the DP groups where nobody has profiled the model: Arnold's for mixtures of experts."""
 
+MOST_RANKS = 1_000_000
+"""More in a mesh are a slip, which would cost memory."""
+
 Layout = int | Sequence[Sequence[int]]
 """Ranks of each place: as many consecutive ones for every place, or listed place by place."""
 
@@ -58,6 +61,21 @@ def check_alpha(alpha: float) -> None:
     """ValueError unless 0 <= alpha <= 1."""
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha {alpha}: must be from 0 (pipelines first) to 1 (DP groups first)")
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """``"pp=2,dp=8"`` -> ``{"pp": 2, "dp": 8}``. ValueError says what is wrong with it."""
+    mesh: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = (word.strip() for word in part.partition("="))
+        if not (name and size.isascii() and size.isdigit() and len(size) < 8):
+            raise ValueError(f"{text}: write it as pp=2,dp=12,tp=4")
+        if int(size) < 1 or name in mesh:
+            raise ValueError(f"{text}: {name} must be named once and be 1 or more")
+        mesh[name] = int(size)
+    if prod(mesh.values()) > MOST_RANKS:
+        raise ValueError(f"{text}: {prod(mesh.values())} ranks, more than {MOST_RANKS}")
+    return mesh
 
 
 def groups(mesh: Mapping[str, int], ranks_per_node: Layout, places: int) -> Groups:

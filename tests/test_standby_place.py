@@ -248,18 +248,6 @@ def test_order_is_a_permutation_and_never_worse(data: st.DataObject) -> None:
     assert order(placed, mesh, ranks, switches, alpha) == placed, "a good order is kept"
 
 
-def test_order_may_ask_the_solver() -> None:
-    rows, columns, room = EXACT_ONLY
-    pods = _pods(**{f"p{i}x": n for i, n in enumerate(room)})
-    mesh = {"dp": rows, "pp": columns}
-    job = groups(mesh, 1, rows * columns)
-    costs = [
-        spread(job, [pods[n] for n in order(list(pods), mesh, 1, pods, 0.5, solver_s=s)])
-        for s in (0.0, 60.0)
-    ]
-    assert costs[1].weighted(0.5) <= costs[0].weighted(0.5)
-
-
 # -- the benchmark
 
 
