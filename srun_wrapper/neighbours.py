@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from robust_slurm.slurm import SlurmError
 from srun_wrapper.aside import aside
 from srun_wrapper.report import say
-from srun_wrapper.roster import Node
+from srun_wrapper.roster import Node, Role
 from srun_wrapper.srun_options import UsageError
-from srun_wrapper.torchrun import sorts_nodes
+from srun_wrapper.torchrun import sorts_nodes, starts_ranks
 from standby.choose import UNKNOWN, choose
 from standby.place import order
 from standby.spread import Groups, Layout, Spread, check_alpha, groups, parse_mesh, spread
@@ -42,10 +42,13 @@ def check(mesh: str, alpha: float) -> None:
         raise UsageError(f"--robust-place-alpha: {err}") from None
 
 
-def layout(mesh: Mapping[str, int], ranks: Sequence[Sequence[int]]) -> Layout:
+def layout(
+    mesh: Mapping[str, int], ranks: Sequence[Sequence[int]], command: Sequence[str]
+) -> Layout:
     """Ranks of each place: the slots', or those that a torchrun in each slot will start."""
     world = prod(mesh.values())
-    if mesh and all(len(own) == 1 for own in ranks) and world % len(ranks) == 0:
+    one_each = all(len(own) == 1 for own in ranks)
+    if mesh and one_each and starts_ranks(command) and world % len(ranks) == 0:
         return world // len(ranks)
     return ranks
 
@@ -56,6 +59,7 @@ class Neighbours:
     def __init__(self, supervisor: Supervisor) -> None:
         self._boss = supervisor
         self._minipods: dict[str, str] = {}
+        self._unknown = "Slurm knows no topology (topology.conf)"
         self._learning: asyncio.Task[None] | None = None
 
     def learn(self) -> None:
@@ -66,7 +70,8 @@ class Neighbours:
         try:
             self._minipods = minipods(await aside(self._boss.slurm.topology, PATIENCE))
         except (SlurmError, OSError, ValueError, TimeoutError) as err:
-            self._boss.news(f"no topology: {err}")
+            self._unknown = f"no topology: {err or f'no answer in {PATIENCE:g} s'}"
+            self._boss.news(self._unknown)
 
     def prefer(self, lost: Sequence[str], candidates: Sequence[str]) -> dict[str, str]:
         """Lost node → candidate. Empty where nothing speaks for one or another."""
@@ -74,7 +79,7 @@ class Neighbours:
         if len({self._minipods.get(name) for name in candidates}) < 2:
             return {}
         places = [node.name for node in world.places]
-        ranks, alpha = layout(mesh, world.ranks), self._boss.config.place_alpha
+        ranks, alpha = self._layout(mesh), self._boss.config.place_alpha
         try:
             return dict(choose(lost, candidates, places, mesh, ranks, self._minipods, alpha))
         except ValueError as err:
@@ -95,10 +100,10 @@ class Neighbours:
             await self._learning
         world, mesh = self._boss.state.world, self._mesh()
         size, ranks = prod(mesh.values()), sum(map(len, world.ranks))
-        if mesh and size != ranks and not isinstance(layout(mesh, world.ranks), int):
+        if mesh and size != ranks and not isinstance(self._layout(mesh), int):
             say(f"--robust-mesh={self._boss.config.mesh} is of {size} ranks, the job has {ranks}")
         elif not self._minipods:
-            say("--robust-place: Slurm knows no topology (topology.conf): nodes stay in its order")
+            say(f"--robust-place: {self._unknown}: nodes stay in Slurm's order")
         elif self._sorted_by_torchrun():
             say("--robust-place: this torchrun numbers its nodes itself: use --rdzv-backend=static")
         else:
@@ -110,13 +115,16 @@ class Neighbours:
         if self._boss.config.place and self._minipods and not self._sorted_by_torchrun():
             await self._arrange([], settled=True)
 
+    def _layout(self, mesh: Mapping[str, int]) -> Layout:
+        return layout(mesh, self._boss.state.world.ranks, self._boss.launch.command.command)
+
     def _sorted_by_torchrun(self) -> bool:
         return sorts_nodes(self._boss.launch.command.command, self._boss.env)
 
     async def _arrange(self, spares: Sequence[Node], settled: bool) -> None:
         world, mesh = self._boss.state.world, self._mesh()
         known = {node.name: node for node in (*world.places, *spares)}
-        ranks, alpha = layout(mesh, world.ranks), self._boss.config.place_alpha
+        ranks, alpha = self._layout(mesh), self._boss.config.place_alpha
         places, pods = len(world.places), self._minipods
 
         def found() -> tuple[list[str], Groups]:
@@ -129,6 +137,8 @@ class Neighbours:
             say(f"--robust-place: nodes stay where they are: {err or 'no answer in time'}")
             return
         chosen = [known[name] for name in names[:places]]
+        if any(node.role is Role.LOST for node in chosen):
+            return  # meanwhile; that is the next recovery's
         if any(n.slots < len(own) for n, own in zip(chosen, world.ranks, strict=True)):
             say("--robust-place: nodes stay where they are: they have different numbers of tasks")
             return

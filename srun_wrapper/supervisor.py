@@ -83,12 +83,13 @@ class Supervisor:
         try:
             await self._launch_step()
             missing = await self._wait_for_shims()
+            if missing is None and not self.state.signalled:
+                self.neighbours.learn()
+                await self._first_world()
             if missing is not None or self.state.signalled:
                 self._dismiss()
                 await self.step.end(patience=NOTHING_RAN)
                 return missing or 128 + self.state.signalled
-            self.neighbours.learn()
-            await self._first_world()
             watcher = asyncio.create_task(self._watch())
             if await self.restoring.prepare():
                 self.begin_epoch("")

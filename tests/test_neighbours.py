@@ -11,6 +11,7 @@ import pytest
 from robust_slurm.config import Config
 from srun_wrapper import neighbours
 from srun_wrapper.neighbours import Neighbours, layout
+from srun_wrapper.roster import Role
 from srun_wrapper.srun_options import UsageError
 
 TREE = """SwitchName=w0 Level=1 Nodes=n[1-6] Switches=w[1-2]
@@ -35,17 +36,18 @@ def test_a_weight_is_a_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "ranks", "expected"),
+    ("mesh", "ranks", "command", "expected"),
     [
-        ({"pp": 2, "dp": 2}, ((0, 1), (2, 3)), ((0, 1), (2, 3))),
-        ({"pp": 2, "dp": 8}, ((0,), (1,)), 8),  # torchrun starts 8 in each
-        ({"dp": 2}, ((0,), (1,)), 1),
-        ({"dp": 3}, ((0,), (1,)), ((0,), (1,))),  # a mesh of something else
-        ({}, ((0,), (1,)), ((0,), (1,))),
+        ({"pp": 2, "dp": 2}, ((0, 1), (2, 3)), "python", ((0, 1), (2, 3))),
+        ({"pp": 2, "dp": 8}, ((0,), (1,)), "torchrun t.py", 8),  # it starts 8 in each
+        ({"pp": 2, "dp": 8}, ((0,), (1,)), "python t.py", ((0,), (1,))),
+        ({"dp": 2}, ((0,), (1,)), "torchrun t.py", 1),
+        ({"dp": 3}, ((0,), (1,)), "torchrun t.py", ((0,), (1,))),  # a mesh of something else
+        ({}, ((0,), (1,)), "torchrun t.py", ((0,), (1,))),
     ],
 )
-def test_ranks_of_places(mesh: dict[str, int], ranks: Any, expected: Any) -> None:
-    assert layout(mesh, ranks) == expected
+def test_ranks_of_places(mesh: dict[str, int], ranks: Any, command: str, expected: Any) -> None:
+    assert layout(mesh, ranks, command.split()) == expected
 
 
 class Job:
@@ -63,7 +65,9 @@ class Job:
     ) -> None:
         self.config = Config(place=True, mesh=mesh, place_alpha=0.0)
         every = [
-            SimpleNamespace(name=f"n{i + 1}", key=(7, "0", i), slots=ranks if i == 0 else slots)
+            SimpleNamespace(
+                name=f"n{i + 1}", key=(7, "0", i), role=Role.SPARE, slots=ranks if i == 0 else slots
+            )
             for i in range(nodes)
         ]
         own = [tuple(range(ranks * i, ranks * (i + 1))) for i in range(places)]
