@@ -12,7 +12,7 @@ PACKAGES := slurm-wlm slurm-wlm-basic-plugins munge iproute2 util-linux procps p
 # For the lab's emulated GPUs, and robust-admin over a real sshd of the tests' own.
 MORE_PACKAGES := gcc libc6-dev openssh-server
 BENCHES := heartbeat overhead recovery gate
-WORKERS ?= 2
+WORKERS ?= 3
 
 export DEBIAN_FRONTEND = noninteractive
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
