@@ -1,13 +1,14 @@
 """When a node was last seen to be well, from its own history. Pure.
 
 A healthy run of the gate writes nothing; so that others can tell a healthy node from one that
-nobody looks at, the sweep writes a "pass" down, once an hour at most.
+nobody looks at, the sweep writes a "pass" down, once an hour at most. A run in which a check could
+not tell (ERROR) admits its job where that check tolerates it, but proves nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from health.system import Event
 
@@ -43,8 +44,18 @@ def due(events: Iterable[Event], now: float) -> bool:
 
 def _passes(event: Event) -> bool:
     if event.kind == "run":
-        return event.data.get("closed") is False
+        return event.data.get("closed") is False and not _unsure(event.data)
     return event.kind in ("pass", "undrain")
+
+
+def _unsure(run: Mapping[str, Any]) -> bool:
+    """Whether a check could not tell; ``ran`` also has those beyond the findings kept."""
+    found, ran = run.get("findings", []), run.get("ran", [])
+    if not isinstance(found, list) or not isinstance(ran, list):
+        return True
+    said = [one.get("status") if isinstance(one, dict) else "ERROR" for one in found]
+    said += [row[-1] if isinstance(row, list) and row else "ERROR" for row in ran]
+    return "ERROR" in said
 
 
 def _fails(event: Event) -> bool:

@@ -7,6 +7,7 @@ imported only when the command is given.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
@@ -43,10 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     function = getattr(importlib.import_module(command.module), command.function)
     try:
-        return cast(Callable[[list[str]], int], function)(words[1:])
-    except BrokenPipeError:  # `robust-standby size … | head`
-        sys.stderr.close()
+        code = cast(Callable[[list[str]], int], function)(words[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # `robust-standby size … | head`: who reads has enough
+        # Python flushes once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    return code
 
 
 def _usage() -> str:

@@ -13,10 +13,12 @@ from robust_slurm.slurm import SlurmError, classify, run_command
 from robust_slurm.slurm.run import without_slurm
 from standby import preread
 from standby.pool import Sight, Use, Wish, uses
+from status.records import clean
 
 _AT_ONCE = 16
 _START_S = 10  # for Slurm to start the job at once, or not at all
 _END_S = 30.0  # beyond its time
+_MOST_TEXT = 300  # characters of an error: it names a file, whose name anybody may have chosen
 
 
 def idle(wish: Wish, sight: Sight) -> list[str]:
@@ -49,14 +51,18 @@ def run(
     paths: Sequence[str],
     most: int,
     seconds: float,
+    makes_way: bool,
     out: IO[str],
 ) -> int:
-    """Read them everywhere; a line for each node. Exit code 1 if a node could not read them."""
+    """Read them everywhere; a line for each node. Exit code 1 if a node could not read them.
+
+    ``makes_way``: jobs of the low-priority partition do, with this slurm.conf.
+    """
     nodes = idle(wish, sight)
     if not nodes:
         out.write(f"no node of {wish.partition} is idle\n")
         return 1
-    low = wish.backfill if wish.backfill in sight.partitions else ""
+    low = wish.backfill if makes_way and wish.backfill in sight.partitions else ""
     if not low:
         out.write(
             f"note: without a partition whose jobs make way (apply --backfill) a companion waits "
@@ -80,7 +86,7 @@ def _read(words: Sequence[str], deadline_s: float) -> tuple[str, bool]:
     try:
         done = run_command(words, deadline_s, None, without_slurm(os.environ), None)
     except SlurmError as error:
-        return str(error), False
+        return clean(str(error), _MOST_TEXT), False
     failed = classify(words, done.returncode, done.stdout, done.stderr)
     if failed is not None:
         return f"not read: {failed.message}", False
@@ -91,11 +97,11 @@ def told(answer: str) -> tuple[str, bool]:
     """standby.preread's answer for people. Pure."""
     try:
         found = json.loads(answer)
-        text = f"read {found['files']} files, {found['bytes'] / 1e9:.2f} GB in "
+        text = f"read {found['files']:d} files, {found['bytes'] / 1e9:.2f} GB in "
         text += f"{found['seconds']:.1f} s"
-        errors = [str(error) for error in found["errors"]]
+        errors = [clean(str(error), _MOST_TEXT) for error in found["errors"]]
         whole = bool(found["all"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, OverflowError):
         return f"no answer: {answer[:200]!r}", False
     if errors:
         return f"{text}; {'; '.join(errors)}", False

@@ -49,14 +49,15 @@ def partition_lines(wanted: Mapping[str, Target], done: Mapping[str, Done]) -> l
     found = []
     for name, target in wanted.items():
         one = done.get(name)
+        settings = {key: value for key, value in target.settings.items() if value}
         if one is None:
             continue
         words = {"Nodes": fold(target.nodes)}
         if one.created:
-            words |= {**target.settings, **target.initial}
+            words |= {**settings, **target.initial}
             why, where, head = f"the partition {name}, which apply made", SLURM_CONF, [_head(name)]
         else:
-            words |= {k: v for k, v in target.settings.items() if k in one.settings}
+            words |= {k: v for k, v in settings.items() if k in one.settings}
             why = f"these words of partition {name} were changed; the others stay as they are"
             where, head = f"in the line {_head(name)}", []
         line = " ".join([*head, *(f"{k}={v}" for k, v in words.items())])

@@ -6,7 +6,7 @@ net effect over all its runs, so that revert takes back that and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -48,46 +48,72 @@ class Done(Struct, frozen=True):
 
 
 class Target(NamedTuple):
-    """How a partition should be. ``initial``: only when it is made; ``made``: it may be made."""
+    """How a partition should be. ``initial``: only when it is made; ``made``: it may be made.
+
+    ``gone``: names that belong there and that Slurm does not know.
+    """
 
     nodes: tuple[str, ...]
     settings: Mapping[str, str] = {}
     initial: Mapping[str, str] = {}
     made: bool = True
+    gone: tuple[str, ...] = ()
+
+
+def known(names: Iterable[str], nodes: Container[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names that Slurm knows, and the others: what no order may name.
+
+    A single unknown one, and 22.05 leaves the partition without a usable node.
+    """
+    listed = tuple(dict.fromkeys(names))
+    here = tuple(name for name in listed if name in nodes)
+    return here, tuple(name for name in listed if name not in nodes)
+
+
+def gone_notes(partition: str, names: Iterable[str]) -> list[str]:
+    return [f"partition {partition}: Slurm knows no node {name}: left out" for name in names]
 
 
 def targets(
     wish: Wish,
     choice: Choice,
     partitions: Mapping[str, Partition],
+    nodes: Container[str],
     done: Mapping[str, Done],
     preempts: bool,
 ) -> dict[str, Target]:
-    """Every partition that the wish is about, the source first.
+    """Every partition that the wish is about, the source first. ``nodes``: what Slurm knows.
 
-    ``preempts``: slurm.conf lets higher tiers take nodes from lower ones. Without it there is no
-    low-priority partition: its jobs would only be in the way.
+    ``preempts``: slurm.conf lets higher tiers take nodes from lower ones. Without it no
+    low-priority partition is made: its jobs would only be in the way. One that was made before
+    is kept in step.
     """
     found: dict[str, Target] = {}
+    low = done.get(wish.backfill, Done()).created and wish.backfill in partitions
+    lends = bool(wish.backfill) and (preempts or low)
     held = {*choice.members, *choice.claims}
     if wish.source in partitions:
         now = partitions[wish.source].nodes
         back = [name for name in done.get(wish.source, Done()).removed if name not in now]
-        nodes = tuple(name for name in (*now, *back) if name not in held)
-        found[wish.source] = Target(nodes, made=False)
+        rest, gone = known((name for name in (*now, *back) if name not in held), nodes)
+        found[wish.source] = Target(rest, made=False, gone=gone)
     settings: dict[str, str] = {}
+    was, ours = done.get(wish.partition, Done()).settings.get("QoS", ("", ""))
     if wish.qos:
         settings["QoS"] = wish.qos
-    if wish.backfill and preempts:
+    elif was != ours:  # one of ours that is no longer wanted
+        settings["QoS"] = was
+    if lends:
         present = partitions.get(wish.partition)
         tier = _tier(present)
         settings["PriorityTier"] = str(tier if tier > BACKFILL_TIER else STANDBY_TIER)
         settings["PreemptMode"] = "OFF"
     up = {"State": "UP", "MaxTime": "INFINITE"}
-    found[wish.partition] = Target(choice.members, settings, up)
-    if wish.backfill and preempts:
-        low = {"PriorityTier": str(BACKFILL_TIER), "PreemptMode": "REQUEUE"}
-        found[wish.backfill] = Target(choice.members, low, up)
+    members, gone = known(choice.members, nodes)
+    found[wish.partition] = Target(members, settings, up, gone=gone)
+    if lends:
+        settings = {"PriorityTier": str(BACKFILL_TIER), "PreemptMode": "REQUEUE"}
+        found[wish.backfill] = Target(members, settings, up)
     return found
 
 
@@ -143,7 +169,8 @@ def record(done: Mapping[str, Done], change: Change, present: Partition | None) 
     if change.action == "delete":
         return {name: one for name, one in done.items() if name != change.partition}
     if present is None:
-        return {**done, change.partition: replace(before, created=True)}
+        made = {key: ("", value) for key, value in change.settings.items()}
+        return {**done, change.partition: replace(before, created=True, settings=made)}
     settings = dict(before.settings)
     for key, value in change.settings.items():
         original = settings[key][0] if key in settings else setting(present, key)
@@ -158,9 +185,12 @@ def record(done: Mapping[str, Done], change: Change, present: Partition | None) 
 
 
 def undo(
-    done: Mapping[str, Done], partitions: Mapping[str, Partition]
+    done: Mapping[str, Done], partitions: Mapping[str, Partition], nodes: Container[str]
 ) -> tuple[list[Change], list[str]]:
-    """The changes that take it back, and notes on what somebody else changed since."""
+    """The changes that take it back, and notes on what somebody else changed since.
+
+    ``nodes``: what Slurm knows.
+    """
     first: list[Change] = []
     last: list[Change] = []
     notes: list[str] = []
@@ -179,10 +209,12 @@ def undo(
                 settings[key] = before
             elif now.lower() != before.lower():
                 notes.append(f"partition {name}: {key}={now} is not ours ({after}): left")
-        nodes = (*(n for n in present.nodes if n not in one.added), *one.removed)
-        same = set(nodes) == set(present.nodes)
+        stay = [node for node in present.nodes if node not in one.added]
+        back_then, gone = known((*stay, *one.removed), nodes)
+        notes += gone_notes(name, gone)
+        same = set(back_then) == set(present.nodes)
         if settings or not same:
-            back = Change("update", name, settings, None if same else tuple(dict.fromkeys(nodes)))
+            back = Change("update", name, settings, None if same else back_then)
             (last if one.removed else first).append(back)
     return [*first, *last], notes
 

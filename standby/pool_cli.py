@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,14 +15,17 @@ from msgspec.structs import replace
 
 from health.admin import flow
 from health.admin.install import InstallError
-from robust_slurm.config import Config, ConfigError, load
+from robust_slurm.checkpoint.topology import MAX_NODES, at_most
+from robust_slurm.config import ConfigError
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.objects import partition_name
 from robust_slurm.slurm.values import ParseError, expand
-from standby import keep_warm, pool_edge, pool_revert, pool_show
+from standby import keep_warm, pool_apply, pool_edge, pool_revert, pool_settings, pool_show
+from standby.lines import preempts
 from standby.pool import Wish
 from standby.pool_edge import SLURM_S, BadInput
 from standby.pool_file import PoolError
+from standby.pool_settings import Place
 
 _CODES = """\
 exit codes: 0 done, or nothing to do (show: in order); 1 Slurm or a file refused, standbys are in
@@ -32,6 +36,7 @@ _RIGHT = (
     "administrators of Slurm (sacctmgr modify user NAME set AdminLevel=Admin)"
 )
 _MOST_NODES = 20_000
+_GIB = 1 << 30
 
 
 def main(argv: Sequence[str], slurm: Slurm | None = None, out: IO[str] | None = None) -> int:
@@ -43,8 +48,8 @@ def main(argv: Sequence[str], slurm: Slurm | None = None, out: IO[str] | None = 
     target = sys.stdout if out is None else out
     door = slurm if slurm is not None else Slurm(deadline_s=SLURM_S)
     try:
-        config = load(cli={"robust-state-dir": args.state_dir} if args.state_dir else {})
-        return int(args.run(args, config, door, target))
+        place = pool_settings.place(args.state_dir, os.environ, os.geteuid())
+        return int(args.run(args, place, door, target))
     except SlurmError as error:
         print(f"robust-standby: {_said(error)}", file=sys.stderr)
         return 1
@@ -84,19 +89,19 @@ def _said(error: SlurmError) -> str:
 # ---- the commands
 
 
-def _apply(args: argparse.Namespace, config: Config, slurm: Slurm, out: IO[str]) -> int:
-    wanted = partial(wish, args, config.standby_partition or "standby")
-    return pool_edge.apply(slurm, str(config.state_dir), wanted, out, _confirm(args), args.dry_run)
+def _apply(args: argparse.Namespace, place: Place, slurm: Slurm, out: IO[str]) -> int:
+    wanted = partial(wish, args, place.partition)
+    return pool_apply.apply(slurm, place.state_dir, wanted, out, _confirm(args), args.dry_run)
 
 
-def _revert(args: argparse.Namespace, config: Config, slurm: Slurm, out: IO[str]) -> int:
-    state_dir = str(config.state_dir)
-    return pool_revert.revert(slurm, state_dir, out, _confirm(args), args.dry_run, args.force)
+def _revert(args: argparse.Namespace, place: Place, slurm: Slurm, out: IO[str]) -> int:
+    confirm = _confirm(args)
+    return pool_revert.revert(slurm, place.state_dir, out, confirm, args.dry_run, args.force)
 
 
-def _show(args: argparse.Namespace, config: Config, slurm: Slurm, out: IO[str]) -> int:
-    record = pool_edge.recorded(str(config.state_dir))
-    sight, told = pool_edge.look(slurm, record.wish, str(config.state_dir))
+def _show(args: argparse.Namespace, place: Place, slurm: Slurm, out: IO[str]) -> int:
+    record = pool_edge.recorded(place.state_dir)
+    sight, told = pool_edge.look(slurm, record.wish, place.state_dir)
     owners = pool_edge.companions(slurm, record.wish, sight)
     notes = pool_edge.not_permanent(record, told)
     found = pool_show.view(record, sight, told, owners, notes)
@@ -108,15 +113,16 @@ def _show(args: argparse.Namespace, config: Config, slurm: Slurm, out: IO[str]) 
     return int(bool(found.stock.short or found.differs))
 
 
-def _warm(args: argparse.Namespace, config: Config, slurm: Slurm, out: IO[str]) -> int:
-    record = pool_edge.recorded(str(config.state_dir))
+def _warm(args: argparse.Namespace, place: Place, slurm: Slurm, out: IO[str]) -> int:
+    record = pool_edge.recorded(place.state_dir)
     odd = [path for path in args.paths if not path.startswith("/")]
     if odd:
         raise BadInput(f"not an absolute path: {odd[0]!r}")
-    sight, _ = pool_edge.look(slurm, record.wish, str(config.state_dir))
-    python = config.task_python or sys.executable
-    most = int(args.gib * (1 << 30))
-    return keep_warm.run(record.wish, sight, python, args.paths, most, args.seconds, out)
+    sight, told = pool_edge.look(slurm, record.wish, place.state_dir)
+    most, lends = int(args.gib * _GIB), preempts(told)
+    return keep_warm.run(
+        record.wish, sight, sys.executable, args.paths, most, args.seconds, lends, out
+    )
 
 
 def wish(args: argparse.Namespace, partition: str, before: Wish | None) -> Wish:
@@ -139,6 +145,10 @@ def wish(args: argparse.Namespace, partition: str, before: Wish | None) -> Wish:
     elif "nodes" in given and "size" not in given and before.size == len(before.nodes):
         given["size"] = len(given["nodes"])  # all of them, as before
     found = replace(before, **given)
+    if found.size > len(found.nodes):
+        raise BadInput(
+            f"--size {found.size}: --nodes names {len(found.nodes)}, and no more can be free"
+        )
     names = [n for n in (found.partition, found.source, found.backfill) if n]
     if len(set(names)) < len(names):
         raise BadInput(f"three different partitions, please, not {', '.join(names)}")
@@ -151,10 +161,7 @@ def wish(args: argparse.Namespace, partition: str, before: Wish | None) -> Wish:
 
 
 def _confirm(args: argparse.Namespace) -> pool_edge.Confirm:
-    def yes(question: str) -> bool:
-        return True
-
-    return yes if args.yes else flow.confirm
+    return None if args.yes else flow.confirm
 
 
 # ---- the words
@@ -223,7 +230,7 @@ def _parser() -> argparse.ArgumentParser:
     four.add_argument("--seconds", type=_hours, default=60.0, help="at most (default: 60)")
     four.add_argument(
         "--gib",
-        type=_hours,
+        type=_gib,
         default=0.0,
         metavar="G",
         help="at most (default, and never more: half of the free memory)",
@@ -233,7 +240,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _nodes(text: str) -> tuple[str, ...]:
     try:
-        names = expand(text)
+        names = expand(text) if at_most(text) <= MAX_NODES else ()
     except ParseError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     if not 0 < len(names) <= _MOST_NODES:
@@ -251,6 +258,13 @@ def _name(text: str) -> str:
 def _optional(text: str) -> str:
     """A name, or "none" for none."""
     return "" if text in ("", "none") else _name(text)
+
+
+def _gib(text: str) -> float:
+    number = _hours(text)
+    if 0 < number < 1 / _GIB:
+        raise argparse.ArgumentTypeError(f"less than a byte: {text[:40]!r}; 0: what fits")
+    return number
 
 
 def _count(text: str) -> int:

@@ -1,29 +1,24 @@
-"""Looks at Slurm and the ledger, changes Slurm's partitions, and writes down what it did."""
+"""Looks at Slurm and the ledger, and gives single orders."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import IO, NamedTuple
-
-from msgspec.structs import replace
+from typing import NamedTuple
 
 from health.accusations import companion_of
-from health.admin.render import fill
-from health.admin.want import SLURM_CONF, Want
 from robust_slurm.slurm import Slurm, SlurmError
+from robust_slurm.slurm.values import fold
 from standby import pool_file
-from standby.lines import has_accounting, named_in, partition_lines, preemption, preempts
-from standby.objects import Change, changes, record, takes, targets
-from standby.pool import Choice, Member, Sight, Wish, choose, demote, uses
-from standby.pool_file import PoolError, Record, taken
-from standby.pool_show import notes, stock_of
-from status.pool import told
+from standby.lines import has_accounting, named_in
+from standby.objects import Change
+from standby.pool import Sight, Wish, uses
+from standby.pool_file import PoolError, Record
 
 SLURM_S = 20.0
 _MOST_COMPANIONS = 64  # that are asked one by one whose they are
 _CONF_LIMIT = 8 << 20  # bytes
-Confirm = Callable[[str], bool]
+Confirm = Callable[[str], bool] | None  # None: do not ask
 
 
 class BadInput(ValueError):
@@ -37,8 +32,7 @@ class Seen(NamedTuple):
 
 def look(slurm: Slurm, wish: Wish, state_dir: str) -> Seen:
     """All that decides, as it is now. Raises SlurmError."""
-    if not slurm.ping():
-        raise SlurmError("unreachable", ("scontrol", "ping"), "no slurmctld answers")
+    alive(slurm)
     config, nodes = slurm.config(), slurm.nodes()
     partitions, jobs = slurm.partitions(), slurm.placements()
     names = dict.fromkeys(wish.nodes)
@@ -50,8 +44,15 @@ def look(slurm: Slurm, wish: Wish, state_dir: str) -> Seen:
     return Seen(Sight(nodes, partitions, jobs, proofs, time.time(), unread), config)
 
 
-def check(wish: Wish, seen: Seen) -> None:
-    """Raises BadInput for a wish that this Slurm cannot grant."""
+def alive(slurm: Slurm) -> None:
+    """Raises SlurmError where no slurmctld answers, or Slurm's commands are not here."""
+    if not slurm.ping():
+        slurm.version()  # which needs no slurmctld
+        raise SlurmError("unreachable", ("scontrol", "ping"), "no slurmctld answers")
+
+
+def check(wish: Wish, seen: Seen, old: Record | None) -> None:
+    """Raises BadInput for a wish that this Slurm cannot grant, or that takes what is not ours."""
     if wish.source and wish.source not in seen.sight.partitions:
         there = ", ".join(seen.sight.partitions)
         raise BadInput(f"--from {wish.source}: Slurm has no such partition; it has {there}")
@@ -61,102 +62,16 @@ def check(wish: Wish, seen: Seen) -> None:
             f"{seen.config.get('AccountingStorageType', 'not set')}; without --qos all else applies"
         )
 
-
-def apply(
-    slurm: Slurm,
-    state_dir: str,
-    wanted: Callable[[Wish | None], Wish],
-    out: IO[str],
-    confirm: Confirm,
-    dry_run: bool,
-) -> int:
-    """Make the pool as wished; ``wanted`` makes the wish out of the recorded one.
-
-    Exit code 0 done or nothing to do, 1 the answer was no. Raises SlurmError, PoolError, BadInput.
-    """
-    with pool_file.locked(state_dir) as directory:
-        old = pool_file.load(state_dir)
-        wish = wanted(old.wish if old else None)
-        _same_objects(old, wish)
-        seen = look(slurm, wish, state_dir)
-        check(wish, seen)
-        sight = seen.sight
-        before = old or Record(wish)
-        choice = choose(wish, sight, before.admitted, taken(before))
-        on = preempts(seen.config)
-        goal = targets(wish, choice, sight.partitions, before.done, on)
-        orders = changes(goal, sight.partitions)
-        for order in orders:
-            out.write(f"{order}\n")
-        for name, why in choice.refused.items():
-            out.write(f"not admitted: {name}: {why}\n")
-        for name in choice.claims:
-            out.write(f"on its way: {name}, when its jobs are over\n")
-        if dry_run:
-            return 0
-        if orders and not confirm(f"make {count(orders)}?"):
-            out.write("nothing was changed\n")
-            return 1
-        now = replace(before, wish=wish)
-        try:
-            first = [order for order in orders if takes(order, wish, sight.partitions)]
-            for order in first:
-                now = _do(slurm, directory, now, order)
-            if first:  # from here on nothing new starts on these nodes; what has, has to end first
-                sight = _again(slurm, sight)
-                choice = demote(choice, wish, sight, now.admitted)
-                goal = targets(wish, choice, sight.partitions, now.done, on)
-            for order in changes(goal, sight.partitions):
-                now = _do(slurm, directory, now, order)
-        except SlurmError:
-            left = pool_file.load(state_dir)
-            if old is None and left is not None and not left.done:
-                pool_file.remove(directory)  # nothing was done at all
-            raise
-        if orders:
-            sight = _again(slurm, sight)
-        now = _finished(now, choice, sight)
-        pool_file.save(directory, now)
-        wants = [w for w in preemption(wish, seen.config) if w.level == "fix"]
-        wants += partition_lines(goal, now.done)
-        pool_file.save_lines(directory, fill("standby.conf.j2", wants=wants))
-        out.write("" if orders else "nothing to change\n")
-        out.write(f"{told(stock_of(now, sight))}\n")
-        for note in notes(wish, choice.members, sight, seen.config):
-            out.write(f"note: {note}\n")
-        _tell_lines(wants, slurm_conf(seen.config), bool(orders), state_dir, out)
-    return 0
-
-
-def _again(slurm: Slurm, sight: Sight) -> Sight:
-    """What may have changed since."""
-    partitions, nodes = slurm.partitions(), slurm.nodes()
-    return sight._replace(partitions=partitions, nodes=nodes, jobs=slurm.placements())
-
-
-def _same_objects(old: Record | None, wish: Wish) -> None:
-    """The names of partitions are not changed under way: what was done is kept by them."""
-    if old is None or not old.done:
-        return
-    for key in ("partition", "source", "backfill"):
-        was, wanted = getattr(old.wish, key), getattr(wish, key)
-        if was and was != wanted:
-            flag = {"source": "from"}.get(key, key)
-            raise BadInput(f"--{flag} {wanted or 'none'}: it is {was} now; revert first")
-
-
-def _do(slurm: Slurm, directory: int, now: Record, order: Change) -> Record:
-    """One order, written down before it is given, so that no kill can lose it."""
-    present = slurm.partitions().get(order.partition)
-    planned = replace(now, done=record(now.done, order, present))
-    pool_file.save(directory, planned)
-    try:
-        give(slurm, order)
-    except SlurmError as error:
-        if error.kind != "timeout":  # after a time-out the deed may be done
-            pool_file.save(directory, now)
-        raise
-    return planned
+    for key in ("partition", "backfill"):
+        name = getattr(wish, key)
+        ours = old is not None and (name in old.done or name == getattr(old.wish, key))
+        others = [node for node in seen.sight.nodes_of(name) if node not in wish.nodes]
+        if others and not ours:
+            raise BadInput(
+                f"--{key} {name}: this partition is there already, with nodes that --nodes does "
+                f"not name ({fold(others)}), and would lose them: name them too, or another "
+                f"--{key}"
+            )
 
 
 def give(slurm: Slurm, order: Change) -> None:
@@ -167,36 +82,6 @@ def give(slurm: Slurm, order: Change) -> None:
         slurm.update_partition(order.partition, order.words())
     else:
         slurm.delete_partition(order.partition)
-
-
-def _finished(now: Record, choice: Choice, sight: Sight) -> Record:
-    """The record after all orders: who was admitted when, and since when nodes are missing."""
-    admitted = {
-        name: now.admitted.get(name, Member(sight.now, name not in now.wish.nodes))
-        for name in choice.members
-    }
-    checked = {n: sight.proofs[n].passed for n in choice.members if n in sight.proofs}
-    found = replace(now, admitted=admitted, checked=checked, applied=sight.now)
-    short = stock_of(found, sight).short
-    since = (now.short_since or sight.now) if short else 0.0
-    return replace(found, short_since=since)
-
-
-def _tell_lines(wants: list[Want], text: str, moved: bool, state_dir: str, out: IO[str]) -> None:
-    """What slurm.conf lacks; of lines that are there only after a change: they may be right."""
-    own = [w for w in wants if w.key == "PartitionName" and w.where == SLURM_CONF]
-    there = [w for w in own if named_in(text, w.value)]
-    lacking = [w for w in wants if w not in there and w.where == SLURM_CONF]
-    shown = lacking if text or moved else []
-    shown += [w for w in wants if w not in lacking] if moved else []
-    if not shown:
-        return
-    file = f"{state_dir}/{pool_file.DIRECTORY}/{pool_file.LINES}"
-    out.write(f"\nTo outlive a reconfigure, in slurm.conf (reasons in {file}):\n")
-    for want in shown:
-        where = "" if want.where == SLURM_CONF else f"{want.where}: "
-        also = "   (in place of the line that is there)" if want in there else ""
-        out.write(f"  {where}{want.line()}{also}\n")
 
 
 def slurm_conf(config: Mapping[str, str]) -> str:

@@ -21,7 +21,6 @@ LINES = "slurm.conf.lines"
 _LIMIT = 8 << 20  # bytes
 _TAIL = 64 << 10  # bytes of a node's history: hours of it
 _READ_S = 20.0
-_LOCK_S = 5.0
 
 
 class PoolError(Exception):
@@ -63,7 +62,7 @@ def load(state_dir: str) -> Record | None:
         return None
     except OSError as error:
         raise PoolError(f"{place}: {_said(error)}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise PoolError(
             f"{place} cannot be read ({error}): repair it; it says what to revert"
         ) from error
@@ -72,17 +71,25 @@ def load(state_dir: str) -> Record | None:
     return found
 
 
-@contextmanager
-def locked(state_dir: str) -> Iterator[int]:
-    """The directory, made if need be, with the lock held. Raises PoolError."""
-    place = f"{state_dir}/{DIRECTORY}"
+def demand(state_dir: str) -> None:
+    """The state directory must be there: it is never made, it may only not be mounted."""
     if not state_dir:
         raise PoolError(
             "no state_dir: name an absolute path in robust.toml or with --state-dir, on a file "
             "system that all nodes see"
         )
     try:
-        os.close(rootfiles.open_dir(state_dir))  # never made: it may only not be mounted
+        os.close(rootfiles.open_dir(state_dir))
+    except OSError as error:
+        raise PoolError(f"{error.filename or state_dir}: {_said(error)}") from error
+
+
+@contextmanager
+def locked(state_dir: str) -> Iterator[int]:
+    """The directory, made if need be, with the lock held. Raises PoolError."""
+    place = f"{state_dir}/{DIRECTORY}"
+    demand(state_dir)
+    try:
         os.makedirs(place, 0o755, exist_ok=True)  # noqa: PTH103
         directory = rootfiles.open_dir(place)
     except OSError as error:

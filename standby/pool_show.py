@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from health.admin.show_config import seconds, value_of
 from health.proof import Proof
 from robust_slurm.slurm import Node
 from standby.lines import preemption, preempts
-from standby.objects import differences, targets
+from standby.objects import differences, gone_notes, known, targets
 from standby.pool import HOUR, Choice, Sight, Use, Wish, choose, shared, uses
 from standby.pool_file import Record, taken
 from status.pool import Pool, Stock, span, stock, told
@@ -39,9 +39,9 @@ class View(NamedTuple):
     notes: Sequence[str]
 
 
-def applied(record: Record) -> Choice:
-    """The pool as apply left it."""
-    return Choice(tuple(record.admitted), taken(record), {})
+def applied(record: Record, nodes: Container[str]) -> Choice:
+    """The pool as apply left it; who is on the way, only if Slurm knows it still."""
+    return Choice(tuple(record.admitted), known(taken(record), nodes)[0], {})
 
 
 def stock_of(record: Record, sight: Sight) -> Stock:
@@ -59,9 +59,11 @@ def view(
     told_elsewhere: Sequence[str] = (),
 ) -> View:
     """``companions``: jobs of the pool's partition, and the training that each one is for."""
-    wish, left = record.wish, applied(record)
+    wish, left = record.wish, applied(record, sight.nodes)
     use = uses(wish, sight.jobs)
-    wanted = targets(wish, left, sight.partitions, record.done, preempts(config))
+    on = preempts(config)
+    wanted = targets(wish, left, sight.partitions, sight.nodes, record.done, on)
+    gone = [note for name, target in wanted.items() for note in gone_notes(name, target.gone)]
     names = dict.fromkeys((*record.admitted, *sight.nodes_of(wish.partition)))
     rows = [
         Row(
@@ -81,7 +83,7 @@ def view(
         [name for name in now.members if name not in record.admitted],
         left.claims,
         differences(wanted, sight.partitions),
-        [*notes(wish, left.members, sight, config), *told_elsewhere],
+        [*notes(wish, left.members, sight, config), *gone, *told_elsewhere],
     )
 
 
@@ -112,7 +114,13 @@ def notes(
         yield f"partition {name} has {these} too: its jobs can take them{also} (--from {name})"
     if any(want.level == "fix" for want in preemption(wish, config)):
         lines = " and ".join(w.line() for w in preemption(wish, config) if w.level == "fix")
-        yield f"no partition {wish.backfill} yet: slurm.conf needs {lines}, then apply again"
+        if wish.backfill in sight.partitions:
+            yield (
+                f"jobs in partition {wish.backfill} make no way for companions, which wait for "
+                f"them: slurm.conf needs {lines}"
+            )
+        else:
+            yield f"no partition {wish.backfill} yet: slurm.conf needs {lines}, then apply again"
     every = seconds(value_of(config, "HealthCheckInterval"))
     if wish.proof_hours and (not value_of(config, "HealthCheckProgram") or not every):
         yield "no HealthCheckProgram runs: idle nodes are not checked (robust-admin doctor)"

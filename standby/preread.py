@@ -75,7 +75,11 @@ def _walk(paths: Sequence[str], told: list[str]) -> Iterator[str]:
         if not directory:
             yield os.path.realpath(path)  # what a person named may be a link
             continue
-        for top, below, names in os.walk(path):
+
+        def unread(error: OSError) -> None:
+            told.append(f"{error.filename}: {error.strerror}")
+
+        for top, below, names in os.walk(path, onerror=unread):
             below.sort()
             found = (f"{top}/{name}" for name in sorted(names))
             yield from (file for file in found if not os.path.islink(file))  # noqa: PTH114

@@ -17,10 +17,16 @@ from standby.paper import RATES, Row
 _PIPE_WIDTH = 200  # without a terminal nothing says how wide a line may be
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Not rich's exit code 1: the command line knows what to do."""
+        raise BrokenPipeError
+
+
 def console(file: IO[str]) -> Console:
     """A console that never reads markup, emoji codes or links out of data."""
     width = None if file.isatty() else _PIPE_WIDTH
-    return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+    return _Console(file=file, width=width, markup=False, emoji=False, highlight=False)
 
 
 def print_answer(found: Answer, out: Console) -> None:

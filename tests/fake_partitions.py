@@ -36,6 +36,7 @@ class FakePartitions:
             "PreemptType": "preempt/none",
         }
         self.down = self.denied = False
+        self.lost = ""  # what is said in place of the answer to an order that is carried out
         self.orders: list[str] = []
 
     def door(self) -> Slurm:
@@ -58,6 +59,8 @@ class FakePartitions:
         words = [word for word in argv[1:] if word not in ("-a", "-o", "-h")]
         if words == ["ping"]:
             return _said(f"Slurmctld(primary) at head is {'DOWN' if self.down else 'UP'}")
+        if words == ["version"]:
+            return _said("slurm 22.05.8")
         if self.down:
             return Completed(1, "", "slurm_load: Unable to contact slurm controller")
         if argv[0] == "squeue":
@@ -105,9 +108,14 @@ class FakePartitions:
             del self.partitions[name]
             return _said("")
         row = self.partitions.setdefault(name, {"Nodes": "", **DEFAULTS})
-        row |= dict(word.split("=", 1) for word in given)
-        row["Nodes"] = fold(expand(row["Nodes"]))
-        return _said("")
+        settings = dict(word.split("=", 1) for word in given)
+        wanted = expand(settings.pop("Nodes", row["Nodes"]))
+        row |= settings
+        if not set(wanted) <= set(self.nodes):  # refused, and yet no node can be used from now on
+            row["TotalNodes"] = "0"
+            return Completed(1, "", "slurm_update error: Invalid node name specified")
+        row |= {"Nodes": fold(wanted), "TotalNodes": str(len(wanted))}
+        return Completed(1, "", self.lost) if self.lost else _said("")
 
 
 def _said(text: str) -> Completed:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,14 @@ from hypothesis import strategies as st
 from health import history
 from health.proof import EVERY_S, Proof, due, proof_of
 from health.system import Event
-from robust_slurm.slurm import SlurmError
+from robust_slurm.config import ConfigError
+from robust_slurm.slurm import Completed, Slurm, SlurmError
 from robust_slurm.slurm.model import node_from, partition_from
-from standby import keep_warm, lines, objects, pool_cli, pool_file, preread
+from robust_slurm.slurm.values import expand
+from standby import keep_warm, lines, objects, pool_cli, pool_file, pool_settings, preread
 from standby.objects import Change, Done
 from standby.pool import Choice, Member, Sight, Use, Wish, choose, demote, refill, uses, why_not
+from standby.pool_settings import place
 from status.cli import main as robust_status
 
 NOW = 1_800_000_000.0
@@ -49,6 +54,12 @@ def event(kind: str, age_s: float, **data: Any) -> Event:
             Proof(NOW - 5, NOW - 9, "r", NOW - 5),
         ),
         ([event("run", 5, closed="no")], Proof()),  # neither true nor false: nothing is proven
+        ([event("run", 5, closed=False, findings=[{"status": "WARN"}])], Proof(NOW - 5)),
+        # A check that could not tell, and whose trouble the gate tolerates.
+        ([event("run", 5, closed=False, findings=[{"status": "ERROR"}])], Proof()),
+        ([event("run", 5, closed=False, ran=[["nvml", 3.0, "ERROR"]])], Proof()),
+        ([event("run", 5, closed=False, findings="x")], Proof()),
+        ([event("pass", 9), event("run", 5, closed=False, findings=[3])], Proof(NOW - 9)),
     ],
 )
 def test_proof(events: list[Event], proof: Proof) -> None:
@@ -221,10 +232,11 @@ def parts(**given: str) -> dict[str, Any]:
 
 
 def told(wish: Wish, choice: Choice, present: dict[str, Any], preempts: bool = False) -> list[str]:
-    wanted = objects.targets(wish, choice, present, {}, preempts)
+    wanted = objects.targets(wish, choice, present, ALL, {}, preempts)
     return [str(order) for order in objects.changes(wanted, present)]
 
 
+ALL = [f"{letter}{number}" for letter in "ns" for number in range(10)]
 BOTH = Choice(("s1", "s2"), (), {})
 UP = "State=UP MaxTime=INFINITE"
 
@@ -285,7 +297,7 @@ def test_undo_takes_back_exactly_what_was_done(
         order = Change(action, name, {}, tuple(sorted(nodes)))
         done = objects.record(done, order, seen().get(name))
         now[name] = set(nodes)
-    for order in objects.undo(done, seen())[0]:
+    for order in objects.undo(done, seen(), "abcdefg")[0]:
         if order.action == "delete":
             del now[order.partition]
         elif order.nodes is not None:
@@ -300,12 +312,12 @@ def test_undo_leaves_what_others_changed() -> None:
         "standby": Done(settings={"PriorityTier": ("1", "100")}),
         "low": Done(created=True),
     }
-    orders, notes = objects.undo(done, present)
+    orders, notes = objects.undo(done, present, ALL)
     assert [str(order) for order in orders] == ["update PartitionName=train Nodes=n[1,9],s1"]
     assert notes == ["partition low is gone already"]  # PriorityTier is back at 1 by itself
     present = parts(standby="s1")
     present["standby"].raw["PriorityTier"] = "50"
-    orders, notes = objects.undo({"standby": done["standby"]}, present)
+    orders, notes = objects.undo({"standby": done["standby"]}, present, ALL)
     assert orders == [] and notes == ["partition standby: PriorityTier=50 is not ours (100): left"]
 
 
@@ -421,7 +433,7 @@ def test_only_proven_nodes_join(tmp_path: Path) -> None:
 
 def test_a_file_that_a_user_could_have_written_proves_nothing(site: Site) -> None:
     (site.state / "nodes" / "s1.jsonl").chmod(0o666)
-    assert "not admitted: s1: no check" in site.apply("--nodes", "s[1-2]")
+    assert "not admitted: s1: no check" in site.apply("--nodes", "s[1-3]")
 
 
 def test_what_slurm_lost_is_shown_and_made_again(site: Site) -> None:
@@ -449,10 +461,137 @@ def test_without_preemption_nothing_is_lent(site: Site) -> None:
     assert site.slurm.nodes_of("low") == "s[1-3]"
 
 
+def test_preemption_that_was_switched_off_later(site: Site) -> None:
+    config = dict(site.slurm.config)
+    site.slurm.preempt()
+    site.apply("--nodes", "s[1-3]", "--backfill", "low")
+    site.slurm.config = config
+    text = site.apply("--size", "2")
+    assert site.slurm.nodes_of("low") == site.slurm.nodes_of("standby") == "s[1-2]"
+    for said in (text, site.run("show")[1]):
+        assert "jobs in partition low make no way for companions" in said
+        assert "no partition low yet" not in said
+    assert site.run("revert", "--yes")[0] == 0 and "low" not in site.slurm.partitions
+
+
+def test_a_node_that_slurm_no_longer_knows_is_named_in_no_order(tmp_path: Path) -> None:
+    site = Site(tmp_path, train="n[1-2],s[1-3]")
+    site.apply("--nodes", "s[1-3]", "--from", "train")
+    del site.slurm.nodes["s2"]
+    for partition in ("train", "standby"):  # as the restarted slurmctld has them
+        nodes = [n for n in expand(site.slurm.nodes_of(partition)) if n != "s2"]
+        site.slurm.partitions[partition]["Nodes"] = ",".join(nodes)
+    gone = "note: partition train: Slurm knows no node s2: left out"
+    assert gone in site.apply("--size", "1")
+    assert site.slurm.nodes_of("train") == "n[1-2],s3"
+    assert gone in site.run("show")[1] and "lacks" not in site.run("show")[1]
+    code, text = site.run("revert", "--yes")
+    assert code == 0 and gone in text
+    assert site.slurm.partitions["train"]["TotalNodes"] == "4"
+    assert site.slurm.nodes_of("train") == "n[1-2],s[1,3]"
+
+
+def test_a_partition_of_somebody_elses_is_not_made_smaller(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.apply("--nodes", "s[1-2]", code=2)
+    assert "--partition standby" in capsys.readouterr().err and site.slurm.orders == []
+    site.apply("--nodes", "s[1-3]", "--backfill", "train", code=2)
+    said = capsys.readouterr().err
+    assert "--backfill train" in said and "n[1-2]" in said and site.slurm.orders == []
+    site.apply("--nodes", "s[1-3]")
+    site.apply("--nodes", "s[1-2]")  # ours by now
+    assert site.slurm.nodes_of("standby") == "s[1-2]"
+
+
+def test_revert_says_what_slurm_conf_needs(tmp_path: Path) -> None:
+    site = Site(tmp_path, train="n[1-2],s[1-3]")
+    file = tmp_path / "slurm.conf"
+    file.write_text("PartitionName=train Nodes=n[1-2]\nPartitionName=standby Nodes=s[1-3]\n")
+    site.slurm.config["SLURM_CONF"] = str(file)
+    site.apply("--nodes", "s[1-3]", "--from", "train")
+    text = site.run("revert", "--yes")[1]
+    assert "slurm.conf still has partition standby: its line brings it back" in text
+    assert (
+        "partition train was changed for the pool, write there again: Nodes=n[1-2],s[1-3]" in text
+    )
+
+
+def test_what_changes_while_it_asks_is_asked_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def confirm(question: str) -> bool:
+        asked.append(question)
+        if len(asked) == 1:
+            site.slurm.nodes["s1"] = ("IDLE+DRAIN", "broken")
+        return True
+
+    monkeypatch.setattr(pool_cli.flow, "confirm", confirm)
+    code, text = site.run("apply", "--nodes", "s[1-3]", "--size", "1")
+    assert code == 0 and len(asked) == 2 and "not as it was" in text
+    assert site.slurm.nodes_of("standby") == "s2"
+    asked.clear()
+
+    def starts(question: str) -> bool:
+        asked.append(question)
+        site.slurm.jobs = {4: FakeJob("standby", "s2")}
+        return True
+
+    monkeypatch.setattr(pool_cli.flow, "confirm", starts)
+    code, text = site.run("revert")
+    assert code == 1 and len(asked) == 1 and "in use: job 4" in text
+    assert site.slurm.nodes_of("standby") == "s2" and 4 in site.slurm.jobs
+
+
+# -- whose settings count
+
+
+def test_root_follows_the_sites_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Site(tmp_path)  # directories that root may trust
+    own, file = tmp_path / "robust.toml", tmp_path / "site.toml"
+    own.write_text('state_dir = "/users"\nstandby_partition = "theirs"\n')
+    file.write_text('state_dir = "/shared/"\nstandby_partition = "spare"\n')
+    monkeypatch.chdir(tmp_path)
+    environ = {"ROBUST_STATE_DIR": "/tmp/x", "ROBUST_CONFIG": str(own)}
+    named = {**environ, "ROBUST_SITE_CONFIG": str(file)}
+    assert place(None, named, 0) == ("/shared", "spare")
+    assert place("rel", named, 0) == (str(tmp_path / "rel"), "spare")
+    monkeypatch.setattr(pool_settings, "SITE_FILE", str(tmp_path / "none.toml"))
+    assert place(None, environ, 0) == ("", "standby")
+    assert place(None, environ, 1000) == ("/tmp/x", "theirs")
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [
+        ('state_dir = "/x"', 0o666),
+        ('state_dir = "x"', 0o644),
+        ("state_dir = 3", 0o644),
+        ('state_dir = "~/x"', 0o644),
+        ('standby_partition = "a b"', 0o644),
+        ("[", 0o644),
+        (None, 0),
+    ],
+)
+def test_a_file_that_root_does_not_use(
+    site: Site, text: str | None, mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = site.state / "site.toml"
+    if text is not None:
+        file.write_text(text)
+        file.chmod(mode)
+    monkeypatch.setenv("ROBUST_SITE_CONFIG", str(file))
+    with pytest.raises(ConfigError, match=r"site\.toml"):
+        place(None, os.environ, 0)
+
+
 def test_dry_run_changes_nothing(site: Site) -> None:
-    code, text = site.run("apply", "--dry-run", "--nodes", "s1")
+    code, text = site.run("apply", "--dry-run", "--nodes", "s[1-3]", "--size", "1")
     assert code == 0 and text == "update PartitionName=standby Nodes=s1\n"
-    assert site.slurm.orders == [] and pool_file.load(str(site.state)) is None
+    assert site.run("revert", "--dry-run") == (0, "nothing was applied\n")
+    assert site.slurm.orders == [] and not (site.state / "standby").exists()
 
 
 @pytest.mark.parametrize(
@@ -461,19 +600,24 @@ def test_dry_run_changes_nothing(site: Site) -> None:
         "apply",
         "apply --yes",
         "apply --nodes s[1-",
-        "apply --nodes s1 --size -1",
-        "apply --nodes s1 --size 1.5",
-        "apply --nodes s1 --partition a/b",
-        "apply --nodes s1 --partition p;q --yes",
-        "apply --nodes s1 --from standby --yes",
-        "apply --nodes s1 --from nowhere --yes",
-        "apply --nodes s1 --refill pool --yes",
-        "apply --nodes s1 --refill nope",
-        "apply --nodes s1 --proof-hours nan",
-        "apply --nodes s1 --qos high --yes",
-        "apply --nodes s1",  # no terminal to ask on
+        "apply --nodes s[1-3] --size -1",
+        "apply --nodes s[1-3] --size 1.5",
+        "apply --nodes s[1-3] --partition a/b",
+        "apply --nodes s[1-3] --partition p;q --yes",
+        "apply --nodes s[1-3] --from standby --yes",
+        "apply --nodes s[1-3] --from nowhere --yes",
+        "apply --nodes s[1-3] --refill pool --yes",
+        "apply --nodes s[1-3] --refill nope",
+        "apply --nodes s[1-3] --proof-hours nan",
+        "apply --nodes s[1-3] --qos high --yes",
+        "apply --nodes s[1-3] --size 1",  # no terminal to ask on
+        "apply --nodes s[1-3] --size 4 --yes",
+        "apply --nodes s[1-99999999] --yes",
+        "apply --nodes s[1-3] --yes --partition train",  # has other nodes, and is not ours
+        "apply --nodes s[1-3] --yes --backfill train",
         "show --what",
         "warm",
+        "warm --gib 1e-10 /x",
         "",
     ],
 )
@@ -490,8 +634,24 @@ def test_a_qos_needs_a_slurmdbd(site: Site, capsys: pytest.CaptureFixture[str]) 
     site.slurm.config["AccountingStorageType"] = "accounting_storage/slurmdbd"
     site.apply("--nodes", "s[1-3]", "--qos", "high")
     assert site.slurm.orders == ["update standby QoS=high"]
-    site.run("revert", "--yes")
+    site.apply("--qos", "none")
     assert site.slurm.orders[1:] == ["update standby QoS="]
+    site.slurm.partitions["standby"]["QoS"] = "other"  # from now on it is not our affair
+    assert "nothing to change" in site.apply()
+    assert site.run("revert", "--yes")[0] == 0
+    assert len(site.slurm.orders) == 2 and site.slurm.partitions["standby"]["QoS"] == "other"
+
+
+def test_the_qos_of_a_partition_of_ours(site: Site) -> None:
+    site.slurm.config["AccountingStorageType"] = "accounting_storage/slurmdbd"
+    site.apply("--nodes", "s[1-3]", "--partition", "own", "--qos", "high")
+    site.apply("--qos", "none")
+    assert site.slurm.orders[1:] == ["update own QoS="]
+    text = (site.state / "standby" / "slurm.conf.lines").read_text()
+    assert "PartitionName=own" in text and "QoS" not in text
+    site.apply("--qos", "low")
+    site.run("revert", "--yes")
+    assert site.slurm.orders[2:] == ["update own QoS=low", "delete own"]
 
 
 @pytest.mark.parametrize("word", ["apply --yes --nodes s1", "show", "revert --yes", "warm /x"])
@@ -504,12 +664,41 @@ def test_slurmctld_is_down(site: Site, word: str, capsys: pytest.CaptureFixture[
 
 def test_without_the_right(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     site.slurm.denied = True
-    site.apply("--nodes", "s1", code=1)
+    words = ("--nodes", "s[1-3]", "--size", "1")
+    site.apply(*words, code=1)
     assert "root and SlurmUser" in capsys.readouterr().err
     assert pool_file.load(str(site.state)) is None  # nothing was done, so nothing is recorded
+    site.slurm.denied = False
+    site.apply(*words)
+    before = site.record
+    site.slurm.denied = True
+    site.apply("--size", "3", code=1)
+    assert site.record == before  # nor is it wished
 
 
-@pytest.mark.parametrize("content", ["{}", "[", '{"wish": 3}', '{"v": 2}', "\xff"])
+@pytest.mark.parametrize("said", ["Unable to contact slurm controller", "insane message length"])
+def test_an_order_whose_answer_was_lost_is_taken_back(site: Site, said: str) -> None:
+    site.slurm.lost = f"slurm_create_partition error: {said}"
+    site.apply("--partition", "other", "--nodes", "s[1-3]", code=1)
+    assert site.record.done["other"].created and "other" in site.slurm.partitions
+    site.slurm.lost = ""
+    assert site.run("revert", "--yes")[0] == 0 and "other" not in site.slurm.partitions
+
+
+def test_without_slurms_commands(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    def none(argv: Any, *_: Any) -> Any:
+        raise SlurmError("other", argv, "scontrol is not in PATH", "install them")
+
+    words = ["apply", "--yes", "--nodes", "s[1-3]", "--state-dir", str(site.state)]
+    assert pool_cli.main(words, Slurm(none, environ={})) == 1
+    said = capsys.readouterr().err
+    assert "not in PATH" in said and "slurmctld answers" not in said
+
+
+BROKEN = '{"wish": {"partition": "\xff", "nodes": [], "size": 0}}'
+
+
+@pytest.mark.parametrize("content", ["{}", "[", '{"wish": 3}', '{"v": 2}', "\xff", BROKEN])
 def test_a_broken_record(site: Site, content: str, capsys: pytest.CaptureFixture[str]) -> None:
     site.apply("--nodes", "s[1-3]")
     (site.state / "standby" / "pool.json").write_text(content, encoding="latin-1")
@@ -522,7 +711,7 @@ def test_a_broken_record(site: Site, content: str, capsys: pytest.CaptureFixture
 
 def test_one_at_a_time(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     with pool_file.locked(str(site.state)):
-        assert site.run("apply", "--yes", "--nodes", "s1")[0] == 1
+        assert site.run("apply", "--yes", "--nodes", "s[1-3]")[0] == 1
     assert "another robust-standby" in capsys.readouterr().err
 
 
@@ -533,7 +722,7 @@ def test_no_state_directory(site: Site, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_partitions_keep_their_names(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    site.apply("--nodes", "s1")
+    site.apply("--nodes", "s[1-3]", "--size", "1")
     site.apply("--partition", "other", code=2)
     assert "revert first" in capsys.readouterr().err
 
@@ -583,6 +772,24 @@ def test_preread_reads_files_and_keeps_its_bounds(tmp_path: Path) -> None:
     assert preread.room() > 1 << 20
 
 
+def test_a_directory_that_cannot_be_read_counts_as_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    (tmp_path / "below").mkdir()
+    scandir = os.scandir
+
+    def refuse(path: str) -> Any:
+        if path.endswith("below"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)  # root may read everything
+    found = preread.preread([str(tmp_path)], 1 << 20, 60.0)
+    assert found["files"] == 1 and not found["all"]
+    assert found["errors"] == [f"{tmp_path}/below: Permission denied"]
+
+
 @pytest.mark.parametrize(
     ("answer", "text", "well"),
     [
@@ -591,11 +798,16 @@ def test_preread_reads_files_and_keeps_its_bounds(tmp_path: Path) -> None:
         ('{"files": 0, "bytes": 0, "seconds": 1, "all": false, "errors": ["no"]}', "; no", False),
         ("", "no answer", False),
         ("[]", "no answer", False),
+        ('{"files": "\\u001b[2J", "bytes": 3, "seconds": 1, "all": true, "errors": []}',
+         "no answer", False),
+        # Names of files are anybody's: escapes, and bytes that are no UTF-8.
+        ('{"files": 1, "bytes": 3, "seconds": 1, "all": false, "errors": '
+         '["/d/\\u001b]0;x\\u0007\\udc80: no"]}', "; /d/?]0;x??: no", False),
     ],
-)
+)  # fmt: skip
 def test_answers_of_preread(answer: str, text: str, well: bool) -> None:
     said, good = keep_warm.told(answer)
-    assert text in said and good is well
+    assert text in said and good is well and said.isprintable()
 
 
 def test_only_idle_standbys_are_warmed() -> None:
@@ -604,6 +816,30 @@ def test_only_idle_standbys_are_warmed() -> None:
     assert keep_warm.idle(wish, seen) == ["s3"]
     words = keep_warm.argv("low", "s3", "/p", ["/data"], 0, 45.0)
     assert "--partition=low" in words and "--time=2" in words and words[-1] == "/data"
+
+
+def test_warm_runs_our_own_python_where_jobs_make_way(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dict(site.slurm.config)
+    site.slurm.preempt()
+    site.apply("--nodes", "s[1-3]", "--size", "1", "--backfill", "low")
+    ran: list[list[str]] = []
+
+    def run(words: list[str], *_: Any) -> Completed:
+        ran.append(words)
+        answer = {"files": 1, "bytes": 3, "seconds": 1, "all": True, "errors": []}
+        return Completed(0, json.dumps(answer), "")
+
+    monkeypatch.setattr(keep_warm, "run_command", run)
+    monkeypatch.setenv("ROBUST_TASK_PYTHON", "/home/ada/python")
+    code, text = site.run("warm", "/data")
+    assert code == 0 and "s1  read 1 files" in text and "note" not in text
+    site.slurm.config = config  # jobs of low make no way any more
+    code, text = site.run("warm", "/data")
+    assert code == 0 and "a companion waits for these jobs" in text
+    assert [words[2] for words in ran] == ["--partition=low", "--partition=standby"]
+    assert all(sys.executable in words and "/home/ada/python" not in words for words in ran)
 
 
 # -- the door

@@ -22,6 +22,7 @@ from robust_slurm.ledger import append_line, make_job_dir, replace_file
 from srun_wrapper.diagnose import Failure, diagnose
 from srun_wrapper.incident import Incident
 from srun_wrapper.ladder import Plan
+from standby import ledger
 from standby.answer import ESTIMATE, UPPER, from_ledger
 from standby.history import DAY, Loss, Span, chronicle_spans, incident, lines
 from standby.interval import poisson_interval
@@ -347,6 +348,28 @@ def test_many_problems_are_cut_short(tmp_path: Path) -> None:
         (job.dir / "events.jsonl").write_text("x\n")
     found = seen(tmp_path)
     assert len(found.problems) == 21 and found.problems[-1] == "30 more of this kind"
+
+
+@pytest.mark.parametrize("limit", ["JOBS_BYTES", "JOBS_ENTRIES"])
+def test_all_jobs_together_are_bounded(
+    tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_job(tmp_path, NOW)
+    big = Job(tmp_path, 9, NOW)
+    big.epoch(1, 1, *(f"x{i}" for i in range(50)))
+    drained(tmp_path, "n9", NOW - DAY)
+    monkeypatch.setattr(ledger, limit, 20)
+    found = seen(tmp_path, node_days=100.0)
+    assert found.nodes <= 20 and found.incidents == 0  # job 7 is older
+    assert found.drains == 1  # what root wrote is read all the same
+    assert any("jobs 9 and older are left out, or in part" in text for text in found.problems)
+
+
+def test_accusations_are_not_looked_at(tmp_path: Path) -> None:
+    job = one_job(tmp_path, NOW)
+    (job.dir / "accusations").mkdir(exist_ok=True)
+    (job.dir / "accusations" / "a.json").write_text("no accusation")
+    assert seen(tmp_path).problems == ()
 
 
 JSON = st.recursive(

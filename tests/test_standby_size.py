@@ -415,3 +415,16 @@ def test_wrong_usage(words: str, said: str) -> None:
 def test_help(words: tuple[str, ...]) -> None:
     done = robust_standby(*words)
     assert done.returncode == 0 and "usage: robust-standby" in done.stdout
+
+
+@pytest.mark.parametrize("words", ["--table", "--table --json", "--nodes 100 --rate 1"])
+def test_a_reader_that_has_enough_is_no_error(words: str) -> None:
+    """``robust-standby size … | head``: nobody reads any more."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "standby.cli", "size", *words.split()]
+    with os.fdopen(writer, "w") as out:
+        done = subprocess.run(
+            command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, "")
