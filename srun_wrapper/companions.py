@@ -8,12 +8,13 @@ asked for is used before another is: a fault never costs two.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from robust_slurm.slurm import Job, Partition, SlurmError
 from robust_slurm.slurm.run import without_slurm
@@ -35,7 +36,7 @@ def companion_minutes(job: Job, partition: Partition, now: float) -> int:
 
 AT_ONCE = 2  # s within which Slurm must give the node that suits best
 AGAIN = 5.0  # s until Slurm is asked again for what it did not give
-
+END = 3.0  # s for what is ended to end, before and after it is told
 
 Wanted = tuple[int, str]
 """Number of ranks, and the lost node that they were on."""
@@ -52,7 +53,8 @@ class _Companion:
     used: bool = False
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
+        """Its srun has, and none follows."""
         return self.process is not None and self.process.returncode is not None and not self.prefer
 
 
@@ -70,6 +72,7 @@ class Companions:
         self._asking: asyncio.Task[str] | None = None
         self._next_ask = 0.0
         self._waits: set[asyncio.Task[None]] = set()
+        self._told: set[str] = set()  # slips of ours
 
     # -- suspicion
 
@@ -80,6 +83,7 @@ class Companions:
         """
         if self._asking is not None and not self._asking.done():
             return
+        self._sweep()
         now = time.monotonic()
         if len(self._unused()) < len(wanted):
             if now < self._next_ask:
@@ -99,6 +103,16 @@ class Companions:
     def _unused(self) -> list[_Companion]:
         return [c for c in self._companions.values() if not c.used]
 
+    def _over(self) -> set[int]:
+        """Numbers of those whose srun or node is gone."""
+        ended = {c.number for c in self._companions.values() if c.ended}
+        return ended | {n.companion for n in self._state.nodes.values() if n.role is Role.LOST}
+
+    def _sweep(self) -> None:
+        """Forget those that went before they were needed."""
+        for number in self._over() & {c.number for c in self._unused()}:
+            self._drop(number)
+
     # -- need
 
     async def take(self, places: Mapping[int, Wanted]) -> dict[int, Node]:
@@ -108,7 +122,8 @@ class Companions:
             await self._asking
         why = await self._ask_for(list(places.values()), self._bad)
         if why:
-            say(why)
+            if why not in self._told:
+                say(why)
             return {}
         chosen = self._assign({place: tasks for place, (tasks, _) in places.items()})
 
@@ -120,23 +135,23 @@ class Companions:
             }
 
         def refused() -> bool:
-            return any(c.over for c in self._of(chosen))
+            over = self._over()
+            return any(n in over or n not in self._companions for n in chosen)
+
+        def other() -> bool:
+            return bool(state.failures) or state.signalled > 0
 
         await state.until(
-            lambda: (
-                len(came()) == len(chosen)
-                or refused()
-                or bool(state.failures)
-                or state.signalled > 0
-            ),
-            self._config.standby_wait,
+            lambda: len(came()) == len(chosen) or refused() or other(), self._config.standby_wait
         )
         ready = came()
         gave_up = refused()
-        for number, place in chosen.items():
-            if place not in ready:
+        for number in [number for number, place in chosen.items() if place not in ready]:
+            if state.failures and not state.signalled and number in self._companions:
+                self._companions[number].used = False  # the next recovery's: it keeps its turn
+            else:
                 self._drop(number)  # it may still come: then it is sent away
-        if len(ready) < len(places) and not state.failures and not state.signalled:
+        if len(ready) < len(places) and not other():
             say(
                 f"partition {self._config.standby_partition} gave {len(ready)} of {len(places)} "
                 f"nodes within {self._config.standby_wait:g} s "
@@ -144,26 +159,32 @@ class Companions:
             )
         return ready
 
-    def _of(self, numbers: Mapping[int, int]) -> list[_Companion]:
-        return [c for c in self._companions.values() if c.number in numbers]
-
     def _assign(self, tasks: Mapping[int, int]) -> dict[int, int]:
         """Number → place; the largest places first, each gets the smallest that is enough."""
         chosen = {}
         for place in sorted(tasks, key=lambda place: -tasks[place]):
             fitting = [c for c in self._unused() if c.tasks >= tasks[place]]
-            best = min(fitting, key=lambda c: (c.tasks, c.number))
-            best.used = True
-            chosen[best.number] = place
+            best = min(fitting, key=lambda c: (c.tasks, c.number), default=None)
+            if best is not None:
+                best.used = True
+                chosen[best.number] = place
         return chosen
 
     # -- asking
 
     async def _ask_for(self, wanted: list[Wanted], without: list[str]) -> str:
         """Have one for each that none of the unused fits; why that is not possible, or ""."""
-        for companion in self._unused():
-            if companion.over:
-                self._drop(companion.number)
+        try:
+            return await self._request(wanted, without)
+        except Exception as err:  # noqa: BLE001 - a slip here must not end the job
+            text = f"internal error while asking for a node: {type(err).__name__}: {err}"
+            if text not in self._told:
+                self._told.add(text)
+                say(text)
+            return text
+
+    async def _request(self, wanted: list[Wanted], without: list[str]) -> str:
+        self._sweep()
         spare = sorted(c.tasks for c in self._unused())
         missing = []
         for tasks, name in sorted(wanted, reverse=True):
@@ -196,9 +217,8 @@ class Companions:
         try:
             for tasks, name in missing:
                 argv = steps.companion_argv(launch, job, partition, tasks, without, minutes)
-                prefer = (
-                    [f"--nodelist={best[name]}", f"--immediate={AT_ONCE}"] if name in best else []
-                )
+                now = f"--immediate={AT_ONCE}"
+                prefer = [f"--nodelist={best[name]}", now] if name in best else []
                 await self._start(_Companion(next(self._numbers), tasks, argv, prefer))
         except OSError as err:
             return f"cannot run srun for a standby node: {err}"
@@ -209,27 +229,33 @@ class Companions:
         task = steps.task_argv(self._config.task_python, launch.options, launch.command.command)
         env = {**without_slurm(self._boss.env), **self._secrets.env(number)}
         self._state.awaited.add(number)
-        argv = [companion.argv[0], *companion.prefer, *companion.argv[1:], *task]
-        # Nobody's input but the job's own srun's.
-        process = await steps.start(argv, env, own_session=True, stdin=asyncio.subprocess.DEVNULL)
-        companion.process = process
         self._companions[number] = companion
-        self._in_background(self._notice_end(companion, process))
+        companion.process = None
+        argv = [companion.argv[0], *companion.prefer, *companion.argv[1:], *task]
+        try:
+            # Nobody's input but the job's own srun's.
+            companion.process = process = await steps.start(
+                argv, env, own_session=True, stdin=asyncio.subprocess.DEVNULL
+            )
+        finally:
+            if companion.process is None:
+                self._drop(number)
+        if number not in self._companions:  # not wanted any more, meanwhile
+            _terminate(process)
+        notice = asyncio.create_task(self._notice_end(companion, process))
+        self._waits.add(notice)
+        notice.add_done_callback(self._waits.discard)
 
     async def _notice_end(self, companion: _Companion, process: asyncio.subprocess.Process) -> None:
         await process.wait()
         joined = any(n.companion == companion.number for n in self._state.nodes.values())
-        if companion.prefer:
-            companion.prefer = []
-            if not joined and companion.number in self._companions:
-                # Somebody was quicker: any node will do.
-                await self._start(companion)
+        preferred, companion.prefer = companion.prefer, []
+        if preferred and not joined and companion.number in self._companions:
+            try:
+                await self._start(companion)  # Somebody was quicker: any node will do.
+            except OSError as err:
+                say(f"cannot run srun for a standby node: {err}")
         self._state.changed.set()
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._waits.add(task)
-        task.add_done_callback(self._waits.discard)
 
     # -- leaving
 
@@ -251,19 +277,23 @@ class Companions:
     async def close(self) -> None:
         """End all companions; they were told to finish, or the job is over."""
         if self._asking is not None:
-            await asyncio.wait([self._asking], timeout=3.0)
-        self.send_away()
-        for companion in self._companions.values():
-            process = companion.process
-            if process is not None and process.returncode is None:
-                try:
-                    await asyncio.wait_for(process.wait(), 3.0)
-                except TimeoutError:
-                    _terminate(process)
-        for task in list(self._waits):
+            await asyncio.wait([self._asking], timeout=END)
+        starting = [*self._waits, *([self._asking] if self._asking is not None else [])]
+        for task in starting:  # none may start any more
             task.cancel()
+        if starting:
+            await asyncio.wait(starting, timeout=END)
+        processes = [c.process for c in self._companions.values() if c.process is not None]
+        self.send_away()
+        if processes:
+            ends = [asyncio.create_task(process.wait()) for process in processes]
+            await asyncio.wait(ends, timeout=END)
+            for process in processes:
+                _terminate(process)
+            await asyncio.wait(ends, timeout=END)
 
 
 def _terminate(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
-        process.terminate()
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -168,14 +169,19 @@ class Replacement:
         incident.swaps.append((old.name, node.name))
 
     def suspect(self) -> None:
-        """Ask for companions while nodes are suspected; called all the time while the job runs."""
-        world = self._state.world
+        """Ask for companions while nodes are suspected; called all the time while the job runs.
+
+        Not when the step is being ended, nor when more fall silent than could be replaced: then
+        it is rather this host that hears nobody.
+        """
+        now, suspected = time.monotonic(), self._boss.node_watch.suspected
         doubtful = {
             place: node.name
-            for place, node in enumerate(world.places)
-            if node.role is Role.ACTIVE and (node.unreachable or node.refused)
+            for place, node in enumerate(self._state.world.places)
+            if node.role is Role.ACTIVE and suspected(node, now)
         }
-        self._expect(doubtful)
+        over = self._state.signalled or self._boss.step.ended
+        self._expect({} if over or len(doubtful) > MAX_COMPANIONS else doubtful)
 
     def expect(self) -> None:
         """Ask for companions for the vacant places now: that the ranks end takes time as well."""

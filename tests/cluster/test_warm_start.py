@@ -1,4 +1,4 @@
-"""Ranks that start warm: in place, on a spare, on a companion; nothing is left of them."""
+"""Ranks that start warm: in place, on a spare, beside a companion; nothing is left of them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_killed_ranks_start_warm(lab: Cluster) -> None:
     until(lambda: not any(map(waits, waiting)), "end of the warm interpreters", 10.0)
 
 
-def test_ranks_start_warm_on_a_spare_and_on_a_companion(new_lab: LabFactory) -> None:
+def test_ranks_start_warm_on_a_spare_and_beside_a_companion(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=3, standby=1)
     training = start(lab, 2, 2, toy=SLOW, steps=250, spares=1, robust=WARM)
     wait_warm(training, n1=2, n2=2, n3=2)
@@ -67,10 +67,13 @@ def test_ranks_start_warm_on_a_spare_and_on_a_companion(new_lab: LabFactory) -> 
     wait_warm(training, n1=2, n3=2)
     lab.crash("n3")
     training.wait_says("s1 took the ranks of n3")
+    wait_warm(training, n1=2, s1=2)  # for the next time
     training.check_done()
     spare, companion = training.incidents()
     assert (spare["action"], spare["warm"], spare["ranks"]) == ("swap_spare", 4, 4)
-    assert companion["action"] == "swap_companion" and companion["warm"] >= 2
+    assert (companion["action"], companion["ranks"]) == ("swap_companion", 4)
+    # n1's two. Those of s1, which has only just come, may be warm in time or not.
+    assert 2 <= companion["warm"] <= 4
 
 
 def test_standby_point_on_a_spare(new_lab: LabFactory) -> None:
