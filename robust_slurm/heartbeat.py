@@ -203,6 +203,9 @@ def _write_phase() -> None:
 def _claim(local_rank: int | None = None, explicit: bool = False) -> bool:
     """Map and own the record; on any failure switch off for good."""
     global _off, _map, _fd, _path, _beats, _phases, _auto_steps, _fork_hook
+    warm: Any = sys.modules.get("robust_slurm.auto.warm")
+    if warm is not None and warm._ahead is not None:
+        return False  # runs ahead of standby_point(): which rank it will be is not known yet
     _off = True
     if not explicit and _is_multiprocessing_child():
         return False

@@ -41,7 +41,7 @@ def pack(learnt: Learnt) -> bytes:
 def unpack(data: bytes) -> Learnt:
     """Raises ValueError."""
     try:
-        return msgspec.json.decode(zlib.decompress(data, bufsize=_MOST), type=Learnt)
+        return msgspec.json.decode(zlib.decompressobj().decompress(data, _MOST), type=Learnt)
     except (zlib.error, msgspec.MsgspecError) as err:
         raise ValueError(f"a list of imports that makes no sense: {err}") from None
 

@@ -157,6 +157,8 @@ class Launcher:
 
     def spawn(self, launch: Launch) -> None:
         """A fresh process."""
+        if self.warm is not None:
+            self.warm.cold()
         try:
             if self._options.inherit:
                 process = subprocess.Popen(
@@ -231,6 +233,10 @@ class Launcher:
         """This slot has no rank yet: import, and run, what the others' ranks have."""
         if self.warm is not None:
             self.warm.start(learnt, self._options.command, self._environ({}), further=True)
+
+    def forking(self) -> bool:
+        """Whether a rank is just being forked."""
+        return self._forking is not None
 
     def warm_ranks(self) -> int:
         """How many ranks of this slot could be forked now: torchrun's, if it is torchrun."""

@@ -233,8 +233,9 @@ class Slot:
             self._emit(WarmRanks(0, self._local, ready))
 
     def _warm_up(self, order: Warmup) -> None:
-        if self._running is not None:
-            return
+        starting = self._next is not None or self._cold is not None or self._launcher.forking()
+        if self._running is not None or starting:
+            return  # too late: it would only compete with the rank
         try:
             self._launcher.warm_up(unpack(order.learnt))
         except (OSError, ValueError) as err:

@@ -22,6 +22,7 @@ from robust_slurm.auto.warm import VARIABLE
 from srun_wrapper import proc
 from srun_wrapper.imports import Learnt, is_interpreter, read_learnt
 from srun_wrapper.loop import Loop
+from srun_wrapper.warm_ahead import Ahead
 from srun_wrapper.warm_link import ANSWER, Said, WarmLink
 
 _numbers = itertools.count()
@@ -58,13 +59,16 @@ class Warm:
         self._pid = 0
         self._link: WarmLink | None = None
         self._command: list[str] = []
+        self._arguments = 0
         self._environ: dict[str, str] = {}
         self.ready = False
         """It has imported everything and waits."""
         self._further = False
-        self._ahead: _Ahead | None = None
+        self._early = False
+        self._ahead: Ahead | None = None
         self._off = ""
         self._asked: Callable[[int], None] | None = None
+        self._ended: set[int] = set()
         self._watching = 0
         self._lock = run_dir / "warm.lock"
         self._list = run_dir / f"warm-{os.getpid()}-{next(_numbers)}.json"
@@ -105,12 +109,13 @@ class Warm:
         *,
         further: bool = False,
     ) -> None:
-        """Unless there is one. ``further``: then run the script, as far as its standby_point."""
+        """Unless there is one. ``further``: ahead of the first rank; if the script has a
+        standby_point, then run it as far as that."""
         if self._off or self._pid:
             return
         ours, theirs = socket.socketpair()
         self._command, self._environ = list(command), dict(env)
-        self._further = further and learnt.standby
+        self._early, self._further = further, further and learnt.standby
         try:
             self._lock.touch(0o600)
             self._list.write_bytes(msgspec.json.encode(learnt))
@@ -138,11 +143,21 @@ class Warm:
 
     # -- asking it
 
-    def fits(self, command: Sequence[str], env: Mapping[str, str]) -> bool:
-        """Whether it is ready to become this command in this environment."""
-        if not self.ready or self._asked is not None or len(command) != len(self._command):
+    def fits(self, command: Sequence[str], env: Mapping[str, str], directory: str = "") -> bool:
+        """Whether it is ready to become this command in this environment: the same interpreter,
+        options and script. ``directory``: default this process's."""
+        if not self.ready or self._asked is not None or not self.same_script(command):
             return False
+        path = env.get("PYTHONPATH", "").split(os.pathsep)
+        if not all(map(os.path.isabs, path)) and directory not in ("", str(Path.cwd())):
+            return False  # it was started in ours, and that is what it has made of its path
         return _at_start(env) == _at_start(self._environ)
+
+    def same_script(self, command: Sequence[str]) -> bool:
+        """Whether it was started with this command line, but for the script's own arguments."""
+        count = len(command) - self._arguments
+        same = len(command) == len(self._command) and count > 0
+        return same and list(command[:count]) == self._command[:count]
 
     def ask(
         self,
@@ -155,11 +170,10 @@ class Warm:
         """Ask for a rank. ``answer(pid)`` is called once, 0: it will not be. ``streams``: its
         stdout and stderr; ``directory``: default this process's. False: it cannot even be asked.
         """
-        ahead = self._ahead
-        if ahead is not None and not ahead.ready:
-            ahead.end()
-            ahead = self._ahead = None
-        link = self._link if ahead is None else ahead.link
+        self._further = False
+        if self._ahead is not None and not (self._ahead.ready and list(command) == self._command):
+            self._end_ahead()
+        link = self._link if self._ahead is None else self._ahead.link
         try:
             self._ask(link, _request(command, env, directory), streams, answer)
         except OSError:
@@ -177,6 +191,7 @@ class Warm:
         assert link is not None
         link.send(request, fds)
         self._asked = answer
+        self._ended.clear()
         self._loop.later(ANSWER, lambda: self._late(answer))
 
     def _late(self, answer: Callable[[int], None]) -> None:
@@ -192,7 +207,7 @@ class Warm:
             if answer is not None:
                 answer(said.pid)
         elif said.ready:
-            self.ready = True
+            self.ready, self._arguments = True, said.arguments
             self._changed()
             if self._further:
                 self._go_ahead()
@@ -201,9 +216,11 @@ class Warm:
         """A node without ranks: have the script run to its standby_point."""
         ours, theirs = socket.socketpair()
 
+        self._further = False
+
         def started(pid: int) -> None:
-            if pid:
-                self._ahead = _Ahead(self._loop, ours, pid, self._activated)
+            if pid and pid not in self._ended:
+                self._ahead = Ahead(self._loop, ours, pid, self._activated, self._ahead_gone)
             else:
                 ours.close()
 
@@ -225,6 +242,27 @@ class Warm:
             self._ahead = None
         self._heard(Said(pid=pid))
 
+    def _ahead_gone(self) -> None:
+        """It has ended, closed its end, or cannot be what the rank is to be."""
+        asked, self._asked = self._asked, None
+        self._end_ahead()
+        if asked is not None:
+            asked(0)
+
+    def _end_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.end()
+
+    def cold(self) -> None:
+        """A rank starts as a fresh process: nobody may run the script beside it, and imports ahead
+        of it come too late."""
+        self._further = False
+        self._end_ahead()
+        if self._early and not self.ready:
+            self.stop()
+        self.cancel()
+
     # -- its end
 
     def processes(self) -> list[int]:
@@ -233,11 +271,13 @@ class Warm:
         return [pid for pid in (self._pid, ahead) if pid]
 
     def reaped(self, pids: Collection[int]) -> None:
+        if self._asked is not None:  # who is just being forked may be among them
+            self._ended.update(pids)
         if self._ahead is not None and self._ahead.pid in pids:
-            self._ahead.end()
-            self._ahead = None
-            self.cancel()
+            self._ahead.pid = 0
+            self._ahead_gone()
         if self._pid in pids:
+            self._pid = 0
             self.stop()
 
     def cancel(self) -> None:
@@ -249,38 +289,15 @@ class Warm:
         """End it; whoever waits for a rank is told that none comes."""
         pid, self._pid, self.ready = self._pid, 0, False
         link, self._link = self._link, None
-        ahead, self._ahead = self._ahead, None
         if link is not None:
             link.close()
-        if ahead is not None:
-            ahead.end()
+        self._end_ahead()
         if pid:
             proc.send([pid], signal.SIGKILL)
         answer, self._asked = self._asked, None
         if answer is not None:
             answer(0)
         self._changed()
-
-
-class _Ahead:
-    """A process that has run the script as far as its standby_point and is no rank yet."""
-
-    def __init__(
-        self, loop: Loop, sock: socket.socket, pid: int, activated: Callable[[int], None]
-    ) -> None:
-        self.pid = pid
-        self.ready = False
-        self._activated = activated
-        self.link = WarmLink(loop, sock, self._heard, lambda: None)
-
-    def _heard(self, said: Said) -> None:
-        if said.pid:
-            self._activated(said.pid)
-        self.ready = self.ready or bool(said.ready)
-
-    def end(self) -> None:
-        self.link.close()
-        proc.send([self.pid], signal.SIGKILL)
 
 
 def _request(command: Sequence[str], env: Mapping[str, str], directory: str) -> dict[str, object]:

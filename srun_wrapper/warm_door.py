@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +20,12 @@ import msgspec
 from srun_wrapper import proc
 from srun_wrapper.imports import Learnt, read_learnt
 from srun_wrapper.loop import Loop
+from srun_wrapper.surroundings import parent_of, same_surroundings
 from srun_wrapper.warm import LOOK, Warm
 
 _HEAD = 8
 _MOST = 4 << 20  # bytes of a request
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _MANY = 256  # ranks of one launcher
 
 
@@ -29,6 +33,7 @@ class _Request(msgspec.Struct):
     words: list[str]
     environ: dict[str, str]
     directory: str
+    thread: int = 0
 
 
 @dataclass(slots=True)
@@ -54,6 +59,7 @@ class WarmDoor:
         self._asking: dict[socket.socket, _Asking] = {}
         self._unclaimed: dict[int, int] = {}
         self._watching = 0
+        self._stopping = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         self._listener.listen(_MANY)
@@ -65,6 +71,7 @@ class WarmDoor:
     def watch(self, directory: Path, epoch: int, launcher: int) -> None:
         """The launcher (its pid) runs: its ranks tell what they import, one after the other."""
         self._watching += 1
+        self._stopping = False
         turn, seen = self._watching, set[Path]()
 
         def look() -> None:
@@ -89,7 +96,14 @@ class WarmDoor:
             return
         if not Path(learnt.words[0]).name.startswith("python"):
             return
-        self._warm.setdefault(local, self._make()).start(learnt, learnt.words, environ)
+        if not same_surroundings(parent_of(learnt.pid), 0, os.getpid()):
+            return  # a container, limits or processors of the launcher's own
+        warm = self._warm.get(local)
+        if warm is None:
+            warm = self._warm[local] = self._make()
+        elif warm.ready and not warm.same_script(learnt.words):
+            warm.stop()
+        warm.start(learnt, learnt.words, environ)
 
     def unwatch(self) -> None:
         """The launcher has ended."""
@@ -123,6 +137,8 @@ class WarmDoor:
 
     def _ask(self, asking: _Asking, body: bytes) -> None:
         def answer(pid: int) -> None:
+            if pid and asking.sock not in self._asking and pid not in self._unclaimed:
+                proc.send([pid], signal.SIGKILL)  # who asked for it has gone
             asking.pid = pid
             self._say(asking, pid)
             if not pid:
@@ -140,8 +156,10 @@ class WarmDoor:
         words, environ = request.words, request.environ
         asked = (
             warm is not None
+            and not self._stopping
             and len(asking.fds) == 2
-            and warm.fits(words, environ)
+            and warm.fits(words, environ, request.directory)
+            and same_surroundings(_peer(asking.sock), request.thread, os.getpid())
             and warm.ask(words, environ, asking.fds, answer, request.directory)
         )
         for fd in asking.fds:
@@ -163,7 +181,8 @@ class WarmDoor:
         self._close(asking)
 
     def _close(self, asking: _Asking) -> None:
-        self._asking.pop(asking.sock, None)
+        if self._asking.pop(asking.sock, None) is None:
+            return
         self._loop.forget(asking.sock)
         asking.sock.close()
         for fd in asking.fds:
@@ -191,9 +210,12 @@ class WarmDoor:
         return [pid for warm in self._warm.values() for pid in warm.processes()]
 
     def cancel(self) -> None:
-        """All ranks are being ended: who is just being forked must not be left over."""
+        """All ranks are being ended, those that run by their launcher first, if it has time for
+        it: who is just being forked must not be left over, and there must be no new ones."""
+        self._stopping = True
         for asking in list(self._asking.values()):
-            self._close(asking)
+            if not asking.pid:
+                self._close(asking)
         for warm in self._warm.values():
             warm.cancel()
 
@@ -206,6 +228,12 @@ class WarmDoor:
         self._listener.close()
         with contextlib.suppress(OSError):
             self.path.unlink()
+
+
+def _peer(sock: socket.socket) -> int:
+    """The process that asks; 0 if it is of another pid namespace."""
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(data)[0])
 
 
 def _environ_of(pid: int) -> dict[str, str]:

@@ -17,6 +17,8 @@ class Said(msgspec.Struct):
     """One line from the other end."""
 
     ready: int = 0
+    arguments: int = 0
+    """Of the script, at the end of the command line."""
     pid: int = 0
     over: str = ""
 

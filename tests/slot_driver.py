@@ -198,6 +198,8 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
         (base / "warm").write_text(str(warm is not None and warm.ready))
         (base / "warm-ahead").write_text("ahead" if ahead is not None and ahead.ready else "")
         (base / "warm-ranks").write_text(str(door.ready() if door is not None else 0))
+        interpreters = door._warm.values() if door is not None else ()
+        (base / "warm-asked").write_text(str(any(each._asked for each in interpreters)))
         loop.later(0.02, tell_warm)
 
     tell_warm()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import decimal
 import json
 import os
 import shutil
@@ -17,8 +16,8 @@ import slot_driver
 from slot_driver import Driver
 
 from srun_wrapper import proc
-from srun_wrapper.imports import Learnt, is_interpreter, pack
-from srun_wrapper.messages import Exited, Imports, Signal, Started, Stop, Stopped, WarmRanks, Warmup
+from srun_wrapper.imports import is_interpreter
+from srun_wrapper.messages import Exited, Imports, Signal, Started, Stop, Stopped, WarmRanks
 
 drivers, drive = slot_driver.drivers, slot_driver.drive
 PROGRAM = Path(__file__).parent / "programs" / "warm_facts.py"
@@ -306,60 +305,6 @@ def test_the_rank_dies_with_its_shim(drive: Any, tmp_path: Path) -> None:
     d.process.kill()
     d.process.wait(10)
     d.wait(lambda: all(proc.usage([pid]).state in ("", "Z") for pid in left))
-
-
-AHEAD = """
-import os, pathlib, signal, sys
-import robust_slurm
-(pathlib.Path(sys.argv[1]) / "built").write_text(f"{os.getpid()} {os.environ.get('RANK')}")
-print("thrown away before it is a rank", end=" ")
-{before}
-robust_slurm.standby_point()
-print(os.environ["RANK"], os.getpid(), flush=True)
-robust_slurm.beat(1)
-signal.pause()
-"""
-
-
-def ahead(tmp_path: Path, before: str = "") -> tuple[list[str], Learnt]:
-    path = tmp_path / "script.py"
-    path.write_text(AHEAD.replace("{before}", before))
-    words = [sys.executable, str(path), str(tmp_path)]
-    return words, Learnt(1, tuple(words), {}, (("decimal", decimal.__file__),), standby=True)
-
-
-def built(d: Driver) -> list[str]:
-    path = d.base / "built"
-    d.wait(lambda: path.exists() and path.read_text().endswith("None"))
-    return path.read_text().split()
-
-
-def test_a_spare_runs_as_far_as_the_standby_point(drive: Any, tmp_path: Path) -> None:
-    words, learnt = ahead(tmp_path)
-    d = drive(*words, warm=True)
-    d.order(Warmup(pack(learnt)))
-    pid = int(built(d)[0])
-    d.wait(lambda: "ahead" in (d.base / "warm-ahead").read_text())
-    assert Path(f"/proc/{pid}/comm").read_text() == "robust-warm\n"
-    started = d.launch(rank=5)
-    assert started.warm and started.pid == pid
-    d.wait(lambda: d.stdout() == f"5 {pid}\n")
-    assert b"RANK=5" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    again = d.launch(epoch=2, rank=5)  # from the interpreter that is left
-    assert again.warm and again.pid != pid
-    d.wait(lambda: d.stdout().endswith(f"5 {again.pid}\n"))
-
-
-def test_a_spare_that_fails_on_its_way_is_not_missed(drive: Any, tmp_path: Path) -> None:
-    words, learnt = ahead(tmp_path, "if 'RANK' not in os.environ: sys.exit('no rank')")
-    d = drive(*words, warm=True)
-    d.order(Warmup(pack(learnt)))
-    pid = int(built(d)[0])
-    d.wait(lambda: pid not in d.below())
-    started = d.launch(rank=5)
-    assert started.warm and started.pid != pid
-    d.wait(lambda: d.stdout().endswith(f"5 {started.pid}\n"))
-    assert "no rank" not in d.stderr()
 
 
 PYTHON = "/usr/bin/python3"

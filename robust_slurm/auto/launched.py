@@ -53,6 +53,7 @@ def ask(words: Sequence[str], environ: dict[str, str], files: Sequence[Any]) -> 
     import array
     import json
     import socket
+    import threading
 
     path = os.environ.get(DOOR)
     if not path:
@@ -62,12 +63,16 @@ def ask(words: Sequence[str], environ: dict[str, str], files: Sequence[Any]) -> 
     try:
         link.connect(path)
         fds = [n if file is None else file.fileno() for n, file in zip((1, 2), files)]  # noqa: B905
-        request = {"words": list(words), "environ": environ, "directory": os.getcwd()}  # noqa: PTH109
+        request = {
+            "words": list(words),
+            "environ": environ,
+            "directory": os.getcwd(),  # noqa: PTH109
+            "thread": threading.get_native_id(),  # which may have processors of its own
+        }
         body = json.dumps(request).encode()
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         link.sendmsg([len(body).to_bytes(8, "big")], rights)
         link.sendall(body)
-        link.settimeout(ANSWER)
         launched = Launched(link)
         if launched.pid:
             return launched

@@ -27,9 +27,12 @@ def importing_torch(environ: dict[str, str]) -> None:
 
 
 def tell(path: str) -> None:
-    """Write the file. Raises OSError."""
+    """Write the file. Raises OSError. Not from an interpreter that runs without our hook (-I, -E,
+    -S): another one would not wait there, but run the script."""
     import json
 
+    if not getattr(sys, "_robust_slurm_hook", False):
+        return
     with open("/proc/self/cmdline", "rb") as file:
         words = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
     found = []

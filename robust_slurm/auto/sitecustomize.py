@@ -155,6 +155,7 @@ def _make_hooks() -> tuple[Callable[..., None], Callable[..., None]]:
 
 
 def _install() -> None:
+    sys.__dict__["_robust_slurm_hook"] = True  # for ``learnt``
     sys.path[:] = [entry for entry in sys.path if entry != _HERE]
     sys.meta_path.append(_OurPackage())
     if "ROBUST_BEAT_DIR" in os.environ and os.environ.get("ROBUST_AUTO") != "0":
@@ -167,10 +168,11 @@ def _wait_if_warm() -> None:
     fd = os.environ.pop("ROBUST_WARM_FD", "")
     if not fd:
         return
+    known = frozenset(sys.modules)
     try:
         from robust_slurm.auto import warm
 
-        warm.serve(int(fd))
+        warm.serve(int(fd), known)
     except BaseException:  # noqa: BLE001 - it must never run the script a second time
         os._exit(1)
 

@@ -6,8 +6,9 @@ its first step, and then waits. At each request it forks, and in the child ``ser
 the interpreter goes on to the script as if nothing had happened, with a process, streams and an
 environment of its own.
 
-It never touches a GPU, and gives up where a fork would not be right: a module that starts threads
-or opens a GPU is left to the rank, a source file that has changed since ends it.
+It never touches a GPU, and gives up where a fork would not be what a fresh start is: when a module
+starts a thread or opens a GPU, when a source file has changed, when the script would find another
+module under the same name.
 
 Runs in interpreters that are not ours: standard library only, Python 3.9 syntax.
 """
@@ -19,33 +20,35 @@ import sys
 import time
 
 from robust_slurm.auto.headroom import headroom
+from robust_slurm.auto.importing import import_all
 from robust_slurm.auto.shown import PAD, Shown, own
+from robust_slurm.auto.sources import Sources, different
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Sequence
     from typing import Any
 
 VARIABLE = "ROBUST_WARM_FD"  # ROBUST_WARM is a setting of robust-srun's
 """Number of the descriptor that leads to the shim."""
 ROOM = 2 << 30  # bytes that must be free before importing, of which it takes a quarter
-_THREADS_END_AT_FORK = ("numpy", "scipy")  # OpenBLAS ends its pool before a fork
-_NEVER = ("__main__", "sitecustomize", "usercustomize", "robust_slurm")
 _PR_SET_PDEATHSIG = 1
 _LENGTH = 8
-_ahead: tuple[socket.socket, Shown] | None = None
+_ahead: _Ahead | None = None
+"""Set in a process that runs the script ahead and is no rank yet."""
 
 
-def serve(fd: int) -> None:
-    """Return in a process that is to be a rank, and only there. ``fd``: a socket to the shim."""
+def serve(fd: int, known: Collection[str]) -> None:
+    """Return in a process that is to be a rank, and only there. ``fd``: a socket to the shim;
+    ``known``: the modules that were loaded before ours."""
     try:
-        _serve(fd)
+        _serve(fd, known)
     except BaseException as error:  # noqa: BLE001 - it must never get as far as the script
         _give_up(fd, f"{type(error).__name__}: {error}")
 
 
-def _serve(fd: int) -> None:
+def _serve(fd: int, known: Collection[str]) -> None:
     import json
     import socket
 
@@ -75,24 +78,30 @@ def _serve(fd: int) -> None:
         room = headroom()
         if room < ROOM:
             raise MemoryError(f"only {room >> 20} MiB are left for a warm interpreter")
-        _import(learnt["modules"], order["named"])
+        since = time.time()
+        import_all(learnt["modules"], order["named"])
     own(before)
-    files = {path: _stamp(path) for path in _files()}
+    elsewhere = different(learnt["modules"])
+    if elsewhere:
+        raise RuntimeError(f"the script finds another module {elsewhere}")
+    sources = Sources(known, sys.argv[0], since)
     _settle()
-    _send(link, {"ready": len(sys.modules)})
+    _send(link, {"ready": 1, "arguments": len(sys.argv) - 1})
     while True:
-        request, fds = _receive(link)
-        changed = next((path for path, stamp in files.items() if _stamp(path) != stamp), None)
-        if changed is not None:
-            _give_up(fd, f"{changed} has changed")
+        request, fds = _wait(link, sources)
         if _fork():
             os.umask(umask)
             _leave(shim)
             _hear(hearing)
+            if "numpy.random" in sys.modules:  # as in a fresh process; Python's does it by itself
+                sys.modules["numpy.random"].seed()
             if len(fds) > 2:
-                _go_ahead(link, request, fds, shown)
-            else:
-                _become(link, request, fds, shown)
+                _go_ahead(link, request, fds, shown, known)
+                return
+            os.chdir(request["directory"])
+            own(request["environ"])
+            _take_arguments(request["words"], shown)
+            _become(link, fds, shown)
             return
         for each in fds:
             os.close(each)
@@ -132,92 +141,6 @@ def _settle() -> None:
     gc.freeze()  # its pages stay shared with the ranks
 
 
-# -- importing
-
-
-def _import(modules: Sequence[Sequence[str]], named: Sequence[str]) -> None:
-    """Import what is installed, and packages that are ``named``.
-
-    Other modules of the script's are the rank's to import: they may do anything then.
-    """
-    from importlib import import_module
-    from importlib.util import find_spec
-
-    installed, threads = _installed(), _threads()
-    usable: dict[str, bool] = {}
-    # First, or their threads would count as those of who imports them.
-    first = [m for m in modules if m[0].partition(".")[0] in _THREADS_END_AT_FORK]
-    for name, origin in [*first, *modules]:
-        top = name.partition(".")[0]
-        if name in sys.modules or top in _NEVER or not usable.get(top, True):
-            continue
-        ours = origin in ("built-in", "frozen") or origin.startswith(installed)
-        if not ours and top not in named:
-            continue
-        if top not in usable:
-            found = find_spec(top)
-            usable[top] = found is not None
-            if name == top and (found is None or found.origin != origin):
-                usable[top] = False
-            if not usable[top]:
-                continue
-        try:
-            import_module(name)
-        except Exception:  # noqa: BLE001 - the rank's to see, if it imports this at all
-            continue
-        now = _threads()
-        if now > threads and top not in _THREADS_END_AT_FORK:
-            raise RuntimeError(f"importing {name} starts a thread, so it cannot be done ahead")
-        threads = now
-    _check_fork()
-
-
-def _installed() -> tuple[str, ...]:
-    """Directories of installed modules."""
-    import site
-    import sysconfig
-
-    paths = [sysconfig.get_path(n) for n in ("stdlib", "platstdlib", "purelib", "platlib")]
-    paths += [*site.getsitepackages(), site.getusersitepackages()]
-    return tuple({os.path.join(path, "") for path in paths if path})  # noqa: PTH118
-
-
-def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))  # noqa: PTH208
-
-
-def _check_fork() -> None:
-    """Raises RuntimeError when a child of this process could not do what a fresh one can."""
-    threading = sys.modules.get("threading")
-    if threading is not None and threading.active_count() > 1:
-        raise RuntimeError("a thread runs after importing, so it cannot be done ahead")
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is not None and cuda.is_initialized():
-        raise RuntimeError("importing initialises CUDA, so it cannot be done ahead")
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
-        except OSError:
-            continue
-        if target.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri")):
-            raise RuntimeError(f"importing opens {target}, so it cannot be done ahead")
-
-
-def _files() -> Iterable[str]:
-    for module in list(sys.modules.values()):
-        path = getattr(module, "__file__", None)
-        if isinstance(path, str):
-            yield path
-
-
-def _stamp(path: str) -> tuple[int, int, int]:
-    try:
-        info = os.stat(path)  # noqa: PTH116
-    except OSError:
-        return (0, 0, 0)
-    return (info.st_mtime_ns, info.st_size, info.st_ino)
-
-
 # -- becoming a rank
 
 
@@ -246,8 +169,54 @@ def _leave(shim: int) -> None:
         os._exit(1)  # it had gone before
 
 
+def _take_arguments(given: Sequence[str], shown: Shown) -> None:
+    count = len(sys.argv) - 1
+    arguments = given[len(given) - count :]
+    for words in (sys.argv, getattr(sys, "orig_argv", sys.argv), shown.words):
+        words[len(words) - count :] = arguments
+
+
+def _become(link: socket.socket, fds: Sequence[int], shown: Shown) -> None:
+    import importlib
+
+    for fd, stream in zip(fds, (1, 2)):  # noqa: B905 - Python 3.9
+        os.dup2(fd, stream)
+        os.close(fd)
+    environ = (f"{name}={value}" for name, value in os.environ.items())
+    shown.change(shown.name, shown.words, environ)
+    importlib.invalidate_caches()
+    _send(link, {"pid": os.getpid()})
+    link.close()
+
+
+# -- running the script ahead
+
+
+class _Ahead:
+    """A process that runs the script as far as its ``standby_point``, and how it began."""
+
+    def __init__(
+        self,
+        link: socket.socket,
+        shown: Shown,
+        known: Collection[str],
+        request: dict[str, Any],
+    ) -> None:
+        self.link = link
+        self.shown = shown
+        self.known = known
+        self.program = sys.argv[0]
+        self.environ: dict[str, str] = request["environ"]
+        self.directory: str = request["directory"]
+        self.since = time.time()
+
+
 def _go_ahead(
-    link: socket.socket, request: dict[str, Any], fds: Sequence[int], shown: Shown
+    link: socket.socket,
+    request: dict[str, Any],
+    fds: Sequence[int],
+    shown: Shown,
+    known: Collection[str],
 ) -> None:
     """Run the script as far as its ``standby_point``."""
     import socket
@@ -255,49 +224,64 @@ def _go_ahead(
     global _ahead
     for fd in fds[:2]:
         os.close(fd)
-    _send(link, {"pid": os.getpid()})
-    link.close()
     os.chdir(request["directory"])
     own(request["environ"])
-    _ahead = socket.socket(fileno=fds[2]), shown
+    _ahead = _Ahead(socket.socket(fileno=fds[2]), shown, known, request)
+    _send(link, {"pid": os.getpid()})
+    link.close()
 
 
 def standby() -> None:
     """The script's ``standby_point``: whoever runs ahead waits here until it is a rank."""
     global _ahead
-    if _ahead is None:
+    ahead = _ahead
+    if ahead is None:
         return
-    (link, shown), _ahead = _ahead, None
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()  # as with imports: it is not a rank's yet
-    _send(link, {"ready": 1})
-    request, fds = _receive(link)
-    _become(link, request, fds, shown)
+    try:
+        sources = Sources(ahead.known, ahead.program, ahead.since)
+        _send(ahead.link, {"ready": 1})
+        request, fds = _wait(ahead.link, sources)
+        if request["directory"] != ahead.directory:
+            raise RuntimeError(f"it is to run in {request['directory']}")
+        # A directory of the script's own choice stays, and so does its environment.
+        own(merged(ahead.environ, dict(os.environ), request["environ"]))
+        _ahead = None
+        _become(ahead.link, fds, ahead.shown)
+    except BaseException as error:  # noqa: BLE001 - the shim starts the rank, and this must not be it
+        _give_up(ahead.link.fileno(), f"{type(error).__name__}: {error}")
 
 
-def _become(link: socket.socket, request: dict[str, Any], fds: Sequence[int], shown: Shown) -> None:
-    import importlib
-
-    for fd, stream in zip(fds, (1, 2)):  # noqa: B905 - Python 3.9
-        os.dup2(fd, stream)
-        os.close(fd)
-    os.chdir(request["directory"])
-    own(request["environ"])
-    count = len(sys.argv) - 1
-    arguments = request["words"][len(request["words"]) - count :]
-    for words in (sys.argv, getattr(sys, "orig_argv", sys.argv), shown.words):
-        words[len(words) - count :] = arguments
-    environ = (f"{name}={value}" for name, value in os.environ.items())
-    shown.change(shown.name, shown.words, environ)
-    importlib.invalidate_caches()
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # as in a fresh process; Python's own does it by itself
-    _send(link, {"pid": os.getpid()})
-    link.close()
+def merged(first: dict[str, str], changed: dict[str, str], rank: dict[str, str]) -> dict[str, str]:
+    """The environment of a rank with what the script has made of its ``first`` one. Raises
+    RuntimeError if it changed what the rank is given: who knows what it would have done then."""
+    result = dict(rank)
+    for name in {*first, *changed}:
+        if first.get(name) == changed.get(name):
+            continue
+        if first.get(name) != rank.get(name):
+            raise RuntimeError(f"the script has set {name}, which is a rank's own")
+        if name in changed:
+            result[name] = changed[name]
+        else:
+            result.pop(name, None)
+    return result
 
 
 # -- talking to the shim
+
+
+def _wait(link: socket.socket, sources: Sources) -> tuple[dict[str, Any], list[int]]:
+    """The next request. Raises RuntimeError when a fresh start would be another one."""
+    from select import select
+
+    while not select([link], [], [], sources.due())[0]:
+        sources.look()
+    request, fds = _receive(link)
+    sources.check_request(request["directory"])
+    return request, fds
 
 
 def _receive(link: socket.socket) -> tuple[Any, list[int]]:
