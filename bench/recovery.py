@@ -45,7 +45,7 @@ WORKLOADS = {
         "rank_kill_torch",
         "rank_kill_torch_cold",
         "torchrun_kill",
-        *(["nvrx_kill"] if NVRX else []),
+        "nvrx_kill",
         "node_crash_spare_torch",
         "node_crash_companion_torch",
     ),
@@ -179,6 +179,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--workload", choices=[*WORKLOADS, "both"], default="both")
     args = options.parse_args(argv)
     names = every if args.workload == "both" else WORKLOADS[args.workload]
+    if not NVRX:
+        if "nvrx_kill" in (args.case or []):
+            options.error("nvrx_kill: BENCH_NVRX must be the path of an ft_launcher")
+        names = [name for name in names if name != "nvrx_kill"]
     results = results_for("recovery", args)
     fine = measure(results, args.case or names)
     return finish(results, args) or (0 if fine else 1)
