@@ -7,11 +7,12 @@ turns in one lab, so that a slow moment of the machine hits all of them alike.
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from bench.training import BenchError, Incident, Training
@@ -22,10 +23,12 @@ STEP_TIME = 0.1  # s of sleep in each step: the machine is idle until a fault co
 JITTER = 0.5  # s; faults must not be in step with the job's own intervals
 RECOVERY = 180.0
 NODES, PER_NODE = 4, 2  # 8 ranks on 4 nodes
-ONE_HOST = 4  # ranks of the cases on one host
+ONE_HOST = 8  # ranks of the cases on one host
 LONG_NODES = "n[1-4]"  # of the jobs that live through all runs
 CRASH_NODES = ("n5", "n6", "n7", "n8", "n9")  # the last one is the spare
 LAB_NODES = 9
+NVRX = os.environ.get("BENCH_NVRX", "")
+"""Path of nvidia-resiliency-ext's ft_launcher, in an environment of its own; "": not compared."""
 # torch >= 2.5 shares one store with all incarnations, and a restarted gloo or NCCL then finds the
 # addresses of the dead one (pytorch issue 135712): torchrun's restart works only with this.
 TORCHRUN_ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -42,23 +45,34 @@ class Case(Protocol):
 
 
 def robust_job(
-    lab: Lab, workload: str, nodes: int, per_node: int, where: str, spares: int = 0
+    lab: Lab,
+    workload: str,
+    nodes: int,
+    per_node: int,
+    where: str,
+    spares: int = 0,
+    options: str = "",
 ) -> Training:
     """Submit a training under robust-srun on the nodes named in ``where``."""
     training = Training.new(lab, workload, nodes * per_node)
-    launch = f"exec robust-srun --robust-spares={spares} --robust-max-restarts=1000"
+    launch = f"exec robust-srun --robust-spares={spares} --robust-max-restarts=1000 {options}"
     size = [f"-N{nodes + spares}", f"--ntasks-per-node={per_node}", "-w", where]
     training.submit(launch, ["--no-kill", *size], STEP_TIME)
     return training
 
 
-def recovered(training: Training, fault: Callable[[], float], action: str) -> dict[str, float]:
+def recovered(
+    training: Training, fault: Callable[[], float], action: str, warm: int = 0
+) -> dict[str, float]:
     """Inject ``fault`` (returns its wall time) into a stepping training and wait for recovery.
+
+    The fault comes when so many ranks (``warm``) would start warm.
 
     ``detect`` runs from the true time of the fault, not from the last sign of life that
     robust-srun knows of. ``total`` ends when robust-srun has seen the first step of all ranks.
     """
     training.wait_stepping()
+    training.wait_warm(warm)
     known = len(training.incidents())
     time.sleep(random.uniform(0.0, JITTER))
     at = fault()
@@ -100,15 +114,18 @@ class LongJob:
 class RankFault:
     """A signal to one rank of a long job; the ranks take turns."""
 
-    def __init__(self, job: LongJob, signum: signal.Signals) -> None:
+    def __init__(self, job: LongJob, signum: signal.Signals, *, warm: bool = False) -> None:
         self._job = job
+        self._warm = warm
         self._signum = signum
         self._ranks = itertools.count(1)
 
     def once(self) -> dict[str, float]:
         training = self._job.training
         rank = next(self._ranks) % training.world
-        return recovered(training, lambda: training.signal_rank(rank, self._signum), "restart")
+        warm = training.world if self._warm else 0
+        kill = lambda: training.signal_rank(rank, self._signum)  # noqa: E731
+        return recovered(training, kill, "restart", warm)
 
     def close(self) -> None:
         self._job.close()
@@ -117,8 +134,9 @@ class RankFault:
 class NodeCrash:
     """A crash of a node that is not the batch host; a new job each time, on the same nodes."""
 
-    def __init__(self, lab: Lab, workload: str, per_node: int, spares: int) -> None:
+    def __init__(self, lab: Lab, workload: str, per_node: int, spares: int, warm: bool) -> None:
         self._lab = lab
+        self._warm = warm
         self._workload = workload
         self._per_node = per_node
         self._spares = spares
@@ -137,7 +155,8 @@ class NodeCrash:
             return self._lab.crash(victim)
 
         try:
-            return recovered(training, crash, action)
+            ranks = (NODES + self._spares) * self._per_node if self._warm else 0
+            return recovered(training, crash, action, ranks)
         finally:
             training.scancel()
             if crashed:
@@ -148,11 +167,26 @@ class NodeCrash:
         """Nothing runs between two faults."""
 
 
-class TorchrunKill:
-    """torchrun on one host with its own restart: SIGKILL of a rank → all past their first step."""
+def torchrun() -> list[str]:
+    """On one host; restarts by itself."""
+    return ["torchrun", "--standalone", f"--nproc-per-node={ONE_HOST}", "--max-restarts=1000"]
 
-    def __init__(self, lab: Lab, workload: str) -> None:
+
+def ft_launcher() -> list[str]:
+    """NVRx's, as quick as it can be set. Its ranks send it no heartbeats: it sees them die."""
+    return [
+        *(NVRX, f"--nproc-per-node={ONE_HOST}", "--max-restarts=1000", "--monitor-interval=0.1"),
+        *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:29571"),
+        "--ft-workload-check-interval=1",
+    ]
+
+
+class LauncherKill:
+    """A launcher with a restart of its own: SIGKILL of a rank → all past their first step."""
+
+    def __init__(self, lab: Lab, workload: str, argv: Sequence[str]) -> None:
         self._lab = lab
+        self._argv = argv
         self._workload = workload
         self._ranks = itertools.count(1)
         self._training: Training | None = None
@@ -164,16 +198,15 @@ class TorchrunKill:
         time.sleep(random.uniform(0.0, JITTER))
         at = training.signal_rank(next(self._ranks) % training.world, signal.SIGKILL)
         back = lambda: len(training.first_steps(at)) == training.world  # noqa: E731
-        training.wait(back, f"torchrun did not restart after a kill at {at:.3f}", RECOVERY)
+        training.wait(back, f"{self._argv[0]} did not restart after a kill at {at:.3f}", RECOVERY)
         return {"total": max(training.first_steps(at).values()) - at}
 
     def _begin(self) -> Training:
         self._training = training = Training.new(self._lab, self._workload, ONE_HOST)
-        argv = ["torchrun", "--standalone", f"--nproc-per-node={ONE_HOST}", "--max-restarts=1000"]
         with (training.directory / "output").open("ab") as output:
             self._process = self._lab.popen(
                 "n1",
-                [*argv, *training.command(STEP_TIME)],
+                [*self._argv, *training.command(STEP_TIME)],
                 env={**training.env(), **TORCHRUN_ENV},
                 cwd=training.directory,
                 stdin=subprocess.DEVNULL,

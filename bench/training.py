@@ -127,6 +127,16 @@ class Training:
         before = self.step()
         self.wait(lambda: self.step() >= before + steps, f"{steps} more steps")
 
+    def warm(self) -> int:
+        """How many ranks would start warm now, those on spare nodes included."""
+        found = (self.directory / "state" / "jobs" / str(self.job)).glob("roster.*.json")
+        nodes = [node for path in found for node in json.loads(path.read_text())["nodes"]]
+        return sum(int(node["warm"]) for node in nodes if node["role"] != "lost")
+
+    def wait_warm(self, ranks: int) -> None:
+        """Wait until so many would: as it is when faults are rare."""
+        self.wait(lambda: self.warm() >= ranks, f"{ranks} warm ranks")
+
     # -- faults
 
     def signal_rank(self, rank: int, signum: signal.Signals) -> float:

@@ -21,6 +21,7 @@ from health.cures import noticed_resets
 from health.finding import Finding
 from health.gate import RECORD_S, Gate, alarm, broke, say, told
 from health.inquiry import Inquiry, notes
+from health.proof import due
 from health.report import Report
 from health.settings import SITE_FILE
 from health.settings_last import keep
@@ -98,6 +99,8 @@ class Sweep:
             else:
                 if report.findings:
                     self._events.append(self._gate.run_event(report, verdict, "open"))
+                elif due([*known, *self._events], time.time()):
+                    self._events.append(self._gate.event("pass"))
                 if standing and mine:
                     self._open(standing, mine, [*known, *self._events], booted)
             self._events += self._resets(report, known)

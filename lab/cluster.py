@@ -262,9 +262,11 @@ class Cluster(Lab):
         visible: Sequence[str | Path] = (),
         cpus: int = 8,
         scratch: bool = False,
+        switches: Sequence[str] = (),
     ) -> None:
         """`slurm_conf` overrides settings; `visible`: more paths that the user must reach.
 
+        `switches`: the nodes under each leaf switch, as Slurm writes them ("n[1-2],s1").
         `scratch`: a mount in every node, at the property of that name, for `stale_mount`.
         """
         extra = [str(Path(p).resolve()) for p in visible]
@@ -276,6 +278,7 @@ class Cluster(Lab):
             cpus=cpus,
             scratch=scratch,
             slurm_conf={key: str(value) for key, value in (slurm_conf or {}).items()},
+            switches=tuple(switches),
             visible=tuple(dict.fromkeys([*host.default_visible(), *extra])),
         )
 

@@ -152,6 +152,8 @@ def _write_files(spec: LabSpec) -> None:
         "passwd": texts.passwd_file(Path("/etc/passwd").read_text(), spec.shared),
         "group": texts.group_file(Path("/etc/group").read_text()),
     }
+    if spec.switches:
+        files["topology.conf"] = texts.topology_conf(spec)
     if spec.scratch:
         files["fstab"] = texts.fstab_file(_text_of("/etc/fstab"), spec)
     for name, text in files.items():

@@ -30,6 +30,7 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int = 8
     scratch: bool = False
     slurm_conf: dict[str, str] = {}
+    switches: tuple[str, ...] = ()
     visible: tuple[str, ...] = ()
 
     @property
@@ -164,6 +165,12 @@ def gres_conf(spec: LabSpec) -> str:
     return f"Name=gpu Type=h100 File={spec.dir}/dev/nvidia[0-{spec.gpus - 1}]\n"
 
 
+def topology_conf(spec: LabSpec) -> str:
+    """A leaf switch w1, w2 … for each list of nodes, all under w0."""
+    leaves = [f"SwitchName=w{i} Nodes={nodes}" for i, nodes in enumerate(spec.switches, 1)]
+    return "\n".join([*leaves, f"SwitchName=w0 Switches=w[1-{len(leaves)}]"]) + "\n"
+
+
 # 22.05 has no CgroupPlugin=disabled; cgroup/v1 is the one that starts with no cgroups in sight.
 CGROUP_CONF = "CgroupPlugin=cgroup/v1\n"
 
@@ -196,6 +203,7 @@ def slurm_conf(spec: LabSpec) -> str:
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core",
         "GresTypes": "gpu" if spec.gpus else "",
+        "TopologyPlugin": "topology/tree" if spec.switches else "",
         "MpiDefault": "none",
         "MailProg": "/bin/true",
         "TmpFS": "/tmp",

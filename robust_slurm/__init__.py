@@ -6,6 +6,7 @@ their own names (``robust_slurm.record``, ``robust_slurm.slurm``).
 """
 
 from .heartbeat import attach, beat, epoch, phase, restart_reason, resume_step
+from .standby import standby_point
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from .checkpoint import CheckpointError as CheckpointError
 
 # Not Checkpointer: ``import *`` must not need torch.
-__all__ = ["attach", "beat", "epoch", "phase", "restart_reason", "resume_step"]
+__all__ = ["attach", "beat", "epoch", "phase", "restart_reason", "resume_step", "standby_point"]
 
 
 def __getattr__(name: str) -> object:

@@ -93,6 +93,19 @@ class Config:
     checkpoint_bandwidth: float = _setting(
         0.0, "most that a rank's replica may take of the network; 0: no limit", unit="MB/s"
     )
+    warm: bool = _setting(True, "have what the ranks import imported ahead of the next start")
+    warm_packages: str = _setting(
+        "", "packages of the training's own that may be imported ahead, too (a,b)"
+    )
+    place: bool = _setting(
+        False, "order ranks over the nodes by the network: groups that talk under one switch"
+    )
+    mesh: str = _setting(
+        "", "the groups, slowest first (pp=2,dp=8,tp=8), where no Checkpointer has named them"
+    )
+    place_alpha: float = _setting(
+        0.3, "weight of data-parallel groups, 0 (pipelines only) to 1; above 0.5 is unusual"
+    )
     task_python: str = _setting(
         "", "python that runs robust-task on the nodes (default: the one of robust-srun)"
     )

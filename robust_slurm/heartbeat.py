@@ -70,6 +70,8 @@ def beat(
         _pack_beat(_map, _BEAT_AT, n, step, _clock(), loss, grad_norm, 1, n)
     except struct.error:  # a step beyond 64 bits
         _pack_beat(_map, _BEAT_AT, n, layout.NO_STEP, _clock(), loss, grad_norm, 1, n)
+    if n == 1:
+        _tell_imports()
 
 
 def _auto_step() -> None:
@@ -80,6 +82,8 @@ def _auto_step() -> None:
     _auto_steps += 1
     _beats = n = _beats + 1
     _pack_beat(_map, _BEAT_AT, n, _auto_steps, _clock(), _ABSENT, _ABSENT, layout.AUTO, n)
+    if n == 1:
+        _tell_imports()
 
 
 def _expect_saves() -> None:
@@ -199,6 +203,9 @@ def _write_phase() -> None:
 def _claim(local_rank: int | None = None, explicit: bool = False) -> bool:
     """Map and own the record; on any failure switch off for good."""
     global _off, _map, _fd, _path, _beats, _phases, _auto_steps, _fork_hook
+    warm: Any = sys.modules.get("robust_slurm.auto.warm")
+    if warm is not None and warm._ahead is not None:
+        return False  # runs ahead of standby_point(): which rank it will be is not known yet
     _off = True
     if not explicit and _is_multiprocessing_child():
         return False
@@ -282,6 +289,18 @@ def _is_multiprocessing_child() -> bool:
     # Never imported for the question: a child of multiprocessing has it loaded already.
     module: Any = sys.modules.get("multiprocessing.process")
     return module is not None and module.parent_process() is not None
+
+
+def _tell_imports() -> None:
+    """At the first step: what is imported now, the next start may have imported ahead."""
+    if os.environ.get("ROBUST_LEARN") != "1":
+        return
+    try:
+        from .auto import learnt
+
+        learnt.tell(learnt.path_beside(_path))
+    except Exception as error:  # noqa: BLE001 - then the next start is a cold one
+        _warn(f"what this process has imported cannot be told: {error}. The next start is slower")
 
 
 def _detach() -> None:

@@ -16,7 +16,7 @@ from typing import NoReturn
 from robust_slurm.config import Config, ConfigError, flags, help_text, load
 from robust_slurm.ledger import StateDirError, prepare
 from robust_slurm.slurm import Slurm
-from srun_wrapper import output
+from srun_wrapper import neighbours, output
 from srun_wrapper.layout import plan_step
 from srun_wrapper.report import say
 from srun_wrapper.resubmit import SCRIPT_WORDS, SIZE
@@ -63,6 +63,7 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         os.execvp("srun", ["srun", *argv])
     config = load(command.robust, env)
     check_regex(config)
+    neighbours.check(config.mesh, config.place_alpha)
     nodes = allocation(env)
     request = effective(command, env)
     refuse_multi_prog(request)
@@ -82,6 +83,8 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         config.checkpoint,
         config.checkpoint_bandwidth * 1e6,
         absolute(config.checkpoint_local_dir),
+        config.warm,
+        tuple(filter(None, config.warm_packages.replace(",", " ").split())),
     )
     ranks = rank_env(command, request, env) | checkpoint_env(config)
     launch = Launch(command, plan, options, kept, companion, ranks)

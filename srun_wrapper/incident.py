@@ -32,6 +32,8 @@ class Incident:
     step_before: int | None = None
     resume_step: int | None = None
     restored: tuple[str, ...] = ()  # what the ranks were restored from, in words
+    ranks: int = 0  # that were started again
+    warm: int = 0  # of them with everything imported ahead
     outcome: str = "open"
 
     def __post_init__(self) -> None:
@@ -79,6 +81,8 @@ class Incident:
             "phases": self.phases(),
             "lost_steps": self.lost_steps,
             "restored": list(self.restored),
+            "ranks": self.ranks,
+            "warm": self.warm,
         }
 
     def line(self) -> str:
@@ -90,10 +94,11 @@ class Incident:
         where = ",".join(self.diagnosis.suspects) or self.diagnosis.root.node or "the job"
         swapped = "".join(f"; {new} took the ranks of {old}" for old, new in self.swaps)
         steps = "" if self.lost_steps is None else f"; {_count(self.lost_steps)} lost"
+        warm = f"; {self.warm} of {self.ranks} ranks started warm" if self.warm else ""
         restored = f"; {self.restored[0].partition(':')[0]}" if self.restored else ""
         return (
             f"recovered from {what} on {where} in {phases['total']:.2f} s "
-            f"({parts}){restored}{swapped}{steps}"
+            f"({parts}){warm}{restored}{swapped}{steps}"
         )
 
 

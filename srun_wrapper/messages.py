@@ -76,6 +76,8 @@ class Started(Event):
     epoch: int
     local: int
     pid: int
+    warm: bool = False
+    """Forked from an interpreter that had everything imported."""
 
 
 class Exited(Event):
@@ -165,6 +167,7 @@ class Start(Message):
     port: int
     peers: tuple[Peer, ...] = ()
     restore: Restore | None = None
+    moved: bool = False  # places are not as srun has numbered the nodes
 
 
 class Stop(Message):
@@ -193,6 +196,28 @@ class Finish(Message):
     exits: tuple[tuple[int, int], ...]
 
 
+# ---------------------------------------------------------------- warm starts
+
+
+class Imports(Event):
+    """What a rank had imported at its first step, from one rank of the job (``warm.pack``)."""
+
+    learnt: bytes
+
+
+class WarmRanks(Event):
+    """How many ranks of a slot would start warm."""
+
+    local: int
+    ready: int
+
+
+class Warmup(Message):
+    """A slot that has no rank yet: have the same imported."""
+
+    learnt: bytes
+
+
 # ---------------------------------------------------------------- agent <-> agent
 
 
@@ -207,8 +232,8 @@ class PeerSay(Message):
     silent: float
 
 
-_FromSlot = Started | Exited | Stopped | Inspected | FromStore
-_ToSlot = Start | Stop | Signal | Inspect | Finish | ToStore
+_FromSlot = Started | Exited | Stopped | Inspected | Imports | WarmRanks | FromStore
+_ToSlot = Start | Stop | Signal | Inspect | Finish | Warmup | ToStore
 FromShim = SlotHello | _FromSlot
 ToShim = SlotWelcome | _ToSlot
 FromAgent = Hello | Report | SlotLost | Signalled | PeerAsk | _FromSlot

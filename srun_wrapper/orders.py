@@ -45,6 +45,7 @@ def start_orders(
     peers = tuple(
         Peer(i, n.address, n.hello.probe_port) for i, n in enumerate(world.places[:PEERS])
     )
+    moved = [node.key[2] for node in world.places] != list(range(len(world.places)))
     return [
         (
             node,
@@ -63,6 +64,7 @@ def start_orders(
                 port=master.free_port,
                 peers=peers,
                 restore=restore_of(node),
+                moved=moved,
             ),
         )
         for index, (node, ranks) in enumerate(zip(world.places, world.ranks, strict=True))

@@ -84,10 +84,15 @@ class Recovery:
             if plan.action == "requeue":
                 return await self._requeue(incident)
             self._replacement.leave(plan.replace, incident)
+            if plan.action == "swap_companion":
+                self._replacement.expect()
             filled = await self._stop_world(incident) and await self._replacement.fill(incident)
-            incident.mark("replace")
             if filled and not state.failures:
+                if plan.replace:
+                    await self._boss.neighbours.arrange()
+                incident.mark("replace")
                 break
+            incident.mark("replace")
             if state.signalled:
                 self._close(incident, ENDED)
                 return None
@@ -222,6 +227,7 @@ class Recovery:
 
         launched = await state.until(lambda: over() or world.all_started(), LAUNCH)
         incident.mark("launch")
+        incident.warm, incident.ranks = world.warm, world.started
         if not launched:
             for node in {
                 id(r.node): r.node for r in world.by_rank.values() if not r.started

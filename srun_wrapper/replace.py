@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import math
 import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from robust_slurm.slurm import Job, Partition, SlurmError
-from robust_slurm.slurm.run import without_slurm
+from robust_slurm.slurm import SlurmError
 from srun_wrapper import steps
+from srun_wrapper.companions import Companions
 from srun_wrapper.incident import Incident
 from srun_wrapper.ladder import Means
 from srun_wrapper.messages import Finish, Stop
@@ -27,13 +25,6 @@ SLURM_TRIES = 30
 SLURM_PAUSE = 10.0  # s between tries while slurmctld is away
 
 
-def companion_minutes(job: Job, partition: Partition, now: float) -> int:
-    """Time limit of a companion: what is left of the job's, at most the partition's."""
-    left = job.end_time - now if job.end_time else 365 * 86400.0
-    most = partition.max_time_s if partition.max_time_s else left
-    return max(1, math.ceil(min(left, most) / 60))
-
-
 class Replacement:
     """Carries out the part of a plan that concerns nodes."""
 
@@ -41,10 +32,8 @@ class Replacement:
         self._boss = supervisor
         self._state = supervisor.state
         self._config = supervisor.config
-        self._secrets = secrets
-        self._numbers = itertools.count(1)
-        self._companions: dict[int, asyncio.subprocess.Process] = {}
         self._bad: list[str] = []  # every node that ever left this job
+        self._companions = Companions(supervisor, secrets, self._bad)
         self._released: set[str] = set()  # those that Slurm has back
         self._suspected: set[AgentKey] = set()  # alive, but to leave the job
         self._tasks: set[asyncio.Task[None]] = set()
@@ -100,9 +89,7 @@ class Replacement:
             if node.connection is not None:
                 exits = tuple((0, 0) for _ in range(node.slots))
                 node.connection.send(Finish(exits))
-            process = self._companions.pop(node.companion, None) if node.companion else None
-            if process is not None and process.returncode is None:
-                process.terminate()
+            self._companions.end(node.companion)
         names = [
             n.name
             for n in gone
@@ -155,18 +142,25 @@ class Replacement:
         assert incident.plan is not None
         world = self._state.world
         vacant = [i for i, n in enumerate(world.places) if n.role is Role.LOST]
-        spares = [n for n in self._state.spares() if n.slots >= 1]
+        spares = {n.name: n for n in self._state.spares() if n.slots >= 1}
+        best = self._boss.neighbours.prefer([world.places[p].name for p in vacant], list(spares))
         wanted: list[int] = []
         for place in vacant:
-            fitting = next((n for n in spares if n.slots >= len(world.ranks[place])), None)
-            if fitting is None:
+            names = [best.get(world.places[place].name, ""), *spares]
+            fits = (n for n in names if n in spares and spares[n].slots >= len(world.ranks[place]))
+            name = next(fits, "")
+            if not name:
                 wanted.append(place)
                 continue
-            spares.remove(fitting)
-            self._take_place(place, fitting, incident)
+            self._take_place(place, spares.pop(name), incident)
         if not wanted:
             return True
-        return await self._companions_for(wanted, incident)
+        came = await self._companions.take(
+            {place: (len(world.ranks[place]), world.places[place].name) for place in wanted}
+        )
+        for place, node in came.items():
+            self._take_place(place, node, incident)
+        return len(came) == len(wanted)
 
     def _take_place(self, place: int, node: Node, incident: Incident) -> None:
         old = self._state.world.places[place]
@@ -174,83 +168,30 @@ class Replacement:
         node.role = Role.ACTIVE
         incident.swaps.append((old.name, node.name))
 
-    async def _companions_for(self, places: list[int], incident: Incident) -> bool:
-        state = self._state
-        partition = self._config.standby_partition
-        slurm = self._boss.slurm
-        try:
-            job, partitions = await asyncio.gather(
-                asyncio.to_thread(slurm.job, state.job_id), asyncio.to_thread(slurm.partitions)
-            )
-        except SlurmError as err:
-            say(f"cannot ask for a standby node: {err}")
-            return False
-        if partition not in partitions:
-            say(f"no partition {partition!r} to take a node from (standby_partition)")
-            return False
-        minutes = companion_minutes(job, partitions[partition], time.time())
-        asked = {}
-        for place in places:
-            number = next(self._numbers)
-            tasks = len(state.world.ranks[place])
-            asked[number] = place
-            await self._ask(number, job, partition, tasks, minutes)
+    def suspect(self) -> None:
+        """Ask for companions while nodes are suspected; called all the time while the job runs.
 
-        def came() -> dict[int, Node]:
-            return {
-                n.companion: n
-                for n in state.nodes.values()
-                if n.companion in asked and n.role is Role.SPARE and n.connection
-            }
+        Not when the step is being ended, nor when more fall silent than could be replaced: then
+        it is rather this host that hears nobody.
+        """
+        now, suspected = time.monotonic(), self._boss.node_watch.suspected
+        doubtful = {
+            place: node.name
+            for place, node in enumerate(self._state.world.places)
+            if node.role is Role.ACTIVE and suspected(node, now)
+        }
+        over = self._state.signalled or self._boss.step.ended
+        self._expect({} if over or len(doubtful) > MAX_COMPANIONS else doubtful)
 
-        def refused() -> list[int]:
-            return [
-                number
-                for number in asked
-                if (p := self._companions.get(number)) is not None and p.returncode is not None
-            ]
+    def expect(self) -> None:
+        """Ask for companions for the vacant places now: that the ranks end takes time as well."""
+        places = enumerate(self._state.world.places)
+        self._expect({place: node.name for place, node in places if node.role is Role.LOST})
 
-        await state.until(
-            lambda: (
-                len(came()) == len(asked)
-                or bool(refused())
-                or bool(state.failures)
-                or state.signalled > 0
-            ),
-            self._config.standby_wait,
-        )
-        ready = came()
-        for number, node in ready.items():
-            self._take_place(asked[number], node, incident)
-        missing = [number for number in asked if number not in ready]
-        for number in missing:
-            state.awaited.discard(number)  # it may still come: then it is sent away
-            process = self._companions.pop(number, None)
-            if process is not None and process.returncode is None:
-                process.terminate()
-        if missing and not state.failures and not state.signalled:
-            why = "srun's message is above" if refused() else "none became free"
-            say(
-                f"partition {partition} gave {len(ready)} of {len(asked)} nodes within "
-                f"{self._config.standby_wait:g} s ({why})"
-            )
-        return not missing
-
-    async def _ask(self, number: int, job: Job, partition: str, tasks: int, minutes: int) -> None:
-        argv = steps.companion_argv(self._boss.launch, job, partition, tasks, self._bad, minutes)
-        argv += steps.task_argv(
-            self._config.task_python, self._boss.launch.options, self._boss.launch.command.command
-        )
-        env = {**without_slurm(self._boss.env), **self._secrets.env(number)}
-        self._state.awaited.add(number)
-        # Nobody's input but the job's own srun's.
-        process = await steps.start(argv, env, own_session=True, stdin=asyncio.subprocess.DEVNULL)
-        self._companions[number] = process
-        self._in_background(self._notice_end(process))
-
-    async def _notice_end(self, process: asyncio.subprocess.Process) -> None:
-        await process.wait()
-        self._state.changed.set()
+    def _expect(self, leaving: dict[int, str]) -> None:
+        if self._config.standby_partition:
+            wanted = sorted((len(self._state.world.ranks[p]), name) for p, name in leaving.items())
+            self._companions.expect(wanted[len(self._state.spares()) :], list(leaving.values()))
 
     # -- the last rung
 
@@ -272,13 +213,8 @@ class Replacement:
         return ""
 
     async def close(self) -> None:
-        """End all companions; they were told to finish, or the job is over."""
-        for process in self._companions.values():
-            if process.returncode is None:
-                try:
-                    await asyncio.wait_for(process.wait(), 3.0)
-                except TimeoutError:
-                    process.terminate()
+        """End all companions, and what runs in the background."""
+        await self._companions.close()
         for task in list(self._tasks):
             if not task.done():
                 await asyncio.wait([task], timeout=3.0)

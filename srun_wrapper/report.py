@@ -83,6 +83,7 @@ def roster(
                 "job_id": node.job_id,
                 "role": node.role.value,
                 "ranks": list(held.get(id(node), ())) if node.role is Role.ACTIVE else [],
+                "warm": sum(node.warm.values()),
                 "silent_s": round(now - node.last_word, 2),
             }
             for node in state.nodes.values()

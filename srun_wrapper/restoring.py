@@ -96,12 +96,13 @@ class Restoring:
     async def _prepare(self) -> bool:
         boss = self._boss
         if not boss.checkpoints.ranks and not boss.config.checkpoint_local_dir:
-            return True
+            return not self._interrupted()
         await boss.state.until(lambda: self._interrupted() or self._all_announced(), ANNOUNCE)
         places, steps = await asyncio.gather(self._stock(self._interrupted), self._durable())
         seats = self._seats()
         if len(seats) < self._world():
-            return True  # of torchrun's ranks some have never come so far as to save anything
+            # Of torchrun's ranks some have never come so far as to save anything.
+            return not self._interrupted()
         stores = self._stores()
         without = sorted({seat.node for seat in seats.values() if seat.store not in stores})
         if without and places:

@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from robust_slurm.auto import HOOK_DIR
-from robust_slurm.record import RecordWriter, create
 from srun_wrapper import proc
+from srun_wrapper.imports import Learnt, pack, unpack
 from srun_wrapper.keeper import Keeper
+from srun_wrapper.launcher import Launch, Launcher, Running, SlotOptions
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import (
     Exited,
     Finish,
+    Imports,
     Inspect,
     Inspected,
     Message,
-    RankStart,
     Signal,
     Start,
     Started,
     Stop,
     Stopped,
+    WarmRanks,
+    Warmup,
 )
-from srun_wrapper.pump import Pump, StepPattern
 from srun_wrapper.sample import Sampler
-from srun_wrapper.sinks import OutputPlan, open_sinks
-from srun_wrapper.torchrun import torchrun_overrides
-from srun_wrapper.world import STALE
+from srun_wrapper.warm import Forked
 
 KILL_DEADLINE = 10.0  # a process that survives SIGKILL this long is stuck in the kernel
 CHECK = 0.01
@@ -40,24 +37,6 @@ TAIL_WAIT = 0.05
 READY = 30.0  # s for a new rank to get ready for a signal that came before it
 NOT_FOUND = 2  # srun's own exit code when a task's command cannot be run
 SECRETS = ("ROBUST_STEP_KEY", "ROBUST_PORT", "ROBUST_COMPANION")
-
-
-@dataclass(frozen=True, slots=True)
-class SlotOptions:
-    """What robust-srun told the shim about its command and output, by argv."""
-
-    command: tuple[str, ...]
-    output: OutputPlan
-    auto: bool = True
-    regex: str = ""
-    inherit: bool = False  # --pty: the rank gets the terminal itself
-
-
-@dataclass(slots=True)
-class _Running:
-    epoch: int
-    process: subprocess.Popen[bytes]
-    pumps: list[Pump] = field(default_factory=list)
 
 
 class Slot:
@@ -83,9 +62,17 @@ class Slot:
         self._emit = emit
         self._finish = finish
         self._keeper = keeper
-        self._running: _Running | None = None
+        self._running: Running | None = None
         self._epoch = 0
+        self._first_of_all = False
+        self._told_warm = 0
         self._next: Start | None = None
+        self._cold: Launch | None = None
+        self._launcher = Launcher(
+            loop, local, options, run_dir, keeper,
+            started=self._started, failed=self._failed, cold=self._start_cold,
+            ended=self._end_running, learnt=self._learnt, changed=self._tell_warm,
+        )  # fmt: skip
         self._stopping = False
         self._kill_at = 0.0
         self._stuck_at = 0.0
@@ -96,10 +83,10 @@ class Slot:
 
     def handle(self, order: Message) -> None:
         if isinstance(order, Start):
-            self._next = order
+            self._next, self._cold = order, None
             self._stop(order.grace)
         elif isinstance(order, Stop):
-            self._next = None
+            self._next = self._cold = None
             self._stop(order.grace)
         elif isinstance(order, Signal):
             if order.early:
@@ -108,6 +95,8 @@ class Slot:
                 self.signal(order.signum)
         elif isinstance(order, Inspect):
             self._inspect(order)
+        elif isinstance(order, Warmup):
+            self._warm_up(order)
         elif isinstance(order, Finish):
             for local, (code, signum) in enumerate(order.exits):
                 if local == self._local:
@@ -136,24 +125,38 @@ class Slot:
             self._loop.later(0.1, lambda: self._signal_when_ready(signum, give_up_at))
 
     def kill(self) -> None:
-        """End everything below this shim at once, without ceremony; the store's own stays."""
+        """End the rank and all it started at once, without ceremony."""
         proc.end_all(proc.descendants(os.getpid(), self._staying()))
 
+    def close(self) -> None:
+        """The shim ends: nothing stays."""
+        self._launcher.close()
+        self.kill()
+
     def _staying(self) -> list[int]:
-        return self._keeper.processes() if self._keeper is not None else []
+        keeper = self._keeper.processes() if self._keeper is not None else []
+        return keeper + self._launcher.processes()
 
     def children_changed(self) -> None:
         """SIGCHLD: something below this shim ended."""
+        self._reap()
+        if self._stopping:
+            self._check_stopped()
+
+    def _reap(self) -> None:
         ended = proc.reap()
+        self._launcher.reaped(ended)
+        self._end_running(ended)
+
+    def _end_running(self, ended: dict[int, int]) -> None:
         running = self._running
         if running is not None and running.process.pid in ended:
             status = ended[running.process.pid]
             running.process.returncode = os.waitstatus_to_exitcode(status)
             self._running = None
+            self._launcher.rank_ended()
             if not self._stopping:
                 self._exited(running)
-        if self._stopping:
-            self._check_stopped()
 
     # -- stopping
 
@@ -163,6 +166,7 @@ class Slot:
             self._kill_at = min(self._kill_at, now + grace)
             return
         self._stopping = True
+        self._launcher.cancel()
         self._kill_at = now + grace if self._running is not None else now
         self._stuck_at = self._kill_at + KILL_DEADLINE
         if self._running is not None and grace > 0:
@@ -177,10 +181,7 @@ class Slot:
         if self._running is None or now >= self._kill_at:
             # The rank itself is gone, or has had its time: nothing it started may stay.
             self.kill()
-            for pid, status in proc.reap().items():
-                if self._running is not None and pid == self._running.process.pid:
-                    self._running.process.returncode = os.waitstatus_to_exitcode(status)
-                    self._running = None
+            self._reap()
         if proc.childless(self._staying()):
             self._stopped(())
         elif now >= self._stuck_at:
@@ -192,85 +193,55 @@ class Slot:
     def _stopped(self, stuck: tuple[int, ...]) -> None:
         self._stopping = False
         self._running = None
+        launch, self._cold = self._cold, None
+        if launch is not None and not stuck:
+            self._launcher.spawn(launch)
+            return
         self._emit(Stopped(0, self._epoch, 0, stuck))
         order, self._next = self._next, None
         if order is not None and not stuck:
             for rank in order.ranks:
                 if rank.local == self._local:
-                    self._launch(order, rank)
+                    self._epoch = order.epoch
+                    self._first_of_all = order.index == 0 and self._local == 0
+                    self._launcher.launch(order, rank)
 
     # -- starting
 
-    def _launch(self, order: Start, rank: RankStart) -> None:
-        self._epoch = order.epoch
-        command, torchrun_env = list(self._options.command), dict[str, str]()
-        if len(order.ranks) == 1:  # torchrun starts the node's other ranks
-            command, torchrun_env = torchrun_overrides(
-                command,
-                world_nodes=order.nodes,
-                node_rank=order.index,
-                master_addr=order.master,
-                master_port=order.port,
-                first_epoch=order.first,
-                env=os.environ,
-            )
-        env = {k: v for k, v in os.environ.items() if k not in STALE}
-        env |= torchrun_env | order.env | rank.env
-        if self._keeper is not None:
-            self._keeper.begin(order)
-            env |= self._keeper.env()
-        env["ROBUST_BEAT_DIR"] = str(self._run_dir)
-        env["ROBUST_AUTO"] = "1" if self._options.auto and not self._options.regex else "0"
-        paths = [str(HOOK_DIR), env.get("PYTHONPATH", "")]
-        env["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
-        record = self._run_dir / f"{order.epoch}-{self._local}.beat"
+    def _started(self, running: Running) -> None:
+        self._running = running
+        warm = isinstance(running.process, Forked)
+        self._emit(Started(0, running.epoch, self._local, running.process.pid, warm))
+
+    def _failed(self, launch: Launch, err: Exception) -> None:
+        text = f"robust-task: cannot run {launch.command[0]!r}: {err}\n"
+        os.write(2, text.encode())
+        self._emit(Exited(0, launch.order.epoch, self._local, NOT_FOUND, None, 0.0, text, False))
+
+    def _start_cold(self, launch: Launch) -> None:
+        self._cold = launch
+        self._stop(0.0)
+
+    def _learnt(self, learnt: Learnt) -> None:
+        if self._first_of_all:
+            self._emit(Imports(0, pack(learnt)))
+
+    def _tell_warm(self) -> None:
+        ready = self._launcher.warm_ranks()
+        if ready != self._told_warm:
+            self._told_warm = ready
+            self._emit(WarmRanks(0, self._local, ready))
+
+    def _warm_up(self, order: Warmup) -> None:
+        starting = self._next is not None or self._cold is not None or self._launcher.forking()
+        if self._running is not None or starting:
+            return  # too late: it would only compete with the rank
         try:
-            create(str(record), epoch=order.epoch, local_rank=self._local, rank=rank.rank)
-            process, pumps = self._spawn(command, env, order, rank, record)
+            self._launcher.warm_up(unpack(order.learnt))
         except (OSError, ValueError) as err:
-            text = f"robust-task: cannot run {command[0]!r}: {err}\n"
-            os.write(2, text.encode())
-            self._emit(Exited(0, order.epoch, self._local, NOT_FOUND, None, 0.0, text, False))
-            return
-        self._running = _Running(order.epoch, process, pumps)
-        self._emit(Started(0, order.epoch, self._local, process.pid))
+            os.write(2, f"robust-task: this node starts its first ranks cold: {err}\n".encode())
 
-    def _spawn(
-        self,
-        command: list[str],
-        env: dict[str, str],
-        order: Start,
-        rank: RankStart,
-        record: Path,
-    ) -> tuple[subprocess.Popen[bytes], list[Pump]]:
-        if self._options.inherit:
-            return subprocess.Popen(command, env=env, preexec_fn=_die_with_shim), []
-        sinks = open_sinks(self._options.output, rank.rank, env, truncate=order.first)
-        watch = None
-        if self._options.regex:
-            watch = StepPattern(self._options.regex, RecordWriter(str(record)).beat)
-        direct = sinks.direct and watch is None
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdout=None if direct else subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=_die_with_shim,
-        )
-        pumps = []
-        for stream, sink, label in (
-            (process.stderr, sinks.err, sinks.label_err),
-            (process.stdout, sinks.out, sinks.label_out),
-        ):
-            if stream is not None:
-                fd = os.dup(stream.fileno())
-                stream.close()
-                pumps.append(Pump(fd, sink, transform=label, watch=watch))
-        process.stdout = process.stderr = None
-        return process, pumps
-
-    def _exited(self, running: _Running) -> None:
+    def _exited(self, running: Running) -> None:
         at = time.monotonic()
         # What the rank left behind can hold the pipe, the port or the GPU.
         if running.process.returncode != 0:
@@ -278,7 +249,7 @@ class Slot:
         deadline = at + TAIL_WAIT
         for pump in running.pumps:
             pump.finish(max(0.0, deadline - time.monotonic()))
-        code = running.process.returncode
+        code = running.process.returncode or 0
         tail = running.pumps[0].tail() if running.pumps else ""
         self._emit(
             Exited(
@@ -302,7 +273,3 @@ class Slot:
             order.window,
             lambda sample: self._emit(Inspected(order.token, order.window, (sample,))),
         )
-
-
-def _die_with_shim() -> None:
-    proc.die_with_parent(signal.SIGKILL)

@@ -16,6 +16,7 @@ from srun_wrapper.messages import (
     Exited,
     Finish,
     Hello,
+    Imports,
     Inspected,
     Message,
     Report,
@@ -26,6 +27,8 @@ from srun_wrapper.messages import (
     Started,
     Stop,
     Stopped,
+    WarmRanks,
+    Warmup,
 )
 from srun_wrapper.pace import Pace
 from srun_wrapper.progress import Progress
@@ -59,6 +62,7 @@ class JobState:
         self.early: set[int] = set()  # those of them that came when there were no ranks to get them
         self.ending = False  # the shims are told to finish
         self.on_news: Callable[[str], None] = lambda _text: None
+        self.learnt: bytes = b""  # what the ranks import, see ``warm``
         self.on_store: Callable[[Node, Message], None] = lambda _node, _message: None
         # Sources whose step numbers count from 1 in every process, wherever it resumed.
         groups = re.compile(config.progress_regex.encode()).groups
@@ -93,7 +97,11 @@ class JobState:
 
     def spares(self) -> list[Node]:
         """Idle nodes of the allocation that answer, the freshest word first."""
-        ready = [n for n in self.nodes.values() if n.role is Role.SPARE and n.connection]
+        ready = [
+            n
+            for n in self.nodes.values()
+            if n.role is Role.SPARE and n.connection and not n.companion
+        ]
         return sorted(ready, key=lambda n: -n.last_word)
 
     def vacant(self) -> tuple[str, ...]:
@@ -137,7 +145,13 @@ class JobState:
             connection.send(Finish(tuple((0, 0) for _ in hello.tasks)))
         elif node.order is not None and not _obeyed(node, node.order):
             connection.send(node.order)  # it went under with the last connection
+        self._warm_up(node)
         return node
+
+    def _warm_up(self, node: Node) -> None:
+        """A node without ranks imports what those of the others have imported."""
+        if self.learnt and node.role is Role.SPARE and node.connection is not None:
+            node.connection.send(Warmup(self.learnt))
 
     def message(self, connection: Connection, message: Message) -> None:
         """Everything an agent says comes through here."""
@@ -184,7 +198,7 @@ class JobState:
         if isinstance(message, Started):
             rank = self._rank(node, message.epoch, message.local)
             if rank is not None:
-                self.world.note_started(rank)
+                self.world.note_started(rank, message.warm)
         elif isinstance(message, Exited):
             self._exited(node, message)
         elif isinstance(message, Stopped):
@@ -195,6 +209,12 @@ class JobState:
             self._fail_node(node, "node_lost", f"a robust-task of {node.name} died")
         elif isinstance(message, Signalled):
             self._signalled(node, message.signum)
+        elif isinstance(message, WarmRanks):
+            node.warm[message.local] = message.ready
+        elif isinstance(message, Imports):
+            self.learnt = message.learnt
+            for each in self.nodes.values():
+                self._warm_up(each)
         else:
             self.on_store(node, message)
 

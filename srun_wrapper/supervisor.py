@@ -19,6 +19,7 @@ from srun_wrapper import ladder, restoring, steps
 from srun_wrapper.aside import aside
 from srun_wrapper.checkpoints import Checkpoints
 from srun_wrapper.messages import Finish, Message, Signal, Start, Stop
+from srun_wrapper.neighbours import Neighbours
 from srun_wrapper.orders import finish_order, start_orders
 from srun_wrapper.realstep import RealStep
 from srun_wrapper.recovery import Recovery
@@ -58,6 +59,7 @@ class Supervisor:
         self.checkpoints = Checkpoints(self)
         self.state.on_store = self.checkpoints.heard
         self.restoring = Restoring(self)
+        self.neighbours = Neighbours(self)
         self.checkpoints.on_enrolled = self.restoring.elsewhere.enrolled
         self.ledger = JobLedger(config.job_dir(job_id))
         self.account = Account()
@@ -75,17 +77,19 @@ class Supervisor:
         server, port = await listen(self.key, self._message, self.state.closed)
         self._secrets = steps.Secrets(self.key, port)
         self._catch_signals()
-        replacement = Replacement(self, self._secrets)
+        replacement = self._replacement = Replacement(self, self._secrets)
         self._recovery = Recovery(self, replacement)
         watcher: asyncio.Task[None] | None = None
         try:
             await self._launch_step()
             missing = await self._wait_for_shims()
+            if missing is None and not self.state.signalled:
+                self.neighbours.learn()
+                await self._first_world()
             if missing is not None or self.state.signalled:
                 self._dismiss()
                 await self.step.end(patience=NOTHING_RAN)
                 return missing or 128 + self.state.signalled
-            self._first_world()
             watcher = asyncio.create_task(self._watch())
             if await self.restoring.prepare():
                 self.begin_epoch("")
@@ -96,6 +100,7 @@ class Supervisor:
         finally:
             if watcher is not None:
                 watcher.cancel()
+            self.neighbours.close()
             await replacement.close()
             await self.step.end()
             server.close()
@@ -163,7 +168,7 @@ class Supervisor:
             return ladder.NOTHING_LEFT
         return None
 
-    def _first_world(self) -> None:
+    async def _first_world(self) -> None:
         state = self.state
         nodes = list(state.nodes.values())
         if self.launch.plan.ranks_per_active_node is None:
@@ -171,7 +176,8 @@ class Supervisor:
         else:
             places, ranks = planned_world(nodes, self.launch.plan.ranks_per_active_node)
         state.world = World(0, places, ranks)
-        for node in places:
+        await self.neighbours.arrange_first()
+        for node in state.world.places:
             node.role = Role.ACTIVE
         asked = restarts_itself(self.launch.command.command, self.env)
         if asked and all(len(numbers) == 1 for numbers in ranks):
@@ -317,6 +323,7 @@ class Supervisor:
         if not self.state.failures and self.state.stopping_epoch < self.state.world.epoch:
             hang.look(now)
             self.checkpoints.look(now)
+            self._replacement.suspect()
         if now >= self._next_roster:
             self._next_roster = now + ROSTER_EVERY
             self.write_roster()

@@ -28,6 +28,7 @@ from srun_wrapper import proc
 from srun_wrapper.agent import Agent
 from srun_wrapper.checkpoint_messages import StoreReady
 from srun_wrapper.keeper import Keeper
+from srun_wrapper.launcher import SlotOptions
 from srun_wrapper.link import Link
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import (
@@ -42,7 +43,7 @@ from srun_wrapper.messages import (
 from srun_wrapper.place import Place, job_of, shim_address
 from srun_wrapper.silence import Verdict
 from srun_wrapper.sinks import OutputPlan
-from srun_wrapper.slot import SECRETS, Slot, SlotOptions
+from srun_wrapper.slot import SECRETS, Slot
 from srun_wrapper.world import parse_tasks_per_node
 
 PASSED_ON = (
@@ -73,6 +74,8 @@ class TaskOptions(msgspec.Struct, frozen=True):
     checkpoint: bool = True
     checkpoint_bandwidth: float = 0.0  # bytes/s for a rank's replica; 0: no limit
     checkpoint_local: str = ""  # directory on the node's own disk
+    warm: bool = True
+    warm_packages: tuple[str, ...] = ()
 
 
 def place_from(env: Mapping[str, str]) -> Place:
@@ -155,7 +158,7 @@ class Shim:
             self._loop.run()
         finally:
             if self._slot is not None:
-                self._slot.kill()
+                self._slot.close()
             if self._keeper is not None:
                 self._keeper.close()
             if self._agent is not None:
@@ -171,6 +174,8 @@ class Shim:
             self._options.auto,
             self._options.regex,
             self._options.inherit,
+            self._options.warm,
+            self._options.warm_packages,
         )
         if self._options.checkpoint:
             self._keeper = self._make_keeper(run_dir)

@@ -122,6 +122,11 @@ def restarts_itself(command: Sequence[str], env: Mapping[str, str]) -> int:
     return int(asked) if re.fullmatch(r"[0-9]{1,9}", asked, re.ASCII) else 0
 
 
+def starts_ranks(command: Sequence[str]) -> bool:
+    """Whether the command is a torchrun: each task is a node then, whose ranks it starts."""
+    return _arguments(command) is not None
+
+
 def sorts_nodes(command: Sequence[str], env: Mapping[str, str]) -> bool:
     """Whether the command is a torchrun that numbers its nodes in the order of the hosts' names."""
     start = _arguments(command)

@@ -15,6 +15,7 @@ from srun_wrapper.state import JobState
 TICK = 0.1
 PROBE_TIMEOUT = 0.5
 MANY_PROBES = 64  # at a time, while all nodes are asked once at the start
+BROKEN = 0.3  # s for a node whose connection broke to come back
 PROBES = 2  # both must fail: one lost packet must not cost a node
 MUTE = 10.0  # s of silence of a node whose kernel still answers
 WINDOW = 1.0  # s over which ranks are inspected
@@ -37,14 +38,17 @@ class NodeWatch:
         """Seconds of silence before the second way is tried."""
         return 1.5 * self._state.interval
 
+    def suspected(self, node: Node, now: float) -> bool:
+        """Whether the second way to this node must be tried, or is being tried."""
+        broken = node.closed_at is not None and now - node.closed_at > BROKEN
+        return broken or now - node.last_word > self.patience()
+
     def look(self, now: float) -> None:
         for node in self._state.live():
             if node.probing:
                 continue
-            broken = node.closed_at is not None and now - node.closed_at > 0.3
-            doubtful = broken or now - node.last_word > self.patience()
             first = node.second_way is None and len(self._tasks) < MANY_PROBES
-            if doubtful or first:
+            if first or self.suspected(node, now):
                 self._start_probe(node)
 
     def _start_probe(self, node: Node) -> None:

@@ -16,14 +16,15 @@ from robust_slurm.config import Config, ConfigError, load
 from robust_slurm.slurm import Slurm, SlurmError
 from status.files import read_incidents, read_state
 from status.model import JobReport, Report, SlurmView, job_report, report
+from status.pool import read_pool
 from status.records import clean
 
 _DEADLINE_S = 8.0
 JSON_VERSION = 1
 
 
-def ask_slurm(slurm: Slurm, with_nodes: bool = True) -> SlurmView:
-    """One node call, one partition call and one job list, side by side.
+def ask_slurm(slurm: Slurm, with_nodes: bool = True, with_places: bool = False) -> SlurmView:
+    """One node call, one partition call and one job list, side by side; where the jobs run, too.
 
     ``ping`` goes first because it answers at once when slurmctld is down; the others block 9 s.
     """
@@ -36,7 +37,9 @@ def ask_slurm(slurm: Slurm, with_nodes: bool = True) -> SlurmView:
                 return SlurmView(job_states=states.result())
             nodes = pool.submit(slurm.nodes)
             partitions = pool.submit(slurm.partitions)
-            return SlurmView(nodes.result(), tuple(partitions.result()), states.result())
+            names = tuple(partitions.result())
+            places = slurm.placements() if with_places else None
+            return SlurmView(nodes.result(), names, states.result(), places)
     except SlurmError as error:
         return SlurmView(error=clean(str(error)))
 
@@ -84,8 +87,11 @@ def main(
 
 
 def _show_all(config: Config, door: Slurm, as_json: bool, out: IO[str]) -> int:
-    view = ask_slurm(door)
+    pool, wrong = read_pool(config.state_dir)
+    view = ask_slurm(door, with_places=pool is not None)
     files = read_state(config.state_dir)
+    if wrong:
+        files.problems.append(wrong)
     done = report(
         files.rosters,
         files.accusations,
@@ -93,6 +99,7 @@ def _show_all(config: Config, door: Slurm, as_json: bool, out: IO[str]) -> int:
         view,
         config.standby_partition,
         time.time(),
+        pool,
     )
     if as_json:
         _print_json(done, out)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from robust_slurm.slurm.model import FINISHED, Node
+from robust_slurm.slurm.model import FINISHED, Node, Placement
+from status.pool import Pool, Stock, stock
 from status.records import Accusation, Checkpoint, Incident, Roster, clean
 
 STALE_S = 30.0  # a supervisor reports every second or so; this long without is worth a look
@@ -20,6 +21,7 @@ class SlurmView:
     nodes: Mapping[str, Node] | None = None
     partitions: tuple[str, ...] | None = None
     job_states: Mapping[int, str] | None = None
+    places: Mapping[int, Placement] | None = None  # asked for where there is a pool
     error: str = ""
 
 
@@ -74,6 +76,7 @@ class Report:
     nodes: tuple[NodeRow, ...]
     jobs: tuple[JobRow, ...]
     problems: tuple[str, ...]
+    pool: Stock | None = None  # None: robust-standby keeps none, or Slurm was not heard
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,7 @@ def report(
     slurm: SlurmView,
     standby_partition: str,
     now: float,
+    pool: Pool | None = None,
 ) -> Report:
     """The whole cluster: every node, every live supervised step (newest job first)."""
     told = list(problems)
@@ -197,6 +201,9 @@ def report(
         nodes=tuple(_node_rows(rosters, accusations, slurm, standby_partition)),
         jobs=tuple(live),
         problems=tuple(told),
+        pool=stock(pool, slurm.nodes or {}, slurm.places, now)
+        if pool and slurm.places is not None
+        else None,
     )
 
 

@@ -24,6 +24,7 @@ class Member:
     role: str
     ranks: tuple[int, ...]
     silent_s: float | None
+    warm: int = 0  # ranks that would start warm
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,7 @@ def _members(data: object, job_id: int) -> Iterator[Member]:
                 role=clean(item.get("role"), 20),
                 ranks=tuple(r for r in map(whole, listed) if r is not None),
                 silent_s=number(item.get("silent_s")),
+                warm=whole(item.get("warm")) or 0,
             )
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from robust_slurm.slurm.values import ParseError, fold
 from status.model import JobReport, JobRow, Report
+from status.pool import told
 from status.records import Checkpoint, Incident
 
 _PHASES = ("detect", "decide", "stop", "replace", "restore", "launch", "first_step", "total")
@@ -46,6 +47,8 @@ def print_report(report: Report, out: Console) -> None:
         out.print(table)
     elif not report.slurm_error:
         out.print("Slurm has no nodes.")
+    if report.pool is not None:
+        out.print(Text(told(report.pool), style="yellow" if report.pool.short else ""))
     out.print()
     if report.jobs:
         out.print(_jobs(report.jobs))
@@ -63,6 +66,11 @@ def print_job(report: JobReport, out: Console) -> None:
             out.print(f"note of step {row.step_id}: {row.note}")
         if row.checkpoint is not None:
             out.print(f"checkpoints of step {row.step_id}: {_checkpoint(row.checkpoint)}")
+        if warm := sum(node["warm"] for node in row.nodes):
+            spare = sum(node["warm"] for node in row.nodes if not node["ranks"])
+            more = f" and {spare} on spare nodes" if spare else ""
+            text = f"{warm - spare} of {row.world_size} ranks would start warm{more}"
+            out.print(f"restarts of step {row.step_id}: {text}")
     out.print()
     if report.incidents:
         table = _table("TIME", "SYMPTOM", "CAUSE", "SUSPECTS", "ACTION", "OUTCOME", "LOST STEPS")

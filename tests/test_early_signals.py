@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_slot import Driver
+from slot_driver import Driver
 from test_state import Job
 
 from srun_wrapper import proc

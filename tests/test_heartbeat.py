@@ -237,13 +237,15 @@ def test_import_brings_in_next_to_nothing() -> None:
         capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     allowed = {"__future__", "_struct", "struct", "robust_slurm"}
-    allowed |= {"robust_slurm.heartbeat", "robust_slurm.layout", "os"}
+    allowed |= {"robust_slurm.heartbeat", "robust_slurm.layout", "robust_slurm.standby", "os"}
     allowed |= {"abc", "_abc", "stat", "_stat", "posixpath", "genericpath", "os.path"}  # os's own
     assert set(done.stdout.split()) <= allowed | {"_collections_abc"}
 
 
 @pytest.mark.parametrize(
-    "name", ["__init__.py", "heartbeat.py", "layout.py", "record.py", "auto/sitecustomize.py"]
+    "name",
+    ["__init__.py", "heartbeat.py", "layout.py", "record.py", "standby.py"]
+    + [f"auto/{path.name}" for path in (PACKAGE / "auto").glob("*.py")],
 )
 def test_syntax_is_that_of_python_3_9(name: str) -> None:
     ast.parse((PACKAGE / name).read_text(), feature_version=(3, 9))

@@ -20,6 +20,8 @@ REAL = st.floats(allow_nan=False)
 def strategy(kind: Any) -> st.SearchStrategy[Any]:
     """Values of an annotated type."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if kind is bytes:
+        return st.binary(max_size=20)
     if kind in (int, str, float, bool, type(None)):
         return {int: NUMBER, str: TEXT, float: REAL, bool: st.booleans()}.get(kind, st.none())
     if origin is tuple:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from test_state import Job
 
+from robust_slurm.config import Config
 from srun_wrapper import watch
+from srun_wrapper.replace import MAX_COMPANIONS, Replacement
 from srun_wrapper.roster import Role
-from srun_wrapper.watch import MUTE, NodeWatch
+from srun_wrapper.watch import BROKEN, MUTE, NodeWatch
 
 
 @pytest.fixture
@@ -86,3 +89,83 @@ def test_a_silent_node(
     assert (job.node(0).role is Role.LOST) is lost
     assert [f.symptom for f in job.state.failures] == ["node_lost"] * lost
     assert len(news) == lost
+
+
+# -- suspicion: companions are asked for before a node is proven to be lost
+
+
+class Expected:
+    """A Replacement, and what it expects of its companions."""
+
+    def __init__(self, job: Job) -> None:
+        boss: Any = SimpleNamespace(
+            state=job.state,
+            config=Config(standby_partition="standby"),
+            node_watch=NodeWatch(job.state),
+            step=SimpleNamespace(ended=False),
+        )
+        self.boss = boss
+        self._replacement = Replacement(boss, SimpleNamespace())  # type: ignore[arg-type]
+        self._replacement._companions = self  # type: ignore[assignment]
+        self._suspects: list[str] = []
+
+    def expect(self, _wanted: Any, suspects: list[str]) -> None:
+        self._suspects = suspects
+
+    def now(self) -> list[str]:
+        self._replacement.suspect()
+        return self._suspects
+
+
+def heard(job: Job) -> None:
+    for node in job.state.nodes.values():
+        node.last_word = time.monotonic()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "suspected"),
+    [
+        ({"last_word": 0.5}, False),  # a machine with a lot to do
+        ({"last_word": 1.0}, True),
+        ({"last_word": 1.0, "probing": True}, True),
+        ({"probing": True}, False),  # asked whether it can be asked, or heard of meanwhile
+        ({"closed_at": BROKEN / 2}, False),
+        ({"closed_at": BROKEN * 2}, True),
+        ({"last_word": 5.0, "unreachable": 1}, True),
+    ],
+)
+def test_a_suspect_may_have_to_be_replaced(trouble: dict[str, Any], suspected: bool) -> None:
+    """``last_word`` and ``closed_at``: so many seconds ago."""
+    job = Job(2, 0)
+    expected, node = Expected(job), job.node(1)
+    heard(job)
+    assert expected.now() == []
+    for name, value in trouble.items():
+        ago = name in ("last_word", "closed_at")
+        setattr(node, name, time.monotonic() - value if ago else value)
+    assert expected.now() == [node.name] * suspected
+    node.last_word, node.closed_at = time.monotonic(), None
+    assert expected.now() == []
+
+
+def test_nobody_is_asked_for_when_the_step_is_being_ended() -> None:
+    job = Job(2, 0)
+    expected = Expected(job)
+    heard(job)
+    job.node(1).last_word -= 1.0
+    assert expected.now()
+    expected.boss.step.ended = True
+    assert not expected.now()
+    expected.boss.step.ended, job.state.signalled = False, 15
+    assert not expected.now()
+
+
+def test_more_silent_nodes_than_can_be_replaced() -> None:
+    job = Job(MAX_COMPANIONS + 1, 0)
+    expected = Expected(job)
+    heard(job)
+    for index in range(MAX_COMPANIONS):
+        job.node(index).last_word -= 1.0
+    assert len(expected.now()) == MAX_COMPANIONS
+    job.node(MAX_COMPANIONS).last_word -= 1.0
+    assert expected.now() == []

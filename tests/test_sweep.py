@@ -17,9 +17,9 @@ site = sweep_site.site
 def test_all_well(site: GateSite, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     assert site.slurm.drained == [] and site.slurm.orders == []
-    assert [e.kind for e in site.events()] == ["boot"]
+    assert [e.kind for e in site.events()] == ["boot", "pass"]
     main([])
-    assert len(site.events("boot")) == 1
+    assert len(site.events("boot", "pass")) == 2  # once an hour is enough
     assert len(site.slurm.calls) == 2  # one look each
     assert capfd.readouterr() == ("", "")
 

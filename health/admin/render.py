@@ -116,7 +116,7 @@ def node_files(site: Site, toml: str) -> list[Wanted]:
     files = [
         Wanted(
             f"{site.etc}/{stub.name}",
-            _render(
+            fill(
                 "stub.j2",
                 **stub._asdict(),
                 python=site.prefix.python,
@@ -129,7 +129,7 @@ def node_files(site: Site, toml: str) -> list[Wanted]:
     ]
     files.append(Wanted(f"{site.etc}/{SETTINGS}", toml, 0o644, settings=True))
     if site.tmpfiles:
-        text = _render("tmpfiles.j2", spool=site.spool)
+        text = fill("tmpfiles.j2", spool=site.spool)
         files.append(Wanted(f"{site.tmpfiles}/robust-slurm.conf", text, 0o644))
     return files
 
@@ -143,7 +143,7 @@ def fragment(wants: Sequence[Want], asked: bool) -> str:
     """The lines for slurm.conf. Not ``asked``: only what no default of Slurm's can be."""
     needed = [want for want in wants if want.needed and (asked or want.level == "fix")]
     others = [want for want in wants if want not in needed]
-    return _render("slurm.conf.j2", needed=needed, others=others, asked=asked)
+    return fill("slurm.conf.j2", needed=needed, others=others, asked=asked)
 
 
 def directories(site: Site) -> list[Directory]:
@@ -179,7 +179,7 @@ def robust_toml(checks: Iterable[Check]) -> str:
         if check.settings:
             sections.append(Section(f"health.{check.name}", [], _keys(check.settings)))
     sections.append(Section('nodes."gpu[1-8]".gate', [settings.NODES_HELP], [], mark="# "))
-    return _render("robust.toml.j2", sections=sections)
+    return fill("robust.toml.j2", sections=sections)
 
 
 def _keys(table: Mapping[str, Setting]) -> list[Key]:
@@ -220,7 +220,8 @@ def _comment(text: str) -> str:
     )
 
 
-def _render(template: str, **values: object) -> str:
+def fill(template: str, **values: object) -> str:
+    """A file of ``templates/`` with these values. Raises InstallError without jinja2."""
     try:
         import jinja2  # here, so that the doctor and --help do without
     except ModuleNotFoundError as error:

@@ -8,6 +8,8 @@ It does three things and then gets out of the way:
    every optimizer step, and reports the steps as progress. ``ROBUST_AUTO=0`` leaves this out.
 3. Takes its directory off sys.path and runs the ``sitecustomize`` that would have run without us.
 
+In an interpreter that the shim keeps warm (``warm``) it waits before 3 until a rank is wanted.
+
 PYTHONPATH itself stays, so that the children of a launcher such as torchrun are seen too.
 
 It runs in interpreters that are not ours: no import beyond what the interpreter has loaded
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 _HERE = os.path.dirname(__file__)  # noqa: PTH120 - pathlib costs more than all of this file
 _TORCH_MODULE = "torch.optim.optimizer"
+_LAUNCHER_MODULE = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+_ENVIRON = dict(os.environ)  # before the script may change it
 
 
 def _warn(error: object) -> None:
@@ -55,20 +59,24 @@ class _OurPackage:
         return spec_from_file_location(name, init, submodule_search_locations=[package])
 
 
-class _WaitForTorch:
-    """Finder that finds nothing itself, and acts once, when torch's optimizer module is loaded."""
+class _WaitFor:
+    """Finder that finds nothing itself, and acts once, when a module has been loaded."""
+
+    def __init__(self, module: str, action: Callable[[Any], None]) -> None:
+        self._module = module
+        self._action = action
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != _TORCH_MODULE:
+        if name != self._module:
             return None
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         for finder in list(sys.meta_path):
             spec = finder.find_spec(name, path, target)
             if spec is not None:
-                _after_exec(spec.loader, _register)
+                _after_exec(spec.loader, self._action)
                 return spec
         return None
 
@@ -92,10 +100,22 @@ def _after_exec(loader: Any, action: Callable[[Any], None]) -> None:
 
 def _register(module: Any) -> None:
     try:
+        from robust_slurm.auto import learnt
+
+        learnt.importing_torch(_ENVIRON)
         before, after = _make_hooks()
         module.register_optimizer_step_pre_hook(before)
         module.register_optimizer_step_post_hook(after)
     except Exception as error:  # noqa: BLE001 - an old or unusual torch must still train
+        _warn(error)
+
+
+def _hook_launcher(module: Any) -> None:
+    try:
+        from robust_slurm.auto import launched
+
+        launched.hook(module)
+    except Exception as error:  # noqa: BLE001 - then torchrun starts its ranks as always
         _warn(error)
 
 
@@ -135,10 +155,26 @@ def _make_hooks() -> tuple[Callable[..., None], Callable[..., None]]:
 
 
 def _install() -> None:
+    sys.__dict__["_robust_slurm_hook"] = True  # for ``learnt``
     sys.path[:] = [entry for entry in sys.path if entry != _HERE]
     sys.meta_path.append(_OurPackage())
     if "ROBUST_BEAT_DIR" in os.environ and os.environ.get("ROBUST_AUTO") != "0":
-        sys.meta_path.insert(0, _WaitForTorch())
+        sys.meta_path.insert(0, _WaitFor(_TORCH_MODULE, _register))
+    if "ROBUST_WARM_DOOR" in os.environ:
+        sys.meta_path.insert(0, _WaitFor(_LAUNCHER_MODULE, _hook_launcher))
+
+
+def _wait_if_warm() -> None:
+    fd = os.environ.pop("ROBUST_WARM_FD", "")
+    if not fd:
+        return
+    known = frozenset(sys.modules)
+    try:
+        from robust_slurm.auto import warm
+
+        warm.serve(int(fd), known)
+    except BaseException:  # noqa: BLE001 - it must never run the script a second time
+        os._exit(1)
 
 
 def _chain() -> None:
@@ -157,4 +193,5 @@ if __name__ == "sitecustomize":
         _install()
     except Exception as error:  # noqa: BLE001 - see the module's docstring
         _warn(error)
+    _wait_if_warm()
     _chain()

@@ -30,7 +30,7 @@ def leaves(text: str) -> dict[str, str]:
         if not name or words.get("Level", "0") != "0" or words.get("Switches"):
             continue
         nodes = words.get("Nodes", "")
-        if len(found) + _at_most(nodes) > MAX_NODES:
+        if len(found) + at_most(nodes) > MAX_NODES:
             return {}
         try:
             for node in expand(nodes):
@@ -40,7 +40,7 @@ def leaves(text: str) -> dict[str, str]:
     return found
 
 
-def _at_most(nodes: str) -> int:
+def at_most(nodes: str) -> int:
     """An upper bound of the nodes that a folded list names, without unfolding it."""
     total = 1
     for inside in _BRACKET.findall(nodes):

@@ -2,7 +2,7 @@
 
 from robust_slurm.slurm.door import REASON_PREFIX, DrainResult, Slurm
 from robust_slurm.slurm.errors import Kind, SlurmError, classify
-from robust_slurm.slurm.model import FINISHED, Job, Node, Partition, job_id_for_cli
+from robust_slurm.slurm.model import FINISHED, Job, Node, Partition, Placement, job_id_for_cli
 from robust_slurm.slurm.run import Completed, Runner, run_command
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Kind",
     "Node",
     "Partition",
+    "Placement",
     "Runner",
     "Slurm",
     "SlurmError",

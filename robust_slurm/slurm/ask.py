@@ -10,7 +10,16 @@ from pathlib import Path
 
 from robust_slurm.slurm import parse, values
 from robust_slurm.slurm.errors import SlurmError, classify
-from robust_slurm.slurm.model import Job, Node, Partition, job_from, node_from, partition_from
+from robust_slurm.slurm.model import (
+    FINISHED,
+    Job,
+    Node,
+    Partition,
+    Placement,
+    job_from,
+    node_from,
+    partition_from,
+)
 from robust_slurm.slurm.run import Completed, Runner, query_env, run_command
 from robust_slurm.slurm.values import ParseError
 
@@ -109,6 +118,21 @@ class Questions:
     def job_states(self) -> dict[int, str]:
         """Job id → base state of every job that slurmctld still knows: short, no free text."""
         return {number: row[0] for number, row in self._squeue("%T", self._until()).items()}
+
+    def placements(self) -> dict[int, Placement]:
+        """Where the jobs are that hold nodes now, by id: short, no free text."""
+        argv = ("squeue", "-o", "%N")
+        found: dict[int, Placement] = {}
+        for number, row in self._squeue("%T|%P|%u|%N", self._until()).items():
+            if len(row) != 4 or row[0] in FINISHED or row[0] == "PENDING":
+                continue
+            try:
+                nodes = values.expand(row[3])
+            except ParseError as error:
+                raise SlurmError("other", argv, str(error)) from error
+            if nodes:
+                found[number] = Placement(row[0], row[1], row[2], nodes)
+        return found
 
     def _squeue(self, columns: str, until: float) -> dict[int, list[str]]:
         """Job id → the columns asked for ("%U|%T"); ask for no column that holds free text."""

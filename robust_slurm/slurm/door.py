@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from robust_slurm.slurm.ask import Questions, job_argument
+from robust_slurm.slurm.ask import job_argument
 from robust_slurm.slurm.errors import SlurmError
 from robust_slurm.slurm.model import Node
+from robust_slurm.slurm.objects import Objects
 from robust_slurm.slurm.run import without_slurm
 
 REASON_PREFIX = "robust:"
@@ -34,7 +35,7 @@ class DrainResult:
     before: Node
 
 
-class Slurm(Questions):
+class Slurm(Objects):
     """Slurm as this machine's commands reach it. Safe to use from several threads."""
 
     # ---- orders about jobs

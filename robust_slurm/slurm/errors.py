@@ -96,6 +96,7 @@ _RULES: tuple[tuple[str, Kind, str | None], ...] = (
     ("job is not pending nor running", "conflict", None),
     ("required node not available", "conflict", None),
     ("partition not available", "conflict", None),
+    ("partition is in use", "conflict", None),
     ("partition configuration not available now", "conflict", None),
     ("partition in down state", "conflict", None),
     ("limit reached", "conflict", None),

@@ -145,6 +145,16 @@ class Partition:
     raw: Mapping[str, str] = field(repr=False, compare=False)
 
 
+@dataclass(frozen=True)
+class Placement:
+    """A job that holds nodes: its state, the partition it runs in, its user, and which nodes."""
+
+    state: str
+    partition: str
+    user: str
+    nodes: tuple[str, ...]
+
+
 def job_from(record: Mapping[str, str]) -> Job:
     """Raises ParseError when a field that every release prints is missing."""
     user = re.fullmatch(r"([^()]*)\((\d+)\)", record.get("UserId", ""))

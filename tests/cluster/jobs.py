@@ -64,6 +64,7 @@ class Training:
             "TOY_TOKEN": self.token,
             "PYTHONPATH": str(REPOSITORY),
             "ROBUST_STATE_DIR": str(self.state),
+            "ROBUST_WARM": "0",  # 2 cores: importing ahead would slow what is tested
         }
 
     def submit(self, body: str, sbatch: Sequence[str]) -> None:

@@ -8,6 +8,8 @@ import pytest
 from ckpt_jobs import Undisturbed, undisturbed
 from conftest import LabFactory
 
+from lab import Cluster
+
 
 @pytest.fixture(scope="module")
 def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
@@ -63,3 +65,22 @@ def test_torchrun_with_a_pipeline_on_each_node(new_lab: LabFactory, pipelines: U
     assert not training.events("unexpected_seat"), training.story()
     first = re.findall(r"rank 0: \S+ → \S+ on (\w+)", "\n".join(record["restored"]))
     assert first == ["n1"], record
+
+
+@pytest.mark.timeout(400)
+def test_survivors_change_seats_for_the_network(pipelines: Undisturbed) -> None:
+    """The mesh is known from the Checkpointer, so only the second order is the network's.
+
+    n2 and n3 exchange their ranks, and each rank its snapshot, while s1 comes in place of n4.
+    """
+    with Cluster(nodes=4, standby=1, switches=["n[1,3]", "n[2,4],s1"]) as lab:
+        training = pipelines.job(lab)
+        place = "--robust-place --robust-place-alpha=0"
+        training.start(place, sbatch=["-N4", "--ntasks-per-node=1"], durable=False)
+        training.wait_saved(4)
+        lab.crash("n4")
+        training.check_ended()
+        (record,) = training.check_lost(1)
+        assert record["swaps"] == [["n4", "s1"]]
+        orders = [epoch["nodes"] for epoch in training.events("epoch")]
+        assert orders == [["n1", "n2", "n3", "n4"], ["n1", "n3", "n2", "s1"]]

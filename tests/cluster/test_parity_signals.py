@@ -107,20 +107,18 @@ Send = Callable[["subprocess.Popen[bytes]", Path], object]
 def ended(alloc: Allocation, tool: str, send: Send) -> int:
     """Exit code of the tool, whose stderr is in the file that ``send`` is given."""
     cwd = alloc.directory(tool)
-    # Slurm tells the whole process tree of a task, so the shell must not wait for a child.
-    shell = "touch ready.$SLURM_PROCID; exec sleep 100"
-    command = [tool, "-n3", "bash", "-c", shell]
+    # Slurm tells the whole process tree of a task, and a shell that waits for a child lives on.
+    command = [tool, "-n3", "bash", "-c", "exec sleep 100"]
     with (cwd / "err").open("wb") as err, alloc.start(command, cwd, stderr=err) as process:
-        until(lambda: len(list(cwd.glob("ready.*"))) == 3, "ranks", DEADLINE)
+        until(lambda: sleeping(cwd) == 3, "ranks", DEADLINE)
         send(process, cwd / "err")
         return process.wait(DEADLINE)
 
 
-def sleeping(alloc: Allocation) -> bool:
-    """Whether a rank of ``ended`` still runs."""
-    return any(
-        process.environ.get("SLURM_JOB_ID") == str(alloc.job)
-        and command_line(process.pid) == "sleep 100 "
+def sleeping(cwd: Path) -> int:
+    """How many ranks of ``ended`` run there."""
+    return sum(
+        process.environ.get("PWD") == str(cwd) and command_line(process.pid) == "sleep 100 "
         for process in scan()
     )
 
@@ -131,7 +129,9 @@ def test_exit_code_after_signals_to_the_launcher(alloc: Allocation, signals: lis
         for i, name in enumerate(signals):
             if i:  # the one before was taken: srun says so, the ranks of robust-srun end of it
                 said = "answer to the first signal"
-                until(lambda: b"interrupt" in err.read_bytes() or not sleeping(alloc), said, 10)
+                until(
+                    lambda: b"interrupt" in err.read_bytes() or not sleeping(err.parent), said, 10
+                )
             process.send_signal(getattr(signal, f"SIG{name}"))
 
     plain, robust = [ended(alloc, tool, send) for tool in TOOLS]

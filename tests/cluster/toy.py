@@ -35,7 +35,12 @@ parser.add_argument("--node", default="")
 parser.add_argument("--once", action="store_true")
 parser.add_argument("--no-beat", action="store_true")
 parser.add_argument("--ignore-term", action="store_true")
+parser.add_argument("--ahead", action="store_true")
 args = parser.parse_args()
+if args.ahead:
+    if "RANK" not in os.environ:
+        (args.dir / f"ahead.{os.environ['SLURMD_NODENAME']}").write_text(str(os.getpid()))
+    robust_slurm.standby_point()
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 node = os.environ["SLURMD_NODENAME"]
 checkpoint = args.dir / "checkpoint.json"

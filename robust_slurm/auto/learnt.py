@@ -1,0 +1,53 @@
+"""Tells the shim, at the rank's first step, what a process must have imported to get that far.
+
+The shim has the same imported ahead of the next start (``warm``). One small file in the directory
+of the heartbeat, written once; whatever goes wrong, the next start is a cold one.
+
+Runs in the rank: standard library only, Python 3.9 syntax.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_changes: dict[str, Any] = {}
+
+
+def importing_torch(environ: dict[str, str]) -> None:
+    """What the script has changed since the start of the interpreter (``environ``) must be so as
+    well when ``warm`` imports torch."""
+    now = os.environ
+    _changes.update((k, v) for k, v in now.items() if environ.get(k) != v)
+    _changes.update((k, None) for k in environ if k not in now and not k.startswith("ROBUST_"))
+
+
+def tell(path: str) -> None:
+    """Write the file. Raises OSError. Not from an interpreter that runs without our hook (-I, -E,
+    -S): another one would not wait there, but run the script."""
+    import json
+
+    if not getattr(sys, "_robust_slurm_hook", False):
+        return
+    with open("/proc/self/cmdline", "rb") as file:
+        words = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+    found = []
+    for name, module in list(sys.modules.items()):
+        origin = getattr(getattr(module, "__spec__", None), "origin", None)
+        if isinstance(origin, str):
+            found.append((name, origin))
+    said = {"pid": os.getpid(), "words": words, "environ": _changes, "modules": found}
+    said["standby"] = getattr(sys.modules.get("robust_slurm.standby"), "passed", False)
+    fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "w") as file:
+        json.dump(said, file)
+    os.replace(path + ".new", path)  # noqa: PTH105 - pathlib may not be loaded
+
+
+def path_beside(beat_path: str) -> str:
+    """The file that belongs to a record of the heartbeat."""
+    return beat_path[: -len(".beat")] + ".modules"

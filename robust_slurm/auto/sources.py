@@ -1,0 +1,130 @@
+"""Whether what a warm interpreter has imported is what a fresh one would import now.
+
+Standard library only, Python 3.9 syntax.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+    from typing import Any
+
+IDLE = 10.0  # s between two looks at a file while nobody asks
+_SLICE = 0.2  # s that looking may keep a request waiting
+_AT_REQUEST = 0.5  # s that a request may take for it
+_TICK = 10**7  # ns; steps in which the kernel's clock for files may go
+_NOT_OURS = ("__main__", "sitecustomize", "usercustomize")
+_GENERATED = "torch._inductor."
+"""Modules that torch.compile writes just before it loads them, under a name made of their text."""
+
+
+class Sources:
+    """The files of all modules that are loaded now."""
+
+    def __init__(self, known: Collection[str], program: str, since: float) -> None:
+        """``known``: what every interpreter has loaded before its script's directory counts.
+        ``program``: ``sys.argv[0]``. ``since``: wall clock from before the first import; raises
+        RuntimeError if a file has changed after that, which may be after it was read."""
+        self._known = known
+        self._program = program
+        self._seen: deque[tuple[str, tuple[int, ...], float]] = deque()
+        for name, path in _files():
+            stamp = _stamp(path)
+            self._seen.append((path, stamp, time.monotonic()))
+            if max(stamp[:2]) > since * 1e9 - _TICK and not name.startswith(_GENERATED):
+                raise RuntimeError(f"{path} has changed")
+
+    def due(self) -> float:
+        """s until ``look`` has something to do again."""
+        return max(_SLICE, self._seen[0][2] + IDLE - time.monotonic())
+
+    def look(self) -> None:
+        """For a moment, while nobody asks. Raises RuntimeError if a file has changed."""
+        self._check(_SLICE, time.monotonic() - IDLE)
+
+    def _check(self, seconds: float, before: float) -> None:
+        """Those that were seen before this moment, the longest ago first."""
+        begin = now = time.monotonic()
+        for path, stamp, seen in list(self._seen):
+            if seen > before or now > begin + seconds:
+                return
+            if _stamp(path) != stamp:
+                raise RuntimeError(f"{path} has changed")
+            now = time.monotonic()
+            self._seen.popleft()
+            self._seen.append((path, stamp, now))
+
+    def check_request(self, directory: str) -> None:
+        """Raises RuntimeError if a file has changed, and if the script that is run in
+        ``directory`` has modules of its own under names that were imported from elsewhere.
+
+        On a slow file system, what there is no time for must have been seen a moment ago."""
+        now = time.monotonic()
+        self._check(_AT_REQUEST, now)
+        if self._seen[0][2] < now - 3 * IDLE:
+            raise RuntimeError("the file system is too slow to see whether a module has changed")
+        for beside in _beside(self._program, directory):
+            name = self._shadowed(beside)
+            if name:
+                raise RuntimeError(f"there is another module {name} in {beside}")
+
+    def _shadowed(self, directory: str) -> str:
+        from importlib import invalidate_caches
+        from importlib.machinery import PathFinder
+
+        try:
+            there = {entry.partition(".")[0] for entry in os.listdir(directory)}  # noqa: PTH208
+        except OSError:
+            return ""
+        invalidate_caches()
+        for name in there.intersection(sys.modules).difference(self._known, _NOT_OURS):
+            here = _origin(sys.modules[name])
+            if here in ("built-in", "frozen"):
+                continue  # found before any directory
+            found = PathFinder.find_spec(name, [directory])
+            if found is not None and found.loader is not None and found.origin != here:
+                return name
+        return ""
+
+
+def different(modules: Iterable[Sequence[str]]) -> str:
+    """A module of these pairs of name and origin that was found elsewhere here; else ''."""
+    for name, origin in modules:
+        here = _origin(sys.modules.get(name))
+        if isinstance(here, str) and here != origin and name not in _NOT_OURS:
+            return name
+    return ""
+
+
+def _beside(program: str, directory: str) -> set[str]:
+    """What may become ``sys.path[0]``."""
+    if program in ("", "-", "-c", "-m"):
+        return {directory}
+    path = os.path.join(directory, program)  # noqa: PTH118
+    real = os.path.realpath(path)
+    return {real if os.path.isdir(real) else os.path.dirname(p) for p in (path, real)}  # noqa: PTH112, PTH120
+
+
+def _origin(module: Any) -> Any:
+    return getattr(getattr(module, "__spec__", None), "origin", None)
+
+
+def _files() -> Iterable[tuple[str, str]]:
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str):
+            yield name, path
+
+
+def _stamp(path: str) -> tuple[int, int, int, int]:
+    try:
+        info = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return (0, 0, 0, 0)
+    return (info.st_mtime_ns, info.st_ctime_ns, info.st_size, info.st_ino)

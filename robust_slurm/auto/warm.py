@@ -1,0 +1,325 @@
+"""A warm interpreter: has imported what the script needs, and becomes a rank by fork.
+
+The shim starts it as it starts a rank: same command, same environment, same streams. It gets as
+far as ``sitecustomize``, which calls ``serve``: that imports what an earlier rank had imported by
+its first step, and then waits. At each request it forks, and in the child ``serve`` returns: there
+the interpreter goes on to the script as if nothing had happened, with a process, streams and an
+environment of its own.
+
+It never touches a GPU, and gives up where a fork would not be what a fresh start is: when a module
+starts a thread or opens a GPU, when a source file has changed, when the script would find another
+module under the same name.
+
+Runs in interpreters that are not ours: standard library only, Python 3.9 syntax.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from robust_slurm.auto.headroom import headroom
+from robust_slurm.auto.importing import import_all
+from robust_slurm.auto.shown import PAD, Shown, own
+from robust_slurm.auto.sources import Sources, different
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Collection, Sequence
+    from typing import Any
+
+VARIABLE = "ROBUST_WARM_FD"  # ROBUST_WARM is a setting of robust-srun's
+"""Number of the descriptor that leads to the shim."""
+ROOM = 2 << 30  # bytes that must be free before importing, of which it takes a quarter
+_PR_SET_PDEATHSIG = 1
+_LENGTH = 8
+_ahead: _Ahead | None = None
+"""Set in a process that runs the script ahead and is no rank yet."""
+
+
+def serve(fd: int, known: Collection[str]) -> None:
+    """Return in a process that is to be a rank, and only there. ``fd``: a socket to the shim;
+    ``known``: the modules that were loaded before ours."""
+    try:
+        _serve(fd, known)
+    except BaseException as error:  # noqa: BLE001 - it must never get as far as the script
+        _give_up(fd, f"{type(error).__name__}: {error}")
+
+
+def _serve(fd: int, known: Collection[str]) -> None:
+    import json
+    import socket
+
+    shim, null = os.getppid(), os.open(os.devnull, os.O_RDWR)
+    for stream in (1, 2):  # what modules say when they are imported, the first rank has said
+        os.dup2(null, stream)
+    os.close(null)
+    link = socket.socket(fileno=fd)
+    os.set_inheritable(fd, False)
+    before = dict(os.environ)
+    before.pop(PAD, None)
+    own(before)
+    shown = Shown()
+    shown.change("robust-warm", ["robust-warm:", *shown.words], ())
+    hearing = _turn_deaf()
+    order, _ = _receive(link)
+    with open(order["learnt"], "rb") as file:
+        learnt = json.load(file)
+    umask = os.umask(0o077)
+    os.umask(umask)
+    for name, value in learnt["environ"].items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    with open(order["lock"], "rb") as lock:
+        _one_at_a_time(lock)
+        room = headroom()
+        if room < ROOM:
+            raise MemoryError(f"only {room >> 20} MiB are left for a warm interpreter")
+        since = time.time()
+        import_all(learnt["modules"], order["named"])
+    own(before)
+    elsewhere = different(learnt["modules"])
+    if elsewhere:
+        raise RuntimeError(f"the script finds another module {elsewhere}")
+    sources = Sources(known, sys.argv[0], since)
+    _settle()
+    _send(link, {"ready": 1, "arguments": len(sys.argv) - 1})
+    while True:
+        request, fds = _wait(link, sources)
+        if _fork():
+            os.umask(umask)
+            _leave(shim)
+            _hear(hearing)
+            if "numpy.random" in sys.modules:  # as in a fresh process; Python's does it by itself
+                sys.modules["numpy.random"].seed()
+            if len(fds) > 2:
+                _go_ahead(link, request, fds, shown, known)
+                return
+            os.chdir(request["directory"])
+            own(request["environ"])
+            _take_arguments(request["words"], shown)
+            _become(link, fds, shown)
+            return
+        for each in fds:
+            os.close(each)
+
+
+def _turn_deaf() -> dict[int, Any]:
+    """Signals for the job are for its ranks. Returns what was done with them before."""
+    import signal
+
+    names = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTERM", "SIGALRM", "SIGCONT")
+    numbers = [getattr(signal, name) for name in names]
+    return {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+
+
+def _hear(handlers: dict[int, Any]) -> None:
+    """In the rank, unless a module that was imported has its own handler there."""
+    import signal
+
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def _one_at_a_time(lock: Any) -> None:
+    """Importing takes a processor for seconds, which the training should not notice."""
+    import fcntl
+
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def _settle() -> None:
+    import gc
+
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    gc.collect()
+    gc.freeze()  # its pages stay shared with the ranks
+
+
+# -- becoming a rank
+
+
+def _fork() -> bool:
+    """True in a new process, which is the shim's child as soon as the one between has ended."""
+    between = os.fork()
+    if between:
+        os.waitpid(between, 0)
+        return False
+    between = os.getpid()
+    if os.fork():
+        os._exit(0)
+    while os.getppid() == between:
+        time.sleep(0.0001)
+    return True
+
+
+def _leave(shim: int) -> None:
+    """As what robust-task starts: a session of its own, that ends with robust-task."""
+    import ctypes
+    import signal
+
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != shim:
+        os._exit(1)  # it had gone before
+
+
+def _take_arguments(given: Sequence[str], shown: Shown) -> None:
+    count = len(sys.argv) - 1
+    arguments = given[len(given) - count :]
+    for words in (sys.argv, getattr(sys, "orig_argv", sys.argv), shown.words):
+        words[len(words) - count :] = arguments
+
+
+def _become(link: socket.socket, fds: Sequence[int], shown: Shown) -> None:
+    import importlib
+
+    for fd, stream in zip(fds, (1, 2)):  # noqa: B905 - Python 3.9
+        os.dup2(fd, stream)
+        os.close(fd)
+    environ = (f"{name}={value}" for name, value in os.environ.items())
+    shown.change(shown.name, shown.words, environ)
+    importlib.invalidate_caches()
+    _send(link, {"pid": os.getpid()})
+    link.close()
+
+
+# -- running the script ahead
+
+
+class _Ahead:
+    """A process that runs the script as far as its ``standby_point``, and how it began."""
+
+    def __init__(
+        self,
+        link: socket.socket,
+        shown: Shown,
+        known: Collection[str],
+        request: dict[str, Any],
+    ) -> None:
+        self.link = link
+        self.shown = shown
+        self.known = known
+        self.program = sys.argv[0]
+        self.environ: dict[str, str] = request["environ"]
+        self.directory: str = request["directory"]
+        self.since = time.time()
+
+
+def _go_ahead(
+    link: socket.socket,
+    request: dict[str, Any],
+    fds: Sequence[int],
+    shown: Shown,
+    known: Collection[str],
+) -> None:
+    """Run the script as far as its ``standby_point``."""
+    import socket
+
+    global _ahead
+    for fd in fds[:2]:
+        os.close(fd)
+    os.chdir(request["directory"])
+    own(request["environ"])
+    _ahead = _Ahead(socket.socket(fileno=fds[2]), shown, known, request)
+    _send(link, {"pid": os.getpid()})
+    link.close()
+
+
+def standby() -> None:
+    """The script's ``standby_point``: whoever runs ahead waits here until it is a rank."""
+    global _ahead
+    ahead = _ahead
+    if ahead is None:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()  # as with imports: it is not a rank's yet
+    try:
+        sources = Sources(ahead.known, ahead.program, ahead.since)
+        _send(ahead.link, {"ready": 1})
+        request, fds = _wait(ahead.link, sources)
+        if request["directory"] != ahead.directory:
+            raise RuntimeError(f"it is to run in {request['directory']}")
+        # A directory of the script's own choice stays, and so does its environment.
+        own(merged(ahead.environ, dict(os.environ), request["environ"]))
+        _ahead = None
+        _become(ahead.link, fds, ahead.shown)
+    except BaseException as error:  # noqa: BLE001 - the shim starts the rank, and this must not be it
+        _give_up(ahead.link.fileno(), f"{type(error).__name__}: {error}")
+
+
+def merged(first: dict[str, str], changed: dict[str, str], rank: dict[str, str]) -> dict[str, str]:
+    """The environment of a rank with what the script has made of its ``first`` one. Raises
+    RuntimeError if it changed what the rank is given: who knows what it would have done then."""
+    result = dict(rank)
+    for name in {*first, *changed}:
+        if first.get(name) == changed.get(name):
+            continue
+        if first.get(name) != rank.get(name):
+            raise RuntimeError(f"the script has set {name}, which is a rank's own")
+        if name in changed:
+            result[name] = changed[name]
+        else:
+            result.pop(name, None)
+    return result
+
+
+# -- talking to the shim
+
+
+def _wait(link: socket.socket, sources: Sources) -> tuple[dict[str, Any], list[int]]:
+    """The next request. Raises RuntimeError when a fresh start would be another one."""
+    from select import select
+
+    while not select([link], [], [], sources.due())[0]:
+        sources.look()
+    request, fds = _receive(link)
+    sources.check_request(request["directory"])
+    return request, fds
+
+
+def _receive(link: socket.socket) -> tuple[Any, list[int]]:
+    """A message and the descriptors that came with it; the end of the shim is our end."""
+    import array
+    import json
+    import socket
+
+    fds = array.array("i")
+    room = socket.CMSG_SPACE(4 * fds.itemsize)
+    head, control, _, _ = link.recvmsg(_LENGTH, room)
+    for level, kind, data in control:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    while 0 < len(head) < _LENGTH:
+        head += link.recv(_LENGTH - len(head)) or b"\0" * _LENGTH
+    size, body = int.from_bytes(head, "big"), b""
+    while len(body) < size:
+        more = link.recv(size - len(body))
+        if not more:
+            size = 0
+            break
+        body += more
+    if not size:
+        os._exit(0)
+    return json.loads(body), list(fds)
+
+
+def _send(link: socket.socket, message: dict[str, Any]) -> None:
+    import json
+
+    link.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _give_up(fd: int, why: str) -> None:
+    import json
+
+    try:
+        os.write(fd, json.dumps({"over": why[:1000]}).encode() + b"\n")
+    finally:
+        os._exit(1)

@@ -1,0 +1,56 @@
+"""Orders about partitions. Slurm takes them from root, SlurmUser and its administrators only.
+
+A name of a node that Slurm does not know is refused, but the partition is left with no usable
+node all the same (22.05): look names up before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from robust_slurm.slurm.ask import Questions
+from robust_slurm.slurm.errors import SlurmError
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}", re.ASCII)
+_VALUE = re.compile(r"[A-Za-z0-9_.,:\[\]-]*", re.ASCII)
+
+
+class Objects(Questions):
+    """Adds to the questions what makes, changes and removes partitions.
+
+    They live in slurmctld's memory: a reconfigure or restart brings back slurm.conf's.
+    """
+
+    def create_partition(self, name: str, settings: Mapping[str, str]) -> None:
+        """``settings`` as slurm.conf names them; never retried. ``denied`` without the right."""
+        self._run(("scontrol", "create", *_words(name, settings)))
+
+    def update_partition(self, name: str, settings: Mapping[str, str]) -> None:
+        """Change settings of a partition; Nodes="" takes all its nodes. Jobs there go on."""
+        self._run(("scontrol", "update", *_words(name, settings)), retry=True)
+
+    def delete_partition(self, name: str) -> None:
+        """``conflict`` while jobs run or wait in it. One that is gone is no error."""
+        argv = ("scontrol", "delete", *_words(name, {}))
+        self._run(argv, retry=True, allow=("not_found",))
+
+
+def partition_name(text: str) -> str:
+    """The text if it can name a partition. Raises ValueError."""
+    if _NAME.fullmatch(text) is None:
+        raise ValueError(f"not a name of a partition: {text[:80]!r}")
+    return text
+
+
+def _words(name: str, settings: Mapping[str, str]) -> list[str]:
+    argv = ("scontrol", "partition", name[:80])
+    try:
+        words = [f"PartitionName={partition_name(name)}"]
+    except ValueError as error:
+        raise SlurmError("invalid", argv, str(error)) from None
+    for key, value in settings.items():
+        if _VALUE.fullmatch(value) is None:
+            raise SlurmError("invalid", argv, f"{key}={value[:80]!r} is no value of a partition")
+        words.append(f"{key}={value}")
+    return words

@@ -1,0 +1,27 @@
+"""``standby_point``: how far a node without ranks may run the script before it has some."""
+
+from __future__ import annotations
+
+import sys
+
+passed = False
+"""Whether this process has come by."""
+
+
+def standby_point() -> None:
+    """What comes before is the same on every rank, and spare nodes may do it ahead.
+
+    Call it once, at the top level of the script, before anything that depends on the rank: read
+    the data's index, build the model, compile. A rank goes on at once. On a spare node the script
+    has been run up to here as soon as it was known, without RANK, MASTER_ADDR and the like in
+    the environment and with its output thrown away; there it waits until it takes a rank over.
+    It then gets that rank's environment, in which what the script has set or removed stays so,
+    and keeps its directory and its seeds. A rank is started as always instead if the script has
+    set a variable that ranks are given, or if its code has changed. Outside robust-srun this does
+    nothing.
+    """
+    global passed
+    passed = True
+    warm = sys.modules.get("robust_slurm.auto.warm")
+    if warm is not None:
+        warm.standby()

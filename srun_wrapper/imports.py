@@ -1,0 +1,75 @@
+"""What a rank had imported at its first step: its file, the message, whether to go by it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+_MOST = 4 << 20  # bytes of a rank's file
+
+
+class Learnt(msgspec.Struct):
+    """What a rank told at its first step (``robust_slurm.auto.learnt``)."""
+
+    pid: int
+    words: tuple[str, ...]
+    environ: dict[str, str | None]
+    modules: tuple[tuple[str, str], ...]
+    standby: bool = False
+
+
+def read_learnt(path: Path) -> Learnt | None:
+    """What a rank has told; None as long as it has not, or if it makes no sense."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            return msgspec.json.decode(file.read(_MOST), type=Learnt)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def pack(learnt: Learnt) -> bytes:
+    """For a message."""
+    return zlib.compress(msgspec.json.encode(learnt), 1)
+
+
+def unpack(data: bytes) -> Learnt:
+    """Raises ValueError."""
+    try:
+        return msgspec.json.decode(zlib.decompressobj().decompress(data, _MOST), type=Learnt)
+    except (zlib.error, msgspec.MsgspecError) as err:
+        raise ValueError(f"a list of imports that makes no sense: {err}") from None
+
+
+def is_interpreter(words: Sequence[str], command: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether a process with the command line ``words`` is ``command`` itself and nothing more.
+
+    Either they are equal, or ``command`` is a script that the kernel gives to a Python by its
+    first line.
+    """
+    if not words or not Path(words[0]).name.startswith("python"):
+        return False
+    if list(words) == list(command):
+        return True
+    count = len(command) - 1
+    script = shutil.which(command[0], path=env.get("PATH", os.defpath)) or command[0]
+    return (
+        len(words) - len(command) in (1, 2)
+        and list(words[len(words) - count :]) == list(command[1:])
+        and os.path.realpath(words[-count - 1]) == os.path.realpath(script)
+        and _first_line(script).startswith(b"#!")
+        and b"python" in _first_line(script)
+    )
+
+
+def _first_line(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.readline(256)
+    except OSError:
+        return b""

@@ -1,0 +1,286 @@
+"""Starts the rank of a slot: as a fresh process, or by fork from a warm interpreter."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from robust_slurm.auto import HOOK_DIR, launched
+from robust_slurm.auto.learnt import path_beside
+from robust_slurm.record import create
+from srun_wrapper import proc
+from srun_wrapper.imports import Learnt
+from srun_wrapper.keeper import Keeper
+from srun_wrapper.loop import Loop
+from srun_wrapper.messages import RankStart, Start
+from srun_wrapper.pump import Pump
+from srun_wrapper.sinks import OutputPlan
+from srun_wrapper.streams import Streams
+from srun_wrapper.torchrun import torchrun_overrides
+from srun_wrapper.warm import Forked, Warm
+from srun_wrapper.warm_door import WarmDoor
+from srun_wrapper.world import STALE
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOptions:
+    """What robust-srun told the shim about its command and output, by argv."""
+
+    command: tuple[str, ...]
+    output: OutputPlan
+    auto: bool = True
+    regex: str = ""
+    inherit: bool = False  # --pty: the rank gets the terminal itself
+    warm: bool = True
+    warm_packages: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Running:
+    """A rank's process."""
+
+    epoch: int
+    process: subprocess.Popen[bytes] | Forked
+    pumps: list[Pump] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """All that is needed to run a rank, and who is told what became of it."""
+
+    order: Start
+    rank: RankStart
+    command: list[str]
+    env: dict[str, str]
+    record: Path
+
+
+class Launcher:
+    """``started`` gets each rank that runs; ``failed`` what could not be run, and why; ``ended``
+    a rank that has ended before it was known.
+
+    ``cold`` gets a launch for which no warm interpreter answered: it may have forked after all, so
+    everything must be ended before ``spawn``.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        local: int,
+        options: SlotOptions,
+        run_dir: Path,
+        keeper: Keeper | None,
+        started: Callable[[Running], None],
+        failed: Callable[[Launch, Exception], None],
+        cold: Callable[[Launch], None],
+        ended: Callable[[dict[int, int]], None],
+        learnt: Callable[[Learnt], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._local = local
+        self._options = options
+        self._run_dir = run_dir
+        self._keeper = keeper
+        self._on_started = started
+        self._on_failed = failed
+        self._on_cold = cold
+        self._on_ended = ended
+        self._on_change = changed
+        self.warm: Warm | None = None
+        self.door: WarmDoor | None = None
+        if options.warm and not options.inherit:
+            self.warm = self._make_warm(learnt)
+            self.door = self._open_door()
+        self._forking: Launch | None = None
+        self._unclaimed: dict[int, int] = {}
+
+    def _make_warm(self, learnt: Callable[[Learnt], None]) -> Warm:
+        packages = self._options.warm_packages
+        return Warm(self._loop, self._run_dir, packages, learnt, self._changed)
+
+    def _changed(self) -> None:
+        self._loop.call(self._on_change)
+
+    def _open_door(self) -> WarmDoor | None:
+        path = self._run_dir / f"warm-{self._local}.sock"
+        try:
+            return WarmDoor(self._loop, path, lambda: self._make_warm(lambda _learnt: None))
+        except OSError as err:
+            os.write(2, f"robust-task: torchrun starts its ranks cold: {err}\n".encode())
+            return None
+
+    # -- starting
+
+    def launch(self, order: Start, rank: RankStart) -> None:
+        command, torchrun_env = list(self._options.command), dict[str, str]()
+        if len(order.ranks) == 1:  # torchrun starts the node's other ranks
+            command, torchrun_env = torchrun_overrides(
+                command,
+                world_nodes=order.nodes,
+                node_rank=order.index,
+                master_addr=order.master,
+                master_port=order.port,
+                first_epoch=order.first and not order.moved,
+                env=os.environ,
+            )
+        if self._keeper is not None:
+            self._keeper.begin(order)
+        env = self._environ(torchrun_env | order.env | rank.env)
+        record = self._run_dir / f"{order.epoch}-{self._local}.beat"
+        launch = Launch(order, rank, command, env, record)
+        try:
+            create(str(record), epoch=order.epoch, local_rank=self._local, rank=rank.rank)
+        except (OSError, ValueError) as err:
+            self._on_failed(launch, err)
+            return
+        if self.warm is None or not self.warm.fits(command, env) or not self._fork(launch):
+            self.spawn(launch)
+
+    def _environ(self, more: Mapping[str, str]) -> dict[str, str]:
+        env = {k: v for k, v in os.environ.items() if k not in STALE} | dict(more)
+        if self._keeper is not None:
+            env |= self._keeper.env()
+        env["ROBUST_BEAT_DIR"] = str(self._run_dir)
+        env["ROBUST_AUTO"] = "1" if self._options.auto and not self._options.regex else "0"
+        env["ROBUST_LEARN"] = "1" if self.warm is not None else "0"
+        if self.door is not None:
+            env[launched.DOOR] = str(self.door.path)
+            env[launched.IMPORTS] = str(self._run_dir / f"launcher-{self._local}.modules")
+        paths = [str(HOOK_DIR), env.get("PYTHONPATH", "")]
+        env["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
+        return env
+
+    def spawn(self, launch: Launch) -> None:
+        """A fresh process."""
+        if self.warm is not None:
+            self.warm.cold()
+        try:
+            if self._options.inherit:
+                process = subprocess.Popen(
+                    launch.command, env=launch.env, preexec_fn=_die_with_shim
+                )
+                self._started(launch, process, [])
+                return
+            with self._streams(launch) as streams:
+                process = subprocess.Popen(
+                    launch.command,
+                    env=launch.env,
+                    stdout=streams.out,
+                    stderr=streams.err,
+                    start_new_session=True,
+                    preexec_fn=_die_with_shim,
+                )
+        except (OSError, ValueError) as err:
+            self._on_failed(launch, err)
+            return
+        self._started(launch, process, streams.pumps)
+
+    def _fork(self, launch: Launch) -> bool:
+        """A child of the warm interpreter; False when it cannot be asked."""
+        assert self.warm is not None
+        pumps: list[Pump] = []
+
+        def forked(pid: int) -> None:
+            if self._forking is not launch:
+                return  # cancelled
+            self._forking = None
+            if pid:
+                self._started(launch, Forked(pid), pumps)
+            else:
+                self._on_cold(launch)
+
+        try:
+            with self._streams(launch) as streams:
+                pumps += streams.pumps
+                fds = (streams.out, streams.err)
+                self._forking = launch
+                if self.warm.ask(launch.command, launch.env, fds, forked):
+                    return True
+        except (OSError, ValueError) as err:
+            self._on_failed(launch, err)
+            return True
+        self._forking = None
+        return False
+
+    def _streams(self, launch: Launch) -> Streams:
+        options, first = self._options, launch.order.first
+        return Streams(
+            options.output, launch.rank.rank, launch.env, str(launch.record), options.regex,
+            truncate=first,
+        )  # fmt: skip
+
+    def _started(
+        self, launch: Launch, process: subprocess.Popen[bytes] | Forked, pumps: list[Pump]
+    ) -> None:
+        ended, self._unclaimed = self._unclaimed, {}
+        if self.warm is not None:
+            files = [path_beside(str(launch.record)), launch.env.get(launched.IMPORTS, "")]
+            self.warm.watch([Path(f) for f in files if f], process.pid, launch.command, launch.env)
+        if self.door is not None:
+            self.door.watch(self._run_dir, launch.order.epoch, process.pid)
+        self._on_started(Running(launch.order.epoch, process, pumps))
+        if process.pid in ended:
+            self._on_ended({process.pid: ended[process.pid]})
+
+    # -- ahead of a start
+
+    def warm_up(self, learnt: Learnt) -> None:
+        """This slot has no rank yet: import, and run, what the others' ranks have."""
+        if self.warm is not None:
+            self.warm.start(learnt, self._options.command, self._environ({}), further=True)
+
+    def forking(self) -> bool:
+        """Whether a rank is just being forked."""
+        return self._forking is not None
+
+    def warm_ranks(self) -> int:
+        """How many ranks of this slot could be forked now: torchrun's, if it is torchrun."""
+        ranks = self.door.ready() if self.door is not None else 0
+        return ranks or int(self.warm is not None and self.warm.ready)
+
+    # -- ends
+
+    def reaped(self, ended: dict[int, int]) -> None:
+        """Children of the shim that have ended: pid → wait status."""
+        if self._forking is not None:  # one of them may be the rank that is not known yet
+            self._unclaimed |= ended
+        if self.warm is not None:
+            self.warm.reaped(ended)
+        if self.door is not None:
+            self.door.reaped(ended)
+
+    def rank_ended(self) -> None:
+        """It will tell nothing any more."""
+        if self.warm is not None:
+            self.warm.unwatch()
+        if self.door is not None:
+            self.door.unwatch()
+
+    def cancel(self) -> None:
+        """Everything is being ended: nobody may be left who is just being forked."""
+        self._forking = None
+        self._unclaimed.clear()
+        if self.warm is not None:
+            self.warm.cancel()
+        if self.door is not None:
+            self.door.cancel()
+
+    def processes(self) -> list[int]:
+        """What must not be ended with a rank."""
+        found = self.warm.processes() if self.warm is not None else []
+        return found + (self.door.processes() if self.door is not None else [])
+
+    def close(self) -> None:
+        if self.warm is not None:
+            self.warm.stop()
+        if self.door is not None:
+            self.door.stop()
+
+
+def _die_with_shim() -> None:
+    proc.die_with_parent(signal.SIGKILL)

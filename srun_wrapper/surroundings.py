@@ -1,0 +1,44 @@
+"""What a process hands on to those that it starts: namespaces, limits, processors and the like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_STATUS = (
+    *("Umask", "Uid", "Gid", "Groups", "SigIgn", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
+    *("NoNewPrivs", "Seccomp", "Seccomp_filters", "Cpus_allowed", "Mems_allowed"),
+)
+
+
+def same_surroundings(pid: int, thread: int, other: int) -> bool:
+    """Whether what ``thread`` of process ``pid`` starts gets what ``other`` hands on. False also
+    if that cannot be seen."""
+    try:
+        return _surroundings(pid, thread or pid) == _surroundings(other, other)
+    except (OSError, ValueError):
+        return False
+
+
+def parent_of(pid: int) -> int:
+    """0 if the process has gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _surroundings(pid: int, thread: int) -> dict[str, object]:
+    """Raises OSError, ValueError."""
+    task = Path(f"/proc/{pid}/task/{thread}")
+    found: dict[str, object] = {str(p.name): str(p.readlink()) for p in (task / "ns").iterdir()}
+    root = (task / "root").stat()
+    found["root"] = (root.st_dev, root.st_ino)
+    for name in ("limits", "cgroup", "oom_score_adj"):
+        found[name] = (task / name).read_text()
+    for line in (task / "status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in _STATUS:
+            found[name] = value
+    fields = (task / "stat").read_text().rpartition(")")[2].split()
+    found["scheduling"] = [fields[number - 3] for number in (19, 40, 41)]  # nice, rt, policy
+    return found

@@ -1,0 +1,313 @@
+"""A slot's warm interpreter (``robust_slurm.auto.warm``): started, asked for ranks, given up.
+
+Used only for a command that is known to be nothing but a Python interpreter with our hook in it:
+the rank that was started from it has told so itself, at its first step. A shell script, another
+interpreter or a container without the hook never tells, and is started as always.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from robust_slurm.auto.shown import PAD, PADDING
+from robust_slurm.auto.warm import VARIABLE
+from srun_wrapper import proc
+from srun_wrapper.imports import Learnt, is_interpreter, read_learnt
+from srun_wrapper.loop import Loop
+from srun_wrapper.warm_ahead import Ahead
+from srun_wrapper.warm_link import ANSWER, Said, WarmLink
+
+_numbers = itertools.count()
+LOOK = 0.5  # s between two looks for what a rank has learnt
+_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_")
+"""Environment that counts when an interpreter starts or a library is loaded."""
+
+
+class Forked:
+    """A rank that was forked: as much of ``subprocess.Popen`` as a slot uses."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+
+class Warm:
+    """At most one warm interpreter. All methods are called in the loop's thread."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        run_dir: Path,
+        named: Sequence[str],
+        learnt: Callable[[Learnt], None],
+        changed: Callable[[], None],
+    ) -> None:
+        """``named``: packages of the training's own that may be imported ahead, too.
+        ``learnt`` is called with what a rank has told, ``changed`` when ``ready`` has changed."""
+        self._tell = learnt
+        self._changed = changed
+        self._loop = loop
+        self._named = tuple(named)
+        self._pid = 0
+        self._link: WarmLink | None = None
+        self._command: list[str] = []
+        self._arguments = 0
+        self._environ: dict[str, str] = {}
+        self.ready = False
+        """It has imported everything and waits."""
+        self._further = False
+        self._early = False
+        self._ahead: Ahead | None = None
+        self._off = ""
+        self._asked: Callable[[int], None] | None = None
+        self._ended: set[int] = set()
+        self._watching = 0
+        self._lock = run_dir / "warm.lock"
+        self._list = run_dir / f"warm-{os.getpid()}-{next(_numbers)}.json"
+
+    # -- getting one
+
+    def watch(
+        self, paths: Sequence[Path], pid: int, command: Sequence[str], env: Mapping[str, str]
+    ) -> None:
+        """A rank was started: when it has told in one of ``paths`` what it imports, get an
+        interpreter ready for the next start."""
+        if self._off or self._pid:
+            return
+        self._watching += 1
+        turn = self._watching
+
+        def look() -> None:
+            if turn != self._watching or self._pid:
+                return
+            for learnt in filter(None, map(read_learnt, paths)):
+                if learnt.pid == pid and is_interpreter(learnt.words, command, env):
+                    self._tell(learnt)
+                    self.start(learnt, command, env)
+                    return
+            self._loop.later(LOOK, look)
+
+        self._loop.later(LOOK, look)
+
+    def unwatch(self) -> None:
+        """The rank has ended."""
+        self._watching += 1
+
+    def start(
+        self,
+        learnt: Learnt,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        further: bool = False,
+    ) -> None:
+        """Unless there is one. ``further``: ahead of the first rank; if the script has a
+        standby_point, then run it as far as that."""
+        if self._off or self._pid:
+            return
+        ours, theirs = socket.socketpair()
+        self._command, self._environ = list(command), dict(env)
+        self._early, self._further = further, further and learnt.standby
+        try:
+            self._lock.touch(0o600)
+            self._list.write_bytes(msgspec.json.encode(learnt))
+            process = subprocess.Popen(
+                self._command,
+                env=self._environ | {VARIABLE: str(theirs.fileno()), PAD: PADDING},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                preexec_fn=_die_with_shim,
+            )
+        except OSError as err:
+            self._off = str(err)
+            ours.close()
+            return
+        finally:
+            theirs.close()
+        process.returncode = 0  # it is reaped with all others
+        self._pid, self.ready = process.pid, False
+        self._link = WarmLink(self._loop, ours, self._heard, self.stop)
+        order = {"learnt": str(self._list), "named": self._named, "lock": str(self._lock)}
+        try:
+            self._link.send(order)
+        except OSError:
+            self.stop()
+
+    # -- asking it
+
+    def fits(self, command: Sequence[str], env: Mapping[str, str], directory: str = "") -> bool:
+        """Whether it is ready to become this command in this environment: the same interpreter,
+        options and script. ``directory``: default this process's."""
+        if not self.ready or self._asked is not None or not self.same_script(command):
+            return False
+        path = env.get("PYTHONPATH", "").split(os.pathsep)
+        if not all(map(os.path.isabs, path)) and directory not in ("", str(Path.cwd())):
+            return False  # it was started in ours, and that is what it has made of its path
+        return _at_start(env) == _at_start(self._environ)
+
+    def same_script(self, command: Sequence[str]) -> bool:
+        """Whether it was started with this command line, but for the script's own arguments."""
+        count = len(command) - self._arguments
+        same = len(command) == len(self._command) and count > 0
+        return same and list(command[:count]) == self._command[:count]
+
+    def ask(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        streams: Sequence[int],
+        answer: Callable[[int], None],
+        directory: str = "",
+    ) -> bool:
+        """Ask for a rank. ``answer(pid)`` is called once, 0: it will not be. ``streams``: its
+        stdout and stderr; ``directory``: default this process's. False: it cannot even be asked.
+        """
+        self._further = False
+        if self._ahead is not None and not (self._ahead.ready and list(command) == self._command):
+            self._end_ahead()
+        link = self._link if self._ahead is None else self._ahead.link
+        try:
+            self._ask(link, _request(command, env, directory), streams, answer)
+        except OSError:
+            self.stop()
+            return False
+        return True
+
+    def _ask(
+        self,
+        link: WarmLink | None,
+        request: object,
+        fds: Sequence[int],
+        answer: Callable[[int], None],
+    ) -> None:
+        assert link is not None
+        link.send(request, fds)
+        self._asked = answer
+        self._ended.clear()
+        self._loop.later(ANSWER, lambda: self._late(answer))
+
+    def _late(self, answer: Callable[[int], None]) -> None:
+        if self._asked is answer:
+            self.stop()
+
+    def _heard(self, said: Said) -> None:
+        if said.over:
+            self._off = "" if self.ready else said.over  # a change of sources: learn again
+            self.stop()
+        elif said.pid:
+            answer, self._asked = self._asked, None
+            if answer is not None:
+                answer(said.pid)
+        elif said.ready:
+            self.ready, self._arguments = True, said.arguments
+            self._changed()
+            if self._further:
+                self._go_ahead()
+
+    def _go_ahead(self) -> None:
+        """A node without ranks: have the script run to its standby_point."""
+        ours, theirs = socket.socketpair()
+
+        self._further = False
+
+        def started(pid: int) -> None:
+            if pid and pid not in self._ended:
+                self._ahead = Ahead(self._loop, ours, pid, self._activated, self._ahead_gone)
+            else:
+                ours.close()
+
+        null = os.open(os.devnull, os.O_RDWR)
+        try:
+            request = _request(self._command, self._environ, "")
+            self._ask(self._link, request, (null, null, theirs.fileno()), started)
+        except OSError:
+            ours.close()
+            self.stop()
+        finally:
+            theirs.close()
+            os.close(null)
+
+    def _activated(self, pid: int) -> None:
+        """Who had gone ahead is a rank."""
+        if self._ahead is not None:
+            self._ahead.link.close()
+            self._ahead = None
+        self._heard(Said(pid=pid))
+
+    def _ahead_gone(self) -> None:
+        """It has ended, closed its end, or cannot be what the rank is to be."""
+        asked, self._asked = self._asked, None
+        self._end_ahead()
+        if asked is not None:
+            asked(0)
+
+    def _end_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.end()
+
+    def cold(self) -> None:
+        """A rank starts as a fresh process: nobody may run the script beside it, and imports ahead
+        of it come too late."""
+        self._further = False
+        self._end_ahead()
+        if self._early and not self.ready:
+            self.stop()
+        self.cancel()
+
+    # -- its end
+
+    def processes(self) -> list[int]:
+        """What must not be ended with a rank."""
+        ahead = self._ahead.pid if self._ahead is not None else 0
+        return [pid for pid in (self._pid, ahead) if pid]
+
+    def reaped(self, pids: Collection[int]) -> None:
+        if self._asked is not None:  # who is just being forked may be among them
+            self._ended.update(pids)
+        if self._ahead is not None and self._ahead.pid in pids:
+            self._ahead.pid = 0
+            self._ahead_gone()
+        if self._pid in pids:
+            self._pid = 0
+            self.stop()
+
+    def cancel(self) -> None:
+        """A rank that is just being forked must not be: that is sure only when it ends."""
+        if self._asked is not None:
+            self.stop()
+
+    def stop(self) -> None:
+        """End it; whoever waits for a rank is told that none comes."""
+        pid, self._pid, self.ready = self._pid, 0, False
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+        self._end_ahead()
+        if pid:
+            proc.send([pid], signal.SIGKILL)
+        answer, self._asked = self._asked, None
+        if answer is not None:
+            answer(0)
+        self._changed()
+
+
+def _request(command: Sequence[str], env: Mapping[str, str], directory: str) -> dict[str, object]:
+    directory = directory or str(Path.cwd())
+    return {"words": list(command), "environ": dict(env), "directory": directory}
+
+
+def _at_start(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(_AT_START)}
+
+
+def _die_with_shim() -> None:
+    proc.die_with_parent(signal.SIGKILL)

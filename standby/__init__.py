@@ -1,0 +1,1 @@
+"""robust-standby: how many standby nodes, which, and where they wait."""

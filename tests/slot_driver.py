@@ -1,0 +1,213 @@
+"""A slot with real processes, in a process of its own because it ends everything beneath it.
+
+The test gives orders and reads events as JSON lines.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from srun_wrapper import proc, slot
+from srun_wrapper.launcher import SlotOptions
+from srun_wrapper.loop import Loop
+from srun_wrapper.messages import (
+    FromShim,
+    Message,
+    RankStart,
+    SlotHello,
+    Start,
+    Started,
+    Stopped,
+    ToShim,
+)
+from srun_wrapper.sinks import OutputPlan
+from srun_wrapper.slot import Slot
+
+M = TypeVar("M", bound=Message)
+
+
+class Driver:
+    """The process with the slot."""
+
+    def __init__(
+        self,
+        base: Path,
+        command: list[str],
+        path: str = "",
+        **options: Any,
+    ) -> None:
+        self.base = base
+        self.events: list[Message] = []
+        ours, theirs = socket.socketpair()
+        config = msgspec.json.encode({"command": command, "dir": str(base), **options}).decode()
+        self.out = (base / "out").open("wb")
+        self.err = (base / "err").open("wb")
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno()), config],
+            pass_fds=[theirs.fileno()],
+            env=os.environ | {"PYTHONPATH": f"{path}:{os.environ.get('PYTHONPATH', '')}"},
+            stdout=self.out,
+            stderr=self.err,
+        )
+        theirs.close()
+        self._sock = ours
+        self._rest = b""
+        self.get(SlotHello)
+
+    def order(self, message: Message) -> None:
+        self._sock.sendall(msgspec.json.encode(message) + b"\n")
+
+    def start(self, epoch: int = 1, grace: float = 0.2, local: int = 0, rank: int = 0) -> None:
+        env = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7", "ROBUST_EPOCH": str(epoch)}
+        ranks = (RankStart(local, rank, {"RANK": str(rank)}), RankStart(local + 1, rank + 1, {}))
+        first = epoch == 1
+        self.order(Start(epoch, env, ranks, grace, 0, first, 2, "127.0.0.1", 29500))
+
+    def get(self, kind: type[M], seconds: float = 15.0) -> M:
+        """The next event of that kind; all events are kept in ``events``."""
+        deadline = time.monotonic() + seconds
+        while True:
+            line, newline, rest = self._rest.partition(b"\n")
+            if newline:
+                self._rest = rest
+                event: Message = msgspec.json.decode(line, type=FromShim)
+                self.events.append(event)
+                if isinstance(event, kind):
+                    return event
+                continue
+            left = deadline - time.monotonic()
+            ready = left > 0 and select.select([self._sock], [], [], left)[0]
+            assert ready, f"no {kind.__name__} after {self.events}"
+            data = self._sock.recv(1 << 16)
+            assert data, f"the slot's process has ended: {self.stderr()}"
+            self._rest += data
+
+    def launch(self, epoch: int = 1, **more: Any) -> Started:
+        self.start(epoch, **more)
+        self.get(Stopped)
+        return self.get(Started)
+
+    def below(self) -> list[int]:
+        return proc.descendants(self.process.pid)
+
+    def stderr(self) -> str:
+        return (self.base / "err").read_text(errors="replace")
+
+    def stdout(self) -> str:
+        return (self.base / "out").read_text(errors="replace")
+
+    def wait_stderr(self, text: str, seconds: float = 10.0) -> None:
+        self.wait(lambda: text in self.stderr(), seconds)
+
+    def wait(self, ready: Any, seconds: float = 10.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not ready():
+            assert time.monotonic() < deadline, "not in time"
+            select.select([], [], [], 0.005)
+
+    def wait_warm(self, ready: bool = True, seconds: float = 30.0) -> None:
+        """An interpreter is (or is not) ready to become the next rank."""
+        self.wait(lambda: (self.base / "warm").read_text() == str(ready), seconds)
+
+    def close(self) -> None:
+        left = self.below()
+        self.process.kill()
+        self.process.wait(10)
+        proc.end_all(left)
+        self._sock.close()
+        self.out.close()
+        self.err.close()
+
+
+@pytest.fixture
+def drivers(tmp_path: Path) -> Iterator[list[Driver]]:
+    made: list[Driver] = []
+    yield made
+    for driver in made:
+        driver.close()
+
+
+@pytest.fixture
+def drive(tmp_path: Path, drivers: list[Driver]) -> Any:
+    def make(*command: str, **options: Any) -> Driver:
+        drivers.append(Driver(tmp_path, list(command), **options))
+        return drivers[-1]
+
+    return make
+
+
+# ---------------------------------------------------------------- the process with the slot
+
+
+def _drive(fd: int, config: dict[str, Any]) -> None:
+    proc.become_subreaper()
+    loop = Loop()
+    sock = socket.socket(fileno=fd)
+    base = Path(config["dir"])
+    plan = config.get("output", {})
+    if "out" in plan:
+        plan["out"] = plan["out"].replace("{dir}", str(base))
+    options = SlotOptions(
+        tuple(config["command"]),
+        OutputPlan(**plan),
+        regex=config.get("regex", ""),
+        inherit=config.get("inherit", False),
+        warm=config.get("warm", False),
+        warm_packages=tuple(config.get("packages", ())),
+    )
+    for name in slot.SECRETS:
+        os.environ.pop(name, None)
+
+    def emit(message: Message) -> None:
+        sock.sendall(msgspec.json.encode(message) + b"\n")
+
+    def finish(code: int, _signum: int) -> None:
+        one.close()
+        os._exit(code)
+
+    one = Slot(loop, 0, options, base, emit, finish)
+    loop.on_signals([signal.SIGCHLD], lambda _signum: one.children_changed())
+    rest = bytearray()
+
+    def receive(_mask: int) -> None:
+        data = sock.recv(1 << 16)
+        if not data:
+            loop.stop()
+        rest.extend(data)
+        while b"\n" in rest:
+            line, _, left = bytes(rest).partition(b"\n")
+            rest[:] = left
+            order: Message = msgspec.json.decode(line, type=ToShim)
+            one.handle(order)
+
+    def tell_warm() -> None:
+        warm, door = one._launcher.warm, one._launcher.door
+        ahead = warm._ahead if warm is not None else None
+        (base / "warm").write_text(str(warm is not None and warm.ready))
+        (base / "warm-ahead").write_text("ahead" if ahead is not None and ahead.ready else "")
+        (base / "warm-ranks").write_text(str(door.ready() if door is not None else 0))
+        interpreters = door._warm.values() if door is not None else ()
+        (base / "warm-asked").write_text(str(any(each._asked for each in interpreters)))
+        loop.later(0.02, tell_warm)
+
+    tell_warm()
+    loop.watch(sock, receive, write=False)
+    emit(SlotHello(0, 0, os.getpid()))
+    loop.run()
+    one.close()
+
+
+if __name__ == "__main__":
+    _drive(int(sys.argv[1]), msgspec.json.decode(sys.argv[2]))

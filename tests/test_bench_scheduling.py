@@ -1,0 +1,393 @@
+"""bench.scheduling: the formula against numbers by hand, what T is put together from, the plot."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench import scheduling
+from bench.scheduling_model import (
+    STRATEGIES,
+    MissingError,
+    Term,
+    Times,
+    at_once,
+    average,
+    compose,
+    scaled,
+    scheduling_time,
+    seconds,
+    weights,
+    with_switch,
+)
+from bench.scheduling_plot import Bar, bars, decades
+from standby.size import Source, losses
+
+P = 1.2e-3
+PHASES = ("decide", "stop", "replace", "restore", "launch", "first_step")
+WAIT = 30.0
+
+
+def t(seconds: float, p95: float | None = None) -> Term:
+    return Term(seconds, seconds if p95 is None else p95, 20, "made up")
+
+
+def record(**cases: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """As in the JSON: medians as given, p95s twice as long."""
+    return {
+        f"{case}.{phase}_s": {"median": s, "p95": 2 * s, "n": 20}
+        for case, phases in cases.items()
+        for phase, s in phases.items()
+    }
+
+
+def incident(detect: float, *rest: float) -> dict[str, float]:
+    """Phases of a case, with its total."""
+    phases = dict(zip(PHASES, rest, strict=True))
+    return {"detect": detect, **phases, "total": detect + sum(rest)}
+
+
+REQUEUE = {"detect": 32.0, "total": 154.0}
+FULL = record(
+    node_crash_spare_torch=incident(1.5, 0.0, 0.1, 0.0, 0.05, 0.05, 0.3),
+    node_crash_companion_torch=incident(1.5, 0.0, 0.1, 0.4, 0.05, 0.05, 0.3),
+    rank_kill_torch=incident(0.1, 0.0, 0.1, 0.0, 0.0, 0.05, 0.35),
+    rank_kill_torch_cold=incident(0.1, 0.0, 0.1, 0.0, 0.0, 0.1, 13.0),
+    plain_requeue=REQUEUE,
+)
+# As of before there were warm starts, a companion under torch, and a restore.
+OLD = {
+    name: value
+    for name, value in record(
+        node_crash_companion=incident(1.5, 0.0, 0.02, 0.4, 0.0, 0.1, 0.4),
+        rank_kill_torch=incident(0.1, 0.0, 0.1, 0.0, 0.0, 0.1, 8.0),
+        node_crash_spare_torch=incident(1.5, 0.0, 0.1, 0.0, 0.0, 0.1, 9.0),
+        plain_requeue=REQUEUE,
+    ).items()
+    if not name.endswith(".restore_s")
+}
+
+
+# ---------------------------------------------------------------- the formula
+
+
+def test_weights_by_hand() -> None:
+    """128 machines, P99 pool 2: b(2) / b(1) = 127 / 2 * p / (1 - p) = 0.0762916."""
+    found = weights(losses(128, [Source(1, P)]), 2)
+    assert found == pytest.approx({1: 1 / 1.0762916, 2: 0.0762916 / 1.0762916}, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("machines", "most", "switch", "was"),
+    [
+        # T(k) = k. Relative weights by the ratio of neighbours, (N - k) / (k + 1) * p / (1 - p):
+        (128, 2, 100.0, 0.99 * (1 + 2 * 0.0762916) / 1.0762916 + 1.0),
+        # 1, 0.614538, 0.251526, 0.077135
+        (1024, 4, 32.0, 0.99 * 3.292196 / 1.943199 + 0.32),
+    ],
+)
+def test_average_by_hand(machines: int, most: int, switch: float, was: float) -> None:
+    by_count = weights(losses(machines, [Source(1, P)]), most)
+    found = average(by_count, [t(k, 2 * k) for k in by_count], t(switch, 3 * switch))
+    assert found.median == pytest.approx(was, rel=1e-5)
+    assert found.p95 == pytest.approx(2 * was + 0.01 * switch, rel=1e-5)
+    assert found.n == 20
+
+
+def test_a_time_that_never_changes_is_the_average() -> None:
+    by_count = weights(losses(512, [Source(1, P)]), 3)
+    assert sum(by_count.values()) == pytest.approx(1.0)
+    assert average(by_count, [t(7.0)] * 3, t(7.0)).median == pytest.approx(7.0)
+
+
+# ---------------------------------------------------------------- T(k)
+
+TIMES = Times(
+    spare={1: t(1.0), 3: t(2.0)},
+    companion={1: t(3.0)},
+    reschedule=t(10.0),
+    requeue=t(100.0),
+    last_rung=t(130.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "k", "pool", "expected"),
+    [
+        ("oracle", 1, 0, 1.0),
+        ("oracle", 2, 0, 2.0),  # 2 at once were not measured: not faster than 3
+        ("oracle", 32, 0, 2.0),
+        ("ours_spare", 2, 2, 2.0),
+        ("ours_spare", 3, 2, 10.0),
+        ("ours_companion", 2, 2, 3.0),
+        ("ours_companion", 3, 2, 10.0),
+        ("reschedule", 1, 2, 10.0),
+        ("requeue", 1, 2, 100.0),
+    ],
+)
+def test_time_of_k_machines(strategy: str, k: int, pool: int, expected: float) -> None:
+    assert seconds(TIMES, strategy, k, pool).median == expected
+
+
+@pytest.mark.parametrize(
+    ("strategy", "pool", "left", "expected"),
+    [
+        ("oracle", 2, False, 2.0),
+        ("ours_spare", 2, False, 130.0),
+        ("ours_companion", 2, False, 130.0),
+        ("ours_companion", 32, False, 3.0),
+        ("reschedule", 2, False, 100.0),
+        ("requeue", 2, False, 100.0),
+        ("ours_spare", 2, True, 10.0),
+        ("ours_companion", 32, True, 3.0),
+        ("reschedule", 2, True, 10.0),
+        ("requeue", 2, True, 100.0),
+    ],
+)
+def test_time_of_a_switch(strategy: str, pool: int, left: bool, expected: float) -> None:
+    assert with_switch(TIMES, strategy, pool, left).median == expected
+
+
+def test_at_once_never_takes_a_smaller_count_for_a_larger_one_that_was_measured() -> None:
+    assert [at_once(TIMES.spare, k).median for k in (1, 2, 3, 4)] == [1.0, 2.0, 2.0, 2.0]
+
+
+ordered = st.lists(st.floats(0.001, 1000.0), min_size=4, max_size=4).map(sorted)
+
+
+@given(ordered, st.sampled_from([128, 256, 512, 1024]), st.integers(0, 40))
+def test_order_of_the_strategies(four: list[float], machines: int, pool: int) -> None:
+    """Whatever the pool: the slower its means, the slower a strategy, if all find machines."""
+    spare, companion, reschedule, requeue = (t(s) for s in four)
+    times = Times({1: spare}, {1: companion}, reschedule, requeue, requeue)
+    lost = losses(machines, [Source(1, P)])
+    found = [scheduling_time(times, s, lost, 4, pool, True).median for s in STRATEGIES]
+    assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(found))
+
+
+def test_without_machines_left_all_but_the_oracle_wait_for_the_queue() -> None:
+    lost = losses(128, [Source(1, P)])
+    found = {s: scheduling_time(TIMES, s, lost, 2, 2, False).median for s in STRATEGIES}
+    swap = 0.99 * (1.0 + 2.0 * 0.0762916) / 1.0762916
+    assert found["oracle"] == pytest.approx(swap + 0.01 * 2.0, rel=1e-6)
+    assert found["ours_spare"] == pytest.approx(swap + 0.01 * 130.0, rel=1e-6)
+    assert found["reschedule"] == pytest.approx(0.99 * 10.0 + 0.01 * 100.0)
+    assert found["requeue"] == pytest.approx(100.0)
+
+
+# ---------------------------------------------------------------- what T is put together from
+
+
+def test_compose_takes_what_was_measured() -> None:
+    times = compose(FULL, wait=WAIT)
+    assert times.spare[1].median == pytest.approx(0.5)
+    assert times.spare[1].p95 == pytest.approx(1.0)
+    assert times.companion[1].median == pytest.approx(0.9)
+    # decide, stop, replace of the companion; then all ranks as if cold.
+    assert times.reschedule.median == pytest.approx(0.1 + 0.4 + 13.1)
+    assert times.requeue.median == pytest.approx(122.0)
+    assert times.last_rung.median == pytest.approx(0.1 + WAIT + 122.0)
+    assert times.last_rung.p95 == pytest.approx(0.2 + WAIT + 244.0)
+    assert times.last_rung.n == 20
+    assert "rank_kill_torch_cold.(restore+launch+first_step)" in times.reschedule.source
+    assert "standby_wait 30 s" in times.last_rung.source
+
+
+def test_compose_of_an_older_record() -> None:
+    times = compose(OLD, wait=WAIT)
+    assert times.spare[1].median == pytest.approx(9.2)
+    assert times.companion[1].median == pytest.approx(9.2 + 0.4)
+    assert times.reschedule == times.companion[1], "all its starts are cold"
+    assert times.companion[1].source.endswith("+ node_crash_companion.replace")
+
+
+def test_measured_directly_wins() -> None:
+    more = record(
+        node_crash_companion_torch_cold=incident(1.5, 0.0, 0.1, 0.4, 0.0, 0.1, 7.0),
+        node_crash_3_spare_torch=incident(1.5, 0.0, 0.1, 0.0, 0.0, 0.1, 0.6),
+        pool_short_torch={"detect": 1.5, "total": 41.5},
+    )
+    times = compose({**FULL, **more}, wait=WAIT)
+    assert times.reschedule.median == pytest.approx(7.6)
+    assert {k: term.median for k, term in times.spare.items()} == pytest.approx({1: 0.5, 3: 0.8})
+    assert set(times.companion) == {1}
+    assert times.last_rung.median == pytest.approx(40.0)
+
+
+def test_reinstall_is_paid_by_machines_from_outside_the_pool() -> None:
+    bare, dear = compose(FULL, wait=WAIT), compose(FULL, wait=WAIT, reinstall=60.0)
+    assert dear.spare == bare.spare and dear.companion == bare.companion
+    for name in ("reschedule", "requeue", "last_rung"):
+        assert getattr(dear, name).median == pytest.approx(getattr(bare, name).median + 60.0)
+        assert getattr(dear, name).source.endswith("reinstall 60 s")
+        assert "reinstall" not in getattr(bare, name).source
+
+
+def test_orders_to_start_grow_with_the_machines() -> None:
+    orders = t(0.25, 0.5)
+    few, many = scaled(TIMES, orders, 125), scaled(TIMES, orders, 1250)
+    assert few.spare[1].median == pytest.approx(1.025)
+    assert many.spare[3].median == pytest.approx(2.25)
+    assert many.companion[1].p95 == pytest.approx(3.5)
+    assert many.reschedule.median == pytest.approx(10.25)
+    assert (many.requeue, many.last_rung) == (TIMES.requeue, TIMES.last_rung)
+
+
+@pytest.mark.parametrize("missing", ["plain_requeue.total_s", "node_crash_spare_torch.stop_s"])
+def test_what_is_missing_is_named(missing: str) -> None:
+    with pytest.raises(MissingError, match=missing):
+        compose({name: value for name, value in FULL.items() if name != missing})
+
+
+# ---------------------------------------------------------------- the command
+
+
+ORDERS = {"supervisor.start_orders_s": {"median": 0.25, "p95": 0.5, "n": 20}}
+
+
+@pytest.fixture
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of records with one of bench.heartbeat."""
+    directory = tmp_path / "records"
+    directory.mkdir()
+    monkeypatch.setattr(scheduling, "RECORDS", directory)
+    (directory / "heartbeat-2026-01-02.json").write_text(json.dumps({"metrics": ORDERS}))
+    return directory
+
+
+def written(tmp_path: Path, metrics: object = FULL, **more: object) -> Path:
+    path = tmp_path / "recovery.json"
+    path.write_text(json.dumps({"benchmark": "recovery", "metrics": metrics, **more}))
+    return path
+
+
+def run(tmp_path: Path, *argv: str) -> dict[str, dict[str, dict[str, float]]]:
+    out = tmp_path / "out.json"
+    assert scheduling.main(["--json", str(out), *argv]) == 0
+    return dict(json.loads(out.read_text()))
+
+
+@pytest.mark.usefixtures("records")
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recovery = str(written(tmp_path, machine={"cores": 2}))
+    image = tmp_path / "plot.svg"
+    found = run(tmp_path, "--recovery", recovery, "--plot", str(image))
+    assert found["settings"]["pools"] == "128: 2, 256: 2, 512: 3, 1024: 4"
+    assert found["settings"]["measured_1"] == "recovery.json (cores 2)"
+    assert "reinstall 0 s" in str(found["settings"]["assumed"])
+    for machines in (128, 256, 512, 1024):
+        was = {s: found["metrics"][f"was_{machines}.{s}_s"]["median"] for s in STRATEGIES}
+        assert sorted(was.values()) == [was[s] for s in STRATEGIES]
+        swap = 0.5 + 0.25 * machines / 1250
+        assert was["ours_spare"] == pytest.approx(0.99 * swap + 0.01 * 152.1)
+        ratio = found["ratios"][f"was_{machines}.requeue/ours_spare"]
+        assert ratio == pytest.approx(was["requeue"] / was["ours_spare"])
+    assert ElementTree.parse(image).getroot().tag.endswith("svg")
+    assert "was_1024.ours_companion_s" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("records")
+def test_over_eviction_is_what_the_single_pool_pays_for(tmp_path: Path) -> None:
+    found = run(tmp_path, "--recovery", str(written(tmp_path)), "--case", "over_eviction")
+    metrics, ratios = found["metrics"], found["ratios"]
+    assert found["settings"]["single_pools"] == "128: 2, 256: 2, 512: 3, 1024: 4"
+    for machines in (128, 256, 512, 1024):
+        case = f"over_eviction_{machines}"
+        enough = metrics[f"{case}.ours_companion_compound_pool_s"]["median"]
+        swap = 0.9 + 0.25 * machines / 1250
+        assert enough == pytest.approx(0.99 * swap + 0.01 * 152.1), "never short but for a switch"
+        spare, companion = (ratios[f"{case}.{o}.single/compound"] for o in scheduling.OURS)
+        assert spare > companion > 1.1
+    assert "was_128.oracle_s" not in metrics
+
+
+@pytest.mark.usefixtures("records")
+def test_later_records_win(tmp_path: Path) -> None:
+    other = tmp_path / "lab.json"
+    cold = record(node_crash_companion_torch_cold=incident(1.5, 0.0, 0.1, 0.4, 0.0, 0.1, 7.0))
+    other.write_text(json.dumps({"metrics": cold, "quick": True}))
+    files = ["--recovery", str(written(tmp_path)), "--recovery", str(other)]
+    found = run(tmp_path, *files)
+    assert found["metrics"]["term.reschedule_s"]["median"] == pytest.approx(7.6)
+    assert found["quick"] is True, "as good as the worst of its measurements"
+
+
+@pytest.mark.usefixtures("records")
+@pytest.mark.parametrize(
+    ("metrics", "argv", "says"),
+    [
+        ({}, [], "node_crash_spare_torch"),
+        ([], [], "no record"),
+        ({"a.b_s": {"median": 1.0}}, [], "no record"),
+        ({"a.b_s": {"median": 2.0, "p95": 1.0, "n": 20}}, [], "cannot have been measured"),
+        (FULL, ["--rate", "1e-9"], "no standby is needed"),
+        (FULL, ["--rate", "-1"], "-0.001"),
+    ],
+)
+def test_what_cannot_be_used(
+    metrics: object,
+    argv: list[str],
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert scheduling.main(["--recovery", str(written(tmp_path, metrics)), *argv]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("records")
+def test_no_such_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert scheduling.main(["--recovery", str(tmp_path / "none.json")]) == 2
+    assert "none.json" in capsys.readouterr().err
+
+
+def test_newest_record(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert scheduling.main([]) == 2
+    assert "python -m bench.recovery" in capsys.readouterr().err
+    for date in ("2026-02-01", "2025-12-31"):
+        (records / f"recovery-{date}.json").write_text("{}")
+    assert scheduling.newest("recovery").name == "recovery-2026-02-01.json"
+
+
+def test_the_records_that_are_kept_can_be_used(capsys: pytest.CaptureFixture[str]) -> None:
+    assert scheduling.main([]) == 0
+    assert scheduling.newest("recovery").name in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- the plot
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([0.5, 150.0], (-1, 3)), ([1.0, 1.0], (0, 1)), ([1.0, 10.0], (0, 1)), ([2.0], (0, 1))],
+)
+def test_decades(values: list[float], expected: tuple[int, int]) -> None:
+    assert decades(values) == expected
+
+
+@pytest.mark.parametrize("values", [[], [0.0, 1.0]])
+def test_what_has_no_logarithm(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        decades(values)
+
+
+def test_bars_are_as_high_as_their_logarithms() -> None:
+    groups = {"<a>": {"x": Bar(1.0, 1.0), "y": Bar(10.0, 20.0)}, "b": {"x": Bar(100.0, 100.0)}}
+    root = ElementTree.fromstring(bars("t & t", "s", groups, "foot"))
+    texts = [element.text for element in root.iter() if element.tag.endswith("text")]
+    assert {"<a>", "b", "t & t", "10", "100", "foot"} <= set(texts)
+    heights = [
+        float(element.attrib["height"])
+        for element in root.iter()
+        if element.tag.endswith("rect") and float(element.attrib.get("y", 0)) > 40
+    ]
+    assert sorted(round(h / max(heights), 2) for h in heights) == [0.0, 0.5, 1.0]
+    assert math.isclose(max(heights), 272.0)

@@ -1,0 +1,334 @@
+"""Minipods from a topology, the spread of a job's groups, and which standby is chosen."""
+
+import io
+import json
+from collections.abc import Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from standby import choose_cli
+from standby.choose import UNKNOWN, choose, decide
+from standby.cli import COMMANDS
+from standby.spread import Groups, fits, groups, spread
+from standby.topology import minipods
+
+LEAF_SPINE_CORE = """\
+SwitchName=l0 Level=0 LinkSpeed=1 Nodes=n[1-2]
+SwitchName=l1 Level=0 LinkSpeed=1 Nodes=n[3-4]
+SwitchName=l2 Level=0 LinkSpeed=1 Nodes=n[5-6]
+SwitchName=p0 Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=l[0-1]
+SwitchName=p1 Level=1 LinkSpeed=1 Nodes=n[5-6] Switches=l2
+SwitchName=core Level=2 LinkSpeed=1 Nodes=n[1-6] Switches=p[0-1]
+"""
+CONF = """\
+# written by hand; SwitchName=no Nodes=n9
+switchname=l0 nodes=n[1-2] # two
+SwitchName=l1 Nodes = n[3-4]
+SwitchName=l2 LinkSpeed=10 \\
+  Nodes=n[5-6]
+SwitchName=p0 Switches=l[0-1]
+SWITCHNAME=p1 SWITCHES=l2
+SwitchName=core Switches=p0,p1
+"""
+LEAVES = {"n1": "l0", "n2": "l0", "n3": "l1", "n4": "l1", "n5": "l2", "n6": "l2"}
+PODS = {"n1": "p0", "n2": "p0", "n3": "p0", "n4": "p0", "n5": "p1", "n6": "p1"}
+
+
+@pytest.mark.parametrize("text", [LEAF_SPINE_CORE, CONF], ids=["scontrol", "topology.conf"])
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [(None, PODS), (0, LEAVES), (1, PODS), (2, dict.fromkeys(PODS, "core")),
+     (9, dict.fromkeys(PODS, "core"))],
+)  # fmt: skip
+def test_levels_of_a_tree(text: str, level: int | None, expected: dict[str, str]) -> None:
+    assert minipods(text, level) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # Two levels: the leaf is what tells nodes apart.
+        ("SwitchName=s0 Nodes=a\nSwitchName=s1 Nodes=b\nSwitchName=top Switches=s[0-1]",
+         {"a": "s0", "b": "s1"}),
+        ("SwitchName=s0 Nodes=a,b", {"a": "s0", "b": "s0"}),
+        ("SwitchName=s0 Nodes=a\nSwitchName=s1 Nodes=b", {"a": "s0", "b": "s1"}),
+        # A forest: each tree by its top.
+        ("SwitchName=s0 Nodes=a\nSwitchName=s1 Nodes=b\nSwitchName=s2 Nodes=c\n"
+         "SwitchName=x Switches=s[0-1]\nSwitchName=y Switches=s2",
+         {"a": "x", "b": "x", "c": "y"}),
+        # A branch that ends early counts by its top.
+        ("SwitchName=s0 Nodes=a\nSwitchName=s1 Nodes=b\nSwitchName=s2 Nodes=c\n"
+         "SwitchName=x Switches=s[0-1]\nSwitchName=top Switches=x,s2",
+         {"a": "x", "b": "x", "c": "top"}),
+        ("SwitchName=s0 Nodes=a\nSwitchName=x Switches=s0\nSwitchName=s0 Switches=x", {"a": "s0"}),
+        ("BlockName=b1 BlockIndex=0 Nodes=n[1-2] BlockSize=2\nBlockName=b2 Nodes=n3",
+         {"n1": "b1", "n2": "b1", "n3": "b2"}),
+        # An unreadable upper level leaves the leaves.
+        ("SwitchName=s0 Nodes=a\nSwitchName=s1 Nodes=b\nSwitchName=x Switches=s[0-",
+         {"a": "s0", "b": "s1"}),
+        ("SwitchName=s0 Nodes=a\nSwitchName=x Switches=s[0-999999999]", {"a": "s0"}),
+        ("", {}),
+        ("No topology information available\n", {}),
+        ("SwitchName=s0 Nodes=n[1-2", {}),
+    ],
+)  # fmt: skip
+def test_odd_trees(text: str, expected: dict[str, str]) -> None:
+    assert minipods(text) == expected
+
+
+WORDS = ["SwitchName=s0", "switchname = s1", "Nodes=n[1-3]", "Switches=s[0-1]", "Switches=s0",
+         "Switches=[", "Level=1", "\\\n", "\n", "#", "=", "Switches=@x"]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(WORDS) | st.text(max_size=6), max_size=14))
+def test_odd_text_never_raises(words: list[str]) -> None:
+    assert all(node and pod for node, pod in minipods(" ".join(words)).items())
+
+
+def test_a_negative_level_is_refused() -> None:
+    with pytest.raises(ValueError, match="level -1"):
+        minipods(CONF, -1)
+
+
+def _singles(n: int) -> tuple[tuple[int, ...], ...]:
+    return tuple((i,) for i in range(n))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ranks", "places", "expected"),
+    [
+        ({"pp": 2, "dp": 4, "tp": 2}, 4, 4,
+         Groups(((0, 1), (2, 3)), ((0, 2), (1, 3)), _singles(4))),
+        ({"dp": 2, "pp": 2}, 1, 4, Groups(((0, 2), (1, 3)), ((0, 1), (2, 3)), _singles(4))),
+        # A tensor group on two nodes.
+        ({"dp": 2, "tp": 4}, 2, 4, Groups(((0, 2), (1, 3)), _singles(4), ((0, 1), (2, 3)))),
+        # Everything that gradients are reduced over is one.
+        ({"dp_replicate": 2, "pp": 2, "dp_shard": 2}, 2, 4,
+         Groups(((0, 2), (1, 3)), ((0, 1), (2, 3)), _singles(4))),
+        # Not this world's mesh, or none: one data-parallel group.
+        ({"pp": 3}, 1, 4, Groups(((0, 1, 2, 3),), _singles(4), _singles(4))),
+        ({"pp": 0}, 1, 2, Groups(((0, 1),), _singles(2), _singles(2))),
+        ({}, 2, 2, Groups(((0, 1),), _singles(2), _singles(2))),
+        # Cyclic: node 0 runs ranks 0 and 2.
+        ({"pp": 2, "dp": 2}, [[0, 2], [1, 3]], 2, Groups(((0, 1),), _singles(2), _singles(2))),
+        ({"dp": 3}, [[0, 1], [2]], 2, Groups(((0, 1),), _singles(2), _singles(2))),
+        # Groups that do not divide nodes: place 1 is in two DP groups.
+        ({"pp": 2, "dp": 3}, 2, 3, Groups(((0, 1), (1, 2)), ((0, 1), (0, 2), (1, 2)),
+                                          _singles(3))),
+    ],
+)  # fmt: skip
+def test_groups(mesh: dict[str, int], ranks: Any, places: int, expected: Groups) -> None:
+    assert groups(mesh, ranks, places) == expected
+
+
+@pytest.mark.parametrize(
+    ("ranks", "places", "match"),
+    [(0, 2, "0 ranks per node"), ([[0]], 2, "1 nodes for 2 places"),
+     ([[0], [2]], 2, "not 0 to 1"), ([[0], [0]], 2, "not 0 to 1")],
+)  # fmt: skip
+def test_ranks_that_are_no_world(ranks: Any, places: int, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        groups({}, ranks, places)
+
+
+def test_spread_is_that_of_the_worst_group() -> None:
+    job = groups({"pp": 2, "dp": 2}, 1, 4)  # DP groups 0,1 and 2,3; PP groups 0,2 and 1,3
+    found = spread(job, ["a", "a", "a", "b"])
+    assert (found.dp, found.pp, found.total) == (2, 2, 1 + 2 + 1 + 2 + 4)
+    assert spread(job, ["a", "a", "b", "b"]).weighted(0.3) == pytest.approx(0.3 * 1 + 0.7 * 2)
+    assert fits({"pp": 2, "dp": 2}, 4)
+    assert not fits({"pp": 2, "dp": 2}, 5)
+
+
+# Four nodes of one rank: DP groups a1,a2 and b1,b2; PP groups a1,b1 and a2,b2.
+PLACES = ["a1", "a2", "b1", "b2"]
+MESH = {"pp": 2, "dp": 2}
+SWITCHES = {"a1": "A", "a2": "A", "b1": "B", "b2": "B", "sa": "A", "sb": "B", "sc": "C",
+            "ta": "A", "z1": "B", "z2": "A"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lost", "candidates", "expected"),
+    [
+        (["a1"], ["sb", "sa"], {"a1": "sa"}),
+        (["b1"], ["sa", "sb", "sc"], {"b1": "sb"}),
+        # Equal maximum: the smaller total, which is the node where the other groups are.
+        (["b1"], ["sa", "sc"], {"b1": "sa"}),
+        # Equal in all: the first by name.
+        (["a1"], ["ta", "sa"], {"a1": "sa"}),
+        # By name each would get the other's.
+        (["a1", "b1"], ["z1", "z2"], {"a1": "z2", "b1": "z1"}),
+        (["b1", "a1"], ["z2", "z1"], {"a1": "z2", "b1": "z1"}),
+        # Too few: the one that costs least is filled.
+        (["a1", "b1"], ["sb"], {"b1": "sb"}),
+        (["a1"], [], {}),
+        ([], ["sa"], {}),
+        # What is in the job already, lost or not, is no candidate.
+        (["a1"], ["a1", "b2", "sc"], {"a1": "sc"}),
+        # One that nobody knows is one minipod more.
+        (["a1"], ["nowhere", "sa"], {"a1": "sa"}),
+        (["a1", "a1"], ["sa"], {"a1": "sa"}),
+    ],
+)  # fmt: skip
+def test_choices(lost: list[str], candidates: list[str], expected: dict[str, str]) -> None:
+    assert choose(lost, candidates, PLACES, MESH, 1, SWITCHES) == expected
+
+
+def test_alpha_decides_between_the_groups() -> None:
+    # Pipelines are rows, DP groups columns; no line has more than two minipods.
+    grid = ["-AB", "CAA", "DAA"]
+    pods = {f"n{i}": pod for i, pod in enumerate("".join(grid))} | {"s1": "C", "s2": "A"}
+    places = [f"n{i}" for i in range(9)]
+    mesh = {"dp": 3, "pp": 3}
+    assert choose(["n0"], ["s1", "s2"], places, mesh, 1, pods, alpha=0.3) == {"n0": "s2"}
+    assert choose(["n0"], ["s1", "s2"], places, mesh, 1, pods, alpha=0.7) == {"n0": "s1"}
+
+
+def test_without_topology_the_first_by_name() -> None:
+    assert choose(["a2", "b1"], ["s3", "s1", "s2"], PLACES, MESH, 1, {}) == {"a2": "s1", "b1": "s2"}
+
+
+@pytest.mark.parametrize(
+    ("lost", "places", "alpha", "match"),
+    [(["q"], PLACES, 0.3, "not in the job: q"), (["a1"], ["a1", "a1"], 0.3, "1 different"),
+     (["a1"], PLACES, 1.5, "alpha 1.5"), (["a1"], PLACES, float("nan"), "alpha nan")],
+)  # fmt: skip
+def test_bad_input(lost: list[str], places: list[str], alpha: float, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        choose(lost, ["sa"], places, MESH, 1, SWITCHES, alpha)
+
+
+def _best(
+    lost: Sequence[str], candidates: Sequence[str], places: list[str], mesh: dict[str, int],
+    switches: dict[str, str], alpha: float,
+) -> tuple[float, int, tuple[str, ...]]:  # fmt: skip
+    """By trying everything: score and the names, place by place."""
+    job, spots = groups(mesh, 1, len(places)), sorted(places.index(node) for node in lost)
+    found = []
+    for names in permutations(sorted(candidates), len(spots)):
+        now = list(places)
+        for spot, name in zip(spots, names, strict=True):
+            now[spot] = name
+        cost = spread(job, [switches.get(node, UNKNOWN) for node in now])
+        found.append((cost.weighted(alpha), cost.total, names))
+    return min(found)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_nothing_is_better_than_what_is_chosen(data: st.DataObject) -> None:
+    names = data.draw(st.permutations(["pp", "dp"]))
+    mesh = {name: data.draw(st.integers(1, 4)) for name in names}
+    places = [f"n{i}" for i in range(mesh["pp"] * mesh["dp"])]
+    lost = data.draw(st.lists(st.sampled_from(places), unique=True, max_size=3))
+    candidates = [f"s{i}" for i in range(data.draw(st.integers(len(lost), 5)))]
+    switches = {n: data.draw(st.sampled_from("ABC")) for n in [*places, *candidates]}
+    alpha = data.draw(st.sampled_from([0.0, 0.3, 0.5, 1.0]))
+    found = decide(lost, candidates, places, mesh, 1, switches, alpha)
+    assert found.exact
+    by_place = tuple(found.takes[node] for node in places if node in found.takes)
+    now = found.after.weighted(alpha), found.after.total, by_place
+    assert now == _best(lost, candidates, places, mesh, switches, alpha)
+    assert found.bound <= found.after.weighted(alpha)
+    swapped = [switches[found.takes.get(node, node)] for node in places]
+    assert found.after == spread(groups(mesh, 1, len(places)), swapped)
+    assert found.before == spread(groups(mesh, 1, len(places)), [switches[n] for n in places])
+
+
+@settings(deadline=None, max_examples=8)
+@given(st.data())
+def test_many_lost_at_once(data: st.DataObject) -> None:
+    """More than can be tried: still everybody placed, nobody twice, never below the bound."""
+    mesh = {"pp": 4, "dp": 16}
+    places = [f"n{i}" for i in range(64)]
+    lost = places[:24]
+    candidates = [f"s{i}" for i in range(data.draw(st.integers(20, 40)))]
+    pods = [f"p{i}" for i in range(8)]
+    switches = {n: data.draw(st.sampled_from(pods)) for n in [*places, *candidates]}
+    found = decide(lost, candidates, places, mesh, 1, switches)
+    assert len(found.takes) == min(len(lost), len(candidates))
+    assert set(found.takes) <= set(lost)
+    assert len(set(found.takes.values())) == len(found.takes)
+    assert set(found.takes.values()) <= set(candidates)
+    assert found.after.weighted() >= found.bound
+    assert found == decide(lost, candidates[::-1], places, mesh, 1, switches)
+
+
+@pytest.fixture
+def topology(tmp_path: Path) -> Path:
+    path = tmp_path / "topology.conf"
+    path.write_text("SwitchName=A Nodes=a[1-2],sa\nSwitchName=B Nodes=b[1-2],sb\n"
+                    "SwitchName=top Switches=A,B\n")  # fmt: skip
+    return path
+
+
+def _run(*argv: str) -> tuple[int, str]:
+    out = io.StringIO()
+    return choose_cli.main(argv, out), out.getvalue()
+
+
+JOB = ("--nodes", "a[1-2],b[1-2]", "--mesh", "pp=2,dp=2")
+
+
+def test_command_says_what_and_why(topology: Path) -> None:
+    job = (*JOB, "--topology", str(topology), "--lost", "b1", "--candidates", "sa,sb")
+    code, text = _run(*job)
+    assert code == 0
+    assert text.splitlines()[:4] == [
+        "b1 (B) <- sb (B)",
+        "DP spread: 1 -> 1",
+        "PP spread: 2 -> 2",
+        "weighted spread: 1.7 -> 1.7",
+    ]
+    assert "all from A: DP 2, PP 2, weighted 2, total 10" in text
+    code, text = _run(*job, "--json")
+    answer = json.loads(text)
+    assert (code, answer["version"]) == (0, choose_cli.JSON_VERSION)
+    assert answer["takes"] == {"b1": "sb"}
+    assert answer["exact"]
+    assert answer["after"] == {"dp": 1, "pp": 2, "total": 10, "weighted": 1.7}
+    assert set(answer["all_from"]) == {"A", "B"}
+    assert COMMANDS["choose"].module == choose_cli.__name__
+
+
+def test_too_few_candidates_are_code_2(topology: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = _run(
+        *JOB, "--topology", str(topology), "--lost", "a1,b1", "--candidates", "sb", "--json"
+    )
+    assert code == 2
+    assert json.loads(text)["unfilled"] == ["a1"]
+    assert "1 of 2 lost nodes get none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"--mesh": "pp=2,dp"}, "write it as pp=2"),
+        ({"--mesh": "pp=2,pp=2"}, "named once"),
+        ({"--mesh": "pp=0"}, "be 1 or more"),
+        ({"--mesh": "pp=3"}, "do not divide among 4 nodes"),
+        ({"--ranks-per-node": "2"}, "4 ranks, 4 nodes of 2 have 8"),
+        ({"--lost": "q"}, "not in the job: q"),
+        ({"--lost": "n[1-"}, "not a node list"),
+        ({"--nodes": "n[1-999999999]"}, "more than"),
+        ({"--candidates": ""}, "names no node"),
+        ({"--alpha": "2"}, "alpha 2.0"),
+        ({"--level": "-1"}, "level -1"),
+        ({"--topology": "/nonexistent"}, "cannot be read"),
+        ({"--topology": "/dev/null"}, "no switches with nodes"),
+        ({"--alpha": "x"}, "invalid float"),
+    ],
+)
+def test_bad_input_is_code_2(
+    topology: Path, change: dict[str, str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"--nodes": "a[1-2],b[1-2]", "--mesh": "pp=2,dp=2", "--lost": "b1",
+               "--candidates": "sb", "--topology": str(topology), **change}  # fmt: skip
+    code, text = _run(*(f"{name}={value}" for name, value in options.items()))
+    assert (code, text) == (2, "")
+    assert says in capsys.readouterr().err

@@ -1,0 +1,511 @@
+"""Rates measured from a state directory: written by those who write it, and by hostile hands."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_system import FakeSystem, context
+from hypothesis import given
+from hypothesis import strategies as st
+
+from health import history as gate_history
+from health.act import Outcome, drain_event
+from robust_slurm.ledger import append_line, make_job_dir, replace_file
+from srun_wrapper.diagnose import Failure, diagnose
+from srun_wrapper.incident import Incident
+from srun_wrapper.ladder import Plan
+from standby import ledger
+from standby.answer import ESTIMATE, UPPER, from_ledger
+from standby.history import DAY, Loss, Span, chronicle_spans, incident, lines
+from standby.interval import poisson_interval
+from standby.ledger import Ledger
+from standby.observed import events, merge, node_days, observe
+from standby.size import SizeError, Source
+
+HERE = Path(__file__).parents[1]
+NOW = 1_800_000_000.0
+
+
+# ---------------------------------------------------------------- a state directory
+
+
+class Job:
+    """Writes one job's files as robust-srun does; times in days before ``now``."""
+
+    def __init__(self, state_dir: Path, number: int, now: float) -> None:
+        self.dir = state_dir / "jobs" / str(number)
+        self.number = number
+        self._now = now
+        make_job_dir(self.dir)
+
+    def at(self, days: float) -> float:
+        return self._now - days * DAY
+
+    def epoch(self, days: float, epoch: int, *nodes: str) -> None:
+        self.event(days, "epoch", epoch=epoch, nodes=list(nodes), why="")
+
+    def event(self, days: float, name: str, **fields: Any) -> None:
+        append_line(self.dir / "events.jsonl", {"time": self.at(days), "event": name, **fields})
+
+    def lost(self, days: float, *swaps: tuple[str, str], symptom: str = "node_lost") -> None:
+        """Nodes that were lost and replaced."""
+        failures = [Failure("node_lost", 100.0, 99.0, old) for old, _ in swaps]
+        if symptom == "crash":
+            failures = [Failure("crash", 100.0, 99.0, swaps[0][0], rank=0, code=1, tail="")]
+        it = Incident("0-1", 1, diagnose(failures), 99.0, 100.0)
+        it.plan = Plan("swap_companion", tuple(old for old, _ in swaps), "")
+        it.swaps += [pair for pair in swaps if pair[1]]
+        it.outcome = "recovered"
+        it.wall = self.at(days)
+        record = {"v": 1, **it.record(self.number, "0")}
+        append_line(self.dir / "incidents.jsonl", record)
+        self.event(days, "failure", symptom=symptom, evidence=[])
+
+    def roster(self, began: float, until: float, *nodes: str) -> None:
+        members = [
+            {"name": name, "job_id": self.number, "role": "active", "ranks": [], "silent_s": 0.1}
+            for name in nodes
+        ]
+        record = {
+            "version": 1,
+            "job_id": self.number,
+            "started": self.at(began),
+            "updated": self.at(until),
+            "nodes": members,
+        }
+        replace_file(self.dir / "roster.0.json", record)
+
+
+def drained(
+    state_dir: Path, node: str, when: float, job: int = 0, cls: str = "node", check: str = "xid"
+) -> None:
+    """The node gate's record of a drain, as the gate writes it."""
+    system = FakeSystem(context=context("sweep" if not job else "epilog", node, job))
+    reason = f"robust:{cls}:{check}:gpu0:reboot:job{job}"
+    event = drain_event(system, reason, Outcome(drained=True), "Xid 79")._replace(time=when)
+    (state_dir / "nodes").mkdir(exist_ok=True)
+    with (state_dir / "nodes" / f"{node}.jsonl").open("ab") as file:
+        file.write(gate_history.line(event))
+
+
+def one_job(state_dir: Path, now: float) -> Job:
+    """4 nodes for 10 days; n2 was replaced by n5 after 6: 40 node-days, one loss."""
+    job = Job(state_dir, 7, now)
+    job.epoch(10, 1, "n1", "n2", "n3", "n4")
+    job.lost(4, ("n2", "n5"))
+    job.epoch(4, 2, "n1", "n5", "n3", "n4")
+    job.roster(10, 0, "n1", "n3", "n4", "n5")
+    return job
+
+
+def seen(state_dir: Path, node_days: float | None = None, since: float = 0.0) -> Any:
+    return Ledger(state_dir, NOW).observed(node_days, since)
+
+
+# ---------------------------------------------------------------- what is counted
+
+
+def test_losses_over_the_time_that_nodes_ran(tmp_path: Path) -> None:
+    one_job(tmp_path, NOW)
+    found = seen(tmp_path)
+    assert found.node_days == pytest.approx(40.0)
+    assert (found.sizes, found.incidents, found.drains, found.left_out) == ({1: 1}, 1, 0, 0)
+    assert (found.jobs, found.nodes, found.problems) == (1, 5, ())
+    assert found.single.estimate == pytest.approx(1 / 40)
+    low, high = poisson_interval(1)
+    assert (found.single.low, found.single.high) == pytest.approx((low / 40, high / 40))
+    assert (found.begin, found.end) == pytest.approx((NOW - 10 * DAY, NOW))
+
+
+def test_only_the_last_days(tmp_path: Path) -> None:
+    one_job(tmp_path, NOW)
+    found = seen(tmp_path, since=NOW - 3 * DAY)
+    assert found.node_days == pytest.approx(12.0) and found.sizes == {}
+    found = seen(tmp_path, since=NOW - 5 * DAY)
+    assert found.node_days == pytest.approx(20.0) and found.sizes == {1: 1}
+
+
+def test_an_earlier_run_of_a_requeued_job_counts(tmp_path: Path) -> None:
+    """The roster is the last run's; the chronicle keeps all of them."""
+    job = Job(tmp_path, 7, NOW)
+    job.epoch(20, 1, "n1", "n2")
+    job.lost(18, ("n2", ""))  # nothing could replace it
+    job.event(18, "news", text="requeued")
+    job.epoch(10, 1, "n1", "n3")
+    job.roster(10, 0, "n1", "n3")
+    found = seen(tmp_path)
+    assert found.node_days == pytest.approx(2 * 2 + 2 * 10) and found.sizes == {1: 1}
+
+
+def test_a_roster_does_where_there_is_no_chronicle(tmp_path: Path) -> None:
+    job = Job(tmp_path, 7, NOW)
+    job.roster(5, 1, "n1", "n2", "n3")
+    found = seen(tmp_path)
+    assert found.node_days == pytest.approx(12.0) and found.nodes == 3
+
+
+def test_a_node_in_two_jobs_at_once_is_one_node(tmp_path: Path) -> None:
+    for number in (7, 8):
+        job = Job(tmp_path, number, NOW)
+        job.epoch(4, 1, "n1", "n2")
+        job.roster(4, 0, "n1", "n2")
+    found = seen(tmp_path)
+    assert found.node_days == pytest.approx(8.0) and found.jobs == 2
+
+
+def test_drains_count_where_a_job_was(tmp_path: Path) -> None:
+    one_job(tmp_path, NOW)
+    drained(tmp_path, "n3", NOW - 2 * DAY)  # in the job
+    drained(tmp_path, "n2", NOW - 4 * DAY + 400, job=7)  # the incident again
+    drained(tmp_path, "n2", NOW - 2.5 * DAY)  # not in the job any more
+    drained(tmp_path, "n9", NOW - 3 * DAY)  # never in it
+    drained(tmp_path, "n4", NOW - 1 * DAY, cls="user")
+    drained(tmp_path, "n4", NOW - 1 * DAY, cls="tool")
+    (tmp_path / "nodes" / "drains.jsonl").write_bytes((tmp_path / "nodes/n3.jsonl").read_bytes())
+    found = seen(tmp_path)
+    assert (found.sizes, found.incidents, found.drains) == ({1: 2}, 1, 1)
+    assert found.left_out == 3
+    # A person who gives the node-days speaks for all nodes: then all of them count.
+    found = seen(tmp_path, node_days=500.0)
+    assert (found.sizes, found.left_out, found.given) == ({1: 4}, 0, True)
+    assert found.single.estimate == pytest.approx(4 / 500)
+
+
+def test_nodes_lost_together_are_one_event(tmp_path: Path) -> None:
+    """A switch takes nodes of two jobs; the gate drains a third one of it."""
+    for number, first in ((7, 0), (8, 8)):
+        job = Job(tmp_path, number, NOW)
+        names = [f"n{first + i}" for i in range(8)]
+        job.epoch(10, 1, *names)
+        job.lost(5, *[(name, f"s{name}") for name in names[:3]])
+        job.epoch(5, 2, *(f"s{name}" for name in names[:3]), *names[3:])
+        job.roster(10, 0, *names)
+    drained(tmp_path, "n7", NOW - 5 * DAY + 20)
+    found = seen(tmp_path)
+    assert found.node_days == pytest.approx(160.0) and found.sizes == {7: 1}
+    assert found.single.events == 0 and found.several.events == 1
+    [group] = found.groups(upper=False)
+    assert group == Source(7, pytest.approx(1 / 160))
+    [group] = found.groups(upper=True)
+    assert group.rate == pytest.approx(poisson_interval(1)[1] / 160)
+
+
+def test_what_blames_no_node_does_not_count(tmp_path: Path) -> None:
+    job = one_job(tmp_path, NOW)
+    failures = [Failure("crash", 100.0, 99.0, "n1", rank=0, code=1, tail="ValueError: x")]
+    it = Incident("0-2", 2, diagnose(failures), 99.0, 100.0)
+    it.wall = NOW - DAY
+    append_line(job.dir / "incidents.jsonl", it.record(7, "0"))
+    assert seen(tmp_path).sizes == {1: 1}
+
+
+@pytest.mark.parametrize(
+    ("record", "nodes"),
+    [
+        ({"cause": "node", "suspects": ["a", "b"], "swaps": []}, ("a", "b")),
+        ({"cause": "node", "suspects": ["a"], "swaps": [["a", "s1"]]}, ("a",)),
+        ({"cause": "unknown", "suspects": ["a"], "swaps": [["a", "s1"]]}, ("a",)),
+        ({"cause": "unknown", "suspects": ["a", "b"], "swaps": []}, None),
+        ({"cause": "user", "suspects": [], "swaps": []}, None),
+        ({"cause": "node", "suspects": "abc", "swaps": {"a": 1}}, None),
+        ({"cause": "node", "suspects": [1, None, ["x"], ""], "swaps": [[], 5, [7]]}, None),
+        ({"cause": ["node"], "suspects": ["a"]}, None),
+        ({}, None),
+    ],
+)
+def test_the_nodes_of_an_incident(record: dict[str, Any], nodes: tuple[str, ...] | None) -> None:
+    found = incident({"time": 5.0, **record}, 3)
+    assert (found.nodes if found else None) == nodes
+
+
+def loss(time: float, *nodes: str, job: int = 1, gate: bool = False) -> Loss:
+    return Loss(time, nodes, job, gate)
+
+
+@pytest.mark.parametrize(
+    ("losses", "sizes"),
+    [
+        ([], []),
+        ([loss(0, "a"), loss(90, "b")], [1, 1]),
+        ([loss(0, "a"), loss(50, "b")], [2]),
+        ([loss(0, "a"), loss(50, "b"), loss(100, "c")], [2, 1]),  # within 60 s of the first
+        ([loss(0, "a"), loss(300, "a")], [1]),  # the same fault, seen twice
+        ([loss(0, "a"), loss(300, "a", "b")], [1, 1]),
+        ([loss(0, "a"), loss(4000, "a")], [1, 1]),
+        ([loss(0, "a"), loss(9000, "a", job=1, gate=True)], [1]),  # the drain for that incident
+        ([loss(0, "a"), loss(9000, "a", job=2, gate=True)], [1, 1]),
+        ([loss(0, "a", job=0, gate=True), loss(9000, "a", job=0, gate=True)], [1, 1]),
+        ([loss(30, "a", gate=True), loss(0, "a")], [1]),
+    ],
+)
+def test_events(losses: Sequence[Loss], sizes: list[int]) -> None:
+    assert events(losses) == sizes
+
+
+SPANS = st.lists(
+    st.tuples(st.sampled_from("ab"), st.integers(0, 60), st.integers(0, 20)).map(
+        lambda t: Span(t[0], float(t[1]), float(t[1] + t[2]))
+    ),
+    max_size=12,
+)
+
+
+@given(SPANS)
+def test_time_told_twice_counts_once(spans: list[Span]) -> None:
+    ticks = {(s.node, t) for s in spans for t in range(int(s.begin), int(s.end))}
+    merged = merge(spans)
+    assert node_days(merged) * DAY == pytest.approx(len(ticks))
+    for times in merged.values():
+        ends = [t for pair in times for t in pair]
+        assert ends == sorted(ends)
+
+
+def test_a_node_that_comes_back_has_two_spans() -> None:
+    records = [
+        {"time": 10.0, "event": "epoch", "epoch": 1, "nodes": ["a", "b"]},
+        {"time": 20.0, "event": "failure"},
+        {"time": 21.0, "event": "failure"},
+        {"time": 25.0, "event": "epoch", "epoch": 2, "nodes": ["a", "c"]},
+        {"time": 28.0, "event": "epoch", "epoch": None, "nodes": ["z"]},
+        {"time": 30.0, "event": "failure"},
+        {"time": 35.0, "event": "epoch", "epoch": 3, "nodes": ["a", "b"]},
+        {"time": 40.0, "event": "news"},
+    ]
+    assert set(chronicle_spans(records, 50.0)) == {
+        Span("a", 10.0, 50.0),
+        Span("b", 10.0, 20.0),
+        Span("c", 25.0, 30.0),
+        Span("b", 35.0, 50.0),
+    }
+    assert {span.end for span in chronicle_spans(records, 0.0)} == {20.0, 30.0, 40.0}
+
+
+# ---------------------------------------------------------------- hostile and torn
+
+
+def test_bad_lines_are_skipped_and_told(tmp_path: Path) -> None:
+    job = one_job(tmp_path, NOW)
+    with (job.dir / "incidents.jsonl").open("ab") as file:
+        file.write(b'not json\n[1]\n{"time": "soon"}\n{"time": 1e400}\n{"time": true}\n')
+        file.write(b'{"time": %d, "cause": "node", "suspects": ["n1"]}\n' % (NOW + 2 * DAY))
+        file.write(b"[" * 100_000 + b"\n" + b'{"time": 17000')
+    drained(tmp_path, "n3", NOW - 2 * DAY)
+    with (tmp_path / "nodes" / "n3.jsonl").open("ab") as file:
+        file.write(b"\xff\xfe\n\n")
+    found = seen(tmp_path)
+    assert found.sizes == {1: 2} and found.node_days == pytest.approx(40.0)
+    assert any("incidents.jsonl: 8 unreadable lines skipped" in text for text in found.problems)
+    assert any("n3.jsonl: 1 unreadable lines skipped" in text for text in found.problems)
+
+
+def test_times_that_cannot_be_are_left_out(tmp_path: Path) -> None:
+    one_job(tmp_path, NOW)
+    job = Job(tmp_path, 9, NOW)
+    job.roster(10_000, 0, "x1", "x2")  # ran for 27 years
+    job = Job(tmp_path, 10, NOW)
+    job.roster(1, 2, "y1")  # ended before it began
+    job = Job(tmp_path, 11, NOW)
+    job.epoch(1, 1, "z1")
+    job.roster(1, -30, "z1")  # still runs next month
+    found = seen(tmp_path)
+    assert found.node_days == pytest.approx(40.0)
+    assert sum("cannot be; left out" in text for text in found.problems) == 3
+
+
+def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
+    job = one_job(tmp_path, NOW)
+    (tmp_path / "jobs" / "8").symlink_to(job.dir)
+    other = Job(tmp_path, 9, NOW)
+    (other.dir / "incidents.jsonl").symlink_to(job.dir / "incidents.jsonl")
+    os.mkfifo(other.dir / "events.jsonl")
+    (tmp_path / "jobs" / "10").write_text("no directory")
+    found = seen(tmp_path)
+    assert found.sizes == {1: 1} and found.node_days == pytest.approx(40.0)
+    told = "\n".join(found.problems)
+    assert "jobs/8 is a link" in told and "jobs/9/events.jsonl" in told
+    assert "jobs/9/incidents.jsonl" in told and "jobs/10" in told
+
+
+def test_an_incident_of_a_job_that_nobody_watched_is_left_out(tmp_path: Path) -> None:
+    one_job(tmp_path, NOW)
+    job = Job(tmp_path, 9, NOW)
+    job.lost(3, ("n9", "s9"))
+    found = seen(tmp_path)
+    assert found.sizes == {1: 1} and found.left_out == 1
+
+
+def test_many_problems_are_cut_short(tmp_path: Path) -> None:
+    for number in range(100, 150):
+        job = Job(tmp_path, number, NOW)
+        (job.dir / "events.jsonl").write_text("x\n")
+    found = seen(tmp_path)
+    assert len(found.problems) == 21 and found.problems[-1] == "30 more of this kind"
+
+
+@pytest.mark.parametrize("limit", ["JOBS_BYTES", "JOBS_ENTRIES"])
+def test_all_jobs_together_are_bounded(
+    tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_job(tmp_path, NOW)
+    big = Job(tmp_path, 9, NOW)
+    big.epoch(1, 1, *(f"x{i}" for i in range(50)))
+    drained(tmp_path, "n9", NOW - DAY)
+    monkeypatch.setattr(ledger, limit, 20)
+    found = seen(tmp_path, node_days=100.0)
+    assert found.nodes <= 20 and found.incidents == 0  # job 7 is older
+    assert found.drains == 1  # what root wrote is read all the same
+    assert any("jobs 9 and older are left out, or in part" in text for text in found.problems)
+
+
+def test_accusations_are_not_looked_at(tmp_path: Path) -> None:
+    job = one_job(tmp_path, NOW)
+    (job.dir / "accusations").mkdir(exist_ok=True)
+    (job.dir / "accusations" / "a.json").write_text("no accusation")
+    assert seen(tmp_path).problems == ()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+RECORD = st.fixed_dictionaries(
+    {"time": st.floats(0, NOW) | JSON},
+    optional={
+        "event": st.sampled_from(["epoch", "failure"]) | JSON,
+        "epoch": st.integers(0, 3) | JSON,
+        "nodes": st.lists(st.sampled_from(["a", "b"])) | JSON,
+        "suspects": JSON,
+        "swaps": JSON,
+        "cause": st.just("node") | JSON,
+    },
+)
+
+
+@given(st.lists(RECORD, max_size=6), st.binary(max_size=20))
+def test_no_content_can_break_it(records: list[dict[str, Any]], rest: bytes) -> None:
+    raw = b"".join(json.dumps(record).encode() + b"\n" for record in records) + rest
+    found = lines(raw, NOW)
+    assert len(found.records) <= len(records) + rest.count(b"\n")
+    losses = [it for record in found.records if (it := incident(record, 1))]
+    spans = list(chronicle_spans(found.records, NOW))
+    assert all(span.begin <= span.end for span in spans)
+    seen = observe(losses, {1: spans}, ())
+    assert seen.incidents + seen.left_out == len(losses)
+    assert sum(size * count for size, count in seen.sizes.items()) <= sum(
+        len(loss.nodes) for loss in losses
+    )
+
+
+# ---------------------------------------------------------------- the pool from it
+
+
+def observed(node_days: float, **sizes: int) -> Any:
+    empty = observe([], {}, (), node_days)
+    return empty._replace(sizes={int(key[1:]): count for key, count in sizes.items()})
+
+
+def test_estimate_and_upper_end() -> None:
+    found = from_ledger(1024, observed(10_000, x1=12), [], 24.0, 0.99)
+    low, high = found.cases
+    assert (low.name, high.name) == (ESTIMATE, UPPER)
+    assert low.all.standbys == 4  # 1.2 per 1,000 node-days
+    assert high.causes[0].per_1000 == pytest.approx(poisson_interval(12)[1] / 10)
+    assert high.all.standbys > low.all.standbys
+
+
+def test_groups_that_were_seen_count_at_their_own_size() -> None:
+    found = from_ledger(1024, observed(10_000, x1=12, x8=2, x3=1), [], 24.0, 0.99)
+    assert [cause.size for cause in found.cases[0].causes] == [1, 3, 8]
+    assert [cause.per_1000 for cause in found.cases[0].causes] == pytest.approx([1.2, 0.1, 0.2])
+    assert found.cases[0].all.standbys > 8 > found.cases[0].single.standbys
+    assert not any("--group-rate" in note for note in found.notes)
+
+
+def test_groups_that_are_named_replace_those_seen() -> None:
+    named = [Source(4, 1e-4)]
+    found = from_ledger(1024, observed(10_000, x1=12, x8=2), named, 24.0, 0.99)
+    assert [cause.size for cause in found.cases[0].causes] == [1, 4]
+    assert any("2 events that took several nodes were seen" in note for note in found.notes)
+
+
+def test_nothing_lost_yet() -> None:
+    found = from_ledger(1024, observed(10_000), [], 24.0, 0.99)
+    low, high = found.cases
+    assert low.all.standbys == 0 and low.causes[0].days is None
+    assert high.causes[0].per_1000 == pytest.approx(0.36889, rel=1e-4)
+    assert high.all.standbys == 2
+
+
+def test_too_short_a_time_for_an_upper_end() -> None:
+    found = from_ledger(8, observed(2.0, x1=1), [], 24.0, 0.99)
+    assert [case.name for case in found.cases] == [ESTIMATE]
+    assert any("too little was watched" in note for note in found.notes)
+    with pytest.raises(SizeError):
+        from_ledger(8, observed(0.5, x1=1), [], 24.0, 0.99)
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def size(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "standby.cli", "size", "--from-ledger", *words],
+        cwd=HERE,
+        env={**os.environ, "PYTHONPATH": str(HERE)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_measured_on_the_command_line(tmp_path: Path) -> None:
+    one_job(tmp_path, time.time())
+    words = ("--nodes=64", f"--state-dir={tmp_path}")
+    done = size(*words)
+    assert done.returncode == 0, done.stderr
+    assert "watched: 40.0 node-days (5 nodes in 1 job, " in done.stdout
+    assert (
+        "single nodes: 1 event, 25 per 1,000 node-days, 95 % interval 0.633 to 139" in done.stdout
+    )
+    assert "64 nodes: keep 5 standbys; 16 if the rate is at the upper end" in done.stdout
+    data = json.loads(size(*words, "--json").stdout)
+    assert data["measured"]["node_days"] == pytest.approx(40.0, abs=0.01)
+    assert data["measured"]["sizes"] == {"1": 1}
+    assert [case["all"]["standbys"] for case in data["cases"]] == [5, 16]
+    data = json.loads(size(*words, "--json", "--node-days=400", "--since=5").stdout)
+    assert data["measured"]["single"]["estimate"] == pytest.approx(1 / 400)
+
+
+def test_nothing_was_watched(tmp_path: Path) -> None:
+    job = Job(tmp_path, 7, time.time())
+    (job.dir / "events.jsonl").write_text("torn")
+    done = size("--nodes=64", f"--state-dir={tmp_path}")
+    assert done.returncode == 1 and not done.stdout
+    assert "--node-days D, or name a rate" in done.stderr
+    assert "events.jsonl: 1 unreadable lines skipped" in done.stderr
+    done = size("--nodes=64", f"--state-dir={tmp_path}", "--node-days=1000")
+    assert done.returncode == 0 and "keep 0 standbys; 2 if" in done.stdout
+
+
+def test_the_setting_names_the_state_directory(tmp_path: Path) -> None:
+    one_job(tmp_path, time.time())
+    done = subprocess.run(
+        [sys.executable, "-m", "standby.cli", "size", "--from-ledger", "--nodes=64"],
+        cwd=HERE,
+        env={**os.environ, "PYTHONPATH": str(HERE), "ROBUST_STATE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0 and "40.0 node-days" in done.stdout
