@@ -59,6 +59,11 @@ class Launch:
     record: Path
 
 
+HEAD_START = 0.1
+"""s by which warm rank 0 goes ahead of the others: torch's ranks look for its store, and one that
+comes before the store waits half a second or more until it looks again."""
+
+
 class Launcher:
     """``started`` gets each rank that runs; ``failed`` what could not be run, and why; ``ended``
     a rank that has ended before it was known.
@@ -138,8 +143,16 @@ class Launcher:
         except (OSError, ValueError) as err:
             self._on_failed(launch, err)
             return
-        if self.warm is None or not self.warm.fits(command, env) or not self._fork(launch):
+        if self.warm is None or not self.warm.fits(command, env):
             self.spawn(launch)
+            return
+        self._forking = launch
+
+        def fork() -> None:
+            if self._forking is launch and not self._fork(launch):
+                self.spawn(launch)
+
+        self._loop.later(HEAD_START if rank.rank else 0.0, fork)
 
     def _environ(self, more: Mapping[str, str]) -> dict[str, str]:
         env = {k: v for k, v in os.environ.items() if k not in STALE} | dict(more)
