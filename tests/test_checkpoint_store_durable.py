@@ -1,4 +1,4 @@
-"""The store's way to the durable tier and to the local disk, with a writer that can misbehave."""
+"""The store's way to the durable tier, with a writer that can misbehave."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 
 from robust_slurm.auto import HOOK_DIR
 from robust_slurm.checkpoint import archive
-from robust_slurm.checkpoint.events import Alarm, Committed, Outcome, Persisted, Restore, Wanted
+from robust_slurm.checkpoint.events import Alarm, Committed, Outcome, Persisted
 from robust_slurm.checkpoint.store import Store
 from robust_slurm.checkpoint.writing import writer_environment
-from tests.checkpoint_stores import SIZE, Events, FakeRank, stores, target, write_snapshot
+from tests.checkpoint_stores import Events, FakeRank, stores, target, write_snapshot
 from tests.waiting import until
 
 
@@ -392,85 +392,3 @@ def test_the_writer_finds_our_package_and_is_no_rank(monkeypatch: pytest.MonkeyP
     assert env["PYTHONPATH"] == f"{HOOK_DIR}{os.pathsep}/site"
     assert env["ROBUST_AUTO"] == "0"
     assert "ROBUST_BEAT_DIR" not in env
-
-
-# -- the node's own disk
-
-
-def test_the_local_disk_outlives_the_store(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    with stores(tmp_path, 1, local_directory=str(disk), job="j1") as [(a, events)]:
-        rank = FakeRank(a, 0)
-        for step in (1, 2, 3):
-            data = rank.save(step, persist=True)
-            rank.wait("kept", step=step)
-            until(lambda s=step: (disk / f"j1/own-0-{s}.json").exists(), "written")
-        until(lambda: not (disk / "j1/own-0-1.safetensors").exists(), "only two are kept")
-        assert events.wait(Persisted, lambda e: e.step == 3).ok  # so that the next is asked for
-        assert events.of(Committed) == []
-    with stores(tmp_path, 1, local_directory=str(disk), job="j1") as [(b, _)]:
-        found = [(h.tier, h.owner, h.step, h.world, h.needs, h.ok) for h in b.stock()]
-        assert found == [("local", 0, 2, 4, (0,), True), ("local", 0, 3, 4, (0,), True)]
-        (outcome,) = b.fetch([Wanted(0, 3, "", 0)])
-        assert outcome.ok
-        assert (b.socket_path.parent / outcome.file).read_bytes() == data
-        b.begin(1, Restore(3, "memory", {0: outcome.file}))
-        assert ("memory", 3, True) in [(h.tier, h.step, h.ok) for h in b.stock()]
-    with stores(tmp_path, 1, local_directory=str(disk), job="j2") as [(c, _)]:
-        assert c.stock() == []
-
-
-def test_a_snapshot_on_another_nodes_disk_can_be_fetched(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    with stores(tmp_path, 1, local_directory=str(disk), job="j1") as [(a, _)]:
-        rank = FakeRank(a, 0)
-        rank.save(1, persist=True)
-        until(lambda: (disk / "j1/own-0-1.json").exists(), "written")
-    (tmp_path / "n").mkdir()
-    with (
-        stores(tmp_path, 1, local_directory=str(disk), job="j1") as [(b, _)],
-        stores(tmp_path / "n", 1) as [(c, _)],
-    ):
-        (outcome,) = c.fetch([Wanted(0, 1, "127.0.0.1", b.port)])
-        assert outcome.ok, outcome
-        assert outcome.bytes > SIZE
-
-
-@pytest.mark.parametrize("damage", ["flip", "short", "note", "missing"])
-def test_damage_on_the_disk_is_found(tmp_path: Path, damage: str) -> None:
-    disk = tmp_path / "disk"
-    with stores(tmp_path, 1, local_directory=str(disk), job="j1") as [(a, _)]:
-        rank = FakeRank(a, 0)
-        rank.save(1, persist=True)
-        until(lambda: (disk / "j1/own-0-1.json").exists(), "written")
-        path = disk / "j1/own-0-1.safetensors"
-        if damage == "flip":
-            with path.open("r+b") as file:
-                file.seek(SIZE // 2)
-                byte = file.read(1)[0]
-                file.seek(SIZE // 2)
-                file.write(bytes([byte ^ 1]))
-        elif damage == "short":
-            os.truncate(path, 1000)
-        elif damage == "missing":
-            path.unlink()
-        else:
-            (disk / "j1/own-0-1.json").write_text('{"owner": 0}')
-        (bad,) = [h for h in a.stock() if h.tier == "local"]
-        assert not bad.ok and bad.why
-        (outcome,) = a.fetch([Wanted(0, 1, "", 0)])
-        assert not outcome.ok and outcome.why
-        assert list(a.socket_path.parent.glob("*fetched*")) == []
-
-
-def test_a_disk_that_cannot_be_written_is_said_once_and_the_durable_tier_goes_on(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "ckpt").mkdir()
-    (tmp_path / "disk").write_text("a file")
-    with stores(tmp_path, 1, key=None, local_directory=str(tmp_path / "disk")) as [(a, events)]:
-        rank = _rank(a, tmp_path, number=1)
-        for step in (1, 2):
-            rank.save(step, persist=True)
-            assert events.wait(Persisted, lambda e, s=step: e.step == s).ok
-        assert len(events.of(Alarm)) == 1

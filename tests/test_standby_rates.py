@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_system import FakeSystem, context
 from hypothesis import given
 from hypothesis import strategies as st
+from job_records import NOW, Job, drained, one_job
 
-from health import history as gate_history
-from health.act import Outcome, drain_event
-from robust_slurm.ledger import append_line, make_job_dir, replace_file
+from robust_slurm.ledger import append_line
 from srun_wrapper.diagnose import Failure, diagnose
 from srun_wrapper.incident import Incident
-from srun_wrapper.ladder import Plan
 from standby import ledger
 from standby.answer import ESTIMATE, UPPER, from_ledger
 from standby.history import DAY, Loss, Span, chronicle_spans, incident, lines
@@ -29,81 +23,6 @@ from standby.interval import poisson_interval
 from standby.ledger import Ledger
 from standby.observed import events, merge, node_days, observe
 from standby.size import SizeError, Source
-
-HERE = Path(__file__).parents[1]
-NOW = 1_800_000_000.0
-
-
-# ---------------------------------------------------------------- a state directory
-
-
-class Job:
-    """Writes one job's files as robust-srun does; times in days before ``now``."""
-
-    def __init__(self, state_dir: Path, number: int, now: float) -> None:
-        self.dir = state_dir / "jobs" / str(number)
-        self.number = number
-        self._now = now
-        make_job_dir(self.dir)
-
-    def at(self, days: float) -> float:
-        return self._now - days * DAY
-
-    def epoch(self, days: float, epoch: int, *nodes: str) -> None:
-        self.event(days, "epoch", epoch=epoch, nodes=list(nodes), why="")
-
-    def event(self, days: float, name: str, **fields: Any) -> None:
-        append_line(self.dir / "events.jsonl", {"time": self.at(days), "event": name, **fields})
-
-    def lost(self, days: float, *swaps: tuple[str, str], symptom: str = "node_lost") -> None:
-        """Nodes that were lost and replaced."""
-        failures = [Failure("node_lost", 100.0, 99.0, old) for old, _ in swaps]
-        if symptom == "crash":
-            failures = [Failure("crash", 100.0, 99.0, swaps[0][0], rank=0, code=1, tail="")]
-        it = Incident("0-1", 1, diagnose(failures), 99.0, 100.0)
-        it.plan = Plan("swap_companion", tuple(old for old, _ in swaps), "")
-        it.swaps += [pair for pair in swaps if pair[1]]
-        it.outcome = "recovered"
-        it.wall = self.at(days)
-        record = {"v": 1, **it.record(self.number, "0")}
-        append_line(self.dir / "incidents.jsonl", record)
-        self.event(days, "failure", symptom=symptom, evidence=[])
-
-    def roster(self, began: float, until: float, *nodes: str) -> None:
-        members = [
-            {"name": name, "job_id": self.number, "role": "active", "ranks": [], "silent_s": 0.1}
-            for name in nodes
-        ]
-        record = {
-            "version": 1,
-            "job_id": self.number,
-            "started": self.at(began),
-            "updated": self.at(until),
-            "nodes": members,
-        }
-        replace_file(self.dir / "roster.0.json", record)
-
-
-def drained(
-    state_dir: Path, node: str, when: float, job: int = 0, cls: str = "node", check: str = "xid"
-) -> None:
-    """The node gate's record of a drain, as the gate writes it."""
-    system = FakeSystem(context=context("sweep" if not job else "epilog", node, job))
-    reason = f"robust:{cls}:{check}:gpu0:reboot:job{job}"
-    event = drain_event(system, reason, Outcome(drained=True), "Xid 79")._replace(time=when)
-    (state_dir / "nodes").mkdir(exist_ok=True)
-    with (state_dir / "nodes" / f"{node}.jsonl").open("ab") as file:
-        file.write(gate_history.line(event))
-
-
-def one_job(state_dir: Path, now: float) -> Job:
-    """4 nodes for 10 days; n2 was replaced by n5 after 6: 40 node-days, one loss."""
-    job = Job(state_dir, 7, now)
-    job.epoch(10, 1, "n1", "n2", "n3", "n4")
-    job.lost(4, ("n2", "n5"))
-    job.epoch(4, 2, "n1", "n5", "n3", "n4")
-    job.roster(10, 0, "n1", "n3", "n4", "n5")
-    return job
 
 
 def seen(state_dir: Path, node_days: float | None = None, since: float = 0.0) -> Any:
@@ -451,61 +370,3 @@ def test_too_short_a_time_for_an_upper_end() -> None:
     assert any("too little was watched" in note for note in found.notes)
     with pytest.raises(SizeError):
         from_ledger(8, observed(0.5, x1=1), [], 24.0, 0.99)
-
-
-# ---------------------------------------------------------------- the command line
-
-
-def size(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "standby.cli", "size", "--from-ledger", *words],
-        cwd=HERE,
-        env={**os.environ, "PYTHONPATH": str(HERE)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def test_measured_on_the_command_line(tmp_path: Path) -> None:
-    one_job(tmp_path, time.time())
-    words = ("--nodes=64", f"--state-dir={tmp_path}")
-    done = size(*words)
-    assert done.returncode == 0, done.stderr
-    assert "watched: 40.0 node-days (5 nodes in 1 job, " in done.stdout
-    assert (
-        "single nodes: 1 event, 25 per 1,000 node-days, 95 % interval 0.633 to 139" in done.stdout
-    )
-    assert "64 nodes: keep 5 standbys; 16 if the rate is at the upper end" in done.stdout
-    data = json.loads(size(*words, "--json").stdout)
-    assert data["measured"]["node_days"] == pytest.approx(40.0, abs=0.01)
-    assert data["measured"]["sizes"] == {"1": 1}
-    assert [case["all"]["standbys"] for case in data["cases"]] == [5, 16]
-    data = json.loads(size(*words, "--json", "--node-days=400", "--since=5").stdout)
-    assert data["measured"]["single"]["estimate"] == pytest.approx(1 / 400)
-
-
-def test_nothing_was_watched(tmp_path: Path) -> None:
-    job = Job(tmp_path, 7, time.time())
-    (job.dir / "events.jsonl").write_text("torn")
-    done = size("--nodes=64", f"--state-dir={tmp_path}")
-    assert done.returncode == 1 and not done.stdout
-    assert "--node-days D, or name a rate" in done.stderr
-    assert "events.jsonl: 1 unreadable lines skipped" in done.stderr
-    done = size("--nodes=64", f"--state-dir={tmp_path}", "--node-days=1000")
-    assert done.returncode == 0 and "keep 0 standbys; 2 if" in done.stdout
-
-
-def test_the_setting_names_the_state_directory(tmp_path: Path) -> None:
-    one_job(tmp_path, time.time())
-    done = subprocess.run(
-        [sys.executable, "-m", "standby.cli", "size", "--from-ledger", "--nodes=64"],
-        cwd=HERE,
-        env={**os.environ, "PYTHONPATH": str(HERE), "ROBUST_STATE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0 and "40.0 node-days" in done.stdout
