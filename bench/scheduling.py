@@ -56,11 +56,11 @@ class RecordError(ValueError):
 
 
 def newest(benchmark: str) -> Path:
-    """The newest record of a benchmark (their names end in the date). Raises RecordError."""
-    found = sorted(RECORDS.glob(f"{benchmark}-*.json"))
+    """The newest whole record of a benchmark, named by its date alone. Raises RecordError."""
+    found = sorted(RECORDS.glob(f"{benchmark}-[0-9]*.json"))
     if not found:
         what = f"measure with python -m bench.{benchmark} --json"
-        raise RecordError(f"no {benchmark}-*.json in {RECORDS}: {what}")
+        raise RecordError(f"no {benchmark}-DATE.json in {RECORDS}: {what}")
     return found[-1]
 
 

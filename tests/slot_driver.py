@@ -192,14 +192,20 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
             order: Message = msgspec.json.decode(line, type=ToShim)
             one.handle(order)
 
+    def tell(name: str, value: object) -> None:
+        """A reader finds the old text or the new one, never an empty file."""
+        fresh = base / f".{name}"
+        fresh.write_text(str(value))
+        fresh.replace(base / name)
+
     def tell_warm() -> None:
         warm, door = one._launcher.warm, one._launcher.door
         ahead = warm._ahead if warm is not None else None
-        (base / "warm").write_text(str(warm is not None and warm.ready))
-        (base / "warm-ahead").write_text("ahead" if ahead is not None and ahead.ready else "")
-        (base / "warm-ranks").write_text(str(door.ready() if door is not None else 0))
+        tell("warm", warm is not None and warm.ready)
+        tell("warm-ahead", "ahead" if ahead is not None and ahead.ready else "")
+        tell("warm-ranks", door.ready() if door is not None else 0)
         interpreters = door._warm.values() if door is not None else ()
-        (base / "warm-asked").write_text(str(any(each._asked for each in interpreters)))
+        tell("warm-asked", any(each._asked for each in interpreters))
         loop.later(0.02, tell_warm)
 
     tell_warm()

@@ -354,6 +354,7 @@ def test_newest_record(records: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "python -m bench.recovery" in capsys.readouterr().err
     for date in ("2026-02-01", "2025-12-31"):
         (records / f"recovery-{date}.json").write_text("{}")
+    (records / "recovery-torch-2026-03-01.json").write_text("{}")  # some cases only
     assert scheduling.newest("recovery").name == "recovery-2026-02-01.json"
 
 
