@@ -86,9 +86,9 @@ def recovered(
     training.wait(over, f"no recovery from a fault at {at:.3f}", RECOVERY)
     if found[0].action != action:
         raise BenchError(f"{training.directory}: {found[0].action} where {action} was expected")
-    phases = {name: sum(i.phases[name] for i in found) for name in PHASES[1:]}
+    phases = {name: sum(i.phases.get(name, 0.0) for i in found) for name in PHASES[1:]}
     last = found[-1]
-    end = last.detected + sum(last.phases[name] for name in PHASES[1:])
+    end = last.detected + sum(last.phases.get(name, 0.0) for name in PHASES[1:])
     return {"detect": found[0].detected - at, **phases, "total": end - at}
 
 

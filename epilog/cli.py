@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from epilog.cleanup import Cleared
     from health.check import Where
+    from health.finding import Finding
     from health.gate import Gate
     from health.inquiry import Inquiry
+    from health.system import Event
 
 FIRST_ALARM_S = 40.0  # until the settings say how long it may take
 _CLEAN = 0.35  # of the epilog's time: the most that clearing takes
@@ -81,15 +83,17 @@ def _prove(gate: Gate, cleared: Cleared, inquiry: Inquiry, ends: float) -> int:
 
     free = not jobs.maybe(gate.system)
     where: Where = "deep" if inquiry.accused else "epilog"
-    tests = inquiry.test(free, ends - 0.3 * (ends - gate.begin))
+    most = ends - 0.3 * (ends - gate.begin)
+    tests = inquiry.test(free, most)
+    active, tested = _test(gate, inquiry, free, most)
     report = gate.check(where, max(1.0, ends - time.monotonic()))
-    report, verdict = gate.judge(report, [*cleared.findings, *tests])
+    report, verdict = gate.judge(report, [*cleared.findings, *tests, *active])
     lemon = inquiry.conclude(verdict)
     if lemon:
         report, verdict = gate.judge(report, lemon)
     for error in inquiry.errors:
         say(error)
-    events = list(inquiry.events)
+    events = [*inquiry.events, *tested]
     if cleared.worth_telling:
         events.append(gate.event("cleared", ended=cleared.ended, removed=cleared.removed))
     code = 0
@@ -106,3 +110,17 @@ def _prove(gate: Gate, cleared: Cleared, inquiry: Inquiry, ends: float) -> int:
     if events:
         gate.record(events, shared=verdict.closed or inquiry.accused)
     return code
+
+
+def _test(
+    gate: Gate, inquiry: Inquiry, free: bool, until: float
+) -> tuple[list[Finding], list[Event]]:
+    """The active tests, where something speaks against this node: findings, what to record."""
+    if not gate.settings.active["python"]:
+        return [], []
+    from health.active_answer import suspicious
+    from health.active_child import followed_up
+
+    ended = suspicious(gate.system.context.env) if gate.settings.active["suspicious"] else ""
+    why = f"a job ended by {ended}" if ended else ""
+    return followed_up(gate, "accusation" if inquiry.accused else why, free, until)

@@ -24,6 +24,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         from health import sweep
 
         return int(sweep.main(words[1:]))
+    if words[:1] == ["test"]:
+        from health.active import test_cli
+
+        return test_cli.main(words[1:])
+    if words[:1] == ["burn-in"]:
+        from health.active import burn_in
+
+        return burn_in.main(words[1:])
     options = _parser().parse_args(words)
     from health import commands
 
@@ -99,6 +107,8 @@ def _parser() -> argparse.ArgumentParser:
         help="also memory, NVMe, InfiniBand and Ethernet: only where all nodes are alike",
     )
     commands.add_parser("sweep", help="the HealthCheckProgram: drain and undrain (see its --help)")
+    commands.add_parser("burn-in", help="active tests of idle nodes (see its --help)")
+    commands.add_parser("test", help="active tests of GPUs, memory, network (see its --help)")
     return top
 
 

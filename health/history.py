@@ -29,8 +29,11 @@ _CHUNK = 1 << 20  # bytes brought to the shared file at a time
 _SHARED = "shared.json"  # how far that has come
 # Events that decide about the node later; the others only tell what happened.
 LASTING = frozenset(
-    {"xid", "sxid", "lost", "boot", "reset", "driver", "drain", "undrain", "strike", "repaired"}
-)
+    {
+        "xid", "sxid", "lost", "boot", "reset", "driver", "drain", "undrain", "strike", "repaired",
+        "burn-in",
+    }
+)  # fmt: skip
 
 
 def line(event: Event) -> bytes:
@@ -170,6 +173,22 @@ def share(spool: str, state_dir: str, node: str) -> bool:
     for each in (only_one, nodes, directory):
         os.close(each)
     return True
+
+
+def tell(state_dir: str, node: str, events: Iterable[Event]) -> None:
+    """Write events of another node where all nodes share them: its sweep fetches them.
+
+    Raises OSError, and blocks while the shared file system does: call it in a child.
+    """
+    nodes = rootfiles.open_dir(f"{state_dir}/{NODES}")
+    try:
+        held = rootfiles.lock(nodes, f"{node}.lock")
+        try:
+            _append_locked(nodes, f"{node}.jsonl", b"".join(line(event) for event in events))
+        finally:
+            os.close(held)
+    finally:
+        os.close(nodes)
 
 
 def _merge(nodes: int, name: str, local: bytes, position: _Position, *, again: bool) -> bytes:

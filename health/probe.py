@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from health.child import Child, fork, where_it_hangs, write_all
 from health.stuck import Stuck
@@ -89,8 +89,13 @@ def _write(path: str) -> None:
         os.unlink(name, dir_fd=directory)
 
 
-def run(argv: Sequence[str], deadline_s: float) -> Output:
-    """A program (absolute path) in its own session, without our environment and descriptors."""
+def run(
+    argv: Sequence[str], deadline_s: float, started: Callable[[int], None] | None = None
+) -> Output:
+    """A program (absolute path) in its own session, without our environment and descriptors.
+
+    ``started`` is called with its number.
+    """
     if not argv or not argv[0].startswith("/"):
         raise OSError(errno.ENOENT, "not an absolute path", argv[0] if argv else "")
     limit = time.monotonic() + deadline_s
@@ -119,6 +124,8 @@ def run(argv: Sequence[str], deadline_s: float) -> Output:
     child = Child(pid, out_read)
     streams = {out_read: b"", err_read: b""}
     try:
+        if started is not None:
+            started(pid)
         code = _drain(child, streams, limit)
         if code is None:
             where = where_it_hangs(pid)

@@ -22,19 +22,25 @@ class Proof(NamedTuple):
     failed: float = 0.0
     why: str = ""
     undrained: float = 0.0  # a drain was taken back, with the proof that it asked for
+    burned: float = 0.0  # a burn-in was passed, and none was failed since
 
 
 def proof_of(events: Iterable[Event]) -> Proof:
     """What a node's events prove."""
     passed, failed, why, undrained = 0.0, 0.0, "", 0.0
+    burned, broke = 0.0, 0.0
     for event in events:
+        if event.kind == "burn-in" and event.data.get("ok") is True:
+            burned = max(burned, event.time)
+        elif event.kind == "burn-in" and event.data.get("result") == "failed":
+            broke = max(broke, event.time)
         if _passes(event):
             passed = max(passed, event.time)
             if event.kind == "undrain":
                 undrained = max(undrained, event.time)
         elif _fails(event) and event.time >= failed:
             failed, why = event.time, str(event.data.get("reason", ""))
-    return Proof(passed, failed, why, undrained)
+    return Proof(passed, failed, why, undrained, burned if burned > broke else 0.0)
 
 
 def due(events: Iterable[Event], now: float) -> bool:

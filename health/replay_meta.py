@@ -20,7 +20,7 @@ def settings(kept: Mapping[str, Any], checks: Sequence[Check]) -> Settings:
     problems = list(kept.get("problems", ()))
     tables = {
         name: _over(getattr(base, name), kept.get(name, {}), f"[{name}]", problems)
-        for name in ("gate", "breaker", "lemon", "epilog", "accusations")
+        for name in ("gate", "breaker", "lemon", "epilog", "accusations", "active")
     }
     recorded = kept.get("families", {})
     families = {

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from health import rootfiles
 from health.check import Check, Setting
-from health.settings_merge import Merge
+from health.settings_merge import Merge, Numbers
 
 SITE_FILE = "/etc/robust-slurm/robust.toml"
 FILE_LIMIT = 1 << 20  # bytes
@@ -62,6 +62,33 @@ ACCUSATIONS: Mapping[str, Setting] = {
     ),
     "deadline": Setting(20.0, "all of these tests", "s"),
 }
+ACTIVE: Mapping[str, Setting] = {
+    "python": Setting(
+        "",
+        "interpreter of the active tests (absolute; has torch and robust-slurm; root runs it, so "
+        "it and all that it imports must be root's); empty: the gate runs none",
+    ),
+    "accused": Setting(
+        "quick", 'what an accused node is tested with once no job is on it: "quick" or "never"'
+    ),
+    "suspicious": Setting(
+        False, "test also where a job ended by a signal of its own (SIGSEGV, SIGBUS, SIGABRT, …)"
+    ),
+    "undrain": Setting(
+        "never",
+        'what a drained node must pass before the sweep undrains it: "quick" or "never"; slurmd '
+        "gives the sweep 60 s, so longer levels are for `robust-health burn-in`",
+    ),
+    "deadline": Setting(25.0, "all active tests of one epilog or sweep", "s"),
+    "burn_in": Setting(
+        "standard", '`robust-health burn-in` without --level: "quick", "standard" or "long"'
+    ),
+    "floors": Setting(
+        Numbers(),
+        "the least that a healthy GPU gives, a table for each model in place of the published "
+        'one: [active.floors."NVIDIA H200"] bf16_tflops = 600; 0: none',
+    ),
+}
 # The tables of the gate, as they stand in robust.toml; [xid], [health.*] and [nodes.*] come on top.
 TABLES: Mapping[str, Mapping[str, Setting]] = {
     "gate": GATE,
@@ -69,14 +96,22 @@ TABLES: Mapping[str, Mapping[str, Setting]] = {
     "lemon": LEMON,
     "epilog": EPILOG,
     "accusations": ACCUSATIONS,
+    "active": ACTIVE,
 }
 XID_HELP = 'a code and the action it calls for here: "79" = "reboot"; "none": do not drain'
 NODES_HELP = 'any of these tables for some nodes only: [nodes."gpu[1-8]".health.disk]; later wins'
 
-_CHOICES = {("epilog", "leftovers"): ("user", "job", "never")}
+_CHOICES = {
+    ("epilog", "leftovers"): ("user", "job", "never"),
+    ("active", "accused"): ("never", "quick"),
+    ("active", "undrain"): ("never", "quick"),
+    ("active", "burn_in"): ("quick", "standard", "long"),
+}
 _PATHS = {("gate", "spool"), ("epilog", "clean_dirs"), ("accusations", "tests")}
+_PATHS_OR_NONE = {("gate", "slurm_bin"), ("active", "python")}
 _ABOVE_ZERO = {("gate", name) for name in GATE if name.endswith("_deadline")} | {
     ("accusations", "deadline"),
+    ("active", "deadline"),
     ("breaker", "window"),
     ("lemon", "window_days"),
 }
@@ -90,6 +125,7 @@ class Settings(NamedTuple):
     lemon: Mapping[str, Any]
     epilog: Mapping[str, Any]
     accusations: Mapping[str, Any]
+    active: Mapping[str, Any]
     xid: Mapping[str, str]  # code -> action
     families: Mapping[str, Mapping[str, Any]]
     state_dir: str  # absolute; "": no shared ledger
@@ -181,7 +217,7 @@ def _wrong(table: str, key: str, value: Any) -> str:
     paths = value if isinstance(value, list) else [value]
     if at in _PATHS and any(path[:1] != "/" for path in paths):
         return "not an absolute path"
-    if at == ("gate", "slurm_bin") and value and value[0] != "/":
+    if at in _PATHS_OR_NONE and value and value[0] != "/":
         return "not an absolute path"
     if at in _ABOVE_ZERO and value <= 0:
         return "must be above 0"

@@ -11,6 +11,10 @@ from health.finding import ACTIONS
 Tables = Mapping[str, Mapping[str, Setting]]
 
 
+class Numbers(dict[str, dict[str, float]]):
+    """A default that stands for tables of numbers, by names that the site chooses."""
+
+
 class Merge:
     """``tables`` and ``families`` begin with the defaults and take in what ``add`` is given.
 
@@ -139,6 +143,8 @@ def fit(value: Any, default: Any) -> tuple[Any, str]:
         return value, "" if whole and abs(value) < 1 << 62 else "not a whole number"
     if isinstance(default, str):
         return value, "" if isinstance(value, str) else "not a string"
+    if isinstance(default, Numbers):
+        return _fit_numbers(value)
     if isinstance(default, dict):
         return _fit_table(value, default)
     strings = isinstance(value, list) and all(isinstance(item, str) for item in value)
@@ -156,4 +162,19 @@ def _fit_table(value: Any, default: Mapping[str, Any]) -> tuple[Any, str]:
             wrong = "neither a string nor a number"
         if wrong:
             return value, f"{key}: {wrong}"
+    return out, ""
+
+
+def _fit_numbers(value: Any) -> tuple[Any, str]:
+    if not isinstance(value, dict):
+        return value, "not a table"
+    out = Numbers()
+    for name, table in value.items():
+        if not isinstance(table, dict):
+            return value, f"{name}: not a table of numbers"
+        out[name] = {}
+        for key, item in table.items():
+            out[name][key], wrong = fit(item, 0.0)
+            if wrong or item < 0:
+                return value, f"{name}.{key}: {wrong or 'must not be below 0'}"
     return out, ""

@@ -214,9 +214,9 @@ def node_state(
 
 
 def _boots(events: Sequence[Event], boot: str) -> list[str]:
-    """Boot ids in order, the running one last."""
+    """Boot ids in order, the running one last. Whoever writes of another node knows none."""
     first: dict[str, float] = {}
-    for event in events:
+    for event in (event for event in events if event.boot):
         first[event.boot] = min(event.time, first.get(event.boot, event.time))
     first.pop(boot, None)
     return [*sorted(first, key=lambda b: (first[b], b)), boot]

@@ -6,19 +6,20 @@ for was done. Brings the node's history to the shared ledger, and looks for late
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from health import history, jobs, rootfiles
+from health import active_child, history, jobs
 from health.act import drain_event, open_door, stands
+from health.active_answer import owed
 from health.aside import aside
 from health.check import Where
 from health.cures import noticed_resets
 from health.finding import Finding
+from health.fleet_copy import copy_fleet
 from health.gate import RECORD_S, Gate, alarm, broke, say, told
 from health.inquiry import Inquiry, notes
 from health.proof import due
@@ -36,8 +37,6 @@ USAGE = """\
 usage: robust-health sweep [--dry-run]
 Checks this node; drains it, or takes back a drain of robust-slurm whose cause is gone.
 For HealthCheckProgram in slurm.conf (its node is SLURMD_NODENAME). Exit code 0; 2 bad input."""
-FLEET = "fleet.json"
-_FLEET_LIMIT = 4 << 20  # bytes
 _CLEAN_S = 8.0  # for leftovers that a drain was about
 _LOOK_S = 5.0  # for accusations
 _TEST = 0.5  # of the time for the checks: the most that an accused node's tests take of it
@@ -93,7 +92,12 @@ class Sweep:
         mine = ours(standing, known) if standing else None
         try:
             self._look()
-            report, verdict = self._check(mine)
+            report, verdict = self._check(mine, known)
+            kept = ""
+            if standing and mine and not verdict.closed:
+                kept = self._why_not(standing, mine, [*known, *self._events], booted)
+                if not kept:
+                    report, verdict, kept = self._test(report, verdict, mine, known)
             if verdict.closed:
                 self._close(node, report, verdict)
             else:
@@ -102,7 +106,7 @@ class Sweep:
                 elif due([*known, *self._events], time.time()):
                     self._events.append(self._gate.event("pass"))
                 if standing and mine:
-                    self._open(standing, mine, [*known, *self._events], booted)
+                    self._open(standing, mine, kept)
             self._events += self._resets(report, known)
         finally:
             for error in self._inquiry.errors:
@@ -181,12 +185,18 @@ class Sweep:
             return
         self._inquiry.look(which, time.monotonic() + _LOOK_S)
 
-    def _check(self, mine: Ours | None) -> tuple[Report, Verdict]:
+    def _check(self, mine: Ours | None, known: Iterable[Event]) -> tuple[Report, Verdict]:
         """Deeper where the node is accused, or is to be proven before it comes back."""
         free = not jobs.maybe(self._system)
         more = self._leftovers(mine) if mine else []
         left = self._ends - time.monotonic()
-        more += self._inquiry.test(free, time.monotonic() + _TEST * left)
+        until = time.monotonic() + _TEST * left
+        more += self._inquiry.test(free, until)
+        why = "accusation" if self._inquiry.accused else owed(known, time.time())
+        active, events = active_child.followed_up(self._gate, why, free, until)
+        more += active
+        if self._inquiry.accused or (events and events[0].data["result"] != "owed"):
+            self._events += events  # what is still owed is known
         where: Where = "deep" if self._inquiry.accused or mine else "sweep"
         report = self._gate.check(where, max(1.0, self._ends - time.monotonic()))
         report, verdict = self._gate.judge(report, more)
@@ -221,10 +231,29 @@ class Sweep:
             evidence = told(verdict.closing[0])
             self._events.append(drain_event(self._system, verdict.reason, outcome, evidence))
 
-    def _open(self, standing: Standing, mine: Ours, events: Iterable[Event], booted: float) -> None:
+    def _why_not(
+        self, standing: Standing, mine: Ours, events: Iterable[Event], booted: float
+    ) -> str:
         boot = self._system.boot_id()
         places = self._places() if mine.reason.device.startswith("gpu") else {}
-        kept = why_not(standing, mine, events, boot, booted, places)
+        return why_not(standing, mine, events, boot, booted, places)
+
+    def _test(
+        self, report: Report, verdict: Verdict, mine: Ours, known: Iterable[Event]
+    ) -> tuple[Report, Verdict, str]:
+        """The active tests of a node that could come back, and why it does not, or ""."""
+        free = not jobs.maybe(self._system)
+        found, events = active_child.before_undrain(
+            self._gate, mine.event.time, known, free, self._ends
+        )
+        self._events += events
+        if found is None or found.result == "passed":
+            return report, verdict, ""
+        report, verdict = self._gate.judge(report, found.findings)
+        off = found.result == "failed" and not verdict.closed  # by [gate] disabled
+        return report, verdict, "" if off else f"the active tests: {found.told}"
+
+    def _open(self, standing: Standing, mine: Ours, kept: str) -> None:
         kept = f"stays drained: {kept}" if kept else self._undrain(standing.reason)
         if kept:
             say(f"{self._node} {standing.reason}: {kept}")
@@ -256,36 +285,3 @@ def _standing(node: Node | None) -> Standing | None:
     if node is None or "DRAIN" not in node.state:
         return None
     return Standing(node.state, node.reason or "", node.reason_time)
-
-
-def copy_fleet(state_dir: str, spool: str) -> bool:
-    """Copy the fleet's recorded values to the spool, if they changed. In a child. OSError."""
-    nodes = rootfiles.open_dir(f"{state_dir}/{history.NODES}")
-    try:
-        fd = rootfiles.open_file(nodes, FLEET, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    finally:
-        os.close(nodes)
-    with os.fdopen(fd, "rb") as file:
-        content = file.read(_FLEET_LIMIT + 1)
-    try:
-        usable = len(content) <= _FLEET_LIMIT and isinstance(json.loads(content), dict)
-    except (ValueError, RecursionError):
-        usable = False
-    if not usable:
-        raise OSError(0, "is no JSON object of a usable size", FLEET)
-    directory = rootfiles.open_dir(spool)
-    try:
-        try:
-            old = rootfiles.open_file(directory, FLEET, os.O_RDONLY)
-        except FileNotFoundError:
-            same = False
-        else:
-            with os.fdopen(old, "rb") as file:
-                same = file.read(_FLEET_LIMIT + 1) == content
-        if not same:
-            rootfiles.replace(directory, FLEET, content)
-        return not same
-    finally:
-        os.close(directory)

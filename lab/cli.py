@@ -72,6 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     hang.add_argument("--job")
     hang.add_argument("--rank", type=int)
     verb("partition", _fault, "take a node's link down").add_argument("node")
+    slow = verb("slow", _slow, "limit what goes to a node over the network")
+    slow.add_argument("node")
+    slow.add_argument("rate", help="as tc has it: 100mbit, 1gbit")
     verb("heal", _heal, "undo all faults of a node; a crashed one boots").add_argument("node")
     add_verbs(verb, Lab, lambda what, at: print(f"{what} at {_clock(at)}"))
     for name, made in verbs.choices.items():
@@ -170,6 +173,12 @@ def _hang(args: argparse.Namespace) -> int:
     reply = Lab(args.name).ask("hang_rank", job=args.job, rank=str(args.rank))
     what = f"rank {args.rank} of job {args.job} on {reply['node']}"
     print(f"hang {what} at {_clock(reply['time'])} ({len(reply['pids'])} processes)")
+    return 0
+
+
+def _slow(args: argparse.Namespace) -> int:
+    at = Lab(args.name).slow(args.node, args.rate)
+    print(f"slow {args.node} {args.rate} at {_clock(at)}")
     return 0
 
 

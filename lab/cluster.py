@@ -229,6 +229,10 @@ class Lab(Breakage):
         """The node's link goes down, nothing else; the wall-clock time of just before."""
         return float(self.ask("partition", node=node)["time"])
 
+    def slow(self, node: str, rate: str) -> float:
+        """What goes to the node is limited (tc's "100mbit"); the wall-clock time of just before."""
+        return float(self.ask("slow", node=node, rate=rate)["time"])
+
     def heal(self, node: str, timeout: float = _READY_S) -> None:
         """Undo the node's faults and wait until Slurm can use it (a drained node stays drained)."""
         died = self.ask("state")["nodes"].get(node, {}).get("died", 0.0)
@@ -241,7 +245,7 @@ class Lab(Breakage):
         self._wait_usable([node], timeout, resume=True, began=began)
 
     def faults(self) -> dict[str, str]:
-        """What the lab did to each node: "up", "crashed", "hung", "rank-hung", "cut" (or a+b).
+        """What the lab did to each node: "up", "crashed", "hung", "rank-hung", "cut", "slow".
 
         What is broken in its hardware is named too: "gpu3", "nvml", "mlx5_0", "full:/tmp",
         "stale:/path".

@@ -81,6 +81,8 @@ def _answer(keeper: Keeper, request: dict[str, Any]) -> dict[str, Any]:
         raise LabError("the head is what the lab stands on: no faults there")
     if op in faults:
         return faults[op](one)
+    if op == "slow":
+        return keeper.slow(one, str(request["rate"]))
     keeper.must_run(one)
     at = time.time()
     assert one.gear is not None

@@ -37,6 +37,7 @@ class Node:
     pid: int = 0  # 0: crashed
     died: float = 0.0  # wall clock
     cut: bool = False
+    slowed: bool = False
     stopped: bool = False
     stopped_ranks: dict[int, int] = field(default_factory=dict)  # pid: pidfd
     gear: Gear | None = None  # None: the head
@@ -51,7 +52,7 @@ class Node:
         if not self.pid:
             return "crashed"
         faults = [("hung", self.stopped), ("rank-hung", bool(self.stopped_ranks))]
-        found = [name for name, on in [*faults, ("cut", self.cut)] if on]
+        found = [name for name, on in [*faults, ("cut", self.cut), ("slow", self.slowed)] if on]
         return "+".join(found + (self.gear.faults if self.gear else [])) or "up"
 
 
@@ -74,7 +75,7 @@ class Keeper:
     def _boot(self, fresh: list[Node]) -> None:
         for one in fresh:
             one.boots += 1
-            one.cut = one.stopped = False
+            one.cut = one.stopped = one.slowed = False
             one.gear = None if one.name == HEAD else Gear(self.spec, one.name)
             one.pid, self.links[one.name] = node.spawn(self.spec, one.name, self.covers)
         _ip(
@@ -180,6 +181,14 @@ class Keeper:
         one.cut = True
         return {"time": at}
 
+    def slow(self, one: Node, rate: str) -> dict[str, Any]:
+        """What goes to the node is limited to `rate`, as tc writes it (100mbit)."""
+        self.must_run(one)
+        at = time.time()
+        _tc(f"replace dev {one.port} root tbf rate {rate} burst 256kb latency 100ms")
+        one.slowed = True
+        return {"time": at}
+
     def heal(self, one: Node) -> dict[str, Any]:
         """Undo what was done to a node; a crashed one boots with nothing left of its past."""
         was = one.state
@@ -201,6 +210,9 @@ class Keeper:
         if one.cut:
             linux.set_link(one.port, True)
             one.cut = False
+        if one.slowed:
+            _tc(f"del dev {one.port} root")
+            one.slowed = False
         return {"time": at, "was": was}
 
     # -- the nodes --------------------------------------------------------------------------
@@ -229,6 +241,13 @@ class Keeper:
                 if one.pid == pid:
                     print(f"node {one.name} died, wait status {status}", file=sys.stderr)
                     self._forget(one)
+
+
+def _tc(words: str) -> None:
+    argv = ["tc", "qdisc", *words.split()]
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=_WAIT_S)
+    if result.returncode != 0:
+        raise LabError(f"{' '.join(argv)}: {result.stderr.strip()}")
 
 
 def _ip(lines: list[str]) -> None:

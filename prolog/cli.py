@@ -28,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _admit(gate: Gate) -> int:
+    if gate.settings.active["python"]:
+        _end_tests(gate)
     wish = asks_to_skip(gate.system.context.env)
     if wish:
         granted = bool(gate.settings.gate["allow_skip"])
@@ -41,6 +43,16 @@ def _admit(gate: Gate) -> int:
             gate.record([gate.run_event(report, verdict, "admitted")], shared=False)
         return 0
     return _close(gate, report, verdict)
+
+
+def _end_tests(gate: Gate) -> None:
+    """The epilog or the sweep may be testing the node that Slurm has just given away."""
+    from health.active_child import give_way
+    from health.gate import say
+
+    failed = give_way(gate.spool)
+    if failed:
+        say(failed)
 
 
 def _close(gate: Gate, report: Report, verdict: Verdict) -> int:

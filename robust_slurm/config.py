@@ -72,6 +72,35 @@ class Config:
     start_limit: float = _setting(
         1800.0, "time for start-up and the first steps, and for a phase() not seen before", unit="s"
     )
+    nan: str = _setting(
+        "recover",
+        "a loss that is not finite: restart from before it, or ignore it",
+        choices=("recover", "ignore"),
+    )
+    stop_tests: float = _setting(
+        60.0,
+        "most time for tests of the machines while the ranks are down, when none is to blame "
+        "for a NaN or a repeated crash; 0: never",
+        unit="s",
+    )
+    test_python: str = _setting(
+        "", "python with torch that runs these tests on the nodes (default: robust-task's)"
+    )
+    replay: int = _setting(
+        0,
+        "last resort when no machine is to blame: replay the job in small worlds for so many steps "
+        "to find the node (the program must heed ROBUST_REPLAY); 0: never",
+        unit="steps",
+    )
+    replay_limit: float = _setting(
+        600.0, "most time for one round of replays, start-up included", unit="s", minimum=1
+    )
+    replay_rounds: int = _setting(
+        2, "rounds in a row without a failure after which the replay is given up", minimum=1
+    )
+    replay_fixed: bool = _setting(
+        False, "the program feeds every group the same data and weights: compare their losses"
+    )
     stop_grace: float = _setting(1.0, "time between SIGTERM and SIGKILL for a rank", unit="s")
     interval: float = _setting(
         0.0, "time between a node's reports; 0: 0.5 s, 1 s above 256 nodes", unit="s"

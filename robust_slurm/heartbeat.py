@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _clock = time.monotonic
 _pack_beat = layout.BEAT.pack_into
 _pack_phase = layout.PHASE.pack_into
+_pack_nan = layout.NAN.pack_into
 _BEAT_AT = layout.BEAT_AT
 _ABSENT = layout.ABSENT
 
@@ -42,6 +43,13 @@ _auto_steps = 0
 _explicit = False  # the script calls beat() itself: automatic steps are not counted any more
 _saves = False  # Checkpointer.save() tells the steps: the same
 _phases = 0
+_nan = False  # the newest loss that was given is not finite
+# A finite loss proves the state that it was computed from. That is the newest saved one, or where
+# save() comes before beat() in a step the one before that.
+_saved_last = layout.NO_STEP
+_saves_first: bool | None = None
+_used = layout.NO_STEP  # step of the state that the next loss is computed from
+_proven = layout.NO_STEP  # newest such step of a finite loss
 _stack: list[bytes] = []
 _warned = False
 _fork_hook = False
@@ -58,7 +66,7 @@ def beat(
     Pass Python numbers. A tensor is converted, and for one on a GPU this waits for the GPU: call
     ``beat(step)`` alone rather than synchronise for it. Call it from one thread.
     """
-    global _beats, _explicit
+    global _beats, _explicit, _proven
     if _map is None and (_off or not _claim()):
         return
     # A conversion may take long or raise; it must be over before the record is touched.
@@ -66,12 +74,36 @@ def beat(
         step, loss, grad_norm = _step(step), _number(loss), _number(grad_norm)
     _explicit = True
     _beats = n = _beats + 1
+    if loss - loss == 0.0:  # type: ignore[operator] # a float by now; finite
+        if _nan:
+            _finite_again()
+        _proven = _used
+    elif loss is not _ABSENT and not _nan:
+        _not_finite(n, step, loss)  # type: ignore[arg-type]
     try:
         _pack_beat(_map, _BEAT_AT, n, step, _clock(), loss, grad_norm, 1, n)
     except struct.error:  # a step beyond 64 bits
         _pack_beat(_map, _BEAT_AT, n, layout.NO_STEP, _clock(), loss, grad_norm, 1, n)
     if n == 1:
         _tell_imports()
+
+
+def _not_finite(beats: int, step: int, loss: float) -> None:
+    """The first loss that is not finite: the record keeps it until one is finite again."""
+    global _nan
+    if os.environ.get("ROBUST_NAN") == "ignore":
+        return
+    _nan = True
+    try:
+        _pack_nan(_map, layout.NAN_AT, beats, step, _proven, loss, beats)
+    except struct.error:  # a step beyond 64 bits
+        _pack_nan(_map, layout.NAN_AT, beats, layout.NO_STEP, layout.NO_STEP, loss, beats)
+
+
+def _finite_again() -> None:
+    global _nan
+    _nan = False
+    _pack_nan(_map, layout.NAN_AT, 0, 0, 0, 0.0, 0)
 
 
 def _auto_step() -> None:
@@ -92,9 +124,20 @@ def _expect_saves() -> None:
     _saves = True
 
 
+def _resumed_step(step: int) -> None:
+    """Checkpointer.resume() has restored this step; its state is still to be proven."""
+    global _saved_last, _used, _proven
+    _saved_last = _used = step
+    _proven = step - 1
+
+
 def _saved_step(step: int) -> None:
     """Checkpointer.save() was called with this step; a beat, unless the script beats by itself."""
-    global _explicit
+    global _explicit, _saves_first, _saved_last, _used
+    if _saves_first is None:
+        _saves_first = not _explicit
+    _used = _saved_last if _saves_first else step
+    _saved_last = step
     if not _explicit:
         _expect_saves()
         beat(step)
@@ -202,7 +245,7 @@ def _write_phase() -> None:
 
 def _claim(local_rank: int | None = None, explicit: bool = False) -> bool:
     """Map and own the record; on any failure switch off for good."""
-    global _off, _map, _fd, _path, _beats, _phases, _auto_steps, _fork_hook
+    global _off, _map, _fd, _path, _beats, _phases, _auto_steps, _fork_hook, _nan
     warm: Any = sys.modules.get("robust_slurm.auto.warm")
     if warm is not None and warm._ahead is not None:
         return False  # runs ahead of standby_point(): which rank it will be is not known yet
@@ -245,7 +288,7 @@ def _claim(local_rank: int | None = None, explicit: bool = False) -> bool:
         os.register_at_fork(after_in_child=_after_fork)
     _map, _fd, _path = mapped, fd, path
     _beats = _phases = _auto_steps = 0
-    _off = False
+    _off = _nan = False
     return True
 
 

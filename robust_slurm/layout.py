@@ -1,6 +1,6 @@
 """The beat record: what lies where in the 256 bytes that a rank shares with its shim.
 
-Little endian, three sections, each in a cache line of its own:
+Little endian, four sections, each in a cache line of its own:
 
 ====== ======= =======================================================================
 offset section fields
@@ -9,12 +9,14 @@ offset section fields
                pid i32 (0: nobody has claimed the record yet)
 64     beat    head u64, step i64, time f64, loss f64, grad norm f64, source u64, tail u64
 128    phase   head u64, since f64, depth u32, name length u32, name 32s, tail u64
-192    –       reserved, zero
+192    nan     head u64, step i64, proven i64, loss f64, tail u64
 ====== ======= =======================================================================
 
 ``head`` and ``tail`` of a section hold the same count (of beats, of phase changes); a writer
 fills a section with one ``struct.pack_into``, in order, so a half-written section shows unequal
-counts. Times are seconds of CLOCK_MONOTONIC, which all processes of a node share.
+counts. The nan section tells of the first of those losses that were not finite since the last
+finite one; it is zero while there is none. Times are seconds of CLOCK_MONOTONIC, which all
+processes of a node share.
 
 Imported in the training process: standard library only, no ``typing`` (its import alone costs
 more than all the rest), and syntax that Python 3.9 understands.
@@ -29,11 +31,12 @@ MAGIC = b"RBSTBEAT"
 VERSION = 1
 SIZE = 256
 
-HEADER_AT, BEAT_AT, PHASE_AT = 0, 64, 128
+HEADER_AT, BEAT_AT, PHASE_AT, NAN_AT = 0, 64, 128, 192
 HEADER = Struct("<8sHHiiii")
 BEAT = Struct("<QqdddQQ")
 PHASE = Struct("<QdII32sQ")
-RECORD = Struct("<8sHHiiii36xQqdddQQ8xQdII32sQ64x")
+NAN = Struct("<QqqdQ")
+RECORD = Struct("<8sHHiiii36xQqdddQQ8xQdII32sQQqqdQ24x")
 
 NO_STEP = -(1 << 63)
 NAME_BYTES = 31

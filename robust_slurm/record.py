@@ -11,13 +11,14 @@ import os
 import stat
 import time
 from collections.abc import Mapping
+from math import isfinite
 from struct import error as struct_error
 from typing import NamedTuple
 
 from . import layout
 from .layout import record_path
 
-__all__ = ["Beat", "BeatReader", "RecordWriter", "create", "record_path", "scan"]
+__all__ = ["Beat", "BeatReader", "NotFinite", "RecordWriter", "create", "record_path", "scan"]
 
 _SOURCES: Mapping[int, str | None] = {
     0: None,
@@ -27,6 +28,17 @@ _SOURCES: Mapping[int, str | None] = {
 }
 _TRIES = 8
 _MAX_LOCAL_RANKS = 1024
+
+
+class NotFinite(NamedTuple):
+    """The first loss that was not finite since the last finite one."""
+
+    step: int | None
+    """As the training numbers it."""
+    loss: float
+    proven: int | None
+    """Newest step that a Checkpointer saved or resumed and that a finite loss was computed from;
+    when none was, the one before the resumed. None: nothing is known of saved steps."""
 
 
 class Beat(NamedTuple):
@@ -56,6 +68,7 @@ class Beat(NamedTuple):
     """Time since which ``phase`` is the innermost one; 0.0 if no phase was ever entered."""
     phases: int
     """Number of phase entries and exits: each is a sign of life."""
+    nan: NotFinite | None = None
 
 
 def create(path: str, *, epoch: int, local_rank: int, rank: int = -1) -> None:
@@ -90,11 +103,14 @@ def parse(raw: bytes) -> Beat | None:
             magic, version, size, epoch, local_rank, rank, pid,
             beats, step, t_mono, loss, grad_norm, source, beats_tail,
             phases, since, _depth, length, name, phases_tail,
+            nan, nan_step, nan_proven, nan_loss, nan_tail,
         ) = layout.RECORD.unpack(raw)  # fmt: skip
         if magic != layout.MAGIC or version != layout.VERSION or size != layout.SIZE:
             return None
         # A writer zeroes a section before it fills it: all times are positive in a whole one.
         if beats != beats_tail or phases != phases_tail or length > layout.NAME_BYTES:
+            return None
+        if nan != nan_tail or (nan and isfinite(nan_loss)):
             return None
         if (beats and not 0.0 < t_mono < 1e12) or (phases and not 0.0 < since < 1e12):
             return None
@@ -106,7 +122,7 @@ def parse(raw: bytes) -> Beat | None:
             epoch,
             local_rank,
             rank,
-            None if not beats or step == layout.NO_STEP else step,
+            _number(step) if beats else None,
             beats,
             t_mono if beats else 0.0,
             None if not beats or (loss != loss and raw[88:96] == layout.ABSENT_BITS) else loss,
@@ -117,9 +133,14 @@ def parse(raw: bytes) -> Beat | None:
             phase,
             since if phases else 0.0,
             phases,
+            NotFinite(_number(nan_step), nan_loss, _number(nan_proven)) if nan else None,
         )
     except (struct_error, UnicodeDecodeError, KeyError):
         return None
+
+
+def _number(step: int) -> int | None:
+    return None if step == layout.NO_STEP else step
 
 
 class BeatReader:

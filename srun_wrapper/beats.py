@@ -50,6 +50,7 @@ class NodeBeats:
                     beat.source or "",
                     beat.loss,
                     beat.grad_norm,
+                    beat.nan,
                 )
             )
         return tuple(beats)

@@ -86,7 +86,7 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         config.warm,
         tuple(filter(None, config.warm_packages.replace(",", " ").split())),
     )
-    ranks = rank_env(command, request, env) | checkpoint_env(config)
+    ranks = rank_env(command, request, env) | checkpoint_env(config) | {"ROBUST_NAN": config.nan}
     launch = Launch(command, plan, options, kept, companion, ranks)
     return asyncio.run(supervise(config, launch))
 

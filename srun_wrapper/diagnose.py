@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-Symptom = Literal["crash", "node_lost", "hang", "stuck"]
+Symptom = Literal["crash", "node_lost", "hang", "stuck", "nan"]
 Cause = Literal["node", "user", "transient", "unknown"]
 
 
@@ -27,6 +27,7 @@ class Failure:
     launched: bool = True
     evidence: tuple[str, ...] = ()
     suspects: tuple[str, ...] = ()
+    step: int | None = None  # of a NaN, as the training numbers it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ NODE_ERRORS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"Read-only file system", "file system went read-only"),
     )
 )
+NANS_SHOWN = 8  # ranks that are named one by one
 FATAL_SIGNALS = {signal.SIGBUS: "bus error (memory or storage of the node)"}
 
 
@@ -107,7 +109,8 @@ def is_cascade(failure: Failure) -> bool:
 
 def root_of(failures: Sequence[Failure]) -> Failure:
     """The failure that the others follow from: lost nodes first, then the first own death."""
-    order = {"node_lost": 0, "stuck": 1, "crash": 2, "hang": 3}
+    # A program that ends itself when its loss is NaN has not failed by itself.
+    order = {"node_lost": 0, "stuck": 1, "nan": 2, "crash": 3, "hang": 4}
     return min(failures, key=lambda f: (is_cascade(f), order[f.symptom], f.at))
 
 
@@ -125,6 +128,8 @@ def diagnose(failures: Sequence[Failure], world_nodes: int = 1) -> Diagnosis:
         return Diagnosis(root.symptom, "node", lost, evidence, root.symptom, root)
     if root.symptom == "hang":
         return Diagnosis("hang", "unknown", root.suspects, root.evidence, "hang", root)
+    if root.symptom == "nan":
+        return _diagnose_nan(failures)
     unable = [f for f in failures if not f.launched]
     nodes = tuple(dict.fromkeys(f.node for f in unable))
     if unable and len(nodes) < world_nodes:
@@ -132,6 +137,28 @@ def diagnose(failures: Sequence[Failure], world_nodes: int = 1) -> Diagnosis:
         lines = (f"{', '.join(nodes)} cannot run the command", last_error(first.tail))
         return Diagnosis("crash", "node", nodes, lines, signature(first), first)
     return _diagnose_crash(root)
+
+
+def _diagnose_nan(failures: Sequence[Failure]) -> Diagnosis:
+    """Whose it is cannot be seen: a flipped bit, the data, a learning rate.
+
+    One rank that had it a step before all others is a reason to test its node first, no more:
+    after an all-reduce every rank has it.
+    """
+    found = [f for f in failures if f.symptom == "nan"]
+    found.sort(key=lambda f: (f.step is None, f.step or 0, f.rank or 0))
+    lines = [line for f in found[:NANS_SHOWN] for line in f.evidence]
+    if len(found) > NANS_SHOWN:
+        lines.append(f"and of {len(found) - NANS_SHOWN} more ranks")
+    for failure in failures:
+        if failure.symptom == "crash":
+            crash = _diagnose_crash(failure)
+            if crash.cause == "node":
+                return replace(crash, evidence=(*crash.evidence, *lines))
+    first = found[0]
+    alone = first.step is not None and [f.step for f in found].count(first.step) == 1
+    root = first if alone else replace(first, node="", rank=None)
+    return Diagnosis("nan", "unknown", (first.node,) if alone else (), tuple(lines), "nan", root)
 
 
 def _diagnose_crash(root: Failure) -> Diagnosis:

@@ -10,7 +10,7 @@ from typing import Any
 from srun_wrapper.diagnose import Diagnosis
 from srun_wrapper.ladder import Plan
 
-PHASES = ("detect", "decide", "stop", "replace", "restore", "launch", "first_step")
+PHASES = ("detect", "decide", "stop", "test", "replace", "restore", "launch", "first_step")
 
 
 @dataclass(slots=True)
@@ -32,6 +32,7 @@ class Incident:
     step_before: int | None = None
     resume_step: int | None = None
     restored: tuple[str, ...] = ()  # what the ranks were restored from, in words
+    tests: tuple[str, ...] = ()  # what tests of the machines said
     ranks: int = 0  # that were started again
     warm: int = 0  # of them with everything imported ahead
     outcome: str = "open"
@@ -40,8 +41,8 @@ class Incident:
         self.wall = time.time() - (time.monotonic() - self.detected)
 
     def mark(self, phase: str) -> None:
-        """A phase has ended now. Only the replacement is tried again, rung by rung."""
-        if phase == "replace" or phase not in self.marks:
+        """A phase has ended now; only replacements and tests may be tried again."""
+        if phase in ("test", "replace") or phase not in self.marks:
             self.marks[phase] = time.monotonic()
 
     def phases(self) -> dict[str, float]:
@@ -81,6 +82,7 @@ class Incident:
             "phases": self.phases(),
             "lost_steps": self.lost_steps,
             "restored": list(self.restored),
+            "tests": list(self.tests),
             "ranks": self.ranks,
             "warm": self.warm,
         }
@@ -88,7 +90,8 @@ class Incident:
     def line(self) -> str:
         """One plain line for stderr."""
         phases = self.phases()
-        shown = [name for name in PHASES if name != "restore" or self.restored]
+        left_out = {"restore": not self.restored, "test": not self.tests}
+        shown = [name for name in PHASES if not left_out.get(name)]
         parts = ", ".join(f"{name} {phases[name]:.2f}" for name in shown)
         what = self.diagnosis.symptom.replace("_", " ")
         where = ",".join(self.diagnosis.suspects) or self.diagnosis.root.node or "the job"

@@ -74,7 +74,12 @@ class Keeper:
         return {SOCKET: str(self._store.socket_path)}
 
     def begin(self, order: Start) -> None:
-        """A new epoch is about to be launched in this slot."""
+        """A new epoch is about to be launched in this slot.
+
+        A replay is none: it neither saves nor restores, and what is kept stays for after it.
+        """
+        if "ROBUST_REPLAY" in order.env:
+            return
         self._store.begin(order.epoch, order.restore)
 
     def processes(self) -> list[int]:

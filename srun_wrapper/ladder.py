@@ -17,6 +17,10 @@ Action = Literal["restart", "swap_spare", "swap_companion", "requeue", "stop"]
 GAVE_UP = 120
 NOTHING_LEFT = 121
 REQUEUED = 122
+NAN_AGAIN = (
+    "the loss is not finite again at the same spot and no machine is found to be at fault: the "
+    "program's own (learning rate, data; if it gets over that by itself, --robust-nan=ignore)"
+)
 
 
 @dataclass(slots=True)
@@ -31,7 +35,7 @@ class Budget:
         self.failures += 1
         self.signatures[diagnosis.signature] = self.signatures.get(diagnosis.signature, 0) + 1
         for node in diagnosis.suspects or (diagnosis.root.node,):
-            if node:
+            if node and not _unproven_nan(diagnosis):
                 self.nodes[node] = self.nodes.get(node, 0) + 1
 
     def refill(self) -> None:
@@ -69,6 +73,8 @@ def plan(diagnosis: Diagnosis, vacant: tuple[str, ...], budget: Budget, means: M
         return Plan("stop", (), "the command cannot be run")
     if diagnosis.cause == "user" and repeats >= 2:
         return Plan("stop", (), "the same error twice without progress: it is the program's own")
+    if repeats >= 2 and _unproven_nan(diagnosis):
+        return Plan("stop", (), NAN_AGAIN, GAVE_UP)
     if budget.failures > means.max_restarts:
         code = 0 if diagnosis.symptom == "crash" else GAVE_UP
         why = f"{means.max_restarts} recoveries in a row brought no progress"
@@ -89,11 +95,16 @@ def plan(diagnosis: Diagnosis, vacant: tuple[str, ...], budget: Budget, means: M
     return Plan("stop", leave, why, NOTHING_LEFT)
 
 
+def _unproven_nan(diagnosis: Diagnosis) -> bool:
+    """A NaN for which no machine is known to be the cause: nobody is blamed for it."""
+    return diagnosis.symptom == "nan" and diagnosis.cause != "node"
+
+
 def suspect_nodes(diagnosis: Diagnosis, failures_by_node: Mapping[str, int]) -> tuple[str, ...]:
     """Nodes to evict: blamed by the evidence, or failing twice without progress."""
     if diagnosis.cause == "node":
         return diagnosis.suspects
     blamed = diagnosis.suspects or (diagnosis.root.node,)
-    if diagnosis.cause == "user" or len(blamed) > 1:
+    if diagnosis.cause == "user" or len(blamed) > 1 or _unproven_nan(diagnosis):
         return ()
     return tuple(node for node in blamed if node and failures_by_node.get(node, 0) >= 2)

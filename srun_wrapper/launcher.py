@@ -126,12 +126,13 @@ class Launcher:
         if len(order.ranks) == 1:  # torchrun starts the node's other ranks
             command, torchrun_env = torchrun_overrides(
                 command,
-                world_nodes=order.nodes,
-                node_rank=order.index,
+                world_nodes=int(order.env.get("SLURM_NNODES", order.nodes)),  # in a replay: fewer
+                node_rank=int(order.env.get("NODE_RANK", order.index)),
                 master_addr=order.master,
                 master_port=order.port,
                 first_epoch=order.first and not order.moved,
                 env=os.environ,
+                resized="ROBUST_REPLAY" in order.env,
             )
         if self._keeper is not None:
             self._keeper.begin(order)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from robust_slurm.checkpoint.events import Restore
+from robust_slurm.record import NotFinite
 from srun_wrapper.checkpoint_messages import FromStore, Saved, ToStore
 from srun_wrapper.message_base import Event as Event
 from srun_wrapper.message_base import Message as Message
@@ -62,6 +63,7 @@ class RankBeat(msgspec.Struct, array_like=True):
     source: str = ""
     loss: float | None = None
     grad_norm: float | None = None
+    nan: NotFinite | None = None
 
 
 class Report(Message):
@@ -218,6 +220,32 @@ class Warmup(Message):
     learnt: bytes
 
 
+# ---------------------------------------------------------------- stop-time tests
+
+
+class RunTests(Message):
+    """Start a worker of the active tests in this slot; the ranks are down.
+
+    It finds its coordinator at the supervisor's address and ``port``; its key is made of the
+    step's and ``token`` (``tester.session_key``), so that none goes over the wire.
+    """
+
+    token: int
+    port: int
+    life: float  # s after which it ends itself
+    python: str  # that has torch; "": the shim's own
+    every_slot: bool  # else only local id 0
+
+
+class WorkerEnded(Event):
+    """A worker has ended: ``code`` as subprocess has it, ``tail`` the end of what it said."""
+
+    token: int
+    local: int
+    code: int
+    tail: str
+
+
 # ---------------------------------------------------------------- agent <-> agent
 
 
@@ -232,8 +260,8 @@ class PeerSay(Message):
     silent: float
 
 
-_FromSlot = Started | Exited | Stopped | Inspected | Imports | WarmRanks | FromStore
-_ToSlot = Start | Stop | Signal | Inspect | Finish | Warmup | ToStore
+_FromSlot = Started | Exited | Stopped | Inspected | Imports | WarmRanks | WorkerEnded | FromStore
+_ToSlot = Start | Stop | Signal | Inspect | Finish | Warmup | RunTests | ToStore
 FromShim = SlotHello | _FromSlot
 ToShim = SlotWelcome | _ToSlot
 FromAgent = Hello | Report | SlotLost | Signalled | PeerAsk | _FromSlot

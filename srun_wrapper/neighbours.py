@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
+from robust_slurm.checkpoint.topology import leaves
 from robust_slurm.slurm import SlurmError
 from srun_wrapper.aside import aside
 from srun_wrapper.report import say
@@ -59,6 +60,7 @@ class Neighbours:
     def __init__(self, supervisor: Supervisor) -> None:
         self._boss = supervisor
         self._minipods: dict[str, str] = {}
+        self.leaf_of: Mapping[str, str] = {}  # node -> its leaf switch
         self._unknown = "Slurm knows no topology (topology.conf)"
         self._learning: asyncio.Task[None] | None = None
 
@@ -68,7 +70,8 @@ class Neighbours:
 
     async def _learn(self) -> None:
         try:
-            self._minipods = minipods(await aside(self._boss.slurm.topology, PATIENCE))
+            text = await aside(self._boss.slurm.topology, PATIENCE)
+            self._minipods, self.leaf_of = minipods(text), leaves(text)
         except (SlurmError, OSError, ValueError, TimeoutError) as err:
             self._unknown = f"no topology: {err or f'no answer in {PATIENCE:g} s'}"
             self._boss.news(self._unknown)

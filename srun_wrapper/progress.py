@@ -14,6 +14,7 @@ class Progress:
     resume: int | None = None  # first step completed in this epoch
     numbered: bool = False  # step numbers come from the script, not from counting
     at_failure: int | None = None  # ``best`` at the last failure
+    ceiling: int | None = None  # step of this epoch's first loss that was not finite
     beats_at_failure: int | None = None  # ``beats`` of the last failed epoch
 
     def since_failure(self) -> bool:
@@ -32,6 +33,23 @@ class Progress:
             return True
         return abs(self.beats - self.beats_at_failure) > max(2, self.beats_at_failure // 10)
 
+    def reached(self, step: int) -> bool:
+        """A rank has done this step; True if none had come so far."""
+        if self.ceiling is not None:
+            step = min(step, self.ceiling)
+        if self.best is not None and step <= self.best:
+            return False
+        self.best = step
+        return True
+
+    def not_finite(self, step: int | None) -> None:
+        """A loss is not finite at this step: what ranks do beyond it is no progress."""
+        if step is None:
+            return
+        self.ceiling = step if self.ceiling is None else min(step, self.ceiling)
+        if self.best is not None:
+            self.best = min(self.best, step)
+
     def failed(self) -> None:
         self.at_failure = self.best
         self.beats_at_failure = self.beats
@@ -39,3 +57,4 @@ class Progress:
     def new_epoch(self) -> None:
         self.beats = 0
         self.resume = None
+        self.ceiling = None

@@ -10,13 +10,13 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from srun_wrapper import ladder, restoring
-from srun_wrapper.diagnose import Failure, diagnose, is_cascade, killed_by
+from srun_wrapper import ladder, replaying, restoring, stop_tests
+from srun_wrapper.diagnose import Diagnosis, Failure, diagnose, is_cascade, killed_by
 from srun_wrapper.incident import Incident
-from srun_wrapper.messages import Stop
 from srun_wrapper.replace import Replacement
 from srun_wrapper.report import say
 from srun_wrapper.roster import Role
+from srun_wrapper.stopping import stop_ranks
 
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
@@ -29,10 +29,10 @@ SENDABLE = {
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
     *(signal.SIGTERM, signal.SIGALRM),
 }
-STOP_MARGIN = 12.0  # s over the grace for a node to end its ranks
 STEADY = 3600.0  # s: an epoch that ran this long was progress, whatever it reported
 SRUN_END = 1.0  # s for srun to end when its tasks have
 ENDED = "ended by a signal"
+SUPERSEDED = "superseded by another failure"
 LAUNCH = 30.0  # s for a node to start its ranks
 
 
@@ -45,6 +45,7 @@ class Recovery:
         self._replacement = replacement
         self._budget = ladder.Budget()
         self._numbers = itertools.count(1)
+        self._tested = self._replayed = False  # since the last progress
 
     async def handle(self) -> int | None:
         """Handle what has failed; an exit code when the job must end."""
@@ -61,6 +62,7 @@ class Recovery:
         steady = time.monotonic() - state.pace.epoch_since >= STEADY
         if steady or state.progress.since_failure():
             self._budget.refill()
+            self._tested = self._replayed = False
         state.progress.failed()
         diagnosis = diagnose(failures, len(state.world.places))
         self._budget.spend(diagnosis)
@@ -73,6 +75,18 @@ class Recovery:
             root.at,
         )
         self._boss.ledger.event("failure", symptom=diagnosis.symptom, evidence=diagnosis.evidence)
+        if self._tests_due(diagnosis):
+            incident.mark("decide")
+            if not await self._test(incident):
+                self._close(incident, ENDED if state.signalled else SUPERSEDED)
+                return None
+            diagnosis = incident.diagnosis
+        if self._replay_due(diagnosis):
+            incident.mark("decide")
+            if not await self._replay(incident):
+                self._close(incident, ENDED if state.signalled else SUPERSEDED)
+                return None
+            diagnosis = incident.diagnosis
         means = self._replacement.means()
         while True:
             incident.plan = ladder.plan(diagnosis, state.vacant(), self._budget, means)
@@ -99,13 +113,13 @@ class Recovery:
             if state.failures:
                 if all(f.symptom != "hang" for f in state.failures):
                     self._budget.failures -= 1  # nothing was tried: the next one will be
-                self._close(incident, "superseded by another failure")
+                self._close(incident, SUPERSEDED)
                 return None
             # No replacement came: the next rung, with what is left.
             self._replacement.take_back(plan.replace)
             means = self._replacement.means(companions=0)
         if not await self._boss.restoring.prepare():
-            outcome = ENDED if state.signalled else "superseded by another failure"
+            outcome = ENDED if state.signalled else SUPERSEDED
             self._close(incident, outcome)
             return None
         incident.mark("restore")
@@ -114,7 +128,7 @@ class Recovery:
         self._boss.begin_epoch(reason)
         self._replacement.release(incident)
         if not await self._until_stepping(incident):
-            self._close(incident, "superseded by another failure")
+            self._close(incident, SUPERSEDED)
             return None
         if state.signalled or self._boss.step.ended:
             self._close(incident, ENDED)
@@ -143,6 +157,8 @@ class Recovery:
             and not state.world.all_tried()
             and time.monotonic() - began < SETTLE_MAX
         ):
+            await asyncio.sleep(0.02)
+        while state.nans_open() and not state.signalled:
             await asyncio.sleep(0.02)
         while all(is_cascade(f) for f in state.failures) and not state.signalled:
             waited = time.monotonic() - began
@@ -187,30 +203,51 @@ class Recovery:
         """Some shims were signalled by Slurm: is the whole step being ended?"""
         return not self._state.signalled and any(n.signalled for n in self._state.live())
 
+    def _tests_due(self, diagnosis: Diagnosis) -> bool:
+        if not self._boss.config.stop_tests or self._state.vacant():
+            return False
+        blamed = ladder.suspect_nodes(diagnosis, self._budget.nodes)
+        return stop_tests.due(diagnosis, self._budget.failures, blamed, self._tested)
+
+    async def _test(self, incident: Incident) -> bool:
+        """Ask the machines, with the ranks down; False if another failure came."""
+        if not await self._stop_world(incident):
+            return False
+        diagnosis = incident.diagnosis
+        suspects = diagnosis.suspects or (diagnosis.root.node,)
+        found = await self._boss.stop_tests.ask(suspects, diagnosis.symptom)
+        incident.mark("test")
+        if found is None:
+            return False
+        self._tested = True
+        incident.tests = found.lines
+        incident.diagnosis = stop_tests.accused(incident.diagnosis, found)
+        return True
+
+    def _replay_due(self, diagnosis: Diagnosis) -> bool:
+        if not self._boss.config.replay or self._state.vacant():
+            return False
+        blamed = ladder.suspect_nodes(diagnosis, self._budget.nodes)
+        return replaying.due(diagnosis, self._budget.failures, blamed, self._replayed)
+
+    async def _replay(self, incident: Incident) -> bool:
+        """Let small worlds show which node it is; False if another failure came."""
+        if not await self._stop_world(incident):
+            return False
+        found = await self._boss.replay.dual_phase()
+        incident.mark("test")
+        if found is None:
+            return False
+        self._replayed = True
+        incident.tests += found.lines
+        incident.diagnosis = stop_tests.accused(incident.diagnosis, found)
+        return True
+
     async def _stop_world(self, incident: Incident) -> bool:
         """End all ranks of this epoch on the nodes that stay; False if another failure came."""
         state = self._state
-        epoch = state.world.epoch
         staying = [n for n in state.world.places if n.role is Role.ACTIVE]
-        for node in staying:
-            self._boss.send(node, Stop(epoch, self._boss.config.stop_grace))
-        done = await state.until(
-            lambda: bool(state.failures)
-            or state.signalled > 0
-            or all(n.stopped >= epoch or n.role is Role.LOST for n in staying),
-            self._boss.config.stop_grace + STOP_MARGIN,
-        )
-        for node in staying:
-            if node.role is Role.ACTIVE and node.stopped >= epoch and node.stuck:
-                pids = ", ".join(map(str, node.stuck))
-                state.lose(node, f"processes survive SIGKILL (pids {pids})", "stuck")
-            elif (
-                not done
-                and not state.signalled
-                and node.role is Role.ACTIVE
-                and node.stopped < epoch
-            ):
-                state.lose(node, "its ranks could not be stopped", "stuck")
+        await stop_ranks(self._boss, staying, lambda: bool(state.failures) or state.signalled > 0)
         incident.mark("stop")
         if state.progress.numbered:
             incident.step_before = state.progress.best  # the last reports are in now

@@ -16,6 +16,7 @@ from robust_slurm.checkpoint import durable
 from robust_slurm.checkpoint import plan as planner
 from robust_slurm.checkpoint.events import Restore, Wanted
 from robust_slurm.checkpoint.flush import flush as plan_flush
+from robust_slurm.checkpoint.sound import only_sound
 from srun_wrapper.aside import aside
 from srun_wrapper.checkpoint_messages import (
     Fetch,
@@ -113,8 +114,9 @@ class Restoring:
         for _ in range(TRIES):
             if self._interrupted():
                 return False
+            before = boss.state.nans.bound
             plan = await aside(
-                partial(planner.plan, places, seats, self._world(), steps, failed), PLAN
+                partial(planner.plan, places, seats, self._world(), steps, failed, before), PLAN
             )
             if plan.tier == "memory" and plan.step not in read:
                 # Only now is it read, and held against its digests: it may be hundreds of GB.
@@ -136,6 +138,8 @@ class Restoring:
                     f"checkpoints: a copy of rank {passed.owner}'s step {passed.step} on "
                     f"{passed.node} is bad and passed over: {passed.why}"
                 )
+            if plan.doubt:
+                say(f"checkpoints: {plan.doubt}")
             bad = await self._fetch(plan.transfers)
             if not bad:
                 self._plan, self._shards = plan, plan.all_shards()
@@ -308,11 +312,12 @@ class Restoring:
 
         # The writer holds every byte against its digest before it writes it.
         places, steps = await asyncio.gather(self._stock(ended), self._durable())
-        flush = plan_flush(places, self._world(), steps)
+        before = boss.state.nans.bound
+        flush = plan_flush(only_sound(places, before), self._world(), steps)
         if flush.writes and limit > SIGNALLED:  # time to see which copies are good
             checked = await self._stock(ended, flush.step)
             places = _replaced(places, flush.step, checked)
-            flush = plan_flush(places, self._world(), steps)
+            flush = plan_flush(only_sound(places, before), self._world(), steps)
         if flush.writes:
             left = max(1.0, until - time.monotonic())
             stores = self._stores()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from robust_slurm.record import NotFinite
 from srun_wrapper.messages import Hello, Message, RankBeat
 from srun_wrapper.server import Connection
 
@@ -70,6 +71,9 @@ class Rank:
     source: str = ""
     loss: float | None = None
     grad_norm: float | None = None
+    nan: NotFinite | None = None
+    odd_norms: int = 0  # reported steps in a row whose gradient norm was not finite
+    odd_since: int | None = None  # the first of them
 
     def take(self, beat: RankBeat, now: float) -> int:
         """Store a heartbeat; returns how many steps it is ahead of the last one known."""
@@ -77,7 +81,14 @@ class Rank:
         self.beats = beat.beats
         self.step = beat.step
         self.source = beat.source
-        self.loss, self.grad_norm = beat.loss, beat.grad_norm
+        self.loss, self.grad_norm, self.nan = beat.loss, beat.grad_norm, beat.nan
+        norm = beat.grad_norm
+        if norm is not None and ahead > 0:
+            if norm - norm == 0.0:  # finite
+                self.odd_norms = 0
+            else:
+                self.odd_since = self.odd_since if self.odd_norms else beat.step
+                self.odd_norms += 1
         if beat.beats:
             self.last_beat = max(self.last_beat, now - beat.age)
         self.phase = beat.phase

@@ -20,6 +20,7 @@ from srun_wrapper.messages import (
     Inspect,
     Inspected,
     Message,
+    RunTests,
     Signal,
     Start,
     Started,
@@ -29,6 +30,7 @@ from srun_wrapper.messages import (
     Warmup,
 )
 from srun_wrapper.sample import Sampler
+from srun_wrapper.tester import SlotTests
 from srun_wrapper.warm import Forked
 
 KILL_DEADLINE = 10.0  # a process that survives SIGKILL this long is stuck in the kernel
@@ -54,6 +56,7 @@ class Slot:
         emit: Callable[[Message], None],
         finish: Callable[[int, int], None],
         keeper: Keeper | None = None,
+        tester: SlotTests | None = None,
     ) -> None:
         self._loop = loop
         self._local = local
@@ -62,6 +65,7 @@ class Slot:
         self._emit = emit
         self._finish = finish
         self._keeper = keeper
+        self._tester = tester
         self._running: Running | None = None
         self._epoch = 0
         self._first_of_all = False
@@ -97,6 +101,9 @@ class Slot:
             self._inspect(order)
         elif isinstance(order, Warmup):
             self._warm_up(order)
+        elif isinstance(order, RunTests):
+            if self._tester is not None and self._running is None and not self._stopping:
+                self._tester.run(order)
         elif isinstance(order, Finish):
             for local, (code, signum) in enumerate(order.exits):
                 if local == self._local:
@@ -146,6 +153,8 @@ class Slot:
     def _reap(self) -> None:
         ended = proc.reap()
         self._launcher.reaped(ended)
+        if self._tester is not None:
+            self._tester.reaped(ended)
         self._end_running(ended)
 
     def _end_running(self, ended: dict[int, int]) -> None:

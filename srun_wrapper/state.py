@@ -29,7 +29,9 @@ from srun_wrapper.messages import (
     Stopped,
     WarmRanks,
     Warmup,
+    WorkerEnded,
 )
+from srun_wrapper.nans import Nans
 from srun_wrapper.pace import Pace
 from srun_wrapper.progress import Progress
 from srun_wrapper.roster import AgentKey, Node, Rank, Role, World
@@ -51,6 +53,7 @@ class JobState:
         self.world = World(0, [], [])
         self.pace = Pace(config.hang_floor, config.busy_limit, config.start_limit)
         self.progress = Progress()
+        self.nans = Nans()
         self.failures: list[Failure] = []
         self.changed = asyncio.Event()
         self.stopping_epoch = 0  # exits of this epoch and older ones are of our own making
@@ -64,6 +67,7 @@ class JobState:
         self.on_news: Callable[[str], None] = lambda _text: None
         self.learnt: bytes = b""  # what the ranks import, see ``warm``
         self.on_store: Callable[[Node, Message], None] = lambda _node, _message: None
+        self.on_tests: Callable[[Node, WorkerEnded], None] = lambda _node, _message: None
         # Sources whose step numbers count from 1 in every process, wherever it resumed.
         groups = re.compile(config.progress_regex.encode()).groups
         self._counting = ("auto",) if groups else ("auto", "regex")
@@ -211,6 +215,8 @@ class JobState:
             self._signalled(node, message.signum)
         elif isinstance(message, WarmRanks):
             node.warm[message.local] = message.ready
+        elif isinstance(message, WorkerEnded):
+            self.on_tests(node, message)
         elif isinstance(message, Imports):
             self.learnt = message.learnt
             for each in self.nodes.values():
@@ -302,7 +308,10 @@ class JobState:
             if beat.beats < rank.beats:  # torchrun started its rank again by itself
                 self.progress.beats = 0
                 rank.beats = 0
+            good = rank.last_beat
             ahead = rank.take(beat, now)
+            if rank.nan is not None or rank.odd_norms:
+                self._not_finite(rank, good)
             if first and rank.beats:
                 self.world.note_first_step(rank)
             key = id(rank)
@@ -324,13 +333,36 @@ class JobState:
             progress.numbered = True
             first = step - beats + 1
             progress.resume = first if progress.resume is None else min(progress.resume, first)
-            if progress.best is None or step > progress.best:
-                progress.best = step
+            if progress.reached(step):
+                self.nans.reached(step)
+
+    def _not_finite(self, rank: Rank, good: float) -> None:
+        """A failure of each rank whose loss is not finite; ``good``: when it was last known well.
+
+        Ranks that are being stopped say only from when on their states are not to be used.
+        """
+        now = rank.node.last_word
+        if self.config.nan == "ignore":
+            return
+        failure = self.nans.note(rank, self.world.epoch, now, good or now)
+        if failure is not None:
+            self.progress.not_finite(failure.step)
+            if self.stopping_epoch < self.world.epoch:
+                self.failures.append(failure)
+                self.changed.set()
+
+    def nans_open(self) -> bool:
+        """Whether some nodes have still to tell if their ranks' losses are not finite either."""
+        since = self.nans.since
+        if not since or time.monotonic() - since > 2 * self.interval:
+            return False
+        return any(n.role is Role.ACTIVE and n.last_word < since for n in self.world.places)
 
     def new_epoch(self) -> int:
         """Open the next epoch over the present places; returns its number."""
         self.world.begin(self.world.epoch + 1)
         self.progress.new_epoch()
+        self.nans.new_epoch()
         self.pace.new_epoch(time.monotonic())
         self.phases.clear()
         self.failures.clear()

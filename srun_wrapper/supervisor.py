@@ -24,11 +24,13 @@ from srun_wrapper.orders import finish_order, start_orders
 from srun_wrapper.realstep import RealStep
 from srun_wrapper.recovery import Recovery
 from srun_wrapper.replace import Replacement
+from srun_wrapper.replaying import Asked, Replay
 from srun_wrapper.report import Account, roster, say
 from srun_wrapper.restoring import Restoring
 from srun_wrapper.roster import Node, Role, World, planned_world, real_world
 from srun_wrapper.server import Connection, listen
 from srun_wrapper.state import JobState
+from srun_wrapper.stop_tests import StopTests
 from srun_wrapper.torchrun import restarts_itself
 from srun_wrapper.watch import TICK, HangWatch, NodeWatch
 
@@ -60,6 +62,9 @@ class Supervisor:
         self.state.on_store = self.checkpoints.heard
         self.restoring = Restoring(self)
         self.neighbours = Neighbours(self)
+        self.stop_tests = StopTests(self)
+        how = (config.replay, config.replay_limit, config.replay_rounds, config.replay_fixed)
+        self.replay = Replay(self, Asked(*how))
         self.checkpoints.on_enrolled = self.restoring.elsewhere.enrolled
         self.ledger = JobLedger(config.job_dir(job_id))
         self.account = Account()

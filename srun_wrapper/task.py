@@ -44,6 +44,7 @@ from srun_wrapper.place import Place, job_of, shim_address
 from srun_wrapper.silence import Verdict
 from srun_wrapper.sinks import OutputPlan
 from srun_wrapper.slot import SECRETS, Slot
+from srun_wrapper.tester import SlotTests
 from srun_wrapper.world import parse_tasks_per_node
 
 PASSED_ON = (
@@ -187,6 +188,9 @@ class Shim:
             self._emit,
             self._finish,
             self._keeper,
+            SlotTests(
+                self._place.local, self._place.node, self._place.server, self._key, self._emit
+            ),
         )
 
     def _make_keeper(self, run_dir: Path) -> Keeper | None:

@@ -65,10 +65,12 @@ def torchrun_overrides(
     master_port: int,
     first_epoch: bool,
     env: Mapping[str, str] | None = None,
+    resized: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
     """The command to run and the environment to add; ``(command, {})`` if it is not torchrun.
 
     ``env``: where the user's own PET_RDZV_BACKEND and the like are looked up, if given.
+    ``resized``: the world has not as many nodes as the command line says.
     """
     words = list(command)
     start = _arguments(words)
@@ -95,7 +97,7 @@ def torchrun_overrides(
         want |= {"master-addr": host, "master-port": str(master_port)}
     elif backend == "c10d" and world_nodes > 1 and not asked("rdzv-endpoint", ""):
         want["rdzv-endpoint"] = endpoint
-    new: dict[str, str] = {}
+    new: dict[str, str] = {"nnodes": str(world_nodes)} if resized else {}
     if not first_epoch:
         if backend in ("static", "c10d"):
             local = _LOOPBACK.fullmatch(asked("rdzv-endpoint", asked("master-addr", host)))

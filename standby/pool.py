@@ -28,6 +28,7 @@ class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     that they are taken from and given back to; ``backfill`` one over the same nodes whose jobs
     make way for companions. ``refill`` "pool": nodes of ``source`` that come back repaired may
     join too. ``proof_hours``: how old a node's last passed check may be when it joins; 0: any.
+    ``burn_in_hours``: the same of its last passed burn-in.
     """
 
     partition: str
@@ -37,6 +38,7 @@ class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backfill: str = ""
     refill: Refill = "train"
     proof_hours: float = 24.0
+    burn_in_hours: float = 0.0
     qos: str = ""
 
 
@@ -102,20 +104,34 @@ def why_not(name: str, wish: Wish, sight: Sight) -> str:
     if not node.usable:
         reason = f", {node.reason}" if node.reason else ""
         return f"{'+'.join(sorted(node.state))}{reason}"
-    if not wish.proof_hours:
-        return ""
-    if sight.unread:
+    if sight.unread and (wish.proof_hours or wish.burn_in_hours):
         return f"its checks cannot be read: {sight.unread}"
     proof = sight.proofs.get(name, Proof())
+    return _unproven(wish, proof, sight.now) or _unburned(name, wish, proof, sight.now)
+
+
+def _unproven(wish: Wish, proof: Proof, now: float) -> str:
+    if not wish.proof_hours:
+        return ""
     if proof.failed > proof.passed:
-        return f"its last check failed {ago(proof.failed, sight.now)}: {proof.why}"
+        return f"its last check failed {ago(proof.failed, now)}: {proof.why}"
     if not proof.passed:
         return "no check of it is on record: is the node gate there (robust-admin doctor)?"
-    age = sight.now - proof.passed
+    age = now - proof.passed
     if age > wish.proof_hours * HOUR:
-        return f"last seen well {ago(proof.passed, sight.now)}, {wish.proof_hours:g} h are allowed"
+        return f"last seen well {ago(proof.passed, now)}, {wish.proof_hours:g} h are allowed"
     if age < -SKEW_S:
         return f"its clock, or this one, is wrong: its last check is {-age:.0f} s ahead"
+    return ""
+
+
+def _unburned(name: str, wish: Wish, proof: Proof, now: float) -> str:
+    if not wish.burn_in_hours:
+        return ""
+    if not proof.burned:
+        return f"no passed burn-in of it is on record: robust-health burn-in {name}"
+    if now - proof.burned > wish.burn_in_hours * HOUR:
+        return f"last burn-in {ago(proof.burned, now)}, {wish.burn_in_hours:g} h are allowed"
     return ""
 
 

@@ -135,6 +135,7 @@ def wish(args: argparse.Namespace, partition: str, before: Wish | None) -> Wish:
         "backfill": args.backfill,
         "refill": args.refill,
         "proof_hours": args.proof_hours,
+        "burn_in_hours": args.burn_in_hours,
         "qos": args.qos,
     }
     given = {key: value for key, value in given.items() if value is not None}
@@ -219,6 +220,12 @@ def _parser() -> argparse.ArgumentParser:
         type=_hours,
         metavar="H",
         help="the node gate saw a node well so lately; 0: do not ask (default: 24)",
+    )
+    one.add_argument(
+        "--burn-in-hours",
+        type=_hours,
+        metavar="H",
+        help="a node passed `robust-health burn-in` so lately; 0: do not ask (default: 0)",
     )
     one.add_argument("--qos", type=_optional, metavar="Q", help="the pool's QOS (needs slurmdbd)")
     two = command("show", _show, "what is in the pool, who uses it, what is missing")

@@ -40,7 +40,8 @@ def look(slurm: Slurm, wish: Wish, state_dir: str) -> Seen:
         names |= dict.fromkeys(partitions[wish.partition].nodes)
     if wish.refill == "pool" and wish.source in partitions:
         names |= dict.fromkeys(partitions[wish.source].nodes)
-    proofs, unread = pool_file.proofs(state_dir, [name for name in names if name in nodes])
+    known = [name for name in names if name in nodes]
+    proofs, unread = pool_file.proofs(state_dir, known, wish.burn_in_hours > 0)
     return Seen(Sight(nodes, partitions, jobs, proofs, time.time(), unread), config)
 
 

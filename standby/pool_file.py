@@ -20,6 +20,8 @@ FILE = "pool.json"
 LINES = "slurm.conf.lines"
 _LIMIT = 8 << 20  # bytes
 _TAIL = 64 << 10  # bytes of a node's history: hours of it
+_LONG_TAIL = 4 << 20  # bytes in which a burn-in is looked for: weeks of it
+_BURN_IN = b'"kind":"burn-in"'  # as rootfiles.line_of writes it
 _READ_S = 20.0
 
 
@@ -136,20 +138,23 @@ def remove(directory: int) -> None:
             raise PoolError(f"{DIRECTORY}/{name} cannot be removed: {_said(error)}") from error
 
 
-def proofs(state_dir: str, names: Sequence[str]) -> tuple[dict[str, Proof], str]:
+def proofs(
+    state_dir: str, names: Sequence[str], burn_ins: bool = False
+) -> tuple[dict[str, Proof], str]:
     """What the gate's ledger proves of these nodes, and why it could not be read, or "".
 
-    In a child with a deadline: the file system may be dead.
+    ``burn_ins``: old ones count too, not only those of the last hours. In a child with a
+    deadline: the file system may be dead.
     """
     if not state_dir:
         return {}, "no state_dir is set"
-    rows, error = aside(lambda: _proofs(state_dir, names), _READ_S)
+    rows, error = aside(lambda: _proofs(state_dir, names, burn_ins), _READ_S)
     if error:
         return {}, f"{state_dir}/{history.NODES}: {error}"
     return {name: Proof(*row) for name, row in rows.items()}, ""
 
 
-def _proofs(state_dir: str, names: Sequence[str]) -> dict[str, Proof]:
+def _proofs(state_dir: str, names: Sequence[str], burn_ins: bool) -> dict[str, Proof]:
     found: dict[str, Proof] = {}
     nodes = rootfiles.open_dir(f"{state_dir}/{history.NODES}")
     for name in names:
@@ -158,7 +163,10 @@ def _proofs(state_dir: str, names: Sequence[str]) -> dict[str, Proof]:
         except OSError:  # no gate there yet, or no file of root's: nothing is proven
             continue
         try:
-            found[name] = proof_of(history.parse(rootfiles.tail(fd, _TAIL)))
+            lines = rootfiles.tail(fd, _TAIL)
+            old = rootfiles.tail(fd, _LONG_TAIL) if burn_ins else b""
+            lines += b"".join(x for x in old.splitlines(keepends=True) if _BURN_IN in x)
+            found[name] = proof_of(history.parse(lines))
         finally:
             os.close(fd)
     return found

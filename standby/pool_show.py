@@ -25,6 +25,7 @@ class Row(NamedTuple):
     use: str
     admitted_s: float | None
     checked_s: float | None
+    burned_s: float | None  # looked for only where the pool asks for burn-ins
 
 
 class View(NamedTuple):
@@ -71,7 +72,8 @@ def view(
             "+".join(sorted(sight.nodes[name].state)) if name in sight.nodes else "gone",
             _use(sight.nodes.get(name), use.get(name, Use()), companions),
             sight.now - record.admitted[name].since if name in record.admitted else None,
-            _age(sight.proofs.get(name), sight.now),
+            _age(sight.proofs.get(name, Proof()).passed, sight.now),
+            _age(sight.proofs.get(name, Proof()).burned, sight.now),
         )
         for name in names
     ]
@@ -99,8 +101,8 @@ def _use(node: Node | None, use: Use, companions: Mapping[int, int]) -> str:
     return "; ".join(parts) or "free"
 
 
-def _age(proof: Proof | None, now: float) -> float | None:
-    return max(0.0, now - proof.passed) if proof and proof.passed else None
+def _age(then: float, now: float) -> float | None:
+    return max(0.0, now - then) if then else None
 
 
 def notes(
@@ -133,12 +135,20 @@ def notes(
 def as_text(found: View) -> str:
     lines = [told(found.stock)]
     if found.rows:
-        cells = [("NODE", "STATE", "USE", "ADMITTED", "CHECKED")]
+        columns = ["NODE", "STATE", "USE", "ADMITTED", "CHECKED", "BURN-IN"]
+        cells = [columns]
         cells += [
-            (row.node, row.state, row.use, _ago(row.admitted_s), _ago(row.checked_s))
+            [
+                row.node,
+                row.state,
+                row.use,
+                *map(_ago, (row.admitted_s, row.checked_s, row.burned_s)),
+            ]
             for row in found.rows
         ]
-        widths = [max(len(row[column]) for row in cells) for column in range(5)]
+        if all(row.burned_s is None for row in found.rows):
+            cells = [row[:-1] for row in cells]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines += ["", *("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)]
     lines += _section("may join", dict.fromkeys(found.joining, ""))
     lines += _section("on their way", dict.fromkeys(found.claims, "when their jobs are over"))

@@ -82,6 +82,7 @@ class Incident:
     phases: Mapping[str, float]
     lost_steps: int | None
     restored: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()  # what tests of the machines said
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,7 @@ def incident_from(data: object) -> Incident | None:
         phases={clean(k, 30): s for k, v in list(pairs)[:30] if (s := number(v)) is not None},
         lost_steps=whole(data.get("lost_steps")),
         restored=_words(data.get("restored") or [], MAX_TEXT),
+        tests=_words(data.get("tests") or [], MAX_TEXT),
     )
 
 

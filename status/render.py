@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from rich.console import Console
@@ -16,7 +16,10 @@ from status.model import JobReport, JobRow, Report
 from status.pool import told
 from status.records import Checkpoint, Incident
 
-_PHASES = ("detect", "decide", "stop", "replace", "restore", "launch", "first_step", "total")
+_PHASES = (
+    *("detect", "decide", "stop", "test", "replace"),
+    *("restore", "launch", "first_step", "total"),
+)
 _BAD = {"DOWN", "DRAIN", "FAIL", "ERROR", "NOT_RESPONDING", "INVALID_REG"}
 _STATUS_STYLE = {"running": "green", "recovering": "yellow", "silent": "red", "failed": "red"}
 # Without a terminal (a pipe, a log) nothing says how wide a line may be, and cutting loses facts.
@@ -74,14 +77,16 @@ def print_job(report: JobReport, out: Console) -> None:
     out.print()
     if report.incidents:
         table = _table("TIME", "SYMPTOM", "CAUSE", "SUSPECTS", "ACTION", "OUTCOME", "LOST STEPS")
-        for phase in _PHASES:
+        tested = any("test" in i.phases and i.tests for i in report.incidents)
+        phases = [phase for phase in _PHASES if phase != "test" or tested]
+        for phase in phases:
             table.add_column(phase.upper(), justify="right")
         for incident in report.incidents:
-            table.add_row(*_incident(incident))
+            table.add_row(*_incident(incident, phases))
         out.print(table)
         out.print("phases in seconds")
         for incident in report.incidents:
-            for line in incident.restored:
+            for line in (*incident.tests, *incident.restored):
                 out.print(f"{_clock(incident.time)} {line}")
     else:
         out.print(f"Job {report.job_id} had no incidents.")
@@ -105,7 +110,7 @@ def _checkpoint(at: Checkpoint) -> str:
     return f"{text}; {size} a rank, blocked {1000 * at.blocked_s:.1f} ms a step"
 
 
-def _incident(incident: Incident) -> list[str]:
+def _incident(incident: Incident, phases: Sequence[str]) -> list[str]:
     lost = "" if incident.lost_steps is None else str(incident.lost_steps)
     return [
         _clock(incident.time),
@@ -115,7 +120,7 @@ def _incident(incident: Incident) -> list[str]:
         incident.action,
         incident.outcome,
         lost,
-        *(_seconds(incident.phases.get(phase)) for phase in _PHASES),
+        *(_seconds(incident.phases.get(phase)) for phase in phases),
     ]
 
 

@@ -15,7 +15,7 @@ from checkpointed_training import LONG, Training, fake_store, restart
 from fake_checkpoint_store import FakeStore
 from torch.utils.data import DataLoader
 
-from robust_slurm import Checkpointer
+from robust_slurm import Checkpointer, heartbeat
 from robust_slurm.checkpoint.layout import read_snapshot
 from robust_slurm.checkpoint.slots import map_file
 from tests.waiting import until
@@ -126,6 +126,21 @@ def test_what_changes_too_early_is_thrown_away_once_and_then_copied_at_once(
     assert "model.0.weight changed before" in capfd.readouterr().err
     path = store.path.parent / told[-1]["file"]
     assert torch.equal(map_file(path, read_snapshot(str(path))[1])["model.0.weight"], kept)
+
+
+def test_while_the_loss_is_not_finite_nothing_is_taken(
+    store: FakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    training = Training(directory=tmp_path / "d", every=1)
+    training.ckpt.resume()
+    for step in range(1, 9):
+        monkeypatch.setattr(heartbeat, "_nan", step in (4, 5, 7, 8))
+        training.step(step)
+    training.ckpt.close()
+    assert [m["step"] for m in store.wait("saved", 4)] == [1, 2, 3, 6]
+    assert not store.said("flush")  # it would write step 6 to disk
+    assert capfd.readouterr().err.count("the loss is not finite") == 1
 
 
 def test_without_an_optimizer_all_is_copied_inside_save(store: FakeStore) -> None:

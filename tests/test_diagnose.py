@@ -39,6 +39,44 @@ def lost(node: str, at: float = 10.0) -> Failure:
     return Failure("node_lost", at, at - 2, node, evidence=(f"{node}: no word",))
 
 
+def nan(rank: int, step: int | None = 17, node: str = "") -> Failure:
+    node = node or f"n{rank // 2}"
+    evidence = (f"loss of rank {rank} on {node} is nan at step {step}",)
+    return Failure("nan", 10.0, 9.5, node, rank, evidence=evidence, step=step)
+
+
+@pytest.mark.parametrize(
+    ("failures", "suspects", "root"),
+    [
+        ([nan(3)], ("n1",), ("n1", 3)),
+        ([nan(0, 18), nan(3, 17), nan(1, 18)], ("n1",), ("n1", 3)),  # gradients spread it
+        ([nan(0), nan(3)], (), ("", None)),  # an all-reduced loss
+        ([nan(2), nan(3)], (), ("", None)),
+        ([nan(3, None)], (), ("", None)),
+        ([nan(3, None), nan(0, 5)], ("n0",), ("n0", 0)),
+        ([nan(3), crash("RuntimeError: loss is nan", rank=3)], ("n1",), ("n1", 3)),
+        ([crash(GLOO, rank=0, at=1.0), nan(3)], ("n1",), ("n1", 3)),
+    ],
+)
+def test_a_nan_accuses_nobody(
+    failures: list[Failure], suspects: tuple[str, ...], root: tuple[str, int | None]
+) -> None:
+    found = diagnose(failures, 2)
+    assert (found.symptom, found.cause, found.signature) == ("nan", "unknown", "nan")
+    assert found.suspects == suspects and (found.root.node, found.root.rank) == root
+    assert len(found.evidence) == sum(f.symptom == "nan" for f in failures)
+
+
+def test_what_else_is_seen_with_a_nan() -> None:
+    ecc = crash("CUDA error: uncorrectable ECC error encountered", node="n7")
+    found = diagnose([nan(3), ecc], 8)
+    assert (found.symptom, found.cause, found.suspects) == ("crash", "node", ("n7",))
+    assert "loss of rank 3 on n1 is nan at step 17" in found.evidence
+    assert diagnose([nan(3), lost("n5")], 8).symptom == "node_lost"
+    many = diagnose([nan(r) for r in range(500)], 250)
+    assert len(many.evidence) == 9 and many.evidence[-1] == "and of 492 more ranks"
+
+
 @pytest.mark.parametrize(
     ("tail", "error"),
     [

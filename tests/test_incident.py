@@ -30,6 +30,7 @@ def test_phases_and_the_line() -> None:
             "detect": 0.5,
             "decide": 0.1,
             "stop": 0.2,
+            "test": 0.0,
             "replace": 0.0,
             "restore": 0.0,
             "launch": 0.7,
@@ -52,6 +53,15 @@ def test_what_the_ranks_were_restored_from_is_in_the_line() -> None:
     assert "restore 0.40, launch 0.30" in it.line()
     assert it.line().endswith("; resumed step 46 from memory; s1 took the ranks of n2; 1 step lost")
     assert it.record(1, "0")["restored"] == list(it.restored)
+
+
+def test_tests_of_the_machines_are_a_phase() -> None:
+    it = incident()
+    it.marks = {"decide": 100.1, "stop": 100.3, "test": 104.3, "replace": 104.4}
+    assert "test" not in it.line()
+    it.tests = ("stop-time tests name n3 in 3.9 s",)
+    assert "stop 0.20, test 4.00, replace 0.10" in it.line()
+    assert it.record(1, "0")["tests"] == list(it.tests)
 
 
 def test_the_record_is_json_with_every_field() -> None:

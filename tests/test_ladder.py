@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srun_wrapper.diagnose import Diagnosis, Failure, diagnose
+from srun_wrapper.diagnose import Cause, Diagnosis, Failure, diagnose
 from srun_wrapper.ladder import GAVE_UP, NOTHING_LEFT, Budget, Means, Plan, plan, suspect_nodes
 
 
@@ -24,6 +25,11 @@ def lost(*nodes: str) -> Diagnosis:
 def hang(*suspects: str) -> Diagnosis:
     first = suspects[0] if suspects else ""
     return diagnose([Failure("hang", 1.0, 0.0, first, suspects=suspects)])
+
+
+def nan(*, step: int = 9, node: str = "n1", ranks: int = 1, cause: Cause = "unknown") -> Diagnosis:
+    found = diagnose([Failure("nan", 1.0, 0.5, node, r, step=step) for r in range(ranks)])
+    return replace(found, cause=cause, suspects=(node,)) if cause == "node" else found
 
 
 KILLED: dict[str, Any] = {"code": None, "signal": 9}
@@ -75,6 +81,16 @@ def decide(history: list[Diagnosis], vacant: tuple[str, ...], have: Means) -> Pl
         ([hang("n1", "n2")] * 2, (), means(spares=2), "restart", ()),
         ([crash(**KILLED)] * 4, (), means(spares=1), "stop", ()),
         ([crash(**KILLED)], (), means(max_restarts=0), "stop", ()),
+        ([nan()], (), means(spares=1), "restart", ()),
+        ([nan(ranks=4)], (), means(spares=1), "restart", ()),
+        ([nan()] * 2, (), means(spares=1), "stop", ()),
+        ([nan(), nan(step=3, node="n2", ranks=2)], (), means(spares=1), "stop", ()),
+        ([nan(), nan(cause="node")], (), means(spares=1), "swap_spare", ("n1",)),
+        ([nan(cause="node")], (), means(companions=1), "swap_companion", ("n1",)),
+        ([nan(cause="node"), nan()], (), means(spares=1), "stop", ()),
+        ([nan(), crash(**KILLED)], (), means(spares=1), "restart", ()),  # a NaN accuses nobody
+        ([nan(), lost("n2")], ("n2",), means(spares=1), "swap_spare", ("n2",)),
+        ([nan()], ("n2",), means(spares=2), "swap_spare", ("n2",)),
     ],
 )
 def test_plan(
@@ -95,6 +111,7 @@ def test_plan(
         ([crash("ValueError: x")] * 2, (), 0),  # the rank's own exit code
         ([crash(**KILLED)] * 4, (), 0),
         ([hang()] * 4, (), GAVE_UP),
+        ([nan()] * 2, (), GAVE_UP),
         ([lost("n1")] * 4, ("n1",), GAVE_UP),
         ([lost("n1")], ("n1",), NOTHING_LEFT),
     ],
@@ -118,6 +135,8 @@ def test_suspects_need_two_failures_or_evidence() -> None:
     assert suspect_nodes(crash(**KILLED), {"n1": 2, "n2": 5}) == ("n1",)
     assert suspect_nodes(crash("ValueError: x"), {"n1": 5}) == ()
     assert suspect_nodes(hang(), {"": 5}) == ()
+    assert suspect_nodes(nan(), {"n1": 5}) == ()
+    assert suspect_nodes(nan(cause="node"), {}) == ("n1",)
 
 
 NODES = st.sampled_from(["n1", "n2", "n3", "n4"])
@@ -127,6 +146,7 @@ FAILED = st.one_of(
     st.builds(lambda n: crash(ECC, node=n), NODES),
     st.builds(lambda ns: lost(*ns), st.lists(NODES, min_size=1, max_size=3, unique=True)),
     st.builds(lambda ns: hang(*ns), st.lists(NODES, max_size=3, unique=True)),
+    st.builds(lambda n, c: nan(node=n, cause=c), NODES, st.sampled_from(["unknown", "node"])),
 )
 HISTORY = st.lists(
     st.tuples(FAILED, st.booleans(), st.integers(0, 3), st.integers(0, 3), st.booleans()),

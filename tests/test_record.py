@@ -25,16 +25,18 @@ def raw_record(**change: object) -> bytes:
         "head": 5, "step": 7, "t": 100.5, "loss": 2.5, "grad": layout.ABSENT, "source": 1,
         "tail": 5,
         "phead": 2, "since": 99.0, "depth": 1, "length": 4, "name": b"eval", "ptail": 2,
+        "nan": 0, "nan_step": 0, "proven": 0, "nan_loss": 0.0, "nan_tail": 0,
     } | change  # fmt: skip
     return layout.RECORD.pack(*field.values())
 
 
-def test_record_struct_is_the_three_sections_in_their_places() -> None:
+def test_record_struct_is_the_four_sections_in_their_places() -> None:
     raw = raw_record()
     assert len(raw) == layout.SIZE == layout.RECORD.size
     assert layout.HEADER.unpack_from(raw, layout.HEADER_AT)[-1] == 4242
     assert layout.BEAT.unpack_from(raw, layout.BEAT_AT)[1] == 7
     assert layout.PHASE.unpack_from(raw, layout.PHASE_AT)[4].startswith(b"eval")
+    assert layout.NAN.unpack_from(raw_record(nan=9), layout.NAN_AT)[0] == 9
 
 
 def test_parse_whole_record() -> None:
@@ -43,7 +45,7 @@ def test_parse_whole_record() -> None:
     assert beat._asdict() == {
         "pid": 4242, "epoch": 3, "local_rank": 1, "rank": 9, "step": 7, "beats": 5,
         "t_mono": 100.5, "loss": 2.5, "grad_norm": None, "source": "explicit",
-        "phase": "eval", "phase_since": 99.0, "phases": 2,
+        "phase": "eval", "phase_since": 99.0, "phases": 2, "nan": None,
     }  # fmt: skip
 
 
@@ -53,6 +55,18 @@ def test_a_bad_loss_is_not_a_missing_loss(value: float) -> None:
     assert beat is not None
     assert beat.loss is not None
     assert struct.pack("<d", beat.loss) == struct.pack("<d", value)
+
+
+@pytest.mark.parametrize(
+    ("step", "proven", "expected"),
+    [(7, 6, (7, 6)), (layout.NO_STEP, layout.NO_STEP, (None, None)), (0, -1, (0, -1))],
+)
+def test_the_first_loss_that_is_not_finite(
+    step: int, proven: int, expected: tuple[int | None, int | None]
+) -> None:
+    beat = parse(raw_record(nan=5, nan_step=step, proven=proven, nan_loss=math.inf, nan_tail=5))
+    assert beat is not None and beat.nan is not None
+    assert (beat.nan.step, beat.nan.proven, beat.nan.loss) == (*expected, math.inf)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +86,8 @@ def test_a_bad_loss_is_not_a_missing_loss(value: float) -> None:
         {"length": 32},
         {"length": 1 << 31},
         {"name": b"\xff\xfe\xff\xff"},
+        {"nan": 5, "nan_loss": math.nan},
+        {"nan": 5, "nan_tail": 5},  # of a loss that is finite
     ],
     ids=str,
 )

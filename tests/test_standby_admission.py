@@ -32,6 +32,18 @@ from standby.pool import Choice, Member, Sight, Use, Wish, choose, demote, refil
         ([event("run", 5, closed=False, ran=[["nvml", 3.0, "ERROR"]])], Proof()),
         ([event("run", 5, closed=False, findings="x")], Proof()),
         ([event("pass", 9), event("run", 5, closed=False, findings=[3])], Proof(NOW - 9)),
+        ([event("burn-in", 9, ok=True)], Proof(burned=NOW - 9)),
+        ([event("burn-in", 9, ok="yes")], Proof()),
+        # Failed since; or only not tested, which says nothing.
+        ([event("burn-in", 9, ok=True), event("burn-in", 5, ok=False, result="failed")], Proof()),
+        (
+            [event("burn-in", 9, ok=True), event("burn-in", 5, ok=False, result="untested")],
+            Proof(burned=NOW - 9),
+        ),
+        (
+            [event("burn-in", 9, ok=False, result="failed"), event("burn-in", 5, ok=True)],
+            Proof(burned=NOW - 5),
+        ),
     ],
 )
 def test_proof(events: list[Event], proof: Proof) -> None:
@@ -66,6 +78,21 @@ def test_a_pass_is_written_once_an_hour(events: list[Event], expected: bool) -> 
         ("last seen well 25 h ago, 24 h are allowed", "IDLE", Proof(NOW - 25 * HOUR), {}),
         ("", "IDLE", Proof(), {"proof_hours": 0.0}),
         ("its clock, or this one", "IDLE", Proof(NOW + HOUR), {}),
+        ("no passed burn-in of it is on record", "IDLE", WELL, {"burn_in_hours": 48.0}),
+        ("", "IDLE", WELL._replace(burned=NOW - 2 * HOUR), {"burn_in_hours": 48.0}),
+        (
+            "last burn-in 2 h ago, 1 h are allowed",
+            "IDLE",
+            WELL._replace(burned=NOW - 2 * HOUR),
+            {"burn_in_hours": 1.0},
+        ),
+        (
+            "",
+            "IDLE",
+            Proof(burned=NOW - 2 * HOUR),
+            {"proof_hours": 0.0, "burn_in_hours": 48.0},
+        ),
+        ("no check of it", "IDLE", Proof(burned=NOW - 60), {"burn_in_hours": 48.0}),
     ],
 )
 def test_admission(why: str, state: str, proof: Proof, more: dict[str, Any]) -> None:

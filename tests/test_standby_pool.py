@@ -72,6 +72,21 @@ def test_only_proven_nodes_join(tmp_path: Path) -> None:
     assert site.slurm.nodes_of("standby") == "s[1-3]"  # as it was found
 
 
+def test_only_burned_in_nodes_join_where_the_pool_asks_for_it(site: Site) -> None:
+    burned = Event(time.time() - 30 * 3600, "burn-in", "", {"ok": True})
+    site.happened(burned, "s1")
+    for age in range(800, 0, -1):  # more than is read for the checks
+        site.happened(Event(time.time() - age, "run", "b", {"closed": False, "x": "y" * 80}), "s1")
+    text = site.apply("--nodes", "s[1-3]", "--burn-in-hours", "72")
+    assert list(site.record.admitted) == ["s1"]
+    assert "not admitted: s2: no passed burn-in of it is on record: robust-health burn-in" in text
+    shown = site.run("show")[1]
+    assert "BURN-IN" in shown and "30 h ago" in shown
+    site.apply("--burn-in-hours", "0")
+    assert list(site.record.admitted) == ["s1", "s2", "s3"]
+    assert "BURN-IN" not in site.run("show")[1]
+
+
 def test_a_file_that_a_user_could_have_written_proves_nothing(site: Site) -> None:
     (site.state / "nodes" / "s1.jsonl").chmod(0o666)
     assert "not admitted: s1: no check" in site.apply("--nodes", "s[1-3]")

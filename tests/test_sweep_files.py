@@ -9,7 +9,8 @@ import sweep_site
 from gate_site import GateSite, finding
 
 from health import gate, settings
-from health.sweep import copy_fleet, main
+from health.fleet_copy import copy_fleet
+from health.sweep import main
 
 site = sweep_site.site
 

@@ -28,6 +28,7 @@ enum {
     UNINITIALIZED = 1,
     INVALID_ARGUMENT = 2,
     NOT_SUPPORTED = 3,
+    NO_PERMISSION = 4,
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     GPU_IS_LOST = 15,
@@ -45,6 +46,7 @@ typedef struct {
 extern int initialised;
 extern Device devices[MAX_GPUS];
 void read_state(void);
+void state_path(char *out, size_t size);
 const char *error_text(nvmlReturn_t code);
 nvmlReturn_t as_error(const char *value); /* SUCCESS where the value is not an error's name */
 int as_int(const char *value, int otherwise);

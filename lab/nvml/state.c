@@ -50,7 +50,7 @@ static int state_size, faulty; /* `faulty`: some call hangs or fails */
 int initialised;
 Device devices[MAX_GPUS];
 
-static void state_path(char *out, size_t size)
+void state_path(char *out, size_t size)
 {
     Dl_info info;
     char *slash;

@@ -24,6 +24,10 @@ from .stats import Stats
 __all__ = ["CheckpointError", "Checkpointer"]
 
 FLUSH_DEADLINE = 600.0  # s for the last step to reach the durable tier at the end
+NOT_FINITE = (
+    "the loss is not finite: no step is saved until it is again (this is said once; "
+    "ROBUST_NAN=ignore saves whatever the loss)"
+)
 CRASH_DEADLINE = 60.0  # s for that when the script ends by an exception
 
 
@@ -120,7 +124,9 @@ class Checkpointer:
             raise CheckpointError("resume() is called once, before the first save()")
         self._resumed = True
         heartbeat._expect_saves()
-        return self._start().resume()
+        step = self._start().resume()
+        heartbeat._resumed_step(step)
+        return step
 
     def save(self, step: SupportsIndex) -> None:
         """Take a snapshot of everything; ``step`` is the number of steps done, so that
@@ -128,13 +134,17 @@ class Checkpointer:
 
         Call it after ``optimizer.step()``, on all ranks. It returns at once; the copy is made
         beside the next forward and backward. Never raises because of a failure to save: it says
-        so and training goes on.
+        so and training goes on. While the newest loss told to ``beat`` is not finite, nothing is
+        taken: what was saved before is what a restart needs.
         """
         if os.getpid() != self._pid or self._closed:
             return
         try:
             number = operator.index(step)
             self.stats.saves += 1
+            if heartbeat._nan:
+                self._say(NOT_FINITE)
+                return
             heartbeat._saved_step(number)
             self._start().save(number)
         except Exception as error:  # noqa: BLE001 - a failing save must not end a training
@@ -217,7 +227,8 @@ class Checkpointer:
         atexit.unregister(self._at_exit)
         try:
             if self._session is not None:
-                self._session.close(flush_deadline)
+                # The last step that was taken may be what the loss that is not finite came from.
+                self._session.close(0.0 if heartbeat._nan else flush_deadline)
         except Exception as error:  # noqa: BLE001 - as in save()
             self._say(f"the last step may not be saved: {type(error).__name__}: {error}")
         self._closed = True

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from .events import Holding as Holding
+from .sound import Bound, sound
 
 SHOWN = 8  # lines of one kind for people; the rest is counted
 TIERS = ("memory", "replica", "local")
@@ -83,6 +84,8 @@ class Resume(NamedTuple):
     lines: tuple[str, ...]
     copies: Copies
     """Of this step in memory, by owner."""
+    doubt: str = ""
+    """What was left out, or used all the same, because it may hold a NaN."""
 
     def shards(self, node: str) -> dict[int, str]:
         """Owner → file name in the node's directory, once all transfers to it are done."""
@@ -113,18 +116,23 @@ def plan(
     world: int,
     durable: Iterable[tuple[int, int]] = (),
     failed: Collection[tuple[str, int, int]] = (),
+    before: Bound | None = None,
 ) -> Resume:
     """Choose the step and name each transfer.
 
     ``durable``: (step, world) of the committed steps. ``failed``: (store, owner, step) of copies
-    that turned out to be of no use in this recovery. Odd holdings are passed over; ValueError only
-    if a rank of the world has no seat.
+    that turned out to be of no use in this recovery. ``before``: see ``sound``. Odd holdings are
+    passed over; ValueError only if a rank of the world has no seat.
     """
     if missing := [rank for rank in range(world) if rank not in seats]:
         raise ValueError(f"no seat for rank {numbers(missing)} of a world of {world}")
     sets, passed = usable(places, world, failed)
+    on_disk = [entry for entry in durable if entry[0] > 0]
+    doubt = ""
+    if before is not None:
+        sets, on_disk, doubt = sound(sets, on_disk, world, before)
     newest, lines = newest_complete(sets, world)
-    committed = max((entry for entry in durable if entry[0] > 0), default=None)
+    committed = max(on_disk, default=None)
     files: dict[str, dict[int, str]] = {}
     transfers: list[Transfer] = []
     copies: Copies = {}
@@ -150,8 +158,8 @@ def plan(
         for p in passed
         if p.step >= step and not p.why.startswith("its step")
     ]
-    shown = (head, *_few(lines), *_few(moved), *_few(skipped))
-    return Resume(step, tier, files, tuple(transfers), tuple(passed), shown, copies)
+    shown = (head, *filter(None, [doubt]), *_few(lines), *_few(moved), *_few(skipped))
+    return Resume(step, tier, files, tuple(transfers), tuple(passed), shown, copies, doubt)
 
 
 def late(

@@ -23,6 +23,8 @@ from .state import State
 from .stats import Stats
 
 SOCKET = "ROBUST_CKPT_SOCKET"
+REPLAY = "ROBUST_REPLAY"
+"""Set in a replay: a few steps in a small world, of which nothing may be saved or restored."""
 
 
 class Session:
@@ -44,11 +46,15 @@ class Session:
         models = named(objects.get("model")).values()
         share = meshes.find_share(models, self.mesh, self.world.rank)
         self._state = State(objects, rank=self.world.rank, share=share)
-        self._connect()
+        self._replay = os.environ.get(REPLAY) == "1"
+        if not self._replay:
+            self._connect()
 
     def resume(self) -> int:
         """Restore; the step, 0 on a fresh start. Raises CheckpointError, and TypeError for a value
         that cannot be saved."""
+        if self._replay:
+            return 0
         plan = self.client.welcome.get("restore") if self.client is not None else None
         in_memory = plan is not None and plan["tier"] == "memory"
         if self.client is not None and plan is not None and in_memory:
@@ -71,6 +77,8 @@ class Session:
 
     def save(self, step: int) -> None:
         """May raise anything; the training is none the worse for it."""
+        if self._replay:
+            return
         if not self._checked:  # without resume(); not by a collective here: one rank may save alone
             self._checked = True
             self._unshare()

@@ -65,6 +65,7 @@ class Training:
             "PYTHONPATH": str(REPOSITORY),
             "ROBUST_STATE_DIR": str(self.state),
             "ROBUST_WARM": "0",  # 2 cores: importing ahead would slow what is tested
+            "ROBUST_STOP_TESTS": "0",  # and so would tests of the machines
         }
 
     def submit(self, body: str, sbatch: Sequence[str]) -> None:

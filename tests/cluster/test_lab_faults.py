@@ -142,3 +142,33 @@ def test_node_that_slurm_gave_up_is_usable_after_heal() -> None:
         lab.heal("n1")
         lab.heal("n2")
         assert hostnames(lab, 2) == ["n1", "n2"]
+
+
+def test_a_slow_link_is_slow_in_one_direction_and_heals(lab: Cluster) -> None:
+    """A second's worth at 8 Mbit/s, minus the bucket, is not there at once."""
+
+    def seconds() -> float:
+        port = 45112
+        take = (
+            "import socket, time\n"
+            "server = socket.create_server(('', %d)); print('up', flush=True)\n"
+            "link = server.accept()[0]; began = time.monotonic(); left = 1 << 20\n"
+            "while left: left -= len(link.recv(min(left, 1 << 16)))\n"
+            "print(time.monotonic() - began)"
+        )
+        give = "import socket; socket.create_connection(('n2', %d)).sendall(bytes(1 << 20))"
+        with lab.popen(
+            "n2", ["python", "-c", take % port], stdout=subprocess.PIPE, text=True
+        ) as taker:
+            assert taker.stdout is not None and taker.stdout.readline() == "up\n"
+            lab.exec("n1", ["python", "-c", give % port], check=True)
+            return float(taker.stdout.read())
+
+    assert seconds() < 0.5
+    lab.slow("n2", "8mbit")
+    assert lab.faults()["n2"] == "slow"
+    assert seconds() > 0.5
+    lab.heal("n2")
+    assert lab.faults()["n2"] == "up" and seconds() < 0.5
+    with pytest.raises(LabError, match="rate"):
+        lab.slow("n2", "quickly")

@@ -38,8 +38,11 @@ warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchd
 HOLD = 300.0  # s that a rank stays where it is held, for the test to make a fault
 
 
-def options() -> argparse.Namespace:
+def options(*own: str) -> argparse.Namespace:
+    """The command line; ``own``: names of more options that the program has."""
     parser = argparse.ArgumentParser()
+    for name in own:
+        parser.add_argument(f"--{name}", default="")
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--pause", type=float, default=0.02, help="seconds of sleep in each step")

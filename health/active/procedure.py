@@ -1,0 +1,263 @@
+"""One run of active tests over nodes: devices first, all nodes at once, then pairs (asyncio).
+
+It is over when its time is, whatever the workers do: what did not run by then is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from health.active import alignment
+from health.active.blame import STANDARD
+from health.active.fleet import NO_BASELINES, Baselines
+from health.active.fleet import limit as spread_limit
+from health.active.judge import judge
+from health.active.meeting import Meetings, patience
+from health.active.model import BY_NAME, Judged, Level, Measured
+from health.active.pairing import Pairing, PairVerdict
+from health.active.profiles import Floors, floor
+from health.active.session import Session
+from health.active.shares import OVERHEAD_S, ROUNDS, share
+from health.active.speed import FLEET_FAIL
+
+LAST_S = 0.2  # of the limit, for the judgement
+COMPARABLE = 3  # machines whose bits are compared name the one that differs; two do not
+
+
+class Wanted(NamedTuple):
+    """What is to be tested, and within how many seconds (``limit``)."""
+
+    tests: tuple[str, ...]
+    level: Level
+    limit: float
+    suspects: tuple[str, ...] = ()
+    leaf_of: Mapping[str, str] = {}
+    seed: int = 0
+
+
+class Outcome(NamedTuple):
+    """What a run has brought, before it is judged: the arguments of ``judge.judge``."""
+
+    measured: tuple[Measured, ...]
+    pairs: PairVerdict | None
+    asked: dict[str, frozenset[str]]
+    seconds: float
+    left_out: tuple[str, ...]
+
+
+async def run(
+    session: Session,
+    nodes: Sequence[str],
+    wanted: Wanted,
+    *,
+    reference: Mapping[str, str] = {},
+    baselines: Baselines = NO_BASELINES,
+    floors: Floors = floor,
+    said: Callable[[str], None] = lambda line: None,
+) -> Judged:
+    """Test the nodes whose workers the session has gathered, and judge.
+
+    ``reference``: recorded digests to compare with; ``said`` gets a line for each stage. Never
+    longer than ``wanted.limit`` seconds. KeyError for a test that is none.
+    """
+    known = {**baselines.digests, **reference}
+    found = await measure(session, nodes, wanted, reference=known, baselines=baselines, said=said)
+    return judge(reference=reference, baselines=baselines, floors=floors, **found._asdict())
+
+
+async def measure(
+    session: Session,
+    nodes: Sequence[str],
+    wanted: Wanted,
+    *,
+    reference: Mapping[str, str] = {},
+    baselines: Baselines = NO_BASELINES,
+    said: Callable[[str], None] = lambda line: None,
+) -> Outcome:
+    """As ``run``, but for the judgement."""
+    return await _Run(session, nodes, wanted, reference, baselines, said).outcome()
+
+
+class _Run:
+    def __init__(
+        self,
+        session: Session,
+        nodes: Sequence[str],
+        wanted: Wanted,
+        reference: Mapping[str, str],
+        baselines: Baselines,
+        said: Callable[[str], None],
+    ) -> None:
+        self._session = session
+        self._nodes = list(dict.fromkeys(nodes))
+        self._wanted = wanted
+        self._reference = reference
+        self._baselines = baselines
+        self._said = said
+        self._clock = asyncio.get_running_loop().time
+        self._began = self._clock()
+        self._until = self._began + max(0.0, wanted.limit - LAST_S)
+        self._measured: list[Measured] = []
+        self._left_out: list[str] = []
+        self._able = [node for node in self._nodes if session.ready(node)]
+        self._with_gpu = {node for node in self._able if self._has_gpu(node)}
+        self._unpaired: set[str] = set()  # able, and not meant to take part in pairs
+        self._shares = self._divide()
+
+    async def outcome(self) -> Outcome:
+        for node in self._nodes:
+            for why in self._session.missing(node):
+                self._measured.append(Measured("worker", node, error=why))
+        await self._devices()
+        verdict = await self._pairs()
+        asked = {node: self._asked(node) for node in self._able}
+        for node in self._unpaired:
+            asked[node] -= {"pair"}
+        return Outcome(
+            tuple(self._measured),
+            verdict,
+            asked,
+            self._clock() - self._began,
+            tuple(self._left_out),
+        )
+
+    def _divide(self) -> dict[str, float]:
+        """Seconds of each test that will run; what cannot is left out, with the reason."""
+        wanted = dict.fromkeys(self._wanted.tests)
+        for name in wanted.copy():
+            needs = BY_NAME[name].needs
+            if "cuda" in needs and self._able and not self._with_gpu:
+                self._left_out.append(f"{name}: no node has a GPU that torch can use")
+                del wanted[name]
+            elif "peer" in needs and len(self._able) < 2:
+                self._left_out.append(f"{name}: needs two nodes that can be tested")
+                del wanted[name]
+        shares = share(wanted, self._wanted.level, self._until - self._began)
+        self._left_out += shares.left_out
+        few = 0 < len(self._able) < COMPARABLE and not self._reference
+        if "bitwise" in shares.seconds and few:
+            self._left_out.append(
+                f"bitwise between machines: {len(self._able)} of them and no recorded reference "
+                f"cannot tell which one is wrong; {COMPARABLE} can"
+            )
+        return shares.seconds
+
+    def _has_gpu(self, node: str) -> bool:
+        locals_ = self._session.ready(node)
+        return any(set(self._session.about(node, n).devices) - {"cpu"} for n in locals_)
+
+    def _asked(self, node: str) -> frozenset[str]:
+        """The tests that are to run there."""
+        gpu = node in self._with_gpu
+        return frozenset(name for name in self._shares if gpu or "cuda" not in BY_NAME[name].needs)
+
+    # -- on the devices of each node
+
+    async def _devices(self) -> None:
+        order = [name for name in self._shares if BY_NAME[name].scope != "pair"]
+        if not order or not self._able:
+            return
+        self._said(f"{', '.join(order)} on {_count(len(self._able), 'node')}")
+        places = [(node, n) for node in self._able for n in self._session.ready(node)]
+        await asyncio.gather(*(self._chain(node, local, order) for node, local in places))
+
+    async def _chain(self, node: str, local: int, order: Sequence[str]) -> None:
+        """A worker's tests, one after the other, until one is not answered or time is over."""
+        until = self._until
+        if "pair" in self._shares:
+            until -= ROUNDS * (self._shares["pair"] + OVERHEAD_S)
+        for name in order:
+            if name not in self._asked(node):
+                continue
+            seconds, left = self._shares[name], until - self._clock()
+            if left < BY_NAME[name].seconds["quick"]:
+                error = f"{name} was not begun: {self._wanted.limit:g} s were over before"
+                self._measured.append(Measured(name, node, error=error))
+                continue
+            task = self._task(name, min(seconds, left))
+            wait = min(left, patience(seconds))
+            self._measured += await self._session.ask(node, task, wait, local)
+            if not self._session.idle(node, local):
+                return
+
+    def _task(self, name: str, seconds: float) -> dict[str, Any]:
+        return {
+            "test": name,
+            "level": self._wanted.level,
+            "seconds": round(seconds, 3),
+            "seed": self._wanted.seed,
+        }
+
+    # -- between nodes
+
+    async def _pairs(self) -> PairVerdict | None:
+        if "pair" not in self._shares:
+            return None
+        seconds = self._shares["pair"]
+        bad, undecided = self._proven()
+        self._unpaired = bad & set(self._able)
+        able = [node for node in self._able if self._session.idle(node) and node not in bad]
+        suspects = [n for n in able if n in self._wanted.suspects or n in undecided]
+        chosen = self._those_that_fit(able, suspects, seconds)
+        if len(chosen) < 2:
+            self._left_out.append("pair: fewer than two nodes are left that may take part")
+            chosen = []
+        self._unpaired |= set(able) - set(chosen)
+        if not chosen:
+            return None
+        pairing = Pairing(
+            chosen,
+            suspects=suspects,
+            leaf_of=self._wanted.leaf_of,
+            floor_gbps=self._floor(chosen),
+            seed=self._wanted.seed,
+        )
+        meetings = Meetings(self._session, self._task("pair", seconds), self._until)
+        done = 0
+        while pairs := pairing.next_round():
+            if self._clock() + seconds + OVERHEAD_S > self._until:
+                self._left_out.append(
+                    f"pair: no time for round {done + 1}; the verdict is that of {done}"
+                )
+                break
+            done += 1
+            self._said(f"round {done}: {_count(len(pairs), 'pair')}")
+            pairing.record(await asyncio.gather(*(meetings.meet(pair) for pair in pairs)))
+        self._measured += meetings.measured
+        return pairing.verdict()
+
+    def _proven(self) -> tuple[set[str], set[str]]:
+        """Nodes that have shown wrong arithmetic, and those of which nobody knows who is wrong."""
+        aligned = alignment.deviants(
+            [m for m in self._measured if m.test == "bitwise"], self._reference
+        )
+        wrong = {m.node for m in self._measured if m.wrong}
+        return wrong | set(aligned.named), set(aligned.undecided)
+
+    def _those_that_fit(self, able: list[str], suspects: list[str], seconds: float) -> list[str]:
+        """All; the suspects and as many others where not all rounds of all can be run."""
+        if not suspects or self._clock() + ROUNDS * (seconds + OVERHEAD_S) <= self._until:
+            return able
+        others = [node for node in able if node not in suspects]
+        chosen = suspects + others[: max(2, len(suspects))]
+        if len(chosen) < len(able):
+            self._left_out.append(
+                f"pair: no time for all; only the suspects and "
+                f"{_count(len(chosen) - len(suspects), 'other')} were tested"
+            )
+        return chosen
+
+    def _floor(self, nodes: Sequence[str]) -> float | None:
+        """From the fleet's record, where a run of so few pairs has no standard of its own."""
+        if len(nodes) >= 2 * STANDARD:
+            return None
+        models = {model for node in nodes for model in self._session.about(node).models}
+        known = [self._baselines.spreads.get((m, "pair", "busbw_gbps")) for m in models]
+        usual = [spread.p50 for spread in known if spread and spread_limit(spread) is not None]
+        return FLEET_FAIL * min(usual) if usual and len(usual) == len(models) else None
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" + ("" if n == 1 else "s")

@@ -1,0 +1,108 @@
+"""Nodes for ourselves alone: a maintenance reservation, gone again whatever happens."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from health.commands import BadInput
+from robust_slurm.slurm import Slurm, SlurmError
+from robust_slurm.slurm.values import fold
+
+END_S = 40.0  # for its jobs to end, their epilogs too, and Slurm to let it go
+_TICK_S = 0.5
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def refuse_busy(slurm: Slurm, nodes: Sequence[str]) -> None:
+    """BadInput unless each node could take a job now: Slurm's own words name no job."""
+    known, jobs = slurm.nodes(nodes), slurm.placements()
+    wrong = []
+    for name in nodes:
+        node = known.get(name)
+        held = [f"{number} of {job.user}" for number, job in jobs.items() if name in job.nodes]
+        if node is None:
+            wrong.append(f"{name}: Slurm knows no such node")
+        elif "DRAIN" in node.state:
+            wrong.append(
+                f"{name}: drained ({node.reason or 'no reason'}), and drained nodes run no jobs, "
+                "not even in a reservation: run `robust-health test` on the node itself, or "
+                "undrain it first"
+            )
+        elif held:
+            wrong.append(f"{name}: busy with job {', '.join(held)}; wait for its end")
+        elif not node.idle:
+            wrong.append(f"{name}: {'+'.join(sorted(node.state))}")
+    if wrong:
+        raise BadInput("nothing was started: " + "; ".join(wrong[:20]))
+
+
+@contextmanager
+def reserved(
+    slurm: Slurm, nodes: Sequence[str], minutes: int, keep: bool, said: Callable[[str], None]
+) -> Iterator[str]:
+    """The name of a reservation of ours over these nodes, from now on for ``minutes``.
+
+    SIGINT, SIGTERM and SIGHUP end what is inside with KeyboardInterrupt. At the end its jobs are
+    cancelled and, unless it is to be kept, it is removed. Raises SlurmError, BadInput.
+    """
+    name = f"robust-burn-in-{time.strftime('%m%d-%H%M%S')}-{os.getpid()}"
+    settings = {
+        "StartTime": "now",
+        "Duration": str(minutes),
+        "Nodes": fold(nodes),
+        "Users": getpass.getuser(),
+        "Flags": "MAINT",
+    }
+    before = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
+    try:
+        try:
+            slurm.create_reservation(name, settings)
+            said(f"reservation {name}, {minutes} min at most; by hand: {_by_hand(name)}")
+            yield name
+        finally:
+            for number in _SIGNALS:
+                signal.signal(number, _patience)
+            _end(slurm, name, keep, said)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _patience(number: int, frame: object) -> None:
+    print("robust-health burn-in: the reservation is being removed", file=sys.stderr)
+
+
+def _end(slurm: Slurm, name: str, keep: bool, said: Callable[[str], None]) -> None:
+    """Never raises: what cannot be removed is said, with what to do."""
+    until = time.monotonic() + END_S
+    error: SlurmError | None = None
+    while True:
+        try:
+            for job in slurm.jobs():
+                if job.reservation == name and not job.finished:
+                    slurm.cancel(job.id)
+            if keep:
+                said(f"reservation {name} is kept; to remove it: {_by_hand(name)}")
+            else:
+                slurm.delete_reservation(name)
+            return
+        except SlurmError as failed:
+            error = failed
+        if time.monotonic() > until or not (error.transient or error.kind == "conflict"):
+            break
+        time.sleep(_TICK_S)
+    said(f"reservation {name} may still be there: {error}; to remove it: {_by_hand(name)}")
+
+
+def _by_hand(name: str) -> str:
+    return f"scontrol delete ReservationName={name}"

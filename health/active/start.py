@@ -1,0 +1,217 @@
+"""Ways to start workers: on this machine, or on the nodes of the job we are in (asyncio).
+
+``python -m health.active.start`` is what a Slurm step of workers runs: of all its environment
+only the task knows its node, its number and, as Slurm tells it, the address of who started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from health.active.session import Session, address
+from health.hostlist import expand
+
+TERM_S = 8.0  # for a worker, or srun and its step, to end after SIGTERM
+_LINES = 12  # of what was printed last
+_LINE = 500  # characters
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_libc = ctypes.CDLL(None)  # before a fork, not after it
+
+# "srun: error: n[3-4]: tasks 2-3: Exited with exit code 1"
+_ENDED = re.compile(r"srun: error: ([^\s:]+): tasks? [\d,\-\[\]]+: (.+)")
+
+
+class Started:
+    """A process whose workers a session waits for. It is gone when ``stop`` returns.
+
+    ``log`` gets all that it prints; otherwise only the last of it is shown, when it fails.
+    """
+
+    def __init__(
+        self, session: Session, nodes: Sequence[str], what: str, log: IO[bytes] | None = None
+    ) -> None:
+        self._session = session
+        self._nodes = nodes
+        self._what = what
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended = asyncio.Event()
+        self._rest = b""
+        self._last: collections.deque[str] = collections.deque(maxlen=_LINES)
+        self._stopping = False
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], last: signal.Signals) -> None:
+        """Raises OSError. In a session of its own: Ctrl-C is ours, and so are its children.
+
+        ``last`` is the signal it gets from the kernel when we are killed.
+        """
+        loop = asyncio.get_running_loop()
+
+        def follow_us() -> None:
+            _libc.prctl(_PR_SET_PDEATHSIG, last, 0, 0, 0)
+
+        process = subprocess.Popen(
+            argv,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=follow_us,
+        )
+        assert process.stdout is not None
+        self._process = process
+        os.set_blocking(process.stdout.fileno(), False)
+        loop.add_reader(process.stdout.fileno(), self._read)
+        end = os.pidfd_open(process.pid)
+        loop.add_reader(end, self._end, end)
+
+    def _read(self) -> None:
+        assert self._process is not None and self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        try:
+            part = os.read(pipe, 1 << 16)
+        except BlockingIOError:
+            return
+        if not part:
+            asyncio.get_running_loop().remove_reader(pipe)
+        if self._log is not None:
+            self._log.write(part)
+        *lines, self._rest = (self._rest + (part or b"\n")).split(b"\n")
+        self._rest = self._rest[-_LINE:]
+        for line in lines:
+            self._line(line.decode(errors="replace").strip()[:_LINE])
+
+    def _end(self, pidfd: int) -> None:
+        process, loop = self._process, asyncio.get_running_loop()
+        assert process is not None and process.stdout is not None
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        _kill(process.pid, signal.SIGKILL)  # what it left in its group, before its id is free
+        code = process.wait()
+        self._read()  # its last words
+        loop.remove_reader(process.stdout.fileno())
+        process.stdout.close()
+        self._ended.set()
+        if not self._stopping:
+            for node in self._nodes:
+                self._session.lost(node, self._why(f"{self._what} ended with {_status(code)}"))
+
+    def _line(self, line: str) -> None:
+        if not line:
+            return
+        ended = _ENDED.fullmatch(line)
+        if ended is None:
+            self._last.append(line)
+            return
+        try:
+            nodes = expand(ended[1])
+        except ValueError:
+            return
+        for node in nodes:
+            self._session.lost(node, self._why(f"the worker's task on {node}: {ended[2]}"))
+
+    def _why(self, why: str) -> str:
+        said = self._last[-1] if self._last else ""
+        return why + (f"; printed last: {said}" if said else "; it printed nothing")
+
+    async def stop(self) -> None:
+        """End it and all of its process group: first asked to, then not."""
+        if self._process is None:
+            return
+        self._stopping = True
+        if not self._ended.is_set():
+            _kill(self._process.pid, signal.SIGTERM)
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), TERM_S)
+        finally:
+            if not self._ended.is_set():
+                _kill(self._process.pid, signal.SIGKILL)
+        await self._ended.wait()
+
+
+def _kill(group: int, sent: signal.Signals) -> None:
+    try:
+        os.killpg(group, sent)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _status(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def here(session: Session, node: str, python: str, log: IO[bytes] | None = None) -> Started:
+    """One worker on this machine. Raises OSError."""
+    started = Started(session, [node], f"{python} -m health.active.worker", log)
+    env = {**os.environ, **session.worker_env("127.0.0.1", node)}
+    argv = [python, _flag(), "-m", "health.active.worker"]
+    started.start(argv, env, signal.SIGKILL)
+    return started
+
+
+def step(
+    session: Session, nodes: Sequence[str], python: str, log: IO[bytes] | None = None
+) -> Started:
+    """A worker on each of these nodes of our job, by one srun. Raises OSError.
+
+    The key goes by the environment: arguments can be read by everybody on the node.
+    """
+    started = Started(session, nodes, "srun", log)
+    env = {**os.environ, **session.worker_env("", "")}
+    started.start(step_argv(nodes, python), env, signal.SIGTERM)  # srun then ends the step
+    return started
+
+
+def _flag() -> str:
+    """Nothing is imported from the working directory, and where we are isolated, so are they."""
+    return "-I" if sys.flags.isolated else "-P"
+
+
+def step_argv(nodes: Sequence[str], python: str) -> list[str]:
+    """One task for each node beside what runs there, with all that the job has on it."""
+    return [
+        "srun",
+        *(f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
+        *("--nodelist=" + ",".join(nodes), "--overlap", "--mem=0", "--cpu-bind=none"),
+        *("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--export=ALL"),
+        *("--job-name=robust-test", python, _flag(), "-m", "health.active.start"),
+    ]
+
+
+def task_env(env: Mapping[str, str]) -> dict[str, str]:
+    """What a task of the step adds to the worker's environment. KeyError outside of a step."""
+    _, _, port = env["ROBUST_TEST_SERVER"].rpartition(":")
+    return {
+        "ROBUST_TEST_SERVER": address(env["SLURM_LAUNCH_NODE_IPADDR"], int(port)),
+        "ROBUST_TEST_NODE": env["SLURMD_NODENAME"],
+        "ROBUST_TEST_LOCAL": env["SLURM_LOCALID"],
+    }
+
+
+def main() -> int:
+    """Run the worker of a task."""
+    try:
+        os.environ.update(task_env(os.environ))
+    except KeyError as err:
+        print(f"health.active.start: {err.args[0]} is not set: no step of ours", file=sys.stderr)
+        return 2
+    from health.active.worker import main as work
+
+    return work()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""robust-health test: work that shows what no counter does, on this machine or on a job's nodes."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+from health import settings as site
+from health.active import records, tables
+from health.active.judge import judge
+from health.active.model import BY_NAME, LEVELS, TESTS, Judged, Level
+from health.active.procedure import Wanted
+from health.active.profiles import with_site
+from health.active.runs import TOOLS, Plan, on_job, on_this_machine
+from health.checks import ALL
+from health.commands import BAD_INPUT, BadInput
+from health.hostlist import expand
+from health.live import context
+from health.settings import Settings
+
+PASSED, FAILED, UNTESTED = 0, 1, 3
+INTERRUPTED = 130  # as a shell says it of SIGINT
+_EPILOG = """\
+exit codes: 0 all passed, 1 a node is bad, 3 nothing is bad but something could not be tested,
+2 bad input. The tests use all of a GPU's memory and time: nothing else may run there."""
+_MISSING = re.compile("torch cannot be imported|No module named")
+# Seconds for everything, where nobody says so: of what the tests declare about twice, and of
+# dcgmi's diagnostic as much as it takes on 8 GPUs.
+_LIMITS: dict[Level, float] = {"quick": 180.0, "standard": 1200.0, "long": 7200.0}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    options = _parser().parse_args(argv)
+    try:
+        with _ended_like_by_ctrl_c():
+            return _test(options)
+    except BadInput as err:
+        _say(str(err))
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        _say("interrupted; nothing was judged or recorded")
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # what read our output has gone; so does the complaint about it
+        return UNTESTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="robust-health test",
+        description="Active tests of this machine, or of nodes of the job that this runs in.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("tests", nargs="*", metavar="TEST", help="only these (see --list)")
+    add("--list", action="store_true", help="the tests, what each takes and needs")
+    add("--level", choices=LEVELS, default="quick", help="how long each test is (default: quick)")
+    add("--limit", type=float, metavar="SECONDS", help="for everything; what does not fit is said")
+    add("--nodes", metavar="NODELIST", help='nodes of our job ("n[1-8]"), or "all" of them')
+    add("--suspect", action="append", default=[], metavar="NODELIST", help="tested first")
+    add("--python", metavar="PATH", help="interpreter with torch and robust-slurm (default: ours)")
+    add("--json", action="store_true", help="findings, verdict and measurements as JSON")
+    add("--keep", action="store_true", help="keep what the workers print in a file, and name it")
+    add("--config", metavar="FILE", help="read this file as the site's settings")
+    add("--node", metavar="NAME", default="", help="this machine's name in Slurm")
+    return parser
+
+
+@contextmanager
+def _ended_like_by_ctrl_c() -> Iterator[None]:
+    """SIGTERM too takes the way that leaves nothing behind."""
+
+    def interrupt(_signal: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _test(options: argparse.Namespace) -> int:
+    out = tables.console(sys.stdout)
+    if options.list:
+        tables.listing(out)
+        return PASSED
+    level = cast(Level, options.level)
+    here = context("deep", os.environ, options.node).node
+    settings = _settings(options, here)
+    nodes = _nodes(options.nodes, here)
+    tests = _names(options.tests, options.nodes is not None)
+    limit = _LIMITS[level] if options.limit is None else options.limit
+    if not 0 < limit < 1e6:
+        raise BadInput(f"--limit {limit:g}: seconds, above 0")
+    suspects = _suspects(options.suspect, nodes)
+    python = _python(options.python or str(settings.active["python"]) or sys.executable)
+    try:
+        floors = with_site(settings.active["floors"])
+    except ValueError as err:
+        raise BadInput(str(err)) from None
+    known, why = records.baselines(settings)
+    if why:
+        _say(f"compared with no record: {why}")
+    own = tuple(name for name in tests if name in BY_NAME)
+    with _log(options.keep) as log:
+        plan = Plan(
+            nodes,
+            Wanted(own, level, limit, suspects),
+            frozenset(tests) & TOOLS,
+            python,
+            known,
+            (lambda line: None) if options.json else _say,
+            log,
+        )
+        try:
+            done = on_this_machine(plan) if options.nodes is None else on_job(plan)
+        except OSError as err:
+            what = f"{err.filename}: " if err.filename else ""
+            raise BadInput(f"the tests cannot be started: {what}{err.strerror or err}") from None
+    judged = judge(baselines=known, floors=floors, more=done.more, **done.outcome._asdict())
+    if any(_MISSING.search(one.error) for one in judged.measured if one.test == "worker"):
+        _say(
+            f"torch, or robust-slurm itself, cannot be imported by {python}: install "
+            "robust-slurm[torch] there or name another interpreter with --python"
+        )
+    failed = records.write(settings, judged, level, here, _boot_id())
+    if failed:
+        _say(f"not fully recorded: {failed}")
+    if options.json:
+        print(tables.as_json(judged))
+    else:
+        tables.show(judged, nodes, known, floors, out)
+    return _code(judged, nodes)
+
+
+def _code(judged: Judged, nodes: Sequence[str]) -> int:
+    if judged.named:
+        return FAILED
+    return PASSED if judged.cleared.issuperset(nodes) else UNTESTED
+
+
+def _say(line: str) -> None:
+    print(f"robust-health test: {line}", file=sys.stderr)
+
+
+def _settings(options: argparse.Namespace, node: str) -> Settings:
+    path = options.config or os.environ.get("ROBUST_SITE_CONFIG") or None
+    if options.config and not Path(options.config).is_file():
+        raise BadInput(f"--config {options.config}: no such file")
+    return site.load(path, node, ALL)
+
+
+def _names(words: Sequence[str], on_job: bool) -> tuple[str, ...]:
+    """What is to be run; NVIDIA's tools only where we are."""
+    own = [test.name for test in TESTS]
+    every = own if on_job else [*own, *sorted(TOOLS)]
+    for word in words:
+        if word in TOOLS and on_job:
+            raise BadInput(f"{word}: runs without --nodes only, on the machine itself")
+        if word not in every:
+            close = difflib.get_close_matches(word, every, 1)
+            hint = f"did you mean {close[0]}?" if close else "see robust-health test --list"
+            raise BadInput(f"{word}: no such test; {hint}")
+    if words:
+        return tuple(dict.fromkeys(words))
+    return tuple(every) if on_job else tuple(name for name in every if name != "pair")
+
+
+def _nodes(asked: str | None, here: str) -> tuple[str, ...]:
+    if asked is None:
+        return (here,)
+    job, of_job = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NODELIST")
+    if not job or not of_job:
+        raise BadInput(
+            f"--nodes {asked}: works inside a job only (salloc, sbatch), which owns the nodes; "
+            "`robust-health burn-in` makes jobs of its own"
+        )
+    if shutil.which("srun") is None:
+        raise BadInput("--nodes: there is no srun in PATH to start the workers")
+    theirs = expand(of_job)
+    return tuple(theirs) if asked == "all" else _of(asked, "--nodes", theirs, f"job {job}")
+
+
+def _suspects(lists: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...]:
+    found = [name for text in lists for name in _of(text, "--suspect", nodes, "the test")]
+    return tuple(dict.fromkeys(found))
+
+
+def _of(text: str, option: str, known: Sequence[str], whose: str) -> tuple[str, ...]:
+    """The nodes of a list, all of them known ones."""
+    try:
+        names = tuple(dict.fromkeys(expand(text)))
+    except ValueError as err:
+        raise BadInput(f"{option} {text}: {err}") from None
+    strange = [name for name in names if name not in set(known)]
+    if strange or not names:
+        raise BadInput(f"{option} {text}: {', '.join(strange[:8]) or 'nothing'} is not of {whose}")
+    return names
+
+
+def _python(name: str) -> str:
+    """Its path. On a job's nodes it must be at the same place, as everything else of a job."""
+    found = shutil.which(name)
+    if found is None:
+        raise BadInput(f"--python {name}: no such program, or not executable")
+    return os.path.abspath(found)  # noqa: PTH100 - a link into a virtual environment must stay one
+
+
+@contextmanager
+def _log(keep: bool) -> Iterator[IO[bytes] | None]:
+    """A file for what the workers print, if it is to be kept."""
+    if not keep:
+        yield None
+        return
+    path = Path(f"robust-test-{os.getpid()}.log").absolute()
+    try:
+        file = path.open("xb", buffering=0)
+    except OSError as err:
+        raise BadInput(f"--keep: {path}: {err.strerror}") from None
+    with file:
+        yield file
+    _say(f"what the workers printed is in {path}")
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""The active tests as the gate runs them: in a process of the site's interpreter, and on time.
+
+They fill the GPUs' memory, so they run on a node that Slurm has given to nobody, one run at a
+time, and a prolog that comes meanwhile ends them before it looks at the node (``give_way``).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from health import rootfiles
+from health.active_answer import KIND, Answer, answer, argv, broken, passed_since
+from health.child import start_time
+from health.probe import run
+
+if TYPE_CHECKING:
+    from health.finding import Finding
+    from health.gate import Gate
+    from health.system import Event
+
+LOCK = "active.lock"
+_LEAST_S = 10.0  # less is not worth a start of the interpreter
+_START_S = 4.0  # of the time: for its start, and for the end of what overruns
+_WAY_S = 5.0  # for a killed process to give the GPUs' memory back
+_TICK_S = 0.02
+
+
+def followed_up(
+    gate: Gate, why: str, free: bool, until: float
+) -> tuple[list[Finding], list[Event]]:
+    """Test a node that ``why`` speaks against ("": nothing does): findings, and what to record.
+
+    ``free``: no job has a step here; ``until``: monotonic seconds. What an epilog cannot bring
+    to its end is owed to the sweep.
+    """
+    level = str(gate.settings.active["accused"])
+    if not why or level == "never" or not enabled(gate):
+        return [], []
+    found = test(gate, level, free, until)
+    if found.result == "broken" and gate.where == "epilog":
+        found = found._replace(result="owed")
+    return list(found.findings), [gate.event(KIND, **found.event_data(level, why))]
+
+
+def before_undrain(
+    gate: Gate, drained: float, events: Iterable[Event], free: bool, until: float
+) -> tuple[Answer | None, list[Event]]:
+    """What the tests say of a node that is to come back, and what to record.
+
+    None: none are wanted, or it has passed them since ``drained`` (wall clock).
+    """
+    level = str(gate.settings.active["undrain"])
+    if level == "never" or gate.dry_run or passed_since(events, level, drained):
+        return None, []
+    if not enabled(gate):
+        return broken("[active] undrain is set and [active] python is not"), []
+    found = test(gate, level, free, until)
+    kept = (
+        [] if found.result == "owed" else [gate.event(KIND, **found.event_data(level, "undrain"))]
+    )
+    return found, kept
+
+
+def enabled(gate: Gate) -> bool:
+    return bool(gate.settings.active["python"]) and not gate.dry_run
+
+
+def test(gate: Gate, level: str, free: bool, until: float) -> Answer:
+    """Run the tests of a level here. Never raises for what the tests or a disk do."""
+    until = min(until, time.monotonic() + float(gate.settings.active["deadline"]))
+    return _test(gate, level, until) if free else Answer("owed", (), "left out: a job is here")
+
+
+def _test(gate: Gate, level: str, until: float) -> Answer:
+    python = str(gate.settings.active["python"])
+    try:
+        distrust(python)
+        held = _claim(gate.spool)
+    except BlockingIOError:
+        return Answer("owed", (), "left out: another run of the gate tests the node")
+    except OSError as error:
+        return broken(f"[active] python = {python!r} is not used: {_said(error)}")
+    try:
+        from health.orphans import adopted
+
+        # Asked with the claim in hand: whoever gets the node after this answer has a prolog that
+        # finds the claim, whoever has got it before is in the answer.
+        why = _given_away(gate)
+        seconds = until - time.monotonic()
+        if why or seconds < _LEAST_S:
+            return Answer("owed", (), f"left out: {why or f'{seconds:.0f} s left'}")
+        words = argv(python, level, gate.system.context.node, seconds - _START_S)
+        with adopted(_WAY_S / 2):
+            return answer(run(words, seconds, _noted(held)))
+    except OSError as error:
+        return broken(f"{python}: {error.strerror or error}")
+    finally:
+        os.close(held)
+
+
+def distrust(python: str) -> None:
+    """OSError unless only root can change the program, and the ways to it and to its target."""
+    real = os.path.realpath(python)
+    os.close(rootfiles.open_dir(os.path.dirname(python)))  # noqa: PTH120
+    directory = rootfiles.open_dir(os.path.dirname(real))  # noqa: PTH120
+    try:
+        os.close(rootfiles.open_file(directory, os.path.basename(real), os.O_RDONLY))  # noqa: PTH119
+    finally:
+        os.close(directory)
+
+
+def _claim(spool: str) -> int:
+    """The right to test this node, a descriptor. BlockingIOError: another has it. OSError."""
+    directory = rootfiles.open_dir(spool)
+    try:
+        held = rootfiles.lock(directory, LOCK, wait=False)
+    finally:
+        os.close(directory)
+    os.ftruncate(held, 0)
+    return held
+
+
+def _noted(held: int) -> Callable[[int], None]:
+    def note(pid: int) -> None:
+        try:
+            born = start_time(pid)
+        except (FileNotFoundError, ProcessLookupError):
+            return  # it has ended already
+        os.pwrite(held, f"{pid} {born}\n".encode(), 0)
+
+    return note
+
+
+def _given_away(gate: Gate) -> str:
+    """Why Slurm's word is against it: a job has the node, or will have in a moment; or ""."""
+    from health.act import open_door
+    from robust_slurm.slurm import SlurmError
+
+    node = gate.system.context.node
+    deadline_s = gate.left(float(gate.settings.gate["scontrol_deadline"]))
+    try:
+        found = open_door(gate.settings)(deadline_s).nodes([node]).get(node)
+    except SlurmError as error:
+        return f"Slurm does not say whether a job has the node: {error.message}"
+    taken = found.state & {"ALLOCATED", "MIXED"} if found else {"unknown to Slurm"}
+    return f"the node is {'+'.join(sorted(taken))}" if taken else ""
+
+
+def give_way(spool: str) -> str:
+    """Before a job begins: end a test that runs here. Why that failed, or ""; never raises."""
+    until = time.monotonic() + _WAY_S
+    try:
+        directory = rootfiles.open_dir(spool)
+        try:
+            fd = rootfiles.open_file(directory, LOCK, os.O_RDONLY)
+        finally:
+            os.close(directory)
+    except OSError:
+        return ""  # nothing has ever run here
+    try:
+        while not _is_free(fd):
+            _end(os.pread(fd, 64, 0))
+            if time.monotonic() > until:
+                return f"an active test did not end within {_WAY_S:g} s"
+            time.sleep(_TICK_S)
+    except OSError as error:
+        return f"an active test was not ended: {_said(error)}"
+    finally:
+        os.close(fd)
+    return ""
+
+
+def _is_free(fd: int) -> bool:
+    import fcntl
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _end(note: bytes) -> None:
+    """Kill the session of the process that is noted, if it is still that one."""
+    words = note.decode("ascii", "replace").split()
+    if len(words) != 2 or not words[0].isdigit():
+        return  # about to start
+    pid = int(words[0])
+    try:
+        if start_time(pid) == words[1]:
+            os.killpg(pid, signal.SIGKILL)
+    except OSError:
+        pass  # it has ended by itself
+
+
+def _said(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"

@@ -1,0 +1,67 @@
+"""A loss that is not finite: the job goes back to before it; what comes again is the program's."""
+
+from __future__ import annotations
+
+import pytest
+from ckpt_jobs import CheckpointJob, Undisturbed, survivors, undisturbed
+
+from lab import Cluster
+
+torch = pytest.importorskip("torch")
+
+TWO = ["-N2", "--ntasks-per-node=1"]
+AT = 12  # step of the NaN
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return undisturbed("nan_ddp.py", tmp_path_factory.mktemp("nan"), 2, 24)
+
+
+def check_nobody_accused(training: CheckpointJob) -> None:
+    assert training.accusations() == {} and not training.events("released"), training.story()
+    for record in training.incidents():
+        assert (record["symptom"], record["cause"], record["swaps"]) == ("nan", "unknown", [])
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("nan", "order", "resumed"),
+    [
+        # The loss of step 11 was computed from state 10: that of 11 is in doubt.
+        (f"1:{AT}:1:data", "early", AT - 2),
+        # The loss of step 12 is finite, and state 12 is not.
+        (f"1:{AT}:1:gradient", "early", AT - 1),
+        # The other rank has saved 13 before it knows: 11 is the oldest that both have.
+        (f"1:{AT}:0:data", "late", AT - 1),
+    ],
+)
+def test_a_nan_that_does_not_come_again(
+    lab: Cluster, plain: Undisturbed, nan: str, order: str, resumed: int
+) -> None:
+    training = plain.job(lab)
+    training.start("", f"--nan={nan} --order={order}", sbatch=TWO, durable=False)
+    assert training.wait_end(150) == 0, training.story()
+    (record,) = training.incidents()
+    assert (record["action"], record["outcome"]) == ("restart", "recovered"), training.story()
+    assert f"is nan at step {AT if 'data' in nan else AT + 1}" in record["evidence"][0]
+    assert training.resumed() == [0, resumed], training.story()
+    for rank in training.ranks:
+        assert survivors(training.lines(rank)) == plain.curves[rank], training.story()
+    check_nobody_accused(training)
+    training.check_gone()
+
+
+@pytest.mark.timeout(300)
+def test_a_nan_of_the_programs_own(lab: Cluster, plain: Undisturbed) -> None:
+    """It comes again at the same step: the job stops, and what is on disk is from before it."""
+    training = plain.job(lab)
+    training.start("--robust-spares=1", f"--nan=0:{AT}:0:data", sbatch=["-N3", *TWO[1:]])
+    assert training.wait_end(150) == 120, training.story()
+    first, second = training.incidents()
+    assert (first["action"], second["action"]) == ("restart", "stop"), training.story()
+    assert training.says("stopped: the loss is not finite again at the same spot"), training.out()
+    check_nobody_accused(training)
+    on_disk = [int(path.name.partition("-")[2]) for path in training.directory.glob("step-*")]
+    assert on_disk and max(on_disk) < AT, on_disk
+    training.check_gone()

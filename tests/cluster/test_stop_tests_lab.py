@@ -1,0 +1,102 @@
+"""Stop-time tests in a real job: the machine that computes wrongly is named, and only that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ckpt_jobs import CheckpointJob, Undisturbed, survivors, undisturbed
+from conftest import LabFactory
+from jobs import REPOSITORY
+
+pytest.importorskip("torch")
+
+WRONG = REPOSITORY / "tests" / "programs" / "wrong"
+STEPS = 30
+
+
+class StopJob(CheckpointJob):
+    """A training that tests the machines; ``bad`` computes wrongly when the program says so."""
+
+    bad = "-"
+
+    def exports(self) -> dict[str, str]:
+        return super().exports() | {
+            "ROBUST_STOP_TESTS": "90",
+            "PYTHONPATH": f"{WRONG}:{REPOSITORY}",
+            "LAB_WRONG_NODE": self.bad,
+            "LAB_WRONG_FILE": str(self.dir / "wrong"),
+        }
+
+    def check_as_undisturbed(self) -> None:
+        for rank in self.ranks:
+            assert survivors(self.lines(rank)) == self.model.curves[rank], self.story()
+
+
+def job(lab: object, model: Undisturbed, bad: str) -> StopJob:
+    plain = model.job(lab)  # type: ignore[arg-type]
+    made = StopJob(plain.lab, plain.dir, plain.world, plain.steps, model=model)
+    made.bad = bad
+    return made
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return undisturbed("stop_ddp.py", tmp_path_factory.mktemp("eight"), 8, STEPS)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return undisturbed("stop_ddp.py", tmp_path_factory.mktemp("three"), 3, STEPS)
+
+
+@pytest.mark.timeout(300)
+def test_a_nan_that_one_of_eight_machines_makes(new_lab: LabFactory, eight: Undisturbed) -> None:
+    lab = new_lab(nodes=9, standby=0)
+    training = job(lab, eight, "n5")
+    training.start(
+        "--robust-spares=1", "--wrong=1:9", sbatch=["-N9", "--ntasks-per-node=1"], durable=False
+    )
+    assert training.wait_end(200) == 0, training.story()
+    (incident,) = training.incidents()
+    assert incident["symptom"] == "nan" and incident["cause"] == "node", training.story()
+    assert incident["suspects"] == ["n5"] and incident["swaps"] == [["n5", "n9"]]
+    assert any(line.startswith("stop-time tests name n5 in") for line in incident["tests"])
+    (asked,) = training.events("tests")
+    assert asked["errors"] == {} and len(asked["cleared"]) == 8, asked
+    training.check_as_undisturbed()
+    training.check_gone()
+
+
+@pytest.mark.timeout(300)
+def test_errors_of_the_program_that_one_machine_causes(
+    new_lab: LabFactory, three: Undisturbed
+) -> None:
+    """The same error twice would end the job; asked, a machine takes the blame."""
+    lab = new_lab(nodes=4, standby=0)
+    training = job(lab, three, "n2")
+    training.start(
+        "--robust-spares=1", "--wrong=1:9 --unfit=raise", sbatch=["-N4", "--ntasks-per-node=1"],
+        durable=False,
+    )  # fmt: skip
+    assert training.wait_end(200) == 0, training.story()
+    first, second = training.incidents()
+    assert (first["action"], first["tests"]) == ("restart", []), training.story()
+    assert second["suspects"] == ["n2"] and second["swaps"] == [["n2", "n4"]]
+    training.check_as_undisturbed()
+
+
+@pytest.mark.timeout(300)
+def test_a_nan_of_the_users_making_evicts_nobody(new_lab: LabFactory, three: Undisturbed) -> None:
+    lab = new_lab(nodes=4, standby=0)
+    training = job(lab, three, "-")
+    training.start(
+        "--robust-spares=1", "--nan=9", sbatch=["-N4", "--ntasks-per-node=1"], durable=False
+    )
+    assert training.wait_end(200) not in (0, None), training.story()
+    first, second = training.incidents()
+    assert first["tests"][0].startswith("4 of 4 nodes passed stop-time tests"), training.story()
+    assert first["action"] == "restart" and second["action"] == "stop", training.story()
+    assert not first["swaps"] + second["swaps"] and not second["tests"]
+    assert not list(Path(training.state).glob("jobs/*/accusations/*")), training.story()
+    assert training.says("not finite"), training.out()

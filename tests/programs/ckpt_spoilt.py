@@ -1,0 +1,35 @@
+"""A Checkpointer's training that fails on one node in step 12, in a replay in step 2.
+
+The others wait there for it, as in a collective; the job's first two epochs have that node.
+
+Says for each process where it resumed: ``resumed RANK STEP REPLAY``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+import robust_slurm
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--bad", default="")
+args = parser.parse_args()
+replay = os.environ.get("ROBUST_REPLAY", "0")
+steps = int(os.environ.get("ROBUST_REPLAY_STEPS", "30"))
+bad = os.environ["SLURMD_NODENAME"] == args.bad
+checkpointer = robust_slurm.Checkpointer(extra={"sum": 0.0})
+step = checkpointer.resume()
+os.write(1, f"resumed {os.environ['RANK']} {step} {replay}\n".encode())
+while step < steps:
+    step += 1
+    time.sleep(0.1)
+    if bad and step == (2 if replay == "1" else 12):
+        raise RuntimeError("wrong result")
+    if step == 12 and robust_slurm.epoch() <= 2:
+        time.sleep(60)
+    checkpointer.extra["sum"] += step
+    checkpointer.save(step)
+checkpointer.close()
+os.write(1, f"sum {checkpointer.extra['sum']}\n".encode())

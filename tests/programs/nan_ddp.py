@@ -1,0 +1,43 @@
+"""DDP that tells its loss, and in which a NaN comes up: ``--nan=EPOCH:STEP:RANK:WHERE``.
+
+EPOCH 0 means each. WHERE: ``data``, so that the loss of that step is NaN already; ``gradient``, so
+that only the next one is, when the state has been saved with NaN in it. ``--order=late``: the step
+is saved before its loss is told.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from ckpt_training import WIDTH, Reader, Training, join_world, options, seed
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import robust_slurm
+
+args = options("nan", "order")
+epoch, at, whose, where = (args.nan or "0:0:0:-").split(":")
+rank, world = join_world()
+seed(1)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 1)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+seed(100 + rank)
+training = Training(args, rank, Reader(rank, world), model, optimizer, {})
+
+for step, ids, inputs, targets in training.steps():
+    bad = (step, rank) == (int(at), int(whose)) and int(epoch) in (0, robust_slurm.epoch())
+    if bad and where == "data":
+        inputs = inputs * math.nan
+    loss = (model(inputs) - targets).square().mean()
+    optimizer.zero_grad(set_to_none=True)
+    (loss * math.nan if bad and where == "gradient" else loss).backward()
+    optimizer.step()
+    value = loss.item()
+    if args.order == "late":
+        training.done(step, value, ids)
+        robust_slurm.beat(step, loss=value)
+    else:
+        robust_slurm.beat(step, loss=value)
+        training.done(step, value, ids)
+training.close()

@@ -1,0 +1,61 @@
+"""A machine that computes wrongly: found first on PYTHONPATH, in every Python of the job.
+
+On the node LAB_WRONG_NODE, while the file LAB_WRONG_FILE exists, torch's kernels for matrix
+products on the CPU (aten::mm, aten::addmm) put one wrong number into what they return: NaN, or with
+LAB_WRONG=flip the right number with its lowest exponent bit changed. Nothing above them can tell.
+"""
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from typing import Any
+
+
+def break_kernels() -> None:
+    import torch
+
+    flip = os.environ.get("LAB_WRONG") == "flip"
+    switch = os.environ["LAB_WRONG_FILE"]
+
+    def wrong(out: Any) -> Any:
+        if out.dtype == torch.float32 and out.numel() and os.path.exists(switch):  # noqa: PTH110
+            bits = out.view(torch.int32)
+            bits[-1, -1] = bits[-1, -1] ^ (1 << 23) if flip else 0x7FC00000
+        return out
+
+    # The variants with out= have the same kernel, and stay as they are: these call them.
+    def mm(a: Any, b: Any) -> Any:
+        return wrong(torch.mm(a, b, out=a.new_empty(a.shape[0], b.shape[1])))
+
+    def addmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+        out = a.new_empty(a.shape[0], b.shape[1])
+        return wrong(torch.addmm(bias, a, b, beta=beta, alpha=alpha, out=out))
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("mm", mm, "CPU")
+    library.impl("addmm", addmm, "CPU")
+    torch._lab_wrong = library  # type: ignore[attr-defined]  # else it is undone at once
+
+
+class AfterTorch(importlib.abc.MetaPathFinder):
+    """Breaks the kernels when torch has been imported."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                load(module)
+                break_kernels()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+if os.environ.get("SLURMD_NODENAME", "-") == os.environ.get("LAB_WRONG_NODE"):
+    sys.meta_path.insert(0, AfterTorch())

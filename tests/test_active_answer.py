@@ -1,0 +1,157 @@
+"""What the gate makes of the active tests' answer, and of a history with such tests."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from health.active_answer import OWED_S, answer, argv, owed, passed_since, suspicious
+from health.system import Event, Output
+
+NOW = 1_800_000_000.0
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    found = {"status": "FAIL", "class": "node", "check": "active-gemm-wrong", "device": "gpu3"}
+    return found | {"evidence": "2 of 9 products differ", "action": "service"} | changes
+
+
+def output(code: int, *rows: Any, out: str | None = None, **more: Any) -> Output:
+    data = {"findings": {"n1": list(rows)}, "cleared": [] if rows else ["n1"], **more}
+    return Output(code, json.dumps(data) if out is None else out, "")
+
+
+UNABLE = row(status="ERROR", check="active-error", action="none", **{"class": "tool"})
+
+
+@pytest.mark.parametrize(
+    ("given", "result", "statuses", "told"),
+    [
+        (output(0), "passed", [], "every active test passed"),
+        (output(0, row(status="PASS"), cleared=["n1"]), "passed", [], "every"),
+        (output(1, row()), "failed", ["FAIL"], "active-gemm-wrong: 2 of 9 products differ"),
+        (output(1, row(), UNABLE), "failed", ["FAIL", "WARN"], "active-gemm-wrong"),
+        (output(3, UNABLE), "broken", ["WARN"], "not tested to the end"),
+        (output(0, cleared=[], left_out=["memory: no time"]), "broken", ["WARN"], "no time"),
+        # A user's or the tool's own fault is nothing against the node.
+        (output(1, row(**{"class": "user"})), "broken", ["WARN"], "contradict"),
+        (output(0, row()), "broken", ["WARN"], "contradict"),
+        (output(1), "broken", ["WARN"], "contradict"),
+        (output(1, row(check="mounts")), "broken", ["WARN"], "not understood"),
+        (output(1, row(action="explode")), "broken", ["WARN"], "not understood"),
+        (output(1, row(device="a b:c")), "broken", ["WARN"], "not understood"),
+        (output(1, *[row()] * 51), "broken", ["WARN"], "51 findings"),
+        (output(0, out="Segmentation fault"), "broken", ["WARN"], "not understood"),
+        (output(0, out="[" * 100_000), "broken", ["WARN"], "not understood"),
+        (output(0, out="[]"), "broken", ["WARN"], "not understood"),
+        (Output(1, "", "No module named torch"), "broken", ["WARN"], "No module named torch"),
+        (Output(2, "", "usage: …"), "broken", ["WARN"], "exit code 2: usage"),
+        (Output(-signal.SIGSEGV, "", ""), "broken", ["WARN"], "exit code -11"),
+        (Output(-signal.SIGKILL, "", ""), "owed", [], "were ended"),
+    ],
+)  # fmt: skip
+def test_answers(given: Output, result: str, statuses: list[str], told: str) -> None:
+    found = answer(given)
+    assert (found.result, [f.status for f in found.findings]) == (result, statuses)
+    assert told in found.told
+    assert all(f.cls == "tool" and f.action == "none" for f in found.findings if f.status == "WARN")
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(st.sampled_from([0, 1, 3]), _JSON, _JSON)
+def test_no_answer_of_another_form_closes(code: int, findings: Any, cleared: Any) -> None:
+    text = json.dumps({"findings": findings, "cleared": cleared})
+    assert not any(f.status == "FAIL" for f in answer(Output(code, text, "")).findings)
+
+
+@given(st.sampled_from([0, 1, 3]), st.text())
+def test_no_other_text_does(code: int, text: str) -> None:
+    assert answer(Output(code, text, "")).result in ("broken", "passed")
+
+
+def test_evidence_is_one_short_printable_line() -> None:
+    found = answer(output(1, row(evidence="a\n\x1b[31mb" + "x" * 1000)))
+    (one,) = found.findings
+    assert one.evidence.startswith("a [31mbx") and len(one.evidence) == 600
+    assert len(found.event_data("quick", "accusation")["told"]) <= 300
+
+
+def test_the_interpreter_is_isolated() -> None:
+    words = argv("/opt/t/bin/python3", "quick", "n1", 12.34)
+    assert words[:4] == ["/opt/t/bin/python3", "-I", "-m", "health.active.test_cli"]
+    assert words[-1] == "12.3"
+
+
+def event(kind: str, age_s: float, **data: Any) -> Event:
+    return Event(NOW - age_s, kind, "b", data)
+
+
+@pytest.mark.parametrize(
+    ("events", "why"),
+    [
+        ([], ""),
+        ([event("active-run", 9, result="owed", why="accusation")], "accusation"),
+        ([event("active-run", 9, result="owed")], "owed"),
+        ([event("active-run", 9, result="owed"), event("active-run", 5, result="passed")], ""),
+        ([event("active-run", 9, result="passed"), event("active-run", 5, result="owed")], "owed"),
+        ([event("active-run", OWED_S + 1, result="owed")], ""),
+        ([event("active-run", -60, result="owed")], ""),  # a clock that went back
+        ([event("active", 9, result="owed")], ""),
+    ],
+)
+def test_what_is_owed(events: list[Event], why: str) -> None:
+    assert owed(events, NOW) == why
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "passed"),
+    [
+        ("active-run", {"level": "quick", "result": "passed"}, True),
+        ("active-run", {"level": "long", "result": "passed"}, True),
+        ("active-run", {"level": "quick", "result": "broken"}, False),
+        ("active-run", {"level": "nonsense", "result": "passed"}, False),
+        ("burn-in", {"level": "standard", "ok": True}, True),
+        ("burn-in", {"level": "standard", "ok": False}, False),
+        ("burn-in", {"level": "standard", "ok": "yes"}, False),
+        ("pass", {"level": "long", "result": "passed"}, False),
+    ],
+)
+def test_passed_since(kind: str, data: dict[str, Any], passed: bool) -> None:
+    assert passed_since([event(kind, 60, **data)], "quick", NOW - 100) is passed
+    assert not passed_since([event(kind, 60, **data)], "quick", NOW - 50), "before the drain"
+
+
+def test_a_lower_level_is_no_proof_of_a_higher() -> None:
+    assert not passed_since(
+        [event("active-run", 60, level="quick", result="passed")], "standard", NOW - 100
+    )
+
+
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        ({}, ""),
+        ({"SLURM_JOB_EXIT_CODE": "0"}, ""),
+        ({"SLURM_JOB_EXIT_CODE": "256"}, ""),
+        ({"SLURM_JOB_EXIT_CODE": "11"}, "SIGSEGV"),
+        ({"SLURM_JOB_EXIT_CODE": "139"}, "SIGSEGV"),  # with a core
+        ({"SLURM_JOB_EXIT_CODE": str((128 + 7) << 8)}, "SIGBUS"),
+        ({"SLURM_JOB_EXIT_CODE": "0", "SLURM_JOB_DERIVED_EC": str((128 + 6) << 8)}, "SIGABRT"),
+        ({"SLURM_JOB_EXIT_CODE": "15"}, ""),  # cancelled
+        ({"SLURM_JOB_EXIT_CODE": "9"}, ""),
+        ({"SLURM_JOB_EXIT_CODE": "x" * 5}, ""),
+    ],
+)
+def test_suspicious_ends(env: dict[str, str], name: str) -> None:
+    assert suspicious(env) == name

@@ -1,0 +1,105 @@
+"""The same bits from every process, other ones from a broken kernel."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from health.active import bitwise
+from health.active.bitwise import Trained, cpu_kind, train
+from health.active.device import Device
+
+CPU = Device("cpu", "cpu")
+PROGRAM = Path(__file__).parent / "programs" / "wrong_products.py"
+
+
+def elsewhere(seed: int, chance: float) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "bitwise", str(seed), str(chance)],
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    (found,) = json.loads(done.stdout)
+    return dict(found)
+
+
+def test_two_processes_agree_and_a_broken_one_differs() -> None:
+    one, other, broken = elsewhere(3, 0), elsewhere(3, 0), elsewhere(3, 1.0)
+    assert one["digests"] == other["digests"]
+    assert len(one["digests"]) == 2
+    # Always the same wrong bits: it agrees with itself, and with nobody else.
+    assert set(broken["digests"]) == set(one["digests"])
+    assert all(broken["digests"][key] != one["digests"][key] for key in one["digests"])
+
+
+def test_a_device_that_does_not_agree_with_itself_is_wrong_and_has_no_digest() -> None:
+    found = elsewhere(4, 0.02)
+    assert "digests" not in found
+    assert [line.split()[0] for line in found["wrong"]] == ["dense", "moe"]
+    assert "from step " in found["wrong"][0] or "in gradients" in found["wrong"][0]
+
+
+def test_keys_name_what_may_change_bits() -> None:
+    (found,) = bitwise.run([CPU], bitwise.MODELS, 2, 0.0, 7)
+    assert not found.error
+    for name, key in zip(bitwise.MODELS, found.digests, strict=True):
+        model, kind, capability, version, steps, seed, recipe = key.split("/")
+        assert (model, kind, steps, seed) == (name, "cpu", "2", "7")
+        assert version == torch.__version__
+        assert torch.backends.cpu.get_cpu_capability() in capability
+        assert recipe == f"r{bitwise.RECIPE}"
+
+
+def test_the_process_is_left_as_it_was() -> None:
+    torch.set_num_threads(2)
+    bitwise.run([CPU], ["dense"], 1, 0.0, 1)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("name", bitwise.MODELS)
+def test_models_learn_and_depend_on_their_numbers(name: str) -> None:
+    got = train(CPU, name, 3, 1)
+    assert all(math.isfinite(loss) for loss in got.losses)
+    assert got.losses[0] == pytest.approx(math.log(bitwise.CPU.classes), rel=0.15)
+    assert len({train(CPU, name, 3, seed).digest for seed in (1, 2)} - {got.digest}) == 1
+    assert train(CPU, name, 2, 1).digest != got.digest
+
+
+def test_all_experts_get_tokens_and_gradients() -> None:
+    model = bitwise.Model(bitwise.CPU, True, 1, CPU)
+    loss = model.loss(*bitwise._batch(bitwise.CPU, 1, CPU.torch))
+    gradients = torch.autograd.grad(loss, model.weights)
+    assert all(float(gradient.abs().sum()) > 0 for gradient in gradients)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_wrong(monkeypatch: pytest.MonkeyPatch, loss: float) -> None:
+    monkeypatch.setattr(bitwise, "train", lambda *args: Trained((1.0, loss), "d"))
+    (found,) = bitwise.run([CPU], ["dense"], 2, 0.0, 1)
+    assert found.wrong == (f"dense model: the loss of step 1 is {loss}; on a sound device none is",)
+    assert not found.digests
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (
+            "processor : 0\nvendor_id : GenuineIntel\ncpu family : 6\nmodel : 143\nmodel name : X\n"
+            "\nprocessor : 1\nmodel : 9\n",
+            ["GenuineIntel", "6", "143"],
+        ),
+        ("CPU implementer : 0x41\nCPU part : 0xd4f\n", ["0x41", "0xd4f"]),
+        ("", []),
+    ],
+)
+def test_kind_of_cpu(tmp_path: Path, text: str, kind: list[str]) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    assert cpu_kind(tmp_path / "cpuinfo") == kind

@@ -1,0 +1,108 @@
+"""Products that are wrong always, now and then, or never."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from health.active import gemm
+from health.active.device import Device
+
+CPU = Device("cpu", "cpu")
+PROGRAM = Path(__file__).parent / "programs" / "wrong_products.py"
+KINDS = gemm.kinds(cuda=True)
+
+
+def run(seed: int, chance: float) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "gemm", str(seed), str(chance)],
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    (found,) = json.loads(done.stdout)
+    return dict(found)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sound_device_has_speeds_and_nothing_wrong(seed: int) -> None:
+    (found,) = gemm.run([CPU], 0.4, seed)
+    assert (found.wrong, found.error, found.device) == ((), "", "cpu")
+    for name in ("fp32_tflops", "bf16_tflops"):
+        assert 0 < found.values[f"{name}_slowest"] <= 1.5 * found.values[name]
+
+
+def test_a_kernel_that_is_always_wrong_is_found() -> None:
+    found = run(1, 1.0)
+    assert "error" not in found
+    assert "product of whole numbers: (255, 255) is" in found["wrong"][0]
+    assert "fp32" in " ".join(found["wrong"])
+
+
+def test_a_kernel_that_is_wrong_now_and_then_is_found() -> None:
+    found = run(6, 0.05)  # the second product of the load
+    assert any("not what the same product gave before" in line for line in found["wrong"])
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("n", [256, 320, 2048])
+def test_no_sum_of_whole_numbers_has_to_be_rounded(kind: gemm.Kind, n: int) -> None:
+    left, right = gemm.whole(kind, n, 1, CPU.torch)
+    most = int(left.abs().sum(1).max()) * int(right.abs().max())
+    assert most <= kind.exact
+    assert torch.equal(left.to(kind.dtype).to(torch.int64), left)
+    assert torch.equal(right.to(kind.dtype).to(torch.int64), right)
+    assert int((left != 0).sum(0).min()) > 0  # every column is used
+
+
+def changed(at: tuple[int, int], how: str) -> Any:
+    real = torch.mm
+
+    def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out = real(a, b)
+        if how == "nan":
+            out[at] = torch.nan
+        elif how == "half":
+            out[at] += 0.5
+        elif how == "swap":  # sums of the row stay what they were
+            out[at[0]] = out[at[0]].roll(1)
+        elif how == "sign of zero":
+            out[at] = -0.0
+        else:
+            out[at] += 1
+        return out
+
+    return mm
+
+
+@pytest.mark.parametrize("how", ["one", "nan", "half", "swap"])
+@pytest.mark.parametrize("kind", [gemm.FP32, gemm.BF16], ids=["fp32", "bf16"])
+def test_the_same_wrong_element_every_time_is_found_and_named(
+    monkeypatch: pytest.MonkeyPatch, how: str, kind: gemm.Kind
+) -> None:
+    monkeypatch.setattr(torch, "mm", changed((7, 9), how))
+    (line,) = gemm.wrong_number(CPU, kind, 256, 3)
+    assert line.startswith(f"{kind.name} product of whole numbers: (7, ")
+    assert how == "swap" or ": (7, 9) is" in line
+    assert "1 of 256 rows" in line
+
+
+def test_a_difference_is_told_bit_by_bit() -> None:
+    a = torch.zeros(2, 3)
+    b = a.clone()
+    b[1, 2] = -0.0
+    assert not torch.equal(gemm.raw(a), gemm.raw(b))
+    assert "1 of 6 elements" in gemm.difference(b, a)
+    assert "(1, 2) is -0.0, it was 0.0" in gemm.difference(b, a)
+
+
+def test_the_precision_of_products_is_as_before() -> None:
+    before = torch.get_float32_matmul_precision()
+    gemm.run([CPU], 0.01, 1)
+    assert torch.get_float32_matmul_precision() == before

@@ -1,0 +1,121 @@
+"""Which devices are too slow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from health.active.fleet import NO_BASELINES, Baselines, Spread
+from health.active.model import Measured
+from health.active.profiles import Floor, Floors
+from health.active.speed import Slow, slow
+
+NAME = "bf16_tflops"
+FOUR = {f"o{i}": 100.0 for i in range(4)}
+THREE_WARN: dict[str, str] = dict.fromkeys(["n1", "n2", "n3"], "WARN")
+THREE_FAIL: dict[str, str] = dict.fromkeys(["n1", "n2", "n3"], "FAIL")
+
+
+def run(speeds: Mapping[str, float | Sequence[float]], test: str = "gemm") -> list[Measured]:
+    return [
+        Measured(test, node, f"gpu{index}", "m", {NAME: value})
+        for node, values in speeds.items()
+        for index, value in enumerate(values if isinstance(values, Sequence) else [values])
+    ]
+
+
+def fleet_of(p50: float, sigma: float = 1.0, p5: float = 0.0, nodes: int = 20) -> Baselines:
+    spread = Spread(p5 or p50 * 0.9, p5 or p50 * 0.9, p50, sigma, nodes)
+    return Baselines({("m", "gemm", NAME): spread}, {})
+
+
+def below(limit: float) -> Floors:
+    return lambda model, value: Floor(limit, "the data sheet") if value == NAME else None
+
+
+def none(model: str, value: str) -> Floor | None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("speeds", "floor", "baselines", "found"),
+    [
+        # The floor.
+        ({"n1": 99, "n2": 101}, 100, NO_BASELINES, {"n1": "FAIL"}),
+        ({"n1": 100, "n2": 101}, 100, NO_BASELINES, {}),
+        # Everybody below it: the floor does not fit here.
+        ({"n1": 90, "n2": 91}, 100, NO_BASELINES, {"n1": "FAIL", "n2": "FAIL"}),
+        ({"n1": 90, "n2": 91, "n3": 92}, 100, NO_BASELINES, THREE_WARN),
+        ({"n1": 90, "n2": 91, "n3": [92, 100]}, 100, NO_BASELINES, THREE_FAIL),
+        # The fleet's record: 90 is unusual, below 60 is beyond any shift.
+        ({"n1": 91}, None, fleet_of(100), {}),
+        ({"n1": 89}, None, fleet_of(100), {"n1": "WARN"}),
+        ({"n1": 60}, None, fleet_of(100), {"n1": "WARN"}),
+        ({"n1": 59}, None, fleet_of(100), {"n1": "FAIL"}),
+        ({"n1": 59}, 50, fleet_of(100), {"n1": "FAIL"}),
+        ({"n1": 89}, 50, fleet_of(100), {"n1": "WARN"}),
+        # A twentieth of the fleet is like it: a kind of machine.
+        ({"n1": 41}, None, fleet_of(100, p5=40), {"n1": "WARN"}),
+        ({"n1": 39}, None, fleet_of(100, p5=40), {"n1": "FAIL"}),
+        ({"n1": 1}, None, fleet_of(100, nodes=7), {}),
+        ({"n1": 1, "n2": 1, "n3": 1}, None, fleet_of(100), THREE_WARN),
+        # The run itself, from 4 others on.
+        ({"n1": 49, **FOUR}, None, NO_BASELINES, {"n1": "FAIL"}),
+        ({"n1": 51, **FOUR}, None, NO_BASELINES, {}),
+        ({"n1": 1, "n2": 100, "n3": 100, "n4": 100}, None, NO_BASELINES, {}),
+        ({"n1": [100, 100, 49, 100, 100]}, None, NO_BASELINES, {"n1": "FAIL"}),
+        # Two kinds of machine under one name.
+        (
+            {f"n{i}": 40 if i < 3 else 100 for i in range(8)},
+            None, NO_BASELINES, dict.fromkeys(["n0", "n1", "n2"], "WARN"),
+        ),
+        (
+            {f"n{i}": 40 if i < 2 else 100 for i in range(8)},
+            None, NO_BASELINES, {"n0": "FAIL", "n1": "FAIL"},
+        ),
+        # All are below the floor, one is far below all: that one is named.
+        (
+            {f"n{i}": 30 if i == 4 else 90 for i in range(8)},
+            100, NO_BASELINES, {f"n{i}": "FAIL" if i == 4 else "WARN" for i in range(8)},
+        ),
+        # No speed at all.
+        ({"n1": float("nan"), "n2": float("inf")}, 100, fleet_of(100), {}),
+        ({"n1": 0.0}, 100, NO_BASELINES, {"n1": "FAIL"}),
+    ],
+)  # fmt: skip
+def test_who_is_slow(
+    speeds: dict[str, float], floor: float | None, baselines: Baselines, found: dict[str, str]
+) -> None:
+    floors = none if floor is None else below(floor)
+    said = slow(run(speeds), floors, baselines)
+    assert {one.node: one.status for one in said} == found
+
+
+def test_the_evidence_has_the_value_the_limit_and_its_source() -> None:
+    speeds = {"n1": 39.04, **{f"n{i}": 100.0 for i in range(2, 8)}}
+    (by_floor,) = slow(run(speeds), below(80), NO_BASELINES)
+    assert by_floor == Slow(
+        "n1", "gemm", "gpu0", "FAIL",
+        "bf16_tflops 39.04 is below 0.5 of 100, the median of the 6 others in this run; "
+        "bf16_tflops 39.04 is below 80 (the data sheet)",
+    )  # fmt: skip
+    (by_fleet,) = slow(run({"n1": 85}), none, fleet_of(100))
+    assert by_fleet.evidence == "bf16_tflops 85 is below 90 (median 100 of 20 nodes of the fleet)"
+
+
+def test_several_values_of_a_device_are_one_statement() -> None:
+    one = Measured("gemm", "n1", "gpu0", "m", {"bf16_tflops": 1.0, "fp16_tflops": 2.0})
+    (said,) = slow([one], lambda model, value: Floor(5, "x"), NO_BASELINES)
+    assert said.evidence == "bf16_tflops 1 is below 5 (x); fp16_tflops 2 is below 5 (x)"
+
+
+def test_what_is_no_speed_or_of_a_pair_is_not_judged_here() -> None:
+    values = {"seconds": 1.0, "bytes": 1.0}
+    assert not slow([Measured("gemm", "n1", "gpu0", "m", values)], below(5), NO_BASELINES)
+    assert not slow(run({"n1": 1.0}, "pair"), below(5), NO_BASELINES)
+
+
+def test_models_are_not_compared_with_each_other() -> None:
+    others = [one._replace(model="other") for one in run({f"o{i}": 100.0 for i in range(8)})]
+    assert not slow([*run({"n1": 10.0}), *others], none, NO_BASELINES)

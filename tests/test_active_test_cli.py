@@ -1,0 +1,288 @@
+"""robust-health test: what it prints, its exit codes, what it leaves, what it says to bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import health_site
+import pytest
+import waiting
+
+from health import cli, history
+from health.active import fleet, gpu_state, runs, start
+from health.active.model import Measured
+
+site = health_site.site
+PROGRAM = Path(__file__).with_name("programs") / "fake_active_worker.py"
+
+
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An "interpreter" whose worker is the fake one; this machine is n1 and has no GPU."""
+    path = tmp_path / "python"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {PROGRAM} "$@"\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("FAKE_WORKER", "healthy")
+    monkeypatch.setattr(gpu_state, "take", gpu_state.State)
+    return str(path)
+
+
+def run(python: str, *words: str) -> int:
+    return cli.main(["test", "--python", python, *words])
+
+
+def test_a_healthy_machine_is_0(python: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(python) == 0
+    out = capsys.readouterr().out
+    assert "fp32_tflops 2.5" in out and "n1: 1 passed, 0 bad, 0 not decided" in out
+    assert "left out: links: no node has a GPU that torch can use" in out and "\x1b" not in out
+    assert "left out: dcgmi diag -r 1: dcgmi is not installed" in out
+
+
+def test_results_are_recorded_by_root_and_compared_with_the_fleet(
+    python: str, site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root records")
+    assert run(python, "gemm", "bitwise") == 0
+    events = history.load(str(tmp_path / "spool"))
+    assert {e.kind for e in events} == {"active"} and len(events) == 2
+    assert {e.data["test"]: e.data["values"] for e in events}["gemm"] == {"fp32_tflops": 2.5}
+    assert (tmp_path / "state/nodes/n1.jsonl").exists()
+    for number in range(20, 30):
+        usual = Measured("gemm", f"n{number}", "cpu", "cpu", {"fp32_tflops": 9.0})
+        event = events[0]._replace(data=fleet.event_data(usual, "quick"))
+        (tmp_path / f"state/nodes/n{number}.jsonl").write_bytes(history.line(event))
+    assert run(python, "gemm") == 0
+    out = capsys.readouterr().out
+    assert "n1: active-gemm-slow: fp32_tflops 2.5 is below 8.1 (median 9 of 11 nodes" in out
+    assert "slow    fp32_tflops 2.5  8.1" in out
+
+
+def test_nobody_else_writes(python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert run(python, "bitwise") == 0
+    assert not list((tmp_path / "spool").iterdir()) and not list(
+        (tmp_path / "state/nodes").iterdir()
+    )
+
+
+def test_wrong_arithmetic_is_1(
+    python: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAKE_WORKER", "wrong")
+    assert run(python, "--json") == 1
+    out = capsys.readouterr().out
+    found = json.loads(out)
+    assert set(found) == {
+        *("findings", "named", "cleared", "errors", "left_out", "seconds", "measured"),
+    }
+    (finding,) = found["findings"]["n1"]
+    assert (finding["check"], finding["class"]) == ("active-gemm-wrong", "node")
+    assert list(found["named"]) == ["n1"] and found["cleared"] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("unable", "the worker on n1 cannot test: torch cannot be imported: No module named"),
+        ("absent", "ended with exit code 1; printed last: No module named health"),
+    ],
+)
+def test_what_cannot_be_tested_is_3(
+    kind: str,
+    said: str,
+    python: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FAKE_WORKER", kind)
+    assert run(python) == 3
+    out, err = capsys.readouterr()
+    assert said in out and "could not test n1" in out and "is bad" not in out
+    assert "install robust-slurm[torch] there or name another interpreter with --python" in err
+
+
+def test_tests_that_cannot_run_here_are_3(python: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(python, "pair") == 3
+    assert "left out: pair: needs two nodes" in capsys.readouterr().out
+    assert run(python, "dcgm") == 3
+    assert run(python, "nccl-tests") == 3
+
+
+def test_gpus_in_use_are_not_tested(
+    python: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = gpu_state.State((gpu_state.Gpu(0, "GPU-1", {}, {}, (4242,)),))
+    monkeypatch.setattr(gpu_state, "take", lambda: state)
+    assert run(python) == 3
+    out = capsys.readouterr().out
+    assert "gpu0 is used by process 4242" in out and "fp32_tflops" not in out and "bitwise" in out
+
+
+def test_a_state_that_changed_is_a_finding(
+    python: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = iter(
+        gpu_state.State((gpu_state.Gpu(0, "GPU-1", {"power_limit": watts * 1000}),))
+        for watts in (700, 300)
+    )
+    monkeypatch.setattr(gpu_state, "take", lambda *_: next(states))
+    monkeypatch.setattr(gpu_state, "restore", gpu_state.differences)
+    assert run(python, "bitwise") == 1
+    assert "active-state-changed gpu0: power limit 700 W before" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gem"], "gem: no such test; did you mean gemm?"),
+        (["qqqq"], "see robust-health test --list"),
+        (["--limit", "0"], "--limit 0: seconds"),
+        (["--limit", "nan"], "--limit nan: seconds"),
+        (["--nodes", "n[1-2]"], "inside a job only (salloc, sbatch)"),
+        (["--suspect", "n2"], "--suspect n2: n2 is not of the test"),
+        (["--suspect", "n[2"], "brackets do not match"),
+        (["--python", "/nowhere/python"], "no such program"),
+        (["--config", "/nowhere.toml"], "no such file"),
+    ],
+)
+def test_bad_input_is_2(
+    words: Sequence[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["test", *words]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.startswith("robust-health test: ") and "Traceback" not in err
+
+
+def test_nodes_that_are_not_of_the_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-4]")
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    assert cli.main(["test", "--nodes", "n[3-5]"]) == 2
+    assert "--nodes n[3-5]: n5 is not of job 7" in capsys.readouterr().err
+    assert cli.main(["test", "--nodes", "all", "dcgm"]) == 2
+    assert "on the machine itself" in capsys.readouterr().err
+
+
+def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["test", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert "bitwise" in out and "exclusive, peer, torch" in out and "nccl-tests" in out
+
+
+def test_keep(
+    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(python, "bitwise", "--keep") == 0
+    (path,) = tmp_path.glob("robust-test-*.log")
+    assert str(path) in capsys.readouterr().err
+    assert path.read_bytes() == b"the worker says hello\n"
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_end_leaves_no_worker(
+    sent: signal.Signals, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = tmp_path / "pid"
+    env = os.environ | {"FAKE_WORKER": "hangs", "FAKE_PID": str(noted)}
+    argv = [sys.executable, "-m", "health.cli", "test", "gemm", "--python", python]
+    with subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True) as mine:
+        waiting.until(lambda: noted.exists() and noted.read_text(), "a task")
+        worker = Path(f"/proc/{noted.read_text()}")
+        mine.send_signal(sent)
+        _, err = mine.communicate(timeout=30)
+        waiting.until(lambda: gone(worker), "the worker's end")
+    if sent is not signal.SIGKILL:
+        assert mine.returncode == 130 and err.splitlines()[-1].endswith("judged or recorded")
+        assert "Traceback" not in err
+
+
+def gone(process: Path) -> bool:
+    """Ended; whoever reaps orphans here may take its time."""
+    try:
+        return ") Z " in (process / "stat").read_text()
+    except OSError:
+        return True
+
+
+# An srun for one machine: a process for each node, as its environment would be, and one that says
+# what srun says of n4, whose task cannot be started.
+SRUN = """#!/usr/bin/env python3
+import os, subprocess, sys
+words = [w for w in sys.argv[1:] if not w.startswith("--")]
+nodes = next(w for w in sys.argv if w.startswith("--nodelist=")).partition("=")[2].split(",")
+assert not any(os.environ["ROBUST_TEST_KEY"] in w for w in sys.argv)
+tasks = []
+for at, node in enumerate(nodes):
+    if node == "n4":
+        print("slurmstepd: error: execve(): no such file", flush=True)
+        print("srun: error: n4: task 3: Exited with exit code 2", flush=True)
+        continue
+    env = os.environ | {"SLURMD_NODENAME": node, "SLURM_LOCALID": "0"}
+    env["SLURM_LAUNCH_NODE_IPADDR"] = "127.0.0.1"
+    tasks.append(subprocess.Popen(words, env=env))
+for task in tasks:
+    task.wait()
+"""
+
+
+def test_the_nodes_of_a_job(
+    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-6]")
+    monkeypatch.setenv("FAKE_WORKER", "wrong")
+    monkeypatch.setattr(runs, "_leaves", dict)
+    assert run(python, "--nodes", "all", "--json", "gemm", "pair") == 1
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert set(found["named"]) == {"n1", "n2"} and found["cleared"] == ["n3", "n5", "n6"]
+    assert (
+        "n4: Exited with exit code 2; printed last: slurmstepd: error" in found["errors"]["n4"][0]
+    )
+    if os.geteuid() == 0:
+        kept = (tmp_path / "state/nodes/n3.jsonl").read_text()
+        assert (
+            '"gemm"' in kept
+            and '"pair"' in kept
+            and not (tmp_path / "state/nodes/n4.jsonl").exists()
+        )
+        assert sorted(p.name for p in (tmp_path / "spool").iterdir() if p.is_dir()) == []
+
+
+def test_the_step_takes_nothing_from_what_runs_there() -> None:
+    argv = start.step_argv(["n1", "n2"], "/usr/bin/python3")
+    assert {"--overlap", "--ntasks=2", "--nodelist=n1,n2", "--kill-on-bad-exit=0"} <= set(argv)
+    env = {"SLURM_LAUNCH_NODE_IPADDR": "fe80::1", "SLURMD_NODENAME": "n2", "SLURM_LOCALID": "0"}
+    assert start.task_env({**env, "ROBUST_TEST_SERVER": ":4000"}) == {
+        "ROBUST_TEST_SERVER": "[fe80::1]:4000",
+        "ROBUST_TEST_NODE": "n2",
+        "ROBUST_TEST_LOCAL": "0",
+    }
+    with pytest.raises(KeyError):
+        start.task_env({"ROBUST_TEST_SERVER": ":4000"})
+
+
+@pytest.mark.timeout(240)
+def test_this_machine_for_real(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(gpu_state, "take", gpu_state.State)
+    assert cli.main(["test", "bitwise", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["cleared"] == ["n1"] and found["measured"][0]["digests"]
