@@ -12,7 +12,7 @@ PACKAGES := slurm-wlm slurm-wlm-basic-plugins munge iproute2 util-linux procps p
 # For the lab's emulated GPUs, and robust-admin over a real sshd of the tests' own.
 MORE_PACKAGES := gcc libc6-dev openssh-server
 BENCHES := heartbeat overhead recovery gate
-WORKERS ?= 3
+WORKERS ?= 4
 
 export DEBIAN_FRONTEND = noninteractive
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -60,7 +60,7 @@ packages:
 $(READY): pyproject.toml Makefile | packages
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "$(PYTHON) is older than 3.11; say: make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv --clear .venv  # an install that was cut off leaves half of itself
 	$(BIN)/pip install -q $(TORCH) numpy
 	$(BIN)/pip install -q -e '.[dev]'
 	@touch $@
