@@ -12,17 +12,20 @@ import signal
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from health.active.model import BY_NAME, TESTS
 from health.check import Condition
 from health.finding import ACTIONS, STATUSES, Finding
 from health.system import Event, Output
 
-# "owed": not run, or not to its end, for want of time or of a free node.
-Result = Literal["passed", "failed", "broken", "owed"]
+# "owed": not run, or not to its end, for want of time or of a free node; "partly": no fault, but
+# not every test was run.
+Result = Literal["passed", "failed", "broken", "owed", "partly"]
 KIND = "active-run"  # of the events
 BURN_IN = "burn-in"  # of those that `robust-health burn-in` writes
 LEVELS = ("quick", "standard", "long")
 PASSED, FAILED, UNTESTED = 0, 1, 3  # exit codes; any other is none of ours
 OWED_S = 86400.0  # how long a test that could not be run is still wanted
+RETRY_S = 3600.0  # between two tries of a drained node that could not be tested
 _MOST = 50  # findings
 _ID = re.compile(r"active-[a-z0-9-]{1,40}")
 _DEVICE = re.compile(r"[A-Za-z0-9_./+-]{0,64}")
@@ -37,16 +40,22 @@ BROKEN = Condition(
 
 
 class Answer(NamedTuple):
-    """``told``: what came of it, in one line. ``findings`` that are no FAIL close nothing."""
+    """``told``: what came of it, in one line. ``findings`` that are no FAIL close nothing.
+
+    ``ran``: the tests that came to their end without a fault.
+    """
 
     result: Result
     findings: tuple[Finding, ...] = ()
     told: str = ""
+    ran: tuple[str, ...] = ()
 
     def event_data(self, level: str, why: str) -> dict[str, Any]:
         """For the history; ``why`` it was run: "accusation", "undrain", …"""
         rows = [finding.as_dict() for finding in self.findings[:5]]
-        data = {"level": level, "why": why, "result": self.result, "told": self.told[:300]}
+        data: dict[str, Any] = {"level": level, "why": why}
+        data |= {"result": self.result, "told": self.told[:300]}
+        data |= {"ran": list(self.ran)} if self.ran else {}
         return data | ({"findings": rows} if rows else {})
 
 
@@ -55,10 +64,21 @@ def broken(told: str) -> Answer:
     return Answer("broken", (BROKEN.found(told[:600]),), told)
 
 
-def argv(python: str, level: str, node: str, seconds: float) -> list[str]:
-    """Isolated: nothing of anybody's environment or directories is imported."""
+def argv(
+    python: str,
+    level: str,
+    node: str,
+    seconds: float,
+    tests: Iterable[str] = (),
+    config: str = "",
+) -> list[str]:
+    """Isolated: nothing of anybody's environment or directories is imported.
+
+    ``tests``: only these. ``config``: the site's settings, if they lie elsewhere.
+    """
     words = [python, "-I", "-m", "health.active.test_cli", "--json", "--level", level]
-    return [*words, "--node", node, "--limit", f"{seconds:.1f}"]
+    words += ["--node", node, "--limit", f"{seconds:.1f}"]
+    return [*words, *(["--config", config] if config else []), *tests]
 
 
 def answer(output: Output) -> Answer:
@@ -70,7 +90,7 @@ def answer(output: Output) -> Answer:
         return broken(f"the active tests ended with exit code {output.code}: {said}")
     try:
         data = json.loads(output.out)
-        findings, cleared = _findings(data), data.get("cleared")
+        findings, cleared, ran = _findings(data), data.get("cleared"), _ran(data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         return broken(f"the active tests' answer is not understood: {error}; {said}"[:600])
     against = [one for one in findings if one.status == "FAIL"]
@@ -80,10 +100,24 @@ def answer(output: Output) -> Answer:
         told = "; ".join(f"{one.check}: {one.evidence}" for one in against)
         return Answer("failed", findings, told[:300])
     if output.code == PASSED and isinstance(cleared, list) and cleared:
-        return Answer("passed", findings, "every active test passed")
-    why = [one.evidence for one in findings] or [_printable(str(data.get("left_out", "")))]
-    told = f"not tested to the end: {'; '.join(why)}"[:300]
-    return Answer("broken", findings or (BROKEN.found(told),), told)
+        return Answer("passed", findings, f"passed: {', '.join(ran)}{_left_out(data)}"[:300], ran)
+    why = "; ".join(one.evidence for one in findings) + _left_out(data)
+    told = f"not tested to the end: {why.removeprefix('; ')}"[:300]
+    return Answer("broken", findings or (BROKEN.found(told),), told, ran)
+
+
+def _left_out(data: Mapping[str, Any]) -> str:
+    left = data.get("left_out")
+    return f"; left out: {_printable('; '.join(map(str, left)))}" if isinstance(left, list) else ""
+
+
+def _ran(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """The tests of ours that found nothing, and could tell."""
+    rows = data.get("measured", [])
+    if any(row["check"] == "active-undecided" for of in data["findings"].values() for row in of):
+        return ()
+    bad = {row["test"] for row in rows if row.get("error") or row.get("wrong")}
+    return tuple(sorted({row["test"] for row in rows}.intersection(BY_NAME) - bad))
 
 
 def _findings(data: Any) -> tuple[Finding, ...]:
@@ -124,9 +158,20 @@ def owed(events: Iterable[Event], now: float) -> str:
     return _printable(str(last.data.get("why", "")))[:60] or "owed"
 
 
-def passed_since(events: Iterable[Event], level: str, since: float) -> bool:
-    """Whether the node passed this level, or a higher one, after ``since`` (wall clock)."""
-    return any(event.time > since and _passes(event, level) for event in events)
+def applying(gpus: bool) -> frozenset[str]:
+    """The tests that say all there is to say of a single node."""
+    of = TESTS if gpus else [test for test in TESTS if "cuda" not in test.needs]
+    return frozenset(test.name for test in of if "peer" not in test.needs)
+
+
+def passed_since(events: Iterable[Event], level: str, since: float) -> frozenset[str]:
+    """The tests passed at this level, or a higher one, after ``since`` (wall clock)."""
+    found: set[str] = set()
+    for event in events:
+        ran = event.data.get("ran")
+        if event.time > since and _passes(event, level) and isinstance(ran, list):
+            found.update(name for name in ran if isinstance(name, str))
+    return frozenset(found)
 
 
 def _passes(event: Event, level: str) -> bool:
@@ -134,8 +179,20 @@ def _passes(event: Event, level: str) -> bool:
     if of not in LEVELS or LEVELS.index(of) < LEVELS.index(level):
         return False
     if event.kind == KIND:
-        return event.data.get("result") == "passed"
+        return event.data.get("result") in ("passed", "partly")
     return event.kind == BURN_IN and event.data.get("ok") is True
+
+
+def lately_broken(events: Iterable[Event], since: float, now: float) -> str:
+    """What came of a try before an undrain that is not to be repeated yet; or ""."""
+    for event in events:
+        data, age_s = event.data, now - event.time
+        if (event.kind, data.get("why"), data.get("result")) != (KIND, "undrain", "broken"):
+            continue
+        if event.time > since and 0 <= age_s < RETRY_S:
+            told = _printable(str(data.get("told", "")))
+            return f"tried {age_s / 60:.0f} min ago, once in an hour: {told}"
+    return ""
 
 
 def suspicious(env: Mapping[str, str]) -> str:

@@ -6,14 +6,24 @@ time, and a prolog that comes meanwhile ends them before it looks at the node (`
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from health import rootfiles
-from health.active_answer import KIND, Answer, answer, argv, broken, passed_since
+from health.active_answer import (
+    KIND,
+    Answer,
+    answer,
+    applying,
+    argv,
+    broken,
+    lately_broken,
+    passed_since,
+)
 from health.child import start_time
 from health.probe import run
 
@@ -51,14 +61,28 @@ def before_undrain(
 ) -> tuple[Answer | None, list[Event]]:
     """What the tests say of a node that is to come back, and what to record.
 
-    None: none are wanted, or it has passed them since ``drained`` (wall clock).
+    None: none are wanted, or it has passed each one since ``drained`` (wall clock), which may
+    take several sweeps.
     """
+    known = list(events)
     level = str(gate.settings.active["undrain"])
-    if level == "never" or gate.dry_run or passed_since(events, level, drained):
+    if level == "never" or gate.dry_run:
+        return None, []
+    wanted = applying(bool(gate.system.nvml().get("devices")))
+    missing = wanted - passed_since(known, level, drained)
+    if not missing:
         return None, []
     if not enabled(gate):
         return broken("[active] undrain is set and [active] python is not"), []
-    found = test(gate, level, free, until)
+    lately = lately_broken(known, drained, time.time())
+    if lately:
+        return Answer("owed", (), lately), []
+    found = test(gate, level, free, until, sorted(missing) if missing < wanted else ())
+    left = ", ".join(sorted(missing.difference(found.ran)))
+    if left and missing.intersection(found.ran) and found.result in ("passed", "broken"):
+        found = found._replace(result="partly", told=f"{left} still to be run; {found.told}")
+    elif left and found.result == "passed":
+        found = broken(f"{left} could not be run; {found.told}")
     kept = (
         [] if found.result == "owed" else [gate.event(KIND, **found.event_data(level, "undrain"))]
     )
@@ -69,19 +93,22 @@ def enabled(gate: Gate) -> bool:
     return bool(gate.settings.active["python"]) and not gate.dry_run
 
 
-def test(gate: Gate, level: str, free: bool, until: float) -> Answer:
-    """Run the tests of a level here. Never raises for what the tests or a disk do."""
+def test(gate: Gate, level: str, free: bool, until: float, tests: Sequence[str] = ()) -> Answer:
+    """Run the tests of a level here, or some. Never raises for what the tests or a disk do."""
     until = min(until, time.monotonic() + float(gate.settings.active["deadline"]))
-    return _test(gate, level, until) if free else Answer("owed", (), "left out: a job is here")
+    if not free:
+        return Answer("owed", (), "left out: a job is here")
+    return _test(gate, level, until, tests)
 
 
-def _test(gate: Gate, level: str, until: float) -> Answer:
+def _test(gate: Gate, level: str, until: float, tests: Sequence[str]) -> Answer:
     python = str(gate.settings.active["python"])
     try:
         distrust(python)
         held = _claim(gate.spool)
-    except BlockingIOError:
-        return Answer("owed", (), "left out: another run of the gate tests the node")
+    except BlockingIOError as error:
+        why = error.strerror if error.errno == errno.EBUSY else "another run tests the node"
+        return Answer("owed", (), f"left out: {why}")
     except OSError as error:
         return broken(f"[active] python = {python!r} is not used: {_said(error)}")
     try:
@@ -93,9 +120,14 @@ def _test(gate: Gate, level: str, until: float) -> Answer:
         seconds = until - time.monotonic()
         if why or seconds < _LEAST_S:
             return Answer("owed", (), f"left out: {why or f'{seconds:.0f} s left'}")
-        words = argv(python, level, gate.system.context.node, seconds - _START_S)
+        config = os.environ.get("ROBUST_SITE_CONFIG", "")
+        config = config if os.path.isfile(config) else ""  # noqa: PTH113
+        node = gate.system.context.node
+        words = argv(python, level, node, seconds - _START_S, tests, config)
         with adopted(_WAY_S / 2):
-            return answer(run(words, seconds, _noted(held)))
+            output = run(words, seconds, _noted(held))
+        os.ftruncate(held, 0)  # it has ended: nobody need look for it
+        return answer(output)
     except OSError as error:
         return broken(f"{python}: {error.strerror or error}")
     finally:
@@ -114,12 +146,15 @@ def distrust(python: str) -> None:
 
 
 def _claim(spool: str) -> int:
-    """The right to test this node, a descriptor. BlockingIOError: another has it. OSError."""
+    """The right to test this node, a descriptor. BlockingIOError: another tests it. OSError."""
     directory = rootfiles.open_dir(spool)
     try:
         held = rootfiles.lock(directory, LOCK, wait=False)
     finally:
         os.close(directory)
+    if not _ended(held, time.monotonic() + _WAY_S):
+        os.close(held)
+        raise BlockingIOError(errno.EBUSY, "an earlier test cannot be ended")
     os.ftruncate(held, 0)
     return held
 
@@ -167,6 +202,8 @@ def give_way(spool: str) -> str:
             if time.monotonic() > until:
                 return f"an active test did not end within {_WAY_S:g} s"
             time.sleep(_TICK_S)
+        if not _ended(fd, until):
+            return f"an active test that nobody waits for did not end within {_WAY_S:g} s"
     except OSError as error:
         return f"an active test was not ended: {_said(error)}"
     finally:
@@ -184,17 +221,45 @@ def _is_free(fd: int) -> bool:
     return True
 
 
-def _end(note: bytes) -> None:
-    """Kill the session of the process that is noted, if it is still that one."""
+def _ended(held: int, until: float) -> bool:
+    """With the claim in hand: end what is noted and its workers; False: still there at ``until``.
+
+    Whoever had the claim may have been killed: that frees it, and ends no test.
+    """
+    left = _end(os.pread(held, 64, 0))
+    while left := {pid: born for pid, born in left.items() if _is(pid, born)}:
+        if time.monotonic() > until:
+            return False
+        time.sleep(_TICK_S)
+    return True
+
+
+def _end(note: bytes) -> dict[int, str]:
+    """Kill the process that is noted, if it is still that one, its session and its workers'.
+
+    What was killed: numbers and times of their start.
+    """
+    from health.orphans import children_of
+
     words = note.decode("ascii", "replace").split()
-    if len(words) != 2 or not words[0].isdigit():
-        return  # about to start
-    pid = int(words[0])
+    if len(words) != 2 or not words[0].isdigit() or not _is(int(words[0]), words[1]):
+        return {}  # about to start, or it has ended by itself
+    killed = {}
+    for pid in (int(words[0]), *children_of(int(words[0]))):
+        try:
+            killed[pid] = start_time(pid)
+            os.kill(pid, signal.SIGKILL)
+            os.killpg(pid, signal.SIGKILL)  # if it leads one
+        except OSError:
+            pass  # it has ended, or leads none
+    return killed
+
+
+def _is(pid: int, born: str) -> bool:
     try:
-        if start_time(pid) == words[1]:
-            os.killpg(pid, signal.SIGKILL)
+        return start_time(pid) == born
     except OSError:
-        pass  # it has ended by itself
+        return False
 
 
 def _said(error: OSError) -> str:

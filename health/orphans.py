@@ -22,14 +22,14 @@ def adopted(patience_s: float) -> Iterator[None]:
 
     Whatever does not die within ``patience_s`` is left behind. For a process of one thread.
     """
-    before = _children()
+    before = children_of(os.getpid())
     prctl = ctypes.CDLL(None).prctl
     prctl(_SUBREAPER, 1, 0, 0, 0)
     try:
         yield
     finally:
         until = time.monotonic() + patience_s
-        while (left := _children() - before) and time.monotonic() < until:
+        while (left := children_of(os.getpid()) - before) and time.monotonic() < until:
             for pid in left:
                 _end(pid)
             time.sleep(_TICK_S)
@@ -44,9 +44,9 @@ def _end(pid: int) -> None:
         pass
 
 
-def _children() -> set[int]:
-    """Ours, and nobody waited for them."""
-    own, found = os.getpid(), set()
+def children_of(parent: int) -> set[int]:
+    """Its children, those included that have ended and nobody waited for."""
+    found = set()
     for name in os.listdir("/proc"):  # noqa: PTH208
         if not name.isdigit():
             continue
@@ -55,6 +55,6 @@ def _children() -> set[int]:
                 fields = file.read(4096).rpartition(b")")[2].split()
         except OSError:
             continue  # it has ended
-        if int(fields[1]) == own:
+        if int(fields[1]) == parent:
             found.add(int(name))
     return found

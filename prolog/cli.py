@@ -7,6 +7,7 @@ and waits for it. While all is well it asks Slurm nothing, uses no network and w
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,15 +29,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _admit(gate: Gate) -> int:
+    deadline_s = gate.settings.deadline("prolog")
     if gate.settings.active["python"]:
+        begun = time.monotonic()
         _end_tests(gate)
+        # Of the same time: what comes after the checks is for Slurm. Half of it they always have.
+        deadline_s = max(deadline_s / 2, deadline_s - (time.monotonic() - begun))
     wish = asks_to_skip(gate.system.context.env)
     if wish:
         granted = bool(gate.settings.gate["allow_skip"])
         gate.record([gate.event("skip", by=wish, granted=granted)], shared=False)
         if granted:
             return 0
-    report = gate.check("prolog", gate.settings.deadline("prolog"))
+    report = gate.check("prolog", deadline_s)
     report, verdict = gate.judge(report)
     if not verdict.closed:
         if report.findings:

@@ -38,6 +38,8 @@ class Diagnosis:
     evidence: tuple[str, ...]
     signature: str  # equal for equal errors, whatever rank or node they hit
     root: Failure
+    proven: tuple[str, ...] = ()  # of the suspects: those that tests or a replay have named
+    cleared: frozenset[str] = frozenset()  # nodes that have passed tests now
 
 
 # Errors that a rank reports when *another* rank has died: never the root while there is another.

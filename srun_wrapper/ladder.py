@@ -18,7 +18,7 @@ GAVE_UP = 120
 NOTHING_LEFT = 121
 REQUEUED = 122
 NAN_AGAIN = (
-    "the loss is not finite again at the same spot and no machine is found to be at fault: the "
+    "the loss is not finite again at the same spot and no machine is proven to be at fault: the "
     "program's own (learning rate, data; if it gets over that by itself, --robust-nan=ignore)"
 )
 
@@ -65,9 +65,32 @@ class Plan:
 def plan(diagnosis: Diagnosis, vacant: tuple[str, ...], budget: Budget, means: Means) -> Plan:
     """Choose the next action.
 
-    ``vacant``: nodes that are gone and must be replaced whatever else is true. ``budget``
-    already includes this failure.
+    ``vacant``: nodes that are gone and must be replaced whatever else is true; so must those that
+    are proven bad. ``budget`` already includes this failure.
     """
+    must = tuple(dict.fromkeys([*vacant, *diagnosis.proven]))
+    if not diagnosis.proven and (end := _over(diagnosis, budget, means)):
+        return end
+    leave = tuple(dict.fromkeys([*must, *suspect_nodes(diagnosis, budget.nodes)]))
+    if not leave:
+        return Plan("restart", (), "no node is to blame: restart in place")
+    for leaving in (leave, must):  # a suspect may stay, a lost node cannot
+        if leaving and len(leaving) <= means.spares:
+            return Plan("swap_spare", leaving, "a spare of the allocation takes over")
+        if leaving and len(leaving) <= means.spares + means.companions:
+            return Plan("swap_companion", leaving, "a node of the standby partition takes over")
+    if not must:
+        return Plan("restart", (), "no node left to replace the suspect: restart in place")
+    if means.requeue:
+        what = "lost" if vacant else "bad"
+        return Plan("requeue", leave, f"no node left to replace the {what} one")
+    what = "lost" if vacant else f"bad ({','.join(must)})"
+    why = f"a node is {what}, no spare or standby node is left, and requeueing is not possible"
+    return Plan("stop", leave, why, NOTHING_LEFT)
+
+
+def _over(diagnosis: Diagnosis, budget: Budget, means: Means) -> Plan | None:
+    """The end of the job, where nothing more is tried."""
     repeats = budget.signatures.get(diagnosis.signature, 0)
     if not diagnosis.root.launched and diagnosis.cause != "node":
         return Plan("stop", (), "the command cannot be run")
@@ -79,20 +102,7 @@ def plan(diagnosis: Diagnosis, vacant: tuple[str, ...], budget: Budget, means: M
         code = 0 if diagnosis.symptom == "crash" else GAVE_UP
         why = f"{means.max_restarts} recoveries in a row brought no progress"
         return Plan("stop", (), why, code)
-    leave = tuple(dict.fromkeys([*vacant, *suspect_nodes(diagnosis, budget.nodes)]))
-    if not leave:
-        return Plan("restart", (), "no node is to blame: restart in place")
-    for leaving in (leave, vacant):  # a suspect may stay, a lost node cannot
-        if leaving and len(leaving) <= means.spares:
-            return Plan("swap_spare", leaving, "a spare of the allocation takes over")
-        if leaving and len(leaving) <= means.spares + means.companions:
-            return Plan("swap_companion", leaving, "a node of the standby partition takes over")
-    if not vacant:
-        return Plan("restart", (), "no node left to replace the suspect: restart in place")
-    if means.requeue:
-        return Plan("requeue", leave, "no node left to replace the lost one")
-    why = "a node is lost, no spare or standby node is left, and requeueing is not possible"
-    return Plan("stop", leave, why, NOTHING_LEFT)
+    return None
 
 
 def _unproven_nan(diagnosis: Diagnosis) -> bool:
@@ -101,10 +111,17 @@ def _unproven_nan(diagnosis: Diagnosis) -> bool:
 
 
 def suspect_nodes(diagnosis: Diagnosis, failures_by_node: Mapping[str, int]) -> tuple[str, ...]:
-    """Nodes to evict: blamed by the evidence, or failing twice without progress."""
+    """Nodes to evict: blamed by the evidence, or failing twice without progress.
+
+    One that has just passed tests may fail once more: its program may be the cause.
+    """
     if diagnosis.cause == "node":
         return diagnosis.suspects
     blamed = diagnosis.suspects or (diagnosis.root.node,)
     if diagnosis.cause == "user" or len(blamed) > 1 or _unproven_nan(diagnosis):
         return ()
-    return tuple(node for node in blamed if node and failures_by_node.get(node, 0) >= 2)
+    return tuple(
+        node
+        for node in blamed
+        if node and failures_by_node.get(node, 0) >= 2 + (node in diagnosis.cleared)
+    )

@@ -32,6 +32,7 @@ SENDABLE = {
 STEADY = 3600.0  # s: an epoch that ran this long was progress, whatever it reported
 SRUN_END = 1.0  # s for srun to end when its tasks have
 ENDED = "ended by a signal"
+TEST_TRIES = 2  # in a row that told nothing: a third would not either
 SUPERSEDED = "superseded by another failure"
 LAUNCH = 30.0  # s for a node to start its ranks
 
@@ -46,6 +47,7 @@ class Recovery:
         self._budget = ladder.Budget()
         self._numbers = itertools.count(1)
         self._tested = self._replayed = False  # since the last progress
+        self._tries = 0  # of tests that told nothing
 
     async def handle(self) -> int | None:
         """Handle what has failed; an exit code when the job must end."""
@@ -61,8 +63,7 @@ class Recovery:
         state.stopping_epoch = state.world.epoch
         steady = time.monotonic() - state.pace.epoch_since >= STEADY
         if steady or state.progress.since_failure():
-            self._budget.refill()
-            self._tested = self._replayed = False
+            self._forgive()
         state.progress.failed()
         diagnosis = diagnose(failures, len(state.world.places))
         self._budget.spend(diagnosis)
@@ -111,8 +112,7 @@ class Recovery:
                 self._close(incident, ENDED)
                 return None
             if state.failures:
-                if all(f.symptom != "hang" for f in state.failures):
-                    self._budget.failures -= 1  # nothing was tried: the next one will be
+                self._refund()
                 self._close(incident, SUPERSEDED)
                 return None
             # No replacement came: the next rung, with what is left.
@@ -206,8 +206,13 @@ class Recovery:
     def _tests_due(self, diagnosis: Diagnosis) -> bool:
         if not self._boss.config.stop_tests or self._state.vacant():
             return False
-        blamed = ladder.suspect_nodes(diagnosis, self._budget.nodes)
-        return stop_tests.due(diagnosis, self._budget.failures, blamed, self._tested)
+        return stop_tests.due(diagnosis, self._budget.failures, self._tested)
+
+    def _forgive(self) -> None:
+        """The job came further, or what held it back is found: count from here."""
+        self._budget.refill()
+        self._tested = self._replayed = False
+        self._tries = 0
 
     async def _test(self, incident: Incident) -> bool:
         """Ask the machines, with the ranks down; False if another failure came."""
@@ -218,11 +223,26 @@ class Recovery:
         found = await self._boss.stop_tests.ask(suspects, diagnosis.symptom)
         incident.mark("test")
         if found is None:
+            self._refund()
             return False
-        self._tested = True
-        incident.tests = found.lines
-        incident.diagnosis = stop_tests.accused(incident.diagnosis, found)
+        self._tries += 1
+        active = [node.name for node in self._state.world.places]
+        self._tested = stop_tests.conclusive(found, active) or self._tries >= TEST_TRIES
+        self._take(found, incident)
+        self._replacement.leave(found.idle, incident)
         return True
+
+    def _take(self, found: stop_tests.Found, incident: Incident) -> None:
+        """What tests or a replay have found goes into the incident, and decides."""
+        incident.tests += found.lines
+        incident.diagnosis = stop_tests.accused(incident.diagnosis, found)
+        if found.named:
+            self._forgive()
+
+    def _refund(self) -> None:
+        """Nothing was tried: the next failure will be."""
+        if all(f.symptom != "hang" for f in self._state.failures):
+            self._budget.failures -= 1
 
     def _replay_due(self, diagnosis: Diagnosis) -> bool:
         if not self._boss.config.replay or self._state.vacant():
@@ -237,10 +257,10 @@ class Recovery:
         found = await self._boss.replay.dual_phase()
         incident.mark("test")
         if found is None:
+            self._refund()
             return False
         self._replayed = True
-        incident.tests += found.lines
-        incident.diagnosis = stop_tests.accused(incident.diagnosis, found)
+        self._take(found, incident)
         return True
 
     async def _stop_world(self, incident: Incident) -> bool:
@@ -292,6 +312,7 @@ class Recovery:
         code = incident.plan.code
         own = root.code if root.code is not None else 128 + (root.signal or 0)
         code = code or own or ladder.GAVE_UP
+        self._replacement.leave(incident.diagnosis.proven, incident)  # accused, for whoever is next
         await self._stop_world(incident)
         self._close(incident, f"stopped: {incident.plan.why}")
         say(f"stopped: {incident.plan.why}: {'; '.join(incident.diagnosis.evidence)}")

@@ -28,6 +28,7 @@ from standby.spread import parse_mesh
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
 
+ALL_ROUNDS = 4.0  # limits of one round, for the whole search
 TICK = 0.2  # s between looks at the groups
 
 
@@ -74,6 +75,8 @@ class Replay:
         state.progress, state.pace, state.nans = deepcopy(kept[:3])
         try:
             return await self._search()
+        except Exception as err:  # noqa: BLE001 - a slip here must not end the job
+            return Found({}, (f"replay: internal error: {type(err).__name__}: {err}",))
         finally:
             state.progress, state.pace, state.nans, state.world.steppers = kept
 
@@ -87,10 +90,14 @@ class Replay:
             return Found({}, (f"the job cannot be replayed: {err}",))
         if any(node.role is not Role.ACTIVE or node.connection is None for node in places):
             return Found({}, ("the job cannot be replayed: a node is missing",))
+        until = time.monotonic() + ALL_ROUNDS * asked.limit
         rounds: list[Round] = []
         whys: list[dict[int, str]] = []
         while not (why := over(cut.layout, rounds, asked.quiet)):
             groups = next_groups(cut.layout, rounds)
+            if time.monotonic() >= until:
+                why = f"{ALL_ROUNDS * asked.limit:g} s are over"
+                break
             if not groups:
                 why = "too few nodes are left for a group"
                 break
@@ -115,6 +122,8 @@ class Replay:
         boss = self._boss
         world, named = boss.state.world, boss.config.mesh
         mesh = boss.checkpoints.mesh() or (parse_mesh(named) if named else {})
+        if not mesh:
+            raise LayoutError("its mesh is not known: say --robust-mesh=pp=2,dp=8")
         per_place = ranks_of_places(mesh, world.ranks, boss.launch.command.command)
         return shape(mesh, per_place, len(world.places))
 

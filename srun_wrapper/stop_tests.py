@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import itertools
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from health.active.model import BY_NAME, Judged
 from health.active.procedure import Wanted, run
-from health.active.session import Session
+from health.active.session import GOODBYE_S, Session
 from srun_wrapper.diagnose import Diagnosis, Symptom, last_error
 from srun_wrapper.messages import RunTests, WorkerEnded
 from srun_wrapper.report import say
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 START = 30.0  # s at most for the workers to start and import torch; part of the limit
 MARGIN = 30.0  # s over the limit after which a worker ends itself, whatever happened to us
 SHOWN = 4  # lines of evidence of each node
+SHARED = re.compile(r"(^|[:/,])(shard|mps)[:=]")  # Slurm's generic resources that share a GPU
+ALONGSIDE = ("bitwise",)  # what may run beside another job
 SLOW = re.compile(r"active-[a-z]+-slow\b")
 
 # What Python raises for a slip in a program, never for a machine that computes wrongly.
@@ -44,17 +47,20 @@ class Found(NamedTuple):
 
     named: Mapping[str, tuple[str, ...]]
     lines: tuple[str, ...]
+    cleared: frozenset[str] = frozenset()
+    idle: tuple[str, ...] = ()
+    """Bad ones without ranks: they made nothing go wrong, and must not take a place either."""
 
 
-def due(diagnosis: Diagnosis, failures: int, blamed: Sequence[str], tested: bool) -> bool:
+def due(diagnosis: Diagnosis, failures: int, tested: bool) -> bool:
     """Whether machines must be tested before the next rung (ByteRobust 4.1: "stop-time").
 
-    ``failures``: in a row without progress, this one included; ``blamed``: nodes that leave
-    anyway; ``tested``: since the last progress. A loss that is not finite is asked about at once,
-    a crash or hang without a culprit when it comes again: the first is mostly transient, and a
-    restart is quicker than a test.
+    ``failures``: in a row without progress, this one included; ``tested``: since the last
+    progress. A loss that is not finite is asked about at once, a crash or hang without proof
+    against a node when it comes again: the first is mostly transient, and a restart is quicker
+    than a test.
     """
-    if tested or blamed or diagnosis.cause == "node" or not diagnosis.root.launched:
+    if tested or diagnosis.cause == "node" or not diagnosis.root.launched:
         return False
     if diagnosis.symptom == "nan":
         return True
@@ -67,36 +73,54 @@ def accused(diagnosis: Diagnosis, found: Found) -> Diagnosis:
     """The diagnosis with what the tests said."""
     evidence = (*diagnosis.evidence, *found.lines)
     if not found.named:
-        return replace(diagnosis, evidence=evidence)
-    return replace(diagnosis, cause="node", suspects=tuple(found.named), evidence=evidence)
+        return replace(diagnosis, evidence=evidence, cleared=found.cleared)
+    bad = tuple(found.named)
+    return replace(diagnosis, cause="node", suspects=bad, proven=bad, evidence=evidence)
 
 
-def read(judged: Judged, nodes: Sequence[str], symptom: Symptom) -> Found:
+def read(judged: Judged, active: Sequence[str], symptom: Symptom) -> Found:
     """Who is to blame for the symptom, and what else was seen, in words.
 
-    What is only slow can make a job hang, but no NaN and no crash: that is said, and stays.
+    ``active``: nodes that had ranks. What is only slow can make a job hang, but no NaN and no
+    crash: that is said, and stays.
     """
     guilty = {
         name: tuple(line for line in why if symptom == "hang" or not SLOW.match(line))
         for name, why in judged.named.items()
     }
-    named = {name: why for name, why in guilty.items() if why}
+    bad = {name: why for name, why in guilty.items() if why}
+    named = {name: why for name, why in bad.items() if name in active}
+    idle = tuple(name for name in bad if name not in named)
     lines = [f"{name}: {line}" for name, why in named.items() for line in why[:SHOWN]]
     lines += [
         f"{name} is slow, which is not what went wrong: {why[0]}"
         for name, why in judged.named.items()
-        if name not in named
+        if name not in bad
     ]
+    lines += [f"{name} had no ranks, and is not used from now on: {bad[name][0]}" for name in idle]
     took = f"in {judged.seconds:.1f} s"
     if named:
         lines.insert(0, f"stop-time tests name {','.join(named)} {took}")
     elif judged.cleared:
-        lines.append(f"{len(judged.cleared)} of {len(nodes)} nodes passed stop-time tests {took}")
+        passed = len(judged.cleared.intersection(active))
+        lines.append(f"{passed} of {len(active)} nodes passed stop-time tests {took}")
     else:
         lines.append(f"stop-time tests could not be run ({took})")
     errors = dict.fromkeys(line for why in judged.errors.values() for line in why[:1])
     lines += [f"could not be tested: {line}" for line in list(errors)[:SHOWN]]
-    return Found(named, tuple(lines))
+    undecided = [
+        f"{name}: undecided: {finding.evidence}"
+        for name, findings in judged.findings.items()
+        for finding in findings
+        if finding.check == "active-undecided"
+    ]
+    lines += [*undecided[:SHOWN], *(f"left out: {line}" for line in judged.left_out[:SHOWN])]
+    return Found(named, tuple(lines), judged.cleared, idle)
+
+
+def conclusive(found: Found, active: Sequence[str]) -> bool:
+    """Whether asking again would bring nothing new."""
+    return bool(found.named) or found.cleared.issuperset(active)
 
 
 class StopTests:
@@ -120,7 +144,10 @@ class StopTests:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
             return None
-        return task.result()
+        try:
+            return task.result()
+        except Exception as err:  # noqa: BLE001 - a slip here must not end the job
+            return Found({}, (f"stop-time tests: internal error: {type(err).__name__}: {err}",))
 
     def _interrupted(self) -> bool:
         state = self._boss.state
@@ -135,7 +162,8 @@ class StopTests:
             {name: node.slots if every else 1 for name, node in nodes.items()},
             session_key(boss.key, self._token),
         )
-        limit = config.stop_tests
+        limit, active = config.stop_tests, [node.name for node in boss.state.world.places]
+        began = time.monotonic()
         say(f"testing {len(nodes)} nodes for up to {limit:g} s: no machine is to blame so far")
         try:
             port = await session.open()
@@ -143,11 +171,10 @@ class StopTests:
             order = RunTests(self._token, port, limit + MARGIN, config.test_python, every)
             for node in nodes.values():
                 boss.send(node, order)
-            asked = asyncio.get_running_loop().time()
             await session.gather(min(START, limit / 2))
-            left = limit - (asyncio.get_running_loop().time() - asked)
+            left = limit - (time.monotonic() - began)
             wanted = Wanted(
-                tuple(BY_NAME),
+                tuple(BY_NAME) if not self._shared() else ALONGSIDE,
                 "quick",
                 max(1.0, left),
                 tuple(name for name in suspects if name in nodes),
@@ -158,8 +185,9 @@ class StopTests:
             return Found({}, (f"stop-time tests could not be run: {err}",))
         finally:
             self._session = None
-            await session.close()
-        found = read(judged, list(nodes), symptom)
+            await session.close(0.0 if self._interrupted() else GOODBYE_S)
+        judged = judged._replace(seconds=time.monotonic() - began)
+        found = read(judged, active, symptom)
         boss.ledger.event(
             "tests",
             named=list(judged.named),
@@ -182,12 +210,19 @@ class StopTests:
     def _gpu_each(self) -> bool:
         """Whether each slot sees other GPUs, so that all must test."""
         command, env = self._boss.launch.command, self._boss.env
-        names = ("gpus-per-task", "gpu-bind", "tres-per-task")
+        names = ("gpus-per-task", "gpu-bind", "tres-per-task", "ntasks-per-gpu")
         return any(command.get(name) is not None for name in names) or any(
             env.get("SLURM_" + name.upper().replace("-", "_")) for name in names
         )
 
+    def _shared(self) -> bool:
+        """Whether other jobs may be using these GPUs as well."""
+        words = [o.value or "" for o in self._boss.launch.command.srun]
+        words += [value for name, value in self._boss.env.items() if name.startswith("SLURM_")]
+        return any(SHARED.search(word) for word in words)
+
     def _over(self, node: Node, message: WorkerEnded) -> None:
         if self._session is not None and message.token == self._token:
             tail = message.tail.strip().splitlines()
-            self._session.lost(node.name, tail[-1] if tail else f"exit code {message.code}")
+            why = tail[-1] if tail else f"exit code {message.code}"
+            self._session.lost(node.name, why, message.local)

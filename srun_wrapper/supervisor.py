@@ -271,7 +271,7 @@ class Supervisor:
     def _dismiss(self) -> None:
         """Tell every shim to end, also those that are still to come."""
         self.state.ending = True
-        for node in self.state.live():
+        for node in self.state.nodes.values():
             self.send(node, finish_order(self.state.world, node))
 
     def _swapped(self) -> bool:

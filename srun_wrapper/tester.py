@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -40,9 +41,14 @@ class SlotTests:
         self._token = 0
 
     def run(self, order: RunTests) -> None:
-        """Start the worker, if this slot is to have one."""
-        if self._worker is not None or (self._local and not order.every_slot):
+        """Start the worker, if this slot is to have one; one that is left over is ended."""
+        if self._local and not order.every_slot:
             return
+        if self._worker is not None and self._said is not None:
+            os.killpg(self._worker.pid, signal.SIGKILL)  # not reaped yet, so the number is its own
+            self._worker.returncode = -signal.SIGKILL  # the slot reaps it, not subprocess
+            self._said.close()
+            self._worker = self._said = None
         self._token = order.token
         host = f"[{self._server}]" if ":" in self._server else self._server
         env = {

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health.active_answer import OWED_S, answer, argv, owed, passed_since, suspicious
+from health.active_answer import (
+    OWED_S,
+    answer,
+    applying,
+    argv,
+    lately_broken,
+    owed,
+    passed_since,
+    suspicious,
+)
 from health.system import Event, Output
 
 NOW = 1_800_000_000.0
@@ -23,6 +32,7 @@ def row(**changes: Any) -> dict[str, Any]:
 
 def output(code: int, *rows: Any, out: str | None = None, **more: Any) -> Output:
     data = {"findings": {"n1": list(rows)}, "cleared": [] if rows else ["n1"], **more}
+    data.setdefault("measured", [{"test": "gemm"}, {"test": "local", "error": "no time"}])
     return Output(code, json.dumps(data) if out is None else out, "")
 
 
@@ -32,8 +42,8 @@ UNABLE = row(status="ERROR", check="active-error", action="none", **{"class": "t
 @pytest.mark.parametrize(
     ("given", "result", "statuses", "told"),
     [
-        (output(0), "passed", [], "every active test passed"),
-        (output(0, row(status="PASS"), cleared=["n1"]), "passed", [], "every"),
+        (output(0), "passed", [], "passed: gemm"),
+        (output(0, row(status="PASS"), cleared=["n1"]), "passed", [], "passed: gemm"),
         (output(1, row()), "failed", ["FAIL"], "active-gemm-wrong: 2 of 9 products differ"),
         (output(1, row(), UNABLE), "failed", ["FAIL", "WARN"], "active-gemm-wrong"),
         (output(3, UNABLE), "broken", ["WARN"], "not tested to the end"),
@@ -91,6 +101,8 @@ def test_the_interpreter_is_isolated() -> None:
     words = argv("/opt/t/bin/python3", "quick", "n1", 12.34)
     assert words[:4] == ["/opt/t/bin/python3", "-I", "-m", "health.active.test_cli"]
     assert words[-1] == "12.3"
+    more = argv("/p", "quick", "n1", 9, ["gemm", "local"], "/etc/other.toml")
+    assert more[-4:] == ["--config", "/etc/other.toml", "gemm", "local"]
 
 
 def event(kind: str, age_s: float, **data: Any) -> Event:
@@ -118,6 +130,7 @@ def test_what_is_owed(events: list[Event], why: str) -> None:
     ("kind", "data", "passed"),
     [
         ("active-run", {"level": "quick", "result": "passed"}, True),
+        ("active-run", {"level": "quick", "result": "partly"}, True),
         ("active-run", {"level": "long", "result": "passed"}, True),
         ("active-run", {"level": "quick", "result": "broken"}, False),
         ("active-run", {"level": "nonsense", "result": "passed"}, False),
@@ -128,14 +141,48 @@ def test_what_is_owed(events: list[Event], why: str) -> None:
     ],
 )
 def test_passed_since(kind: str, data: dict[str, Any], passed: bool) -> None:
-    assert passed_since([event(kind, 60, **data)], "quick", NOW - 100) is passed
-    assert not passed_since([event(kind, 60, **data)], "quick", NOW - 50), "before the drain"
+    events = [event(kind, 60, **data, ran=["gemm", 7]), event(kind, 60, **data)]
+    assert passed_since(events, "quick", NOW - 100) == ({"gemm"} if passed else set())
+    assert not passed_since(events, "quick", NOW - 50), "before the drain"
+
+
+def test_what_applies() -> None:
+    assert applying(gpus=True) == {"bitwise", "gemm", "memory", "links", "local"}
+    assert applying(gpus=False) == applying(gpus=True) - {"links"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "ran"),
+    [
+        ([], ("gemm",)),
+        ([row(status="WARN", check="active-undecided", **{"class": "tool"})], ()),
+    ],
+)
+def test_what_ran_to_its_end(rows: list[Any], ran: tuple[str, ...]) -> None:
+    assert answer(output(3, *rows, cleared=[])).ran == ran
+
+
+@pytest.mark.parametrize(
+    ("changes", "age_s", "lately"),
+    [
+        ({}, 600, True),
+        ({}, 3700, False),
+        ({}, -60, False),  # a clock that went back
+        ({"result": "partly"}, 600, False),
+        ({"result": "owed"}, 600, False),  # a job came: the next sweep tries
+        ({"why": "accusation"}, 600, False),
+    ],
+)
+def test_what_was_tried_lately(changes: dict[str, Any], age_s: float, lately: bool) -> None:
+    data = {"why": "undrain", "result": "broken", "told": "no torch"} | changes
+    found = lately_broken([event("active-run", age_s, **data)], NOW - 10_000, NOW)
+    assert ("10 min ago" in found and "no torch" in found) is lately
+    assert lately_broken([event("active-run", age_s, **data)], NOW - 300, NOW) == ""
 
 
 def test_a_lower_level_is_no_proof_of_a_higher() -> None:
-    assert not passed_since(
-        [event("active-run", 60, level="quick", result="passed")], "standard", NOW - 100
-    )
+    passed = event("active-run", 60, level="quick", result="passed", ran=["gemm"])
+    assert not passed_since([passed], "standard", NOW - 100)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 import subprocess
 import sys
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import pytest
 import torch
 
 from health.active import bitwise
-from health.active.bitwise import Trained, cpu_kind, train
+from health.active.bits import cpu_kind, libraries
+from health.active.bitwise import Trained, train
 from health.active.device import Device
 
 CPU = Device("cpu", "cpu")
@@ -51,11 +54,28 @@ def test_keys_name_what_may_change_bits() -> None:
     (found,) = bitwise.run([CPU], bitwise.MODELS, 2, 0.0, 7)
     assert not found.error
     for name, key in zip(bitwise.MODELS, found.digests, strict=True):
-        model, kind, capability, version, steps, seed, recipe = key.split("/")
+        model, kind, capability, version, built, steps, seed, recipe = key.split("/")
         assert (model, kind, steps, seed) == (name, "cpu", "2", "7")
-        assert version == torch.__version__
+        assert (version, built) == (torch.__version__, libraries())
         assert torch.backends.cpu.get_cpu_capability() in capability
         assert recipe == f"r{bitwise.RECIPE}"
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "other"),
+    [
+        (torch.__config__, "show", lambda: "built with another MKL"),
+        (torch.version, "cuda", "11.0"),
+        (platform, "libc_ver", lambda: ("glibc", "2.17")),
+    ],
+)
+def test_other_libraries_are_another_key(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, other: Any
+) -> None:
+    before = bitwise.key(CPU, "dense", 1, 1)
+    assert bitwise.key(CPU, "dense", 1, 1) == before
+    monkeypatch.setattr(owner, name, other)
+    assert bitwise.key(CPU, "dense", 1, 1) != before
 
 
 def test_the_process_is_left_as_it_was() -> None:
@@ -95,6 +115,10 @@ def test_a_loss_that_is_no_number_is_wrong(monkeypatch: pytest.MonkeyPatch, loss
             "processor : 0\nvendor_id : GenuineIntel\ncpu family : 6\nmodel : 143\nmodel name : X\n"
             "\nprocessor : 1\nmodel : 9\n",
             ["GenuineIntel", "6", "143"],
+        ),
+        (
+            "vendor_id : A\ncache size : 1024 KB\nflags : fpu avx2 amx_bf16 ibrs\n",
+            ["A", "1024KB", blake2b(b"amx_bf16 avx2", digest_size=4).hexdigest()],
         ),
         ("CPU implementer : 0x41\nCPU part : 0xd4f\n", ["0x41", "0xd4f"]),
         ("", []),

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
+import pwd
 import signal
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +16,13 @@ from typing import Any
 import pytest
 
 from health import history, settings, state
-from health.active import aftermath, burn_in, reservation
+from health.active import aftermath, burn_in, records, reservation
 from health.active.burn_in import by_gpus, full_s, job_argv, partition_of
-from health.active.model import LEVELS, TESTS, Judged
+from health.active.model import LEVELS, TESTS, Judged, Measured
 from health.active.procedure import Wanted
 from health.active.reservation import refuse_busy, reserved
 from health.active.shares import share
+from health.active_answer import applying
 from health.checks import ALL
 from health.commands import BadInput
 from health.finding import Finding
@@ -56,6 +61,8 @@ class FakeSlurm:
         if argv[0] == "scancel":
             self.cancelled.append(words[-1])
             del self.jobs[int(words[-1])]
+            return OK
+        if words[:2] == ["show", "topology"]:
             return OK
         if argv[0] == "squeue":
             rows = [self._row(argv[-1], number, node) for number, node in self.jobs.items()]
@@ -128,6 +135,40 @@ def test_the_reservation_is_made_and_removed() -> None:
     assert f"scontrol delete ReservationName={name}" in said[0]
 
 
+def test_it_is_ours_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = FakeSlurm(n1="IDLE")
+    monkeypatch.setenv("LOGNAME", "somebody")
+    with reserved(slurm.door(), ["n1"], 7, False, print) as name:
+        assert f"Users={pwd.getpwuid(os.geteuid()).pw_name}" in slurm.reservations[name]
+
+
+class GoneTerminal:
+    def write(self, text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def flush(self) -> None:
+        self.write("")
+
+
+class HungUp(FakeSlurm):
+    """SIGHUP once more, while the reservation is being removed."""
+
+    def _reservation(self, words: list[str]) -> Completed:
+        if words[0] == "delete":
+            os.kill(os.getpid(), signal.SIGHUP)
+        return super()._reservation(words)
+
+
+def test_it_is_removed_when_the_terminal_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = HungUp(n1="IDLE")
+    monkeypatch.setattr(sys, "stderr", GoneTerminal())
+    with pytest.raises(KeyboardInterrupt), reserved(slurm.door(), ["n1"], 7, False, burn_in.say):
+        slurm.jobs[5] = "n1"
+        os.kill(os.getpid(), signal.SIGHUP)
+        signal.pause()
+    assert (slurm.reservations, slurm.cancelled) == ({}, ["5"])
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_is_removed_after_a_signal_and_its_jobs_with_it(number: int) -> None:
     slurm = FakeSlurm(n1="IDLE")
@@ -172,6 +213,10 @@ def test_the_partition() -> None:
     assert partition_of(slurm, ["n4"]) == "long"
     with pytest.raises(BadInput, match="several runs"):
         partition_of(slurm, ["n1", "n9"])
+    assert partition_of(slurm, ["n1"], "long") == "long"
+    for asked, why in (("odd", "knows long, old, train"), ("old", "not up"), ("train", "not all")):
+        with pytest.raises(BadInput, match=why):
+            partition_of(slurm, ["n4"], asked)
 
 
 def test_nodes_by_what_they_have() -> None:
@@ -207,6 +252,8 @@ def options(*words: str) -> argparse.Namespace:
         (["n1", "--limit", "0"], "above 0"),
         (["n1", "--limit", "nan"], "above 0"),
         (["n1", "--time-limit", "1", "--limit", "90"], "the tests may take 90 s"),
+        (["n1", "--python", "python3"], "--python python3: an absolute path is needed"),
+        (["n1", "--partition", "odd"], "--partition odd: Slurm knows long, old, train"),
     ],
 )
 def test_bad_input_starts_nothing(words: list[str], why: str) -> None:
@@ -224,8 +271,9 @@ JUDGED = Judged(
     {"n1": ("2 of 9 differ",)},
     frozenset({"n2"}),
     {"n3": ("no torch",)},
-    (),
+    ("memory: needs 4 s, and of 5 s 1 are left", "links: no node has a GPU"),
     12.34,
+    tuple(Measured(test, "n2", "cpu") for test in sorted(applying(gpus=False))),
 )
 NODES = ("n1", "n2", "n3")
 
@@ -235,9 +283,18 @@ def test_what_is_recorded() -> None:
     base: dict[str, Any] = {"level": "standard", "seconds": 12.3}
     assert found == {
         "n1": base | {"ok": False, "result": "failed", "why": ["2 of 9 differ"]},
-        "n2": base | {"ok": True, "result": "passed"},
+        "n2": base
+        | {"ok": True, "result": "passed", "ran": ["bitwise", "gemm", "local", "memory"]},
         "n3": base | {"ok": False, "result": "untested", "why": ["no torch"]},
     }
+
+
+def test_a_node_with_tests_left_out_has_passed_nothing() -> None:
+    short = JUDGED._replace(measured=tuple(m for m in JUDGED.measured if m.test != "memory"))
+    assert aftermath.results(short, ["n2"], "quick")["n2"] == {
+        "level": "quick", "seconds": 12.3, "ok": False, "result": "untested",
+        "why": ["memory: needs 4 s, and of 5 s 1 are left"],
+    }  # fmt: skip
 
 
 def test_who_is_drained() -> None:
@@ -265,6 +322,15 @@ def test_of_another_node_only_the_shared_file_is_written(tmp_path: Path) -> None
     (tmp_path / "nodes").rename(tmp_path / "gone")
     assert "n1: " in aftermath.write(site, events)
     assert "state_dir" in aftermath.write(site._replace(state_dir=""), events)
+
+
+def test_a_file_system_that_hangs_takes_one_deadline_for_all_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(history, "tell", lambda *of: signal.pause())
+    begun = time.monotonic()
+    found = records.tell("/state", {f"n{i}": [] for i in range(50)}, 0.3)
+    assert found == "/state: no answer in 0.3 s" and time.monotonic() - begun < 3
 
 
 def test_an_event_of_no_boot_is_no_boot() -> None:

@@ -93,6 +93,20 @@ def test_a_gpu_without_its_address_has_cudas_number(tmp_path: Path) -> None:
     assert number_on_node((0, 1, 0), 3, tmp_path / "none") == 3
 
 
+def test_a_gpu_is_known_by_its_uuid_where_torch_has_no_address(tmp_path: Path) -> None:
+    for name, uuid in (("0000:18:00.0", "11-aa"), ("0001:2a:00.0", "22-bb")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "information").write_text(f"Model: X\nGPU UUID: \t GPU-{uuid}\n")
+    assert device.address("22-bb", tmp_path) == [1, 0x2A, 0]
+    for unknown in ("22-b", "", "33-cc"):
+        assert device.address(unknown, tmp_path) == [-1, -1, -1]
+    assert device.address("22-bb", tmp_path / "none") == [-1, -1, -1]
+
+
+def test_several_at_once_have_their_mean() -> None:
+    assert 0.1 <= Device("cpu", "cpu").timed(lambda: time.sleep(0.1), 3) < 0.25
+
+
 def test_devices_work_at_once_and_each_has_its_answer() -> None:
     devices = [Device(f"cpu{i}", "cpu") for i in range(3)]
 

@@ -107,9 +107,11 @@ def test_what_did_not_pass_or_is_no_result_does_not_count(broken: Event) -> None
         ({"n1": "d", "n2": "d", "n3": "d"}, {"k": "d"}),
         ({"n1": "d", "n2": "d"}, {}),
         ({"n1": "d", "n2": "d", "n3": "d", "n4": "e"}, {}),
+        ({**{f"n{i}": "d" for i in range(9)}, "n9": "e"}, {"k": "d"}),
+        ({**{f"n{i}": "d" for i in range(8)}, "n8": "e"}, {}),
     ],
 )
-def test_a_digest_is_the_fleets_if_three_nodes_agree_and_none_dissents(
+def test_a_digest_is_the_fleets_if_three_nodes_and_nine_tenths_agree(
     said: dict[str, str], agreed: dict[str, str]
 ) -> None:
     events = [event(node, 1.0, digests={"k": digest}) for node, digest in said.items()]

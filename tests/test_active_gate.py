@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -15,13 +18,15 @@ from gate_site import GONE, GateSite, finding
 from waiting import until
 
 from epilog.cli import main as epilog
-from health import active_child
+from health import active_answer, active_child
+from health.active_answer import applying
 from health.gate import Gate
 from health.sweep import main as sweep
 from prolog.cli import main as prolog
 
 site = sweep_site.site
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
+ALL = sorted(applying(gpus=False))
 WRONG = {
     "status": "FAIL", "class": "node", "check": "active-gemm-wrong", "device": "gpu3",
     "evidence": "2 of 9 products differ", "action": "service",
@@ -37,8 +42,17 @@ class FakeInterpreter:
         self.passes()
         site.settings(f"[active]\npython = '{self.path}'\nundrain = '{undrain}'\n{more}")
 
-    def says(self, code: int, *rows: Any, before: str = "") -> None:
-        answer = json.dumps({"findings": {"n1": rows}, "cleared": [] if rows else ["n1"]})
+    def says(
+        self, code: int, *rows: Any, before: str = "", ran: Sequence[str] = ALL, left: str = ""
+    ) -> None:
+        answer = json.dumps(
+            {
+                "findings": {"n1": rows},
+                "cleared": [] if rows else ["n1"],
+                "measured": [{"test": name} for name in ran],
+                "left_out": [left] if left else [],
+            }
+        )
         text = f"#!/bin/sh\necho \"$@\" >> {self.log}\n{before}\necho '{answer}'\nexit {code}\n"
         fresh = self.path.with_suffix(".new")
         fresh.write_text(text)
@@ -74,6 +88,7 @@ def test_an_accused_node_passes(site: GateSite) -> None:
     assert epilog([]) == 0
     (words,) = python.asked
     assert words.startswith("-I -m health.active.test_cli --json --level quick --node n1 --limit ")
+    assert words.endswith(f" --config {site.toml}")
     assert site.event("accusation")["result"] == "cleared"
     assert results(site) == [("passed", "accusation")]
     site.environ(job=0)
@@ -225,8 +240,40 @@ def test_a_node_that_fails_is_drained_harder(site: GateSite) -> None:
     assert len(python.asked) == 1
 
 
-def test_a_node_that_cannot_be_tested_stays(
+def test_half_of_the_tests_are_no_proof_and_the_others_follow(
     site: GateSite, capfd: pytest.CaptureFixture[str]
+) -> None:
+    python = drained(site)
+    python.says(0, ran=["bitwise", "gemm"], left="memory: needs 4 s, and of 9 s 1 are left")
+    sweep([])
+    assert site.slurm.drained == ["n1"] and results(site) == [("partly", "undrain")]
+    err = capfd.readouterr().err
+    assert "local, memory still to be run; passed: bitwise, gemm; left out: memory: needs" in err
+    python.says(0, ran=["local", "memory"])
+    sweep([])
+    assert site.slurm.drained == [] and len(python.asked) == 2
+    assert python.asked[1].endswith(" local memory")
+
+
+def test_what_is_left_out_every_time_keeps_it_drained(site: GateSite) -> None:
+    python = drained(site)
+    python.says(0, ran=["gemm"])
+    for _ in range(3):
+        sweep([])
+    assert site.slurm.drained == ["n1"] and len(python.asked) == 2
+    assert [result for result, _ in results(site)] == ["partly", "broken"]
+
+
+def test_after_an_accusation_what_ran_counts(site: GateSite) -> None:
+    FakeInterpreter(site).says(0, ran=["gemm"], left="memory: needs 4 s")
+    site.environ(job=7)
+    site.accuse()
+    epilog([])
+    assert results(site) == [("passed", "accusation")] and site.slurm.drained == []
+
+
+def test_a_node_that_cannot_be_tested_stays_and_is_tried_once_in_an_hour(
+    site: GateSite, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = drained(site)
     python.says(3, before="exit 7")
@@ -234,6 +281,10 @@ def test_a_node_that_cannot_be_tested_stays(
     assert site.slurm.node()["reason"].startswith("robust:node:broken:")
     assert "stays drained: the active tests: " in capfd.readouterr().err
     python.passes()
+    sweep([])
+    assert site.slurm.drained == ["n1"] and len(python.asked) == 1
+    assert "once in an hour: the active tests ended with exit code 7" in capfd.readouterr().err
+    monkeypatch.setattr(active_answer, "RETRY_S", 0.0)
     sweep([])
     assert site.slurm.drained == []
 
@@ -271,6 +322,71 @@ def test_the_prolog_ends_a_test(site: GateSite) -> None:
     sweeping.join(10)
     assert tested.read_text() == "owed"
     assert active_child.give_way(str(site.spool)) == "", "the way is free"
+
+
+@pytest.mark.parametrize("who", ["prolog", "test"])
+def test_a_test_whose_gate_was_killed_is_ended(site: GateSite, who: str) -> None:
+    """SIGKILL of the sweep frees its claim; the test, in a session of its own, lives on."""
+    python = FakeInterpreter(site)
+    noted = site.path / "noted"
+    python.says(0, before=f"setsid sleep 60 & echo $$ $! > {noted}; wait")
+    site.environ(job=0)
+    site.spool.mkdir()
+
+    def test() -> None:
+        active_child.test(Gate("sweep", [], os.environ), "quick", True, monotonic() + 60)
+
+    sweeping = multiprocessing.get_context("fork").Process(target=test)
+    sweeping.start()
+    until(lambda: noted.exists() and noted.read_text() != "", "the test runs")
+    lock = site.spool / active_child.LOCK
+    until(lambda: lock.read_text() != "", "its note")
+    assert sweeping.pid is not None
+    os.kill(sweeping.pid, signal.SIGKILL)
+    sweeping.join(10)
+    pids = [int(word) for word in noted.read_text().split()]
+    assert all(state(pid) not in ("gone", "Z") for pid in pids)
+    if who == "prolog":
+        site.environ(job=7)
+        assert prolog([]) == 0
+    else:
+        python.passes()
+        gate = Gate("sweep", [], os.environ)
+        assert active_child.test(gate, "quick", True, monotonic() + 60).result == "passed"
+        assert lock.read_text() == "", "nobody need look for what has ended"
+    assert all(state(pid) in ("gone", "Z") for pid in pids), "also what left its session"
+
+
+def test_a_note_of_another_process_ends_nobody(site: GateSite) -> None:
+    site.spool.mkdir()
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
+        (site.spool / active_child.LOCK).write_text(f"{other.pid} 1\n")
+        assert active_child.give_way(str(site.spool)) == ""
+        assert other.poll() is None
+        other.kill()
+
+
+def test_giving_way_takes_of_the_prologs_time(
+    site: GateSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeInterpreter(site)
+    given: list[float] = []
+    check = Gate.check
+
+    def noted(self: Gate, where: Any, deadline_s: float) -> Any:
+        given.append(deadline_s)
+        return check(self, where, deadline_s)
+
+    def slow(spool: str) -> str:
+        begun = monotonic()
+        until(lambda: monotonic() > begun + 0.3, "a third of a second")
+        return ""
+
+    monkeypatch.setattr(Gate, "check", noted)
+    monkeypatch.setattr(active_child, "give_way", slow)
+    site.environ(job=7)
+    assert prolog([]) == 0
+    assert 15.0 < given[0] < 19.8
 
 
 def state(pid: int) -> str:

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from health.active import gemm
-from health.active.device import Device
+from health.active.bits import capability, libraries
+from health.active.device import Device, raw
 
 CPU = Device("cpu", "cpu")
 PROGRAM = Path(__file__).parent / "programs" / "wrong_products.py"
@@ -38,9 +39,45 @@ def test_a_sound_device_has_speeds_and_nothing_wrong(seed: int) -> None:
         assert 0 < found.values[f"{name}_slowest"] <= 1.5 * found.values[name]
 
 
+def test_a_sound_product_has_a_digest_that_depends_on_the_seed() -> None:
+    (one,), (same,), (other,) = (gemm.run([CPU], 0.01, seed) for seed in (1, 1, 2))
+    assert one.digests == same.digests
+    assert not set(one.digests.values()) & set(other.digests.values())
+    threads = torch.get_num_threads()
+    assert list(one.digests) == [
+        f"gemm/{name}/cpu/{capability(CPU)}/{torch.__version__}/{libraries()}"
+        f"/256x256x256-t{threads}/1/r{gemm.RECIPE}"
+        for name in ("fp32", "bf16")
+    ]
+
+
+class LikeGpu(Device):
+    """The CPU, with what is done differently on a GPU."""
+
+    @property
+    def cuda(self) -> bool:
+        return True
+
+
+def test_a_gpus_products_are_timed_together_and_all_compared() -> None:
+    load = gemm._sustained(LikeGpu("gpu0", "m"), gemm.FP32, 64, 0.0, 1)
+    assert len(load.took) == gemm.AT_ONCE_GPU and len(set(load.took)) == 1 and not load.wrong
+    real, calls = torch.mm, 0
+
+    def third(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return real(a, b) + (calls == 5)  # the two before the load are not timed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "mm", third)
+        (line,) = gemm._sustained(LikeGpu("gpu0", "m"), gemm.FP32, 64, 0.0, 1).wrong
+    assert line.startswith("fp32 product 3: ")
+
+
 def test_a_kernel_that_is_always_wrong_is_found() -> None:
     found = run(1, 1.0)
-    assert "error" not in found
+    assert "error" not in found and "digests" not in found
     assert "product of whole numbers: (255, 255) is" in found["wrong"][0]
     assert "fp32" in " ".join(found["wrong"])
 
@@ -97,7 +134,7 @@ def test_a_difference_is_told_bit_by_bit() -> None:
     a = torch.zeros(2, 3)
     b = a.clone()
     b[1, 2] = -0.0
-    assert not torch.equal(gemm.raw(a), gemm.raw(b))
+    assert not torch.equal(raw(a), raw(b))
     assert "1 of 6 elements" in gemm.difference(b, a)
     assert "(1, 2) is -0.0, it was 0.0" in gemm.difference(b, a)
 

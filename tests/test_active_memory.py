@@ -88,6 +88,24 @@ def test_no_memory_is_an_error_and_nothing_wrong(monkeypatch: pytest.MonkeyPatch
     assert "no memory could be taken" in found.error
 
 
+@pytest.mark.parametrize(("cuda", "times"), [(False, 1), (True, memory.AT_ONCE_GPU)])
+def test_a_gpus_copies_are_timed_together(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, times: int
+) -> None:
+    asked: list[int] = []
+
+    def timed(self: Device, work: Callable[[], object], times: int = 1) -> float:
+        asked.append(times)
+        work()
+        return 1.0
+
+    monkeypatch.setattr(Device, "timed", timed)
+    monkeypatch.setattr(Device, "cuda", cuda)
+    gbps, wrong = memory._bandwidth(CPU, torch.zeros(MIB, dtype=torch.int64))
+    assert asked == [times] * memory.COPIES and not wrong
+    assert gbps == pytest.approx(MIB * 8 / 1e9)
+
+
 def test_links_need_cuda() -> None:
     (found,) = links([CPU], 1.0, 1)
     assert "needs CUDA" in found.error

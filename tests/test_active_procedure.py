@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from fake_test_worker import DIE, SILENT, Answer, connect, fleet, passed
+from fake_test_worker import DIE, SILENT, Answer, connect, fleet, introduce, passed, work
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,6 +94,51 @@ def test_a_slow_node_is_named_by_re_pairing(bad: str) -> None:
     assert judged.findings[bad][0].check == "active-pair-slow"
 
 
+def test_pairs_on_shared_cpus_may_differ_by_more_than_those_of_gpus() -> None:
+    def busy(task: dict[str, Any]) -> Any:
+        slow = task["test"] == "pair" and "n1" in task["peers"]
+        return passed(task, values={"busbw_gbps": 3.0}) if slow else passed(task)  # of 10
+
+    answers = dict.fromkeys(NAMES, busy)
+    assert judged_of(answers, ("pair",)).cleared == set(NAMES)
+    gpu = {"devices": ["gpu0"], "models": ["m"], "backend": "nccl"}
+    assert list(judged_of(answers, ("pair",), ready=gpu).named) == ["n1"]
+
+
+def test_only_nodes_of_one_kind_are_paired_and_compared() -> None:
+    """Six nodes of 8 GPUs, four of 4 that are three times as slow, and one of another model."""
+    kinds = {
+        **{f"a{i}": {"devices": [f"gpu{n}" for n in range(8)], "models": ["m"]} for i in range(6)},
+        **{f"b{i}": {"devices": [f"gpu{n}" for n in range(4)], "models": ["m"]} for i in range(4)},
+        "c0": {"devices": ["gpu0"], "models": ["other"]},
+    }
+    met: set[frozenset[str]] = set()
+
+    def meets(task: dict[str, Any]) -> Any:
+        if task["test"] != "pair":
+            return passed(task)
+        met.add(frozenset(name[0] for name in task["peers"]))
+        return passed(task, values={"busbw_gbps": 30.0 if task["peers"][0][0] == "a" else 9.0})
+
+    async def body() -> Judged:
+        session = Session(dict.fromkeys(kinds, 1))
+        await session.open("127.0.0.1")
+        tasks = []
+        for name, ready in kinds.items():
+            said = await introduce(session.worker_env("127.0.0.1", name), backend="nccl", **ready)
+            tasks.append(asyncio.create_task(work(said, meets)))
+        await session.gather(5)
+        judged = await procedure.run(session, list(kinds), Wanted(("pair",), "quick", 60))
+        await session.close()
+        await asyncio.gather(*tasks)
+        return judged
+
+    judged = asyncio.run(body())
+    assert met == {frozenset("a"), frozenset("b")}
+    assert judged.cleared == set(kinds) - {"c0"} and not judged.named and not judged.errors
+    assert judged.left_out == ("pair: c0 is the only node with 1 x other (nccl)",)
+
+
 def test_wrong_data_between_two_names_the_one_that_does_it_again() -> None:
     def wrong(task: dict[str, Any]) -> Any:
         bad = task["test"] == "pair" and "n4" in task["peers"]
@@ -158,6 +203,20 @@ def test_it_ends_at_its_limit_whatever_the_workers_do() -> None:
     judged = judged_of({**healthy(), "n2": lambda task: SILENT}, ("bitwise",), 3.2)
     assert time.monotonic() - began < 3.6 and judged.seconds <= 3.2
     assert list(judged.errors) == ["n2"] and judged.cleared == set(NAMES) - {"n2"}
+
+
+def test_a_test_that_was_never_begun_is_left_out_and_no_error() -> None:
+    async def body() -> Judged:
+        async with fleet(healthy()) as session:
+            one = procedure._Run(
+                session, NAMES, Wanted(("bitwise", "gemm"), "quick", 9.0), {}, NO_BASELINES, print
+            )
+            one._until = one._clock() + 2.9  # something has taken longer than was planned
+            return judge(**(await one.outcome())._asdict())
+
+    judged = asyncio.run(body())
+    assert not judged.errors and judged.cleared == set(NAMES)
+    assert judged.left_out == ("gemm: not begun on 8 nodes (n1,n2,n3,n4,…): 9 s were over before",)
 
 
 def test_what_does_not_fit_is_left_out() -> None:

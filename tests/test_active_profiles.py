@@ -13,13 +13,13 @@ def test_floors_lie_between_half_speed_and_what_healthy_gpus_reach() -> None:
         ("NVIDIA H100 80GB HBM3", "bf16_tflops", 620.0),
         ("NVIDIA H100 80GB HBM3", "memory_gbps", 2900.0),
         ("NVIDIA H100 80GB HBM3", "h2d_gbps", 45.0),
-        ("NVIDIA H100 80GB HBM3", "busbw_gbps", 360.0),
+        ("NVIDIA H100 80GB HBM3", "nccl_tests_busbw_gbps", 360.0),
         ("NVIDIA H100 80GB HBM3", "p2p_gbps", 380.0),
         ("NVIDIA H100 PCIe", "bf16_tflops", 400.0),
         ("NVIDIA H200", "memory_gbps", 4000.0),
         ("NVIDIA A100-SXM4-80GB", "bf16_tflops", 250.0),
         ("NVIDIA A100-SXM4-80GB", "h2d_gbps", 24.8),
-        ("NVIDIA A100-SXM4-80GB", "busbw_gbps", 228.0),
+        ("NVIDIA A100-SXM4-80GB", "nccl_tests_busbw_gbps", 228.0),
         ("NVIDIA L40S", "bf16_tflops", 220.0),
     ]
     for model, value, reached in healthy:
@@ -37,6 +37,7 @@ def test_floors_lie_between_half_speed_and_what_healthy_gpus_reach() -> None:
         ("NVIDIA L40S", "p2p_gbps"),
         ("NVIDIA A100-SXM4-80GB", "fp8_tflops"),
         ("NVIDIA GB200", "h2d_gbps"),
+        ("NVIDIA H100 80GB HBM3", "busbw_gbps"),  # of our own all-reduce
     ],
 )
 def test_what_is_not_known_has_no_floor(model: str, value: str) -> None:
@@ -50,10 +51,35 @@ def test_a_floor_says_where_it_is_from() -> None:
     assert all(profiles.floor(m, v) for m in profiles.PROFILES for v in profiles.peaks(m))
 
 
+@pytest.mark.parametrize(
+    ("value", "proof"),
+    [
+        ("bf16_tflops", True),
+        ("memory_gbps", True),
+        ("h2d_gbps", False),
+        ("d2h_gbps", False),
+        ("p2p_gbps", False),
+        ("nccl_tests_busbw_gbps", False),
+    ],
+)
+def test_a_published_floor_of_a_link_is_no_proof_and_a_sites_own_is(
+    value: str, proof: bool
+) -> None:
+    published = profiles.floor("NVIDIA H200", value)
+    assert published is not None and published.proof is proof
+    own = profiles.with_site({"NVIDIA H200": {value: 1}})("NVIDIA H200", value)
+    assert own is not None and own.proof
+
+
 def test_a_site_sets_and_removes_floors() -> None:
     floors = profiles.with_site(
-        {"NVIDIA H200": {"bf16_tflops": 600, "h2d_gbps": 0}, "cpu": {"fp32_tflops": 0.5}}
+        {
+            "NVIDIA H200": {"bf16_tflops": 600, "h2d_gbps": 0, "busbw_gbps": 100},
+            "cpu": {"fp32_tflops": 0.5},
+        }
     )
+    bus = floors("NVIDIA H200", "busbw_gbps")
+    assert bus is not None and bus.limit == 100
     own = floors("NVIDIA H200", "bf16_tflops")
     assert own is not None and own.limit == 600 and "robust.toml" in own.source
     assert floors("NVIDIA H200", "h2d_gbps") is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from health.active.model import Judged
 from health.active.procedure import Wanted, run
 from health.active.session import Session
 
-pytest.importorskip("torch")
 NODES = ("n1", "n2")
 
 
 def judged_of(*tests: str) -> Judged:
+    pytest.importorskip("torch")
+
     async def body() -> Judged:
         session = Session(dict.fromkeys(NODES, 1))
         await session.open("127.0.0.1")
@@ -32,6 +34,30 @@ def judged_of(*tests: str) -> Judged:
                 await worker.stop()
 
     return asyncio.run(body())
+
+
+def test_a_worker_that_takes_no_signal_is_left(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """State D cannot be had here: signals that do not arrive stand for it."""
+    monkeypatch.setattr(start, "TERM_S", 0.1)
+    monkeypatch.setattr(start, "KILL_S", 0.1)
+    before, pids = open_files(), list[int]()
+
+    async def body() -> None:
+        started = start.Started(Session({"n1": 1}), ["n1"], "the worker")
+        started.start(["sleep", "60"], {"PATH": "/usr/bin:/bin"}, signal.SIGKILL)
+        assert started._process is not None
+        pids.append(started._process.pid)
+        with monkeypatch.context() as patch:
+            patch.setattr(start, "_kill", lambda group, sent: None)
+            await asyncio.wait_for(started.stop(), 5)
+        started._process.kill()
+        started._process.wait()
+
+    asyncio.run(body())
+    assert f"(process {pids[0]} " in (err := capfd.readouterr().err) and "is left" in err
+    assert open_files() <= before
 
 
 def open_files() -> set[str]:

@@ -119,3 +119,49 @@ def test_what_is_no_speed_or_of_a_pair_is_not_judged_here() -> None:
 def test_models_are_not_compared_with_each_other() -> None:
     others = [one._replace(model="other") for one in run({f"o{i}": 100.0 for i in range(8)})]
     assert not slow([*run({"n1": 10.0}), *others], none, NO_BASELINES)
+
+
+def test_a_published_floor_of_a_link_warns_and_the_fleet_or_the_run_may_fail() -> None:
+    def weak(model: str, value: str) -> Floor:
+        return Floor(50, "the usual", proof=False)
+
+    (said,) = slow(run({"n1": 40.0}), weak, NO_BASELINES)
+    assert (said.status, said.evidence) == ("WARN", "bf16_tflops 40 is below 50 (the usual)")
+    (said,) = slow(run({"n1": 40.0}), weak, fleet_of(100))
+    assert said.status == "FAIL" and "below 50" in said.evidence and "the fleet" in said.evidence
+    (said,) = slow(run({"n1": 40.0, **FOUR}), weak, NO_BASELINES)
+    assert said.status == "FAIL"
+
+
+@pytest.mark.parametrize(
+    ("speeds", "status"),
+    [
+        ({"n1": [40, 40, *[100] * 6]}, "FAIL"),
+        ({"n1": [40, 40, 40, *[100] * 5]}, "WARN"),  # two kinds of device in one node
+        ({"n1": [40] * 4, "n2": [100] * 5}, "WARN"),
+        ({"n1": [40] * 4, "n2": [100] * 4, "n3": [100] * 4}, "FAIL"),
+    ],
+)
+def test_few_nodes_are_judged_by_their_devices(
+    speeds: dict[str, Sequence[float]], status: str
+) -> None:
+    said = slow(run(speeds), none, NO_BASELINES)
+    assert said and {one.status for one in said} == {status}
+    assert ("two kinds" in said[0].evidence) == (status == "WARN")
+
+
+def test_of_two_devices_only_the_same_two_elsewhere_are_compared() -> None:
+    """GPUs 0 and 1 have NVLink in between, the others reach each other by PCIe."""
+    between = {
+        f"gpu{a}": {f"p2p_gpu{b}_gbps": 300.0 if {a, b} == {0, 1} else 20.0 for b in range(8)}
+        for a in range(8)
+    }
+    nodes = [
+        Measured("links", f"n{i}", device, "m", values)
+        for i in range(6)
+        for device, values in between.items()
+    ]
+    assert not slow(nodes, none, NO_BASELINES)
+    nodes[1] = nodes[1]._replace(values={"p2p_gpu0_gbps": 20.0})  # gpu1 of n0 has lost it
+    (said,) = slow(nodes, none, NO_BASELINES)
+    assert (said.node, said.device, said.status) == ("n0", "gpu1", "FAIL")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,10 @@ import pytest
 import waiting
 
 from health import cli, history
-from health.active import fleet, gpu_state, runs, start
+from health.active import fleet, gpu_state, records, runs, start, tables, test_cli
 from health.active.model import Measured
+from health.active.procedure import Outcome
+from health.active.profiles import with_site
 
 site = health_site.site
 PROGRAM = Path(__file__).with_name("programs") / "fake_active_worker.py"
@@ -125,6 +129,88 @@ def test_gpus_in_use_are_not_tested(
     assert run(python) == 3
     out = capsys.readouterr().out
     assert "gpu0 is used by process 4242" in out and "fp32_tflops" not in out and "bitwise" in out
+
+
+def test_who_came_meanwhile_is_seen(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = iter(
+        gpu_state.State((gpu_state.Gpu(0, "GPU-1", {}, {}, pids),)) for pids in ((), (4242,))
+    )
+    monkeypatch.setattr(gpu_state, "take", lambda: next(states))
+    done: list[runs.Done] = []
+    tested = runs.on_this_machine
+
+    def noted(plan: runs.Plan) -> runs.Done:
+        done.append(tested(plan))
+        return done[-1]
+
+    monkeypatch.setattr(test_cli, "on_this_machine", noted)
+    assert run(python, "gemm") == 0, "a speed that is good although"
+    assert done[0].disturbed == ("gpu0 is used by process 4242",)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "disturbed", "found"),
+    [
+        ((), (), [("FAIL", "active-gemm-slow")]),
+        ((), ("gpu0 is used by process 4242",), [("ERROR", "active-error")]),
+        (
+            ("row 3",),
+            ("gpu0 is used by process 4242",),
+            [("FAIL", "active-gemm-wrong"), ("ERROR", "active-error")],
+        ),
+    ],
+)
+def test_slow_beside_others_is_no_fault(
+    wrong: tuple[str, ...], disturbed: tuple[str, ...], found: list[tuple[str, str]]
+) -> None:
+    one = Measured("gemm", "n1", "gpu0", "X", {"bf16_tflops": 1.0}, wrong=wrong)
+    outcome = Outcome((one,), None, {"n1": frozenset({"gemm"})}, 1.0, ())
+    floors = with_site({"X": {"bf16_tflops": 100.0}})
+    done = runs.Done(outcome, {}, disturbed)
+    judged = test_cli._judged(done, fleet.NO_BASELINES, floors)
+    assert [(f.status, f.check) for f in judged.findings["n1"]] == found
+    assert judged.cleared == set()
+
+
+def test_a_file_system_that_hangs_takes_no_verdict(
+    python: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root records")
+    monkeypatch.setattr(fleet, "recorded", lambda state_dir: signal.pause())
+    printed: list[str] = []
+
+    def hang(*of: object) -> None:
+        signal.pause()
+
+    write = records.write
+
+    def noted(*of: Any) -> str:
+        printed.append(capfd.readouterr().out)
+        return write(*of)
+
+    monkeypatch.setattr(history, "share", hang)
+    monkeypatch.setattr(records, "write", noted)
+    begun = time.monotonic()
+    assert run(python, "bitwise", "--json", "--limit", "8") == 0
+    assert time.monotonic() - begun < 8
+    assert json.loads(printed[0])["cleared"] == ["n1"], "before it is written down"
+    assert "not fully recorded: no answer in 0.5 s" in capfd.readouterr().err
+
+
+def test_what_nobody_reads_is_recorded(
+    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root records")
+
+    def closed(*of: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(tables, "show", closed)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())  # it is closed
+    assert run(python, "bitwise") == 3
+    assert history.load(str(tmp_path / "spool"))
 
 
 def test_a_state_that_changed_is_a_finding(

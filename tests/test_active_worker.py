@@ -181,6 +181,16 @@ def test_what_changes_bits_is_the_same_everywhere(monkeypatch: pytest.MonkeyPatc
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["NCCL_P2P_DISABLE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE", "CUDA_LAUNCH_BLOCKING"],
+)
+def test_what_changes_speeds_is_not_taken_over(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(os, "environ", {name: "1", "NCCL_SOCKET_IFNAME": "ib0"})
+    prepare("127.0.0.1")
+    assert name not in os.environ and os.environ["NCCL_SOCKET_IFNAME"] == "ib0"
+
+
 def test_interfaces_by_their_address() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("203.0.113.7") == ""

@@ -38,7 +38,7 @@ class Boss:
     """What Recovery asks of its supervisor, for one node with two ranks that obey at once."""
 
     def __init__(self, max_restarts: int) -> None:
-        self.config = Config(max_restarts=max_restarts)
+        self.config = Config(max_restarts=max_restarts, stop_tests=0)
         self.state = state = JobState(self.config, 12, "n0")
         hello = Hello(12, "0", 0, "n0", (0, 1), 1, 2, 7000, 7001, 0, 0)
         line = cast(Connection, SimpleNamespace(send=lambda _message: None))

@@ -9,7 +9,7 @@ import pytest
 from health.active.model import Judged
 from srun_wrapper import ladder
 from srun_wrapper.diagnose import Failure, diagnose
-from srun_wrapper.stop_tests import Found, accused, due, read
+from srun_wrapper.stop_tests import Found, accused, conclusive, due, read
 
 
 def crash(tail: str = "", code: int | None = 1, signum: int | None = None, **more: Any) -> Failure:
@@ -23,29 +23,26 @@ TRACE = "Traceback (most recent call last):\n  File 'train.py', line 3\n"
 
 
 @pytest.mark.parametrize(
-    ("failure", "failures", "blamed", "tested", "expected"),
+    ("failure", "failures", "tested", "expected"),
     [
-        (NAN, 1, (), False, True),  # at once
-        (NAN, 2, (), True, False),  # asked before, and nothing came of it
-        (crash(code=3), 1, (), False, False),  # mostly transient
-        (crash(code=3), 2, (), False, True),
-        (crash(code=3), 2, (), True, False),
-        (crash(code=3), 2, ("n3",), False, False),  # somebody leaves anyway
-        (crash(code=None, signum=11), 2, (), False, True),
-        (crash(TRACE + "RuntimeError: loss is not finite"), 2, (), False, True),
-        (crash(TRACE + "[rank2]: TypeError: forward() takes 2"), 2, (), False, False),
-        (crash(TRACE + "ModuleNotFoundError: No module named 'x'"), 5, (), False, False),
-        (crash("CUDA error: uncorrectable ECC error encountered"), 2, (), False, False),  # blamed
-        (crash("no such file", 2, launched=False), 2, (), False, False),
-        (HANG, 1, (), False, False),
-        (HANG, 2, (), False, True),
-        (LOST, 2, (), False, False),
+        (NAN, 1, False, True),  # at once
+        (NAN, 2, True, False),  # asked before, and nothing came of it
+        (crash(code=3), 1, False, False),  # mostly transient
+        (crash(code=3), 2, False, True),
+        (crash(code=3), 2, True, False),
+        (crash(code=None, signum=11), 2, False, True),
+        (crash(TRACE + "RuntimeError: loss is not finite"), 2, False, True),
+        (crash(TRACE + "[rank2]: TypeError: forward() takes 2"), 2, False, False),
+        (crash(TRACE + "ModuleNotFoundError: No module named 'x'"), 5, False, False),
+        (crash("CUDA error: uncorrectable ECC error encountered"), 2, False, False),  # blamed
+        (crash("no such file", 2, launched=False), 2, False, False),
+        (HANG, 1, False, False),
+        (HANG, 2, False, True),
+        (LOST, 2, False, False),
     ],
 )
-def test_due(
-    failure: Failure, failures: int, blamed: tuple[str, ...], tested: bool, expected: bool
-) -> None:
-    assert due(diagnose([failure], 8), failures, blamed, tested) is expected
+def test_due(failure: Failure, failures: int, tested: bool, expected: bool) -> None:
+    assert due(diagnose([failure], 8), failures, tested) is expected
 
 
 def judged(**more: Any) -> Judged:
@@ -58,7 +55,7 @@ def judged(**more: Any) -> Judged:
 
 def test_a_named_machine_leaves() -> None:
     found = read(
-        judged(named={"n3": ("gemm: wrong",) * 9}, cleared=frozenset({"n1"})), ["n1"], "nan"
+        judged(named={"n3": ("gemm: wrong",) * 9}, cleared=frozenset({"n1"})), ["n1", "n3"], "nan"
     )
     assert found.lines[0] == "stop-time tests name n3 in 4.2 s"
     assert found.lines.count("n3: gemm: wrong") == 4
@@ -66,9 +63,16 @@ def test_a_named_machine_leaves() -> None:
     assert (diagnosis.cause, diagnosis.suspects) == ("node", ("n3",))
     assert "loss of rank 2 on n3 is nan at step 7" in diagnosis.evidence
     budget = ladder.Budget()
-    budget.spend(diagnosis)
-    plan = ladder.plan(diagnosis, (), budget, ladder.Means(1, 0, False, 3))
-    assert (plan.action, plan.replace) == ("swap_spare", ("n3",))
+    for means, action in (
+        (ladder.Means(1, 0, True, 0), "swap_spare"),  # whatever was tried before
+        (ladder.Means(0, 1, True, 3), "swap_companion"),
+        (ladder.Means(0, 0, True, 3), "requeue"),
+        (ladder.Means(0, 0, False, 3), "stop"),
+    ):
+        budget.spend(diagnosis)
+        plan = ladder.plan(diagnosis, (), budget, means)
+        assert (plan.action, plan.replace) == (action, ("n3",))
+    assert plan.why.startswith("a node is bad (n3), no spare")
 
 
 def test_when_all_pass_nobody_is_accused() -> None:
@@ -104,3 +108,36 @@ def test_the_slow_is_to_blame_for_a_hang_only() -> None:
     assert found.named == {"n3": ("active-gemm-wrong",)}
     assert "n2 is slow, which is not what went wrong: active-pair-slow: 0.1" in found.lines
     assert set(read(judged(named=named), ["n1", "n2", "n3"], "hang").named) == {"n2", "n3"}
+
+
+def test_a_bad_spare_is_no_cause_and_takes_no_place() -> None:
+    found = read(judged(named={"n4": ("active-gemm-wrong",)}), ["n1", "n2"], "nan")
+    assert (dict(found.named), found.idle) == ({}, ("n4",))
+    assert any(line.startswith("n4 had no ranks") for line in found.lines)
+    assert accused(diagnose([NAN]), found).cause == "unknown"
+
+
+def test_what_was_not_tested_is_said() -> None:
+    left = judged(cleared=frozenset({"n1"}), left_out=("pair: no time",))
+    assert "left out: pair: no time" in read(left, ["n1"], "nan").lines
+
+
+@pytest.mark.parametrize(
+    ("named", "cleared", "expected"),
+    [
+        ({"n1": ("x",)}, set(), True),
+        ({}, {"n1", "n2"}, True),
+        ({}, {"n1"}, False),  # n2 could not be tested
+        ({}, set(), False),
+    ],
+)
+def test_conclusive(named: dict[str, tuple[str, ...]], cleared: set[str], expected: bool) -> None:
+    assert conclusive(Found(named, (), frozenset(cleared)), ["n1", "n2"]) is expected
+
+
+def test_failing_twice_on_one_node_evicts_it_unless_it_has_just_passed_tests() -> None:
+    segv = diagnose([crash(code=None, signum=11)])
+    assert ladder.suspect_nodes(segv, {"n3": 2}) == ("n3",)
+    passed = accused(segv, Found({}, (), frozenset({"n1", "n3"})))
+    assert ladder.suspect_nodes(passed, {"n3": 2}) == ()
+    assert ladder.suspect_nodes(passed, {"n3": 3}) == ("n3",)

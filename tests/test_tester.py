@@ -79,15 +79,17 @@ def test_only_local_0_unless_every_slot_has_its_own_gpu(python: Path) -> None:
     assert slot.wait().local == 1
 
 
-def test_one_at_a_time(python: Path) -> None:
-    python.write_text("#!/bin/sh\nread x < /dev/fd/9\n")
+def test_one_that_is_left_over_gives_way(python: Path) -> None:
+    hung = python.with_name("hung")
+    hung.write_text("#!/bin/sh\nexec sleep 100\n")
+    hung.chmod(0o755)
     slot = Slot()
-    slot.tester.run(order(python))
+    slot.tester.run(order(hung))
     first = slot.pid
     slot.tester.run(order(python))
-    assert slot.pid == first
-    slot.wait()
-    assert not slot.pid
+    assert slot.pid != first
+    assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == -9
+    assert slot.wait().code == 3
 
 
 def test_what_cannot_be_started(tmp_path: Path) -> None:

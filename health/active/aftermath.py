@@ -6,11 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from health import history
 from health.act import Drainer, Outcome, drain_event
-from health.active.model import Judged, Level
-from health.active_answer import BURN_IN
-from health.aside import aside
+from health.active import records
+from health.active.model import BY_NAME, Judged, Level
+from health.active_answer import BURN_IN, applying
 from health.gate import told
 from health.live import LiveSystem, context
 from health.report import Report
@@ -19,16 +18,21 @@ from health.system import Event
 from health.verdict import Verdict, judge
 
 DRAIN_S = 20.0  # for each node
-WRITE_S = 20.0  # for each node, on a file system that may be dead
 
 
 def results(judged: Judged, nodes: Sequence[str], level: Level) -> dict[str, dict[str, Any]]:
-    """Data of each node's event. Pure. ``ok`` only if every test that was to run passed there."""
+    """Data of each node's event. Pure. ``ok`` only if every test of a single node passed there."""
     found = {}
     for node in nodes:
-        data: dict[str, Any] = {"level": level, "ok": node in judged.cleared}
+        mine = [one for one in judged.measured if one.node == node]
+        ran = {one.test for one in mine if one.test in BY_NAME and not one.error}
+        missing = applying(any(one.device.startswith("gpu") for one in mine)) - ran
+        data: dict[str, Any] = {"level": level, "ok": node in judged.cleared and not missing}
         data["result"] = "passed" if data["ok"] else "untested"
+        data |= {"ran": sorted(ran)} if data["ok"] else {}
         why = judged.errors.get(node, ())
+        if node in judged.cleared:
+            why = tuple(line for line in judged.left_out if line.split(":")[0] in missing)
         if node in judged.named:
             data |= {"ok": False, "result": "failed"}
             why = judged.named[node]
@@ -64,17 +68,7 @@ def write(settings: Settings, events: Mapping[str, Sequence[Event]]) -> str:
     """Into each node's shared history; why that failed, or ""."""
     if not settings.state_dir:
         return "no state_dir is set in robust.toml"
-    failed = []
-    for node, happened in events.items():
-        why = aside(_teller(settings.state_dir, node, happened), WRITE_S)[1]
-        if why:
-            failed.append(f"{node}: {why}")
-    more = f"; and {len(failed) - 3} more" if len(failed) > 3 else ""
-    return "; ".join(failed[:3]) + more
-
-
-def _teller(state_dir: str, node: str, events: Sequence[Event]) -> Any:
-    return lambda: history.tell(state_dir, node, events)
+    return records.tell(settings.state_dir, events, records.WRITE_S)
 
 
 def event(data: Mapping[str, Any]) -> Event:

@@ -3,8 +3,7 @@
 A digest's key names all that may rightly change it, so equal keys mean equal bits on every healthy
 device. Two machines that break by chance do not break alike: an equal digest of two nodes is
 strong proof for both, and a whole group that differs from a reference is another software, not a
-row of broken machines. So nobody is named unless somebody present (or, for a single device, the
-reference) shows what is right.
+row of broken machines. So nobody is named unless somebody present shows what is right.
 """
 
 from __future__ import annotations
@@ -154,8 +153,13 @@ def _right(key: _Key, whole: Mapping[str, str], known: str | None) -> tuple[str,
     said = [
         digest for devices in key.nodes.values() for each in devices.values() for digest in each
     ]
-    if known in said or len(said) == 1:
+    if known in said:
         return known, "the fleet's reference"
+    if len(said) == 1:
+        return "", (
+            f"{said[0][:_DIGITS]} is not the fleet's {known[:_DIGITS]}, and no other device here "
+            "shows which software is meant: test it with two others"
+        )
     return "", f"nobody gave the fleet's {known[:_DIGITS]}: other software than was recorded?"
 
 

@@ -8,19 +8,16 @@ is deterministic; a digest's key names all that may rightly change the bits.
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import math
-import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from health.active.bits import digest, environment
 from health.active.device import MOST_WRONG, Device, fractions, hashed, on_each, use_all_cores
 from health.active.model import Level, Measured
 
@@ -115,37 +112,8 @@ def _differs(name: str, first: Trained, other: Trained, runs: int) -> list[str]:
 
 
 def key(device: Device, name: str, steps: int, seed: int) -> str:
-    """Of a digest: "dense/MODEL/CAPABILITY/TORCH/STEPS/SEED/RECIPE"."""
-    parts = (
-        name,
-        device.model.replace("/", "-"),
-        capability(device),
-        torch.__version__,
-        str(steps),
-        str(seed),
-        f"r{RECIPE}",
-    )
-    return "/".join(parts)
-
-
-def capability(device: Device) -> str:
-    """What chooses kernels: the GPU's architecture and processors, or the CPU's kind.
-
-    Libraries look at the CPU's family and model, not only at what instructions it has.
-    """
-    if device.index is not None:
-        about = torch.cuda.get_device_properties(device.index)
-        return f"sm{about.major}{about.minor}x{about.multi_processor_count}"
-    return "-".join((platform.machine(), torch.backends.cpu.get_cpu_capability(), *cpu_kind()))
-
-
-def cpu_kind(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """Vendor, family and model of the first CPU; on Arm implementer and part."""
-    wanted = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
-    text = cpuinfo.read_text(errors="replace").split("\n\n")[0]
-    lines = (line.partition(":") for line in text.splitlines())
-    known = {name.strip(): value.strip().replace("/", "-") for name, _, value in lines}
-    return [known[name] for name in wanted if name in known]
+    """Of a digest: "dense/MODEL/CAPABILITY/TORCH/LIBRARIES/STEPS/SEED/RECIPE"."""
+    return "/".join((name, *environment(device), str(steps), str(seed), f"r{RECIPE}"))
 
 
 def train(device: Device, name: str, steps: int, seed: int) -> Trained:
@@ -160,16 +128,7 @@ def train(device: Device, name: str, steps: int, seed: int) -> Trained:
             for weight, gradient in zip(model.weights, gradients, strict=True):
                 weight.sub_(RATE * gradient)
         losses.append(loss.detach())
-    digest = hashlib.blake2b(digest_size=16)
-    for tensor in (*losses, *gradients, *model.weights):
-        _add(digest, tensor)
-    return Trained(tuple(map(float, losses)), digest.hexdigest())
-
-
-def _add(digest: hashlib.blake2b, tensor: torch.Tensor) -> None:
-    """The raw bytes, by address: torch would need numpy, which need not be there."""
-    here = tensor.detach().cpu().contiguous()
-    digest.update(ctypes.string_at(here.data_ptr(), here.numel() * here.element_size()))
+    return Trained(tuple(map(float, losses)), digest((*losses, *gradients, *model.weights)))
 
 
 def _batch(size: Size, seed: int, at: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -34,6 +34,8 @@ ENOUGH = 2
 """Bad pairs with different proven partners that name a node; failed starts that make an error."""
 STANDARD = 3
 """Measured pairs under which a median says nothing."""
+FEW = 0.25
+"""Of the nodes (one, if they are few): if more would be named for speed there are two kinds."""
 LEAF = 3
 """From so many nodes of a leaf on, if they are most of it, the leaf is suspected instead."""
 
@@ -253,6 +255,13 @@ def verdict(
             )
         else:
             undecided[node] = "not judged: no partner or no time was left; test it with another"
+    slow = [node for node in named if not any(known.bad[node][p].wrong for p in solid[node])]
+    if len(slow) > max(1, int(FEW * len(nodes))):
+        for node in slow:
+            undecided[node] = (
+                f"slow ({'; '.join(named.pop(node))}), but so are {len(slow)} of {len(nodes)} "
+                "nodes: two kinds of machine, or two networks?"
+            )
     speeds = [result.gbps for result in results if _measured(result) and result.gbps is not None]
     middle = median(speeds) if speeds else None
     return PairVerdict(named, frozenset(cleared), undecided, errors, rounds, middle)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import math
 import os
 import re
@@ -63,10 +64,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         return _burn_in(options, Slurm(deadline_s=SLURM_S))
     except BadInput as err:
-        print(f"robust-health burn-in: {err}", file=sys.stderr)
+        say(str(err))
         return BAD_INPUT
     except SlurmError as err:
-        print(f"robust-health burn-in: {err}", file=sys.stderr)
+        say(str(err))
         return UNTESTED
     except KeyboardInterrupt:
         say("interrupted; nothing was judged or recorded")
@@ -134,10 +135,13 @@ def _follow(settings: Settings, judged: Judged, plan: Plan, level: Level, no_dra
 
 
 def _show(judged: Judged, plan: Plan, known: Baselines, floors: Floors, as_json: bool) -> int:
-    if as_json:
-        print(tables.as_json(judged))
-    else:
-        tables.show(judged, plan.nodes, known, floors, tables.console(sys.stdout))
+    try:
+        if as_json:
+            print(tables.as_json(judged), flush=True)
+        else:
+            tables.show(judged, plan.nodes, known, floors, tables.console(sys.stdout))
+    except OSError as err:
+        say(f"not printed: {err.strerror}")
     if judged.named:
         return FAILED
     return PASSED if judged.cleared.issuperset(plan.nodes) else UNTESTED
@@ -168,8 +172,10 @@ def _plan(options: argparse.Namespace, settings: Settings, level: Level, slurm: 
     refuse_busy(slurm, nodes)
     own = tuple(test.name for test in TESTS)
     wanted = Wanted(own, level, limit, leaf_of=leaves(slurm.topology()))
-    partition = options.partition or partition_of(slurm, nodes)
     python = options.python or str(settings.active["python"]) or sys.executable
+    if not python.startswith("/"):
+        raise BadInput(f"--python {python}: an absolute path is needed, as it is on the nodes")
+    partition = partition_of(slurm, nodes, options.partition)
     return Plan(nodes, by_gpus(slurm.nodes(nodes).values()), partition, python, wanted, minutes)
 
 
@@ -188,11 +194,16 @@ def by_gpus(nodes: Iterable[Node]) -> dict[int, list[str]]:
     return found
 
 
-def partition_of(slurm: Slurm, nodes: Sequence[str]) -> str:
-    """A partition that is up and has all the nodes, the default one first. BadInput."""
-    partitions = slurm.partitions().values()
+def partition_of(slurm: Slurm, nodes: Sequence[str], asked: str | None = None) -> str:
+    """A partition that is up and has all the nodes: ``asked``, or the default one. BadInput."""
+    known = slurm.partitions()
+    if asked is not None and asked not in known:
+        raise BadInput(f"--partition {asked}: Slurm knows {', '.join(sorted(known)) or 'none'}")
+    partitions = known.values() if asked is None else [known[asked]]
     fit = [p for p in partitions if p.state == "UP" and set(nodes) <= set(p.nodes)]
     if not fit:
+        if asked is not None:
+            raise BadInput(f"--partition {asked}: is not up, or has not all these nodes")
         raise BadInput("no partition that is up has all these nodes: test them in several runs")
     return max(fit, key=lambda p: p.default).name
 
@@ -243,4 +254,6 @@ def job_argv(plan: Plan, reservation: str, gpus: int, nodes: Sequence[str]) -> l
 
 
 def say(line: str) -> None:
-    print(f"robust-health burn-in: {line}", file=sys.stderr)
+    """To nobody, where the terminal has gone: what is to be cleaned up is."""
+    with contextlib.suppress(OSError):
+        print(f"robust-health burn-in: {line}", file=sys.stderr)

@@ -60,19 +60,24 @@ class Device:
         if self.index is not None:
             torch.cuda.synchronize(self.index)
 
-    def timed(self, work: Callable[[], object]) -> float:
-        """Seconds that ``work`` takes on the device; it has ended when this returns."""
+    def timed(self, work: Callable[[], object], times: int = 1) -> float:
+        """Seconds that ``work`` takes on the device; it has ended when this returns.
+
+        ``times`` in a row, of which the mean: on a GPU its start is then hidden by the one before.
+        """
         if self.index is None:
             begin = time.perf_counter()
-            work()
-            return time.perf_counter() - begin
+            for _ in range(times):
+                work()
+            return (time.perf_counter() - begin) / times
         first = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         last = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         first.record()
-        work()
+        for _ in range(times):
+            work()
         last.record()
         last.synchronize()
-        return float(first.elapsed_time(last)) / 1000
+        return float(first.elapsed_time(last)) / 1000 / times
 
     def free(self) -> int:
         """Bytes of memory that may still be taken; on the CPU also by what cgroups allow."""
@@ -100,7 +105,20 @@ def devices() -> list[Device]:
 def _gpu(index: int) -> Device:
     about = torch.cuda.get_device_properties(index)
     numbers = [getattr(about, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
+    if min(numbers) < 0:  # torch before 2.9
+        numbers = address(str(getattr(about, "uuid", "")))
     return Device(f"gpu{number_on_node(numbers, index)}", str(about.name), index)
+
+
+def address(uuid: str, gpus: Path = Path("/proc/driver/nvidia/gpus")) -> list[int]:
+    """Domain, bus and device of the GPU with this UUID, by what the driver says; -1: unknown."""
+    for told in gpus.glob("*/information"):
+        try:
+            if uuid and f"GPU-{uuid}" in told.read_text(errors="replace").split():
+                return [int(part, 16) for part in told.parent.name.partition(".")[0].split(":")]
+        except (OSError, ValueError):
+            continue
+    return [-1, -1, -1]
 
 
 def number_on_node(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from statistics import median
@@ -37,8 +37,9 @@ NEWEST = 5
 # (power, cooling, which slot). Where the fleet spreads wider, three deviations of it; never
 # more than 0.4, beyond which no distribution makes a device usual.
 MARGIN, WIDEST, DEVIATIONS = 0.10, 0.40, 3.0
-# A digest is the fleet's when this many nodes gave it and none another.
-AGREE = 3
+# A digest is the fleet's when this many nodes gave it, and this share of all who gave one: were it
+# all of them, one bad machine would take the standard away from the others.
+AGREE, AGREED = 3, 0.9
 
 _DRAINS = "drains.jsonl"  # the circuit breaker's, among the nodes' histories
 _MOST_NODES = 4096  # spread over all names: enough for percentiles
@@ -156,9 +157,13 @@ def _rank(ordered: Sequence[float], share: float) -> float:
 def _agreed(digests: Mapping[str, Mapping[tuple[str, str], str]]) -> dict[str, str]:
     out: dict[str, str] = {}
     for key, devices in sorted(digests.items()):
-        said = set(devices.values())
-        if len(said) == 1 and len({node for node, _ in devices}) >= AGREE:
-            out[key] = said.pop()
+        of_node: dict[str, set[str]] = defaultdict(set)
+        for (node, _), digest in devices.items():
+            of_node[node].add(digest)
+        votes = Counter(next(iter(said)) for said in of_node.values() if len(said) == 1)
+        for digest, nodes in votes.items():
+            if nodes >= max(AGREE, AGREED * len(of_node)):
+                out[key] = digest
     return out
 
 

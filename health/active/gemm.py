@@ -3,7 +3,8 @@
 Three things are looked at for every kind of arithmetic (fp32, tf32, bf16, fp16):
 
 - **speed** of products of random fractions, which draw more power than whole numbers do;
-- **the same bits**: every product is compared with the first one of the same factors;
+- **the same bits**: every product is compared with the first one of the same factors, whose
+  digest is compared with other machines' (``alignment.py``);
 - **the right number**: a product of whole numbers, chosen so that no order of summation and no
   format has to round, against the exact one, before and after the load. That is R. Freivalds'
   check (IFIP 1977) in int64 and without any matrix product: a kernel that is wrong in the same
@@ -21,10 +22,13 @@ from typing import NamedTuple
 
 import torch
 
+from health.active.bits import digest, environment
 from health.active.device import MOST_WRONG, Device, fractions, integers, on_each, raw
 from health.active.model import Measured
 
 WINDOWS = 10  # of the load, of which the slowest is told: one product alone is noise
+RECIPE = 1  # to be raised with every change of the products that have a digest
+AT_ONCE_GPU = 4  # products that are timed together: the start of one is hidden by the one before
 _ROWS = 1024  # of a matrix at a time, where int64 needs several times its memory
 _VECTOR = 1 << 15  # of Freivalds' vector: a wrong row passes with 1 : 65537
 
@@ -74,6 +78,7 @@ def run(devices: Sequence[Device], seconds: float, seed: int) -> list[Measured]:
 def _both(a: Measured, b: Measured) -> Measured:
     return a._replace(
         values={**a.values, **b.values},
+        digests={**a.digests, **b.digests},
         wrong=a.wrong + b.wrong,
         error=a.error or b.error,
         seconds=round(a.seconds + b.seconds, 3),
@@ -84,14 +89,33 @@ def one(device: Device, kind: Kind, seconds: float, seed: int) -> Measured:
     """One kind on one device."""
     n = size(device)
     wrong = wrong_number(device, kind, n, seed)
-    took, different = _sustained(device, kind, n, seconds, seed)
-    wrong += different + wrong_number(device, kind, n, seed + 1)
+    load = _sustained(device, kind, n, seconds, seed)
+    took = load.took
+    wrong += load.wrong + wrong_number(device, kind, n, seed + 1)
     rates = [2 * n**3 * len(window) / sum(window) / 1e12 for window in _windows(took)]
     values = {
         f"{kind.name}_tflops": 2 * n**3 / statistics.median(took) / 1e12,
         f"{kind.name}_tflops_slowest": min(rates),
     }
-    return Measured("gemm", "", values=values, wrong=tuple(wrong[:MOST_WRONG]))
+    digests = {} if wrong else {key(device, kind, n, seed): load.digest}
+    return Measured("gemm", "", values=values, digests=digests, wrong=tuple(wrong[:MOST_WRONG]))
+
+
+def key(device: Device, kind: Kind, n: int, seed: int) -> str:
+    """Of a digest: "gemm/DTYPE/MODEL/CAPABILITY/TORCH/LIBRARIES/SHAPE/SEED/RECIPE".
+
+    On a CPU the number of threads is part of the shape: it decides in which order sums are made.
+    """
+    shape = f"{n}x{n}x{n}" + ("" if device.cuda else f"-t{torch.get_num_threads()}")
+    return "/".join(("gemm", kind.name, *environment(device), shape, str(seed), f"r{RECIPE}"))
+
+
+class _Load(NamedTuple):
+    """Seconds of each product; a line for each that is not what the first was, and its digest."""
+
+    took: list[float]
+    wrong: list[str]
+    digest: str
 
 
 def _windows(took: list[float]) -> list[list[float]]:
@@ -99,10 +123,8 @@ def _windows(took: list[float]) -> list[list[float]]:
     return [took[at : at + step] for at in range(0, len(took), step)]
 
 
-def _sustained(
-    device: Device, kind: Kind, n: int, seconds: float, seed: int
-) -> tuple[list[float], list[str]]:
-    """Seconds of each product, and a line for each that is not what the first one was."""
+def _sustained(device: Device, kind: Kind, n: int, seconds: float, seed: int) -> _Load:
+    """Products of the same factors for ``seconds``; every one is compared."""
     left, right = (
         fractions(seed * 2 + side, n * n, kind.bits, device.torch).to(kind.dtype).view(n, n)
         for side in (0, 1)
@@ -113,12 +135,15 @@ def _sustained(
     wrong: list[str] = []
     reference = torch.mm(left, right)
     until = time.monotonic() + seconds
+    times = AT_ONCE_GPU if device.cuda else 1
     while len(took) < 2 or (time.monotonic() < until and len(wrong) < MOST_WRONG):
-        took.append(device.timed(lambda: made.append(torch.mm(left, right))))
-        product = made.pop()
-        if not torch.equal(raw(product), raw(reference)):
-            wrong.append(f"{kind.name} product {len(took)}: {difference(product, reference)}")
-    return took, wrong
+        each = device.timed(lambda: made.append(torch.mm(left, right)), times)
+        for product in made:
+            took.append(each)
+            if not torch.equal(raw(product), raw(reference)):
+                wrong.append(f"{kind.name} product {len(took)}: {difference(product, reference)}")
+        made.clear()
+    return _Load(took, wrong, digest([reference]))
 
 
 def difference(got: torch.Tensor, reference: torch.Tensor) -> str:

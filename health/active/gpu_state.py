@@ -2,8 +2,8 @@
 
 NVIDIA's own field diagnostic once took a frequency lock away, and the machines were slow from
 then on (ByteRobust, section 9). NVML is asked in a process of its own: a driver that hangs holds
-only that one. NVML can set a lock of the clocks but not tell it; ``restore`` sets the one that the
-site has again. Processes are recorded for ``busy``; they come and go, and are not compared.
+only that one. NVML can set a lock of the clocks but not tell it: a lock is neither
+compared nor put back. Processes are recorded for ``busy``; they come and go, and are not compared.
 """
 
 from __future__ import annotations
@@ -121,20 +121,12 @@ def differences(before: State, after: State) -> list[Finding]:
     return found + [_found(change) for change in changes(before, after)]
 
 
-def restore(
-    before: State,
-    after: State,
-    locked: tuple[int, int] | None = None,
-    deadline_s: float = DEADLINE_S,
-) -> list[Finding]:
-    """Put back what differs, as far as root may; the differences that stay, and WARN for the rest.
-
-    ``locked``: the least and the highest SM clock (MHz) to which the site locks its GPUs.
-    """
+def restore(before: State, after: State, deadline_s: float = DEADLINE_S) -> list[Finding]:
+    """Put back what differs, as far as root may; what stays different, and WARN for the rest."""
     first = changes(before, after)
-    if os.geteuid() != 0 or _unread(before, after) or not (first or locked):
+    if os.geteuid() != 0 or _unread(before, after) or not first:
         return differences(before, after)
-    said, problem = _in_child("put", json.dumps(_orders(before, first, locked)), deadline_s)
+    said, problem = _in_child("put", json.dumps(_orders(first)), deadline_s)
     failed = [str(value) for kind, value in said if kind in ("failed", "error")]
     failed += [problem] if problem else []
     now = take(deadline_s)
@@ -237,9 +229,7 @@ def _say(item: str, value: int) -> str:
     return f"{value} {unit}"
 
 
-def _orders(
-    before: State, first: list[Change], locked: tuple[int, int] | None
-) -> list[tuple[str, str, list[int]]]:
+def _orders(first: list[Change]) -> list[tuple[str, str, list[int]]]:
     """Calls of NVML: uuid, function, arguments. MIG and ECC want a reset: a person's decision."""
     orders = []
     for gpu, item, _ in first:
@@ -255,8 +245,6 @@ def _orders(
             call = "nvmlDeviceSetComputeMode"
         if call and (gpu.uuid, call, args) not in orders:
             orders.append((gpu.uuid, call, args))
-    if locked:
-        orders += [(gpu.uuid, "nvmlDeviceSetGpuLockedClocks", [*locked]) for gpu in before.gpus]
     return orders
 
 

@@ -16,8 +16,9 @@ from typing import NamedTuple
 from health.active import tools
 from health.active.model import Level, Measured
 
-# By program: the prefix of its values' names. All-reduce is what bandwidths are compared by.
-PROGRAMS = {"all_reduce_perf": "", "alltoall_perf": "alltoall_"}
+# By program: the prefix of its values' names. Not those of our own test "local": other messages,
+# other code, so other baselines.
+PROGRAMS = {"all_reduce_perf": "nccl_tests_", "alltoall_perf": "nccl_tests_alltoall_"}
 PLACES = ("/opt/nccl-tests/build", "/usr/local/nccl-tests/build", "/opt/nccl-tests/bin")
 _SIZES = {"quick": "256M", "standard": "1G", "long": "4G"}
 _ITERATIONS = {"quick": 20, "standard": 100, "long": 1000}
@@ -51,8 +52,9 @@ def run(
     node: str = "",
     model: str = "",
     directories: Sequence[str] = (),
-) -> list[Measured]:
-    """One Measured for each program that is installed, all over within ``limit_s``.
+) -> tuple[list[Measured], list[str]]:
+    """One Measured for each program that is installed, all over within ``limit_s``; and a line
+    for each for which no time was left.
 
     ``gpus``: how many the node has; with fewer than two there is nothing to measure.
     """
@@ -60,13 +62,14 @@ def run(
     found = [(name, path) for name, path in found if path] if gpus > 1 else []
     env = {key: value for key, value in os.environ.items() if key != _MIN_BW}
     deadline = time.monotonic() + limit_s
-    out = []
+    out: list[Measured] = []
+    left_out: list[str] = []
     for number, (name, path) in enumerate(found):
         share_s = (deadline - time.monotonic()) / (len(found) - number)
         empty = Measured("local", node, model=model)
         if share_s < _LEAST_S:
-            why = f"{name}: {max(0.0, share_s):.0f} s were left, it needs {_LEAST_S:.0f}"
-            out.append(empty._replace(error=why))
+            left_s = max(0.0, share_s)
+            left_out.append(f"nccl-tests {name}: {left_s:.0f} s left, it needs {_LEAST_S:.0f}")
             continue
         began = time.monotonic()
         try:
@@ -77,7 +80,7 @@ def run(
         one = read(name, ran.out, ran.err, ran.code, ran.cut)
         took = round(time.monotonic() - began, 3)
         out.append(one._replace(node=node, model=model, seconds=took))
-    return out
+    return out, left_out
 
 
 def _command(path: str, gpus: int, level: Level) -> list[str]:
@@ -117,7 +120,8 @@ def rows(out: str) -> list[Row]:
     for line in out.splitlines():
         words = line.lstrip("# ").split()
         if line.startswith("#") and "size" in words and "busbw" in words:
-            names = words[next(i for i, w in enumerate(words) if w in ("time", "cputime")) :]
+            first = next((i for i, w in enumerate(words) if w in ("time", "cputime")), None)
+            names = [] if first is None else words[first:]
         elif names and not line.startswith("#") and len(words) > len(names):
             row = _row(words[0], _columns(names, words[-len(names) :]))
             found += [row] if row else []

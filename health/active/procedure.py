@@ -6,14 +6,15 @@ It is over when its time is, whatever the workers do: what did not run by then i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from health.active import alignment
+from health.active import alignment, kinds
 from health.active.blame import STANDARD
 from health.active.fleet import NO_BASELINES, Baselines
 from health.active.fleet import limit as spread_limit
 from health.active.judge import judge
+from health.active.kinds import Kind
 from health.active.meeting import Meetings, patience
 from health.active.model import BY_NAME, Judged, Level, Measured
 from health.active.pairing import Pairing, PairVerdict
@@ -103,6 +104,7 @@ class _Run:
         self._left_out: list[str] = []
         self._able = [node for node in self._nodes if session.ready(node)]
         self._with_gpu = {node for node in self._able if self._has_gpu(node)}
+        self._not_begun: dict[str, set[str]] = {}  # by test: nodes that had no time for it
         self._unpaired: set[str] = set()  # able, and not meant to take part in pairs
         self._shares = self._divide()
 
@@ -115,6 +117,13 @@ class _Run:
         asked = {node: self._asked(node) for node in self._able}
         for node in self._unpaired:
             asked[node] -= {"pair"}
+        for name, nodes in self._not_begun.items():
+            self._left_out.append(
+                f"{name}: not begun on {_count(len(nodes), 'node')} ({_some(nodes)}): "
+                f"{self._wanted.limit:g} s were over before"
+            )
+            for node in nodes:
+                asked[node] -= {name}
         return Outcome(
             tuple(self._measured),
             verdict,
@@ -173,8 +182,7 @@ class _Run:
                 continue
             seconds, left = self._shares[name], until - self._clock()
             if left < BY_NAME[name].seconds["quick"]:
-                error = f"{name} was not begun: {self._wanted.limit:g} s were over before"
-                self._measured.append(Measured(name, node, error=error))
+                self._not_begun.setdefault(name, set()).add(node)
                 continue
             task = self._task(name, min(seconds, left))
             wait = min(left, patience(seconds))
@@ -200,19 +208,19 @@ class _Run:
         self._unpaired = bad & set(self._able)
         able = [node for node in self._able if self._session.idle(node) and node not in bad]
         suspects = [n for n in able if n in self._wanted.suspects or n in undecided]
-        chosen = self._those_that_fit(able, suspects, seconds)
-        if len(chosen) < 2:
+        groups = kinds.groups({node: self._kind(node) for node in able})
+        for kind, nodes in groups.items():
+            if len(nodes) == 1 < len(groups):
+                self._left_out.append(f"pair: {nodes[0]} is the only node with {kind}")
+        groups = {kind: nodes for kind, nodes in groups.items() if len(nodes) > 1}
+        groups = self._those_that_fit(groups, suspects, seconds)
+        if not groups:
             self._left_out.append("pair: fewer than two nodes are left that may take part")
-            chosen = []
-        self._unpaired |= set(able) - set(chosen)
-        if not chosen:
+        self._unpaired |= set(able).difference(*groups.values())
+        if not groups:
             return None
-        pairing = Pairing(
-            chosen,
-            suspects=suspects,
-            leaf_of=self._wanted.leaf_of,
-            floor_gbps=self._floor(chosen),
-            seed=self._wanted.seed,
+        pairing = kinds.Pairings(
+            {kind: self._pairing(kind, nodes, suspects) for kind, nodes in groups.items()}
         )
         meetings = Meetings(self._session, self._task("pair", seconds), self._until)
         done = 0
@@ -230,33 +238,59 @@ class _Run:
 
     def _proven(self) -> tuple[set[str], set[str]]:
         """Nodes that have shown wrong arithmetic, and those of which nobody knows who is wrong."""
-        aligned = alignment.deviants(
-            [m for m in self._measured if m.test == "bitwise"], self._reference
-        )
+        aligned = alignment.deviants(self._measured, self._reference)
         wrong = {m.node for m in self._measured if m.wrong}
         return wrong | set(aligned.named), set(aligned.undecided)
 
-    def _those_that_fit(self, able: list[str], suspects: list[str], seconds: float) -> list[str]:
+    def _those_that_fit(
+        self, groups: dict[Kind, list[str]], suspects: list[str], seconds: float
+    ) -> dict[Kind, list[str]]:
         """All; the suspects and as many others where not all rounds of all can be run."""
         if not suspects or self._clock() + ROUNDS * (seconds + OVERHEAD_S) <= self._until:
-            return able
-        others = [node for node in able if node not in suspects]
-        chosen = suspects + others[: max(2, len(suspects))]
-        if len(chosen) < len(able):
+            return groups
+        chosen: dict[Kind, list[str]] = {}
+        others = 0
+        for kind, nodes in groups.items():
+            mine = [node for node in nodes if node in suspects]
+            rest = [node for node in nodes if node not in suspects][: max(2, len(mine))]
+            if mine and len(mine) + len(rest) > 1:
+                chosen[kind] = mine + rest
+                others += len(rest)
+        if sum(map(len, chosen.values())) < sum(map(len, groups.values())):
             self._left_out.append(
-                f"pair: no time for all; only the suspects and "
-                f"{_count(len(chosen) - len(suspects), 'other')} were tested"
+                f"pair: no time for all; only the suspects and {_count(others, 'other')} were "
+                "tested"
             )
         return chosen
 
-    def _floor(self, nodes: Sequence[str]) -> float | None:
+    def _kind(self, node: str) -> Kind:
+        about = self._session.about(node)
+        return Kind(about.backend, tuple(sorted(set(about.models))), len(about.devices))
+
+    def _pairing(self, kind: Kind, nodes: Sequence[str], suspects: Sequence[str]) -> Pairing:
+        return Pairing(
+            nodes,
+            suspects=suspects,
+            leaf_of=self._wanted.leaf_of,
+            floor_gbps=self._floor(kind, nodes),
+            share=kind.share,
+            seed=self._wanted.seed,
+        )
+
+    def _floor(self, kind: Kind, nodes: Sequence[str]) -> float | None:
         """From the fleet's record, where a run of so few pairs has no standard of its own."""
         if len(nodes) >= 2 * STANDARD:
             return None
-        models = {model for node in nodes for model in self._session.about(node).models}
-        known = [self._baselines.spreads.get((m, "pair", "busbw_gbps")) for m in models]
+        known = [self._baselines.spreads.get((m, "pair", "busbw_gbps")) for m in kind.models]
         usual = [spread.p50 for spread in known if spread and spread_limit(spread) is not None]
-        return FLEET_FAIL * min(usual) if usual and len(usual) == len(models) else None
+        share = min(FLEET_FAIL, kind.share) if kind.shared else FLEET_FAIL
+        return share * min(usual) if usual and len(usual) == len(kind.models) else None
+
+
+def _some(nodes: Iterable[str]) -> str:
+    """The first few."""
+    names = sorted(nodes)
+    return ",".join([*names[:4], *(["…"] if len(names) > 4 else [])])
 
 
 def _count(n: int, what: str) -> str:

@@ -6,7 +6,10 @@ is known by the exact name that NVML and torch give: a part of a GPU ("... MIG 1
 with another memory or a limited export model is none of these and has no floor, nor has "cpu".
 There, and above the floor, only the fleet's own record and the run itself are compared.
 
-All-reduce between nodes depends on the fabric, not on the GPU: no floor of it is known here.
+All-reduce between nodes depends on the fabric, not on the GPU: no floor of it is known here, nor
+of our own all-reduce inside a node, whose messages are shorter than those that are published. What
+a link reaches depends on the host and the board too, which a GPU's name does not tell: the
+published floor of a link only warns, a site's own names a node.
 """
 
 from __future__ import annotations
@@ -30,8 +33,8 @@ SHARE_MEMORY = 0.70
 SHARE_HOST = 0.65
 # Of one direction of NVLink; healthy copies reach 0.8 or more, half of the links 0.5.
 SHARE_NVLINK = 0.60
-# Of the bus bandwidth sites accept for 8 GPUs. Theirs are messages of gigabytes, and on Hopper
-# the switch adds (NVLS, which jobs may turn off: 360 of 480 remain); ours are short, with torch.
+# Of the bus bandwidth sites accept for 8 GPUs by nccl-tests. Theirs are messages of gigabytes, and
+# on Hopper the switch adds (NVLS: without it 360 of 480 remain).
 SHARE_BUS = 0.60
 
 # Copies from and to pinned memory in 1e9 bytes/s, x16: measured 24-26 and 54-56 where the bus
@@ -86,17 +89,26 @@ PROFILES: Mapping[str, Profile] = {
 }
 
 # The names under which tests give what has a peak, in the order of peaks().
-VALUES = (
+PUBLISHED = (
     "fp64_tflops", "fp32_tflops", "tf32_tflops", "bf16_tflops", "fp16_tflops", "fp8_tflops",
-    "memory_gbps", "h2d_gbps", "d2h_gbps", "p2p_gbps", "busbw_gbps",
+    "memory_gbps", "h2d_gbps", "d2h_gbps", "p2p_gbps", "nccl_tests_busbw_gbps",
 )  # fmt: skip
+# What a site may set a floor for: also of our own all-reduce between a node's devices.
+VALUES = (*PUBLISHED, "busbw_gbps")
+# Of the published ones those that host and board decide as well: bus generation and lanes behind a
+# switch, the memory of the far socket, which GPUs have bridges.
+OF_LINKS = frozenset({"h2d_gbps", "d2h_gbps", "p2p_gbps", "nccl_tests_busbw_gbps"})
 
 
 class Floor(NamedTuple):
-    """The least that a healthy device gives, and whose word that is."""
+    """The least that a healthy device gives, and whose word that is.
+
+    ``proof``: a device below it is bad; otherwise that is only worth a warning.
+    """
 
     limit: float
     source: str
+    proof: bool = True
 
 
 Floors = Callable[[str, str], Floor | None]  # by model and value's name
@@ -109,7 +121,7 @@ def peaks(model: str) -> dict[str, float]:
         return {}
     numbers = (one.fp64, one.fp32, one.tf32, one.half, one.half, one.fp8)
     rates = (one.memory, one.host, one.host, one.nvlink, one.bus)
-    return {k: v for k, v in zip(VALUES, numbers + rates, strict=True) if v}
+    return {k: v for k, v in zip(PUBLISHED, numbers + rates, strict=True) if v}
 
 
 def floor(model: str, value: str) -> Floor | None:
@@ -118,7 +130,8 @@ def floor(model: str, value: str) -> Floor | None:
     if peak is None:
         return None
     share = _share(value, PROFILES[model].board)
-    return Floor(share * peak, f"{share:g} of {_of(value)} {peak:g} of {model}")
+    source = f"{share:g} of {_of(value)} {peak:g} of {model}"
+    return Floor(share * peak, source, proof=value not in OF_LINKS)
 
 
 def _share(value: str, board: str) -> float:
@@ -127,14 +140,14 @@ def _share(value: str, board: str) -> float:
     return {
         "memory_gbps": SHARE_MEMORY,
         "p2p_gbps": SHARE_NVLINK,
-        "busbw_gbps": SHARE_BUS,
+        "nccl_tests_busbw_gbps": SHARE_BUS,
     }.get(value, SHARE_HOST)
 
 
 def _of(value: str) -> str:
     if value in ("h2d_gbps", "d2h_gbps"):
         return "the usual"
-    return "the accepted" if value == "busbw_gbps" else "the published"
+    return "the accepted" if value == "nccl_tests_busbw_gbps" else "the published"
 
 
 def with_site(overrides: Mapping[str, Any]) -> Floors:

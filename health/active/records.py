@@ -6,8 +6,8 @@ Only root writes: the ledger must not be anybody's who has a job. Nothing here d
 from __future__ import annotations
 
 import os
-import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from health import history
@@ -19,14 +19,18 @@ from health.settings import Settings
 from health.system import Event
 
 READ_S = 20.0  # all nodes' files, on a file system that may not answer
-WRITE_S = 20.0  # for each node
+WRITE_S = 30.0  # all nodes' files
+PART = 8  # of the whole time, the most that either may take
 
 
-def baselines(settings: Settings) -> tuple[Baselines, str]:
+def baselines(settings: Settings, deadline_s: float = READ_S) -> tuple[Baselines, str]:
     """The fleet's record, and why there is none although the site keeps one ("" otherwise)."""
+    deadline_s = min(READ_S, deadline_s)
     if not settings.state_dir:
         return fleet.NO_BASELINES, ""
-    found, error = aside(lambda: _rows(fleet.baselines(fleet.recorded(settings.state_dir))), READ_S)
+    found, error = aside(
+        lambda: _rows(fleet.baselines(fleet.recorded(settings.state_dir))), deadline_s
+    )
     if error or found is None:
         return fleet.NO_BASELINES, f"the fleet's record in {settings.state_dir}: {error}"
     spreads = {(model, test, name): Spread(*rest) for model, test, name, *rest in found["spreads"]}
@@ -41,16 +45,24 @@ def _rows(known: Baselines) -> dict[str, Any]:
     }
 
 
-def write(settings: Settings, judged: Judged, level: Level, here: str, boot: str) -> str:
+def write(
+    settings: Settings,
+    judged: Judged,
+    level: Level,
+    here: str,
+    boot: str,
+    deadline_s: float = WRITE_S,
+) -> str:
     """Each node's results into its history; why that failed, or "". Nothing if we are not root.
 
     ``here`` and ``boot``: this node's name and boot id. What is of other nodes goes to their
-    shared files only, from where their next sweep takes it over.
+    shared files only, from where their next sweep takes it over. ``deadline_s``: for all.
     """
     if os.geteuid() != 0:
         return ""
+    until = time.monotonic() + min(WRITE_S, deadline_s)
     now, spool = time.time(), str(settings.gate["spool"])
-    failed = []
+    failed, others = "", dict[str, list[Event]]()
     for node in sorted({one.node for one in judged.measured if one.test != "worker"}):
         mine = node == here
         if not mine and not settings.state_dir:
@@ -66,18 +78,35 @@ def write(settings: Settings, judged: Judged, level: Level, here: str, boot: str
             if one.node == node
         ]
         if mine:
-            why = history.record(spool, settings.state_dir, node, events, WRITE_S)
+            left = max(0.1, round(until - time.monotonic(), 1))
+            failed = history.record(spool, settings.state_dir, node, events, left)
         else:
-            why = _elsewhere(spool, settings.state_dir, node, events)
-        if why:
-            failed.append(f"{node}: {why}")
-    return "; ".join(failed[:4]) + (f"; and {len(failed) - 4} more" if len(failed) > 4 else "")
+            others[node] = events
+    if others:
+        told = tell(settings.state_dir, others, round(until - time.monotonic(), 1))
+        failed = "; ".join(text for text in (failed, told) if text)
+    return failed
 
 
-def _elsewhere(spool: str, state_dir: str, node: str, events: list[Event]) -> str:
-    """Another node's events, through a spool that is gone afterwards."""
-    try:
-        with tempfile.TemporaryDirectory(prefix="active-", dir=spool) as passing:
-            return history.record(passing, state_dir, node, events, WRITE_S)
-    except OSError as err:
-        return f"{err.filename or spool}: {err.strerror or err}"
+def tell(state_dir: str, events: Mapping[str, Sequence[Event]], deadline_s: float) -> str:
+    """Other nodes' events into their shared files; why that failed, or "".
+
+    One process and one deadline for all: a file system that hangs does so for each of them.
+    """
+    if deadline_s <= 0:
+        return f"{state_dir}: no time was left"
+    failed, error = aside(lambda: _told(state_dir, events), deadline_s)
+    if error:
+        return f"{state_dir}: {error}"
+    more = f"; and {len(failed) - 4} more" if len(failed) > 4 else ""
+    return "; ".join(failed[:4]) + more
+
+
+def _told(state_dir: str, events: Mapping[str, Sequence[Event]]) -> list[str]:
+    failed = []
+    for node, happened in events.items():
+        try:
+            history.tell(state_dir, node, happened)
+        except OSError as err:
+            failed.append(f"{node}: {err.filename or state_dir}: {err.strerror or err}")
+    return failed

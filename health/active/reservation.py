@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from health.commands import BadInput
 from robust_slurm.slurm import Slurm, SlurmError
@@ -56,7 +56,7 @@ def reserved(
         "StartTime": "now",
         "Duration": str(minutes),
         "Nodes": fold(nodes),
-        "Users": getpass.getuser(),
+        "Users": _user(),
         "Flags": "MAINT",
     }
     before = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
@@ -79,7 +79,16 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _patience(number: int, frame: object) -> None:
-    print("robust-health burn-in: the reservation is being removed", file=sys.stderr)
+    with suppress(OSError):  # the terminal may be what has gone
+        print("robust-health burn-in: the reservation is being removed", file=sys.stderr)
+
+
+def _user() -> str:
+    """Who we are for Slurm, whatever the environment says (sudo, cron)."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())  # Slurm takes a number too
 
 
 def _end(slurm: Slurm, name: str, keep: bool, said: Callable[[str], None]) -> None:

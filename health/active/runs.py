@@ -31,10 +31,14 @@ class Plan(NamedTuple):
 
 
 class Done(NamedTuple):
-    """``more``: what the tests are not, but found: of NVIDIA's tools, and states that changed."""
+    """``more``: what the tests are not, but found: of NVIDIA's tools, and states that changed.
+
+    ``disturbed``: who used the GPUs when the tests ended, and had not when they began.
+    """
 
     outcome: Outcome
     more: dict[str, tuple[Finding, ...]]
+    disturbed: tuple[str, ...] = ()
 
 
 def on_job(plan: Plan) -> Done:
@@ -51,6 +55,7 @@ def on_this_machine(plan: Plan) -> Done:
     before = gpu_state.take()
     held = gpu_state.busy(before)
     found: list[Finding] = []
+    disturbed: tuple[str, ...] = ()
     if held:
         wanted, tools, finding = _without_exclusive(wanted, plan.tools, held)
         plan = plan._replace(tools=tools)
@@ -65,9 +70,11 @@ def on_this_machine(plan: Plan) -> Done:
             found += said
     finally:
         if before.gpus or before.error:
-            found += gpu_state.restore(before, gpu_state.take())
+            after = gpu_state.take()
+            disturbed = () if held else gpu_state.busy(after)
+            found += gpu_state.restore(before, after)
     seconds = plan.wanted.limit - (ends - time.monotonic())
-    return Done(outcome._replace(seconds=seconds), {node: tuple(found)})
+    return Done(outcome._replace(seconds=seconds), {node: tuple(found)}, disturbed)
 
 
 def _without_exclusive(
@@ -118,13 +125,17 @@ def _nccl_tests(plan: Plan, outcome: Outcome, about: About | None, ends: float) 
     """Their results beside our own test of the same, "local"."""
     node, gpus = plan.nodes[0], len(about.devices) if about and about.backend == "nccl" else 0
     plan.said("nccl-tests, where they are installed")
-    found = nccl_tests.run(
+    found, left_out = nccl_tests.run(
         max(0.0, ends - time.monotonic()),
         gpus=gpus,
         level=plan.wanted.level,
         node=node,
         model=about.models[0] if about and about.models else "",
     )
+    if left_out:
+        outcome = outcome._replace(left_out=(*outcome.left_out, *left_out))
+    if not found and left_out:
+        return outcome
     if not found:
         why = "not installed" if gpus > 1 else "fewer than two GPUs that torch can use"
         return outcome._replace(left_out=(*outcome.left_out, f"nccl-tests: {why}"))

@@ -102,13 +102,13 @@ class Session:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._settled.wait(), timeout)
 
-    def lost(self, node: str, why: str) -> None:
-        """The launcher knows that no worker will come from there (any more).
+    def lost(self, node: str, why: str, local: int | None = None) -> None:
+        """The launcher knows that no worker will come from there (any more); one, or all of them.
 
         One whose connection stands is not touched: that ends when the worker does.
         """
-        for (name, _), place in self._places.items():
-            if name == node and place.link is None:
+        for (name, number), place in self._places.items():
+            if name == node and place.link is None and local in (None, number):
                 place.end(why)
         self._look()
 
@@ -187,9 +187,9 @@ class Session:
         place.link.send({**task, "id": place.id})
         return await place.answer
 
-    async def close(self) -> None:
-        """Tell all to end, and close what does not within GOODBYE_S."""
-        await self._server.close({"quit": True}, GOODBYE_S)
+    async def close(self, patience: float = GOODBYE_S) -> None:
+        """Tell all to end, and close what does not within so many seconds."""
+        await self._server.close({"quit": True}, patience)
         for place in self._places.values():
             place.end(f"{place.who} was told to end")
 

@@ -1,8 +1,8 @@
 """Which devices are too slow: by a floor, by the fleet's record, by the others of the run. Pure.
 
-A floor alone names a node. A distribution may only doubt it, because it shifts with what was
-measured where (heat, a power cap, two kinds of machine under one name), unless the device is so far
-out that no shift explains it.
+A floor alone names a node, except a published one of what the host decides as well. A distribution
+may only doubt it, because it shifts with what was measured where (heat, a power cap, two kinds of
+machine under one name), unless the device is so far out that no shift explains it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ FLEET_FAIL = 0.6
 RUN_FAIL = 0.5
 RUN_PEERS = 4  # others of the same model: the median holds while one of them is bad as well
 SHARED = frozenset({"cpu"})  # models whose speed other processes take part of: never named for it
-RUN_FEW = 0.25  # of the run's nodes; if more are that slow there are two kinds of machine
+# Of the run's nodes (of the devices, where there are fewer than EVERYBODY nodes); if more are that
+# slow there are two kinds of them.
+RUN_FEW = 0.25
+BETWEEN = "p2p_"  # values of two devices: which two decides what connects them
 
 
 class Slow(NamedTuple):
@@ -59,7 +62,9 @@ def slow(measured: Iterable[Measured], floors: Floors, baselines: fleet.Baseline
     for (model, test, name), speeds in sorted(groups.items()):
         speeds.sort()
         remarks = _by_standard(model, test, name, speeds, floors, baselines)
-        for speed, (status, text) in [*remarks, *_by_run(name, speeds)]:
+        for alike in _alike(name, speeds):
+            remarks += _by_run(name, alike)
+        for speed, (status, text) in remarks:
             status = "WARN" if model in SHARED else status
             found[speed.node, test, speed.device].append((status, text))
     return [
@@ -72,6 +77,14 @@ def slow(measured: Iterable[Measured], floors: Floors, baselines: fleet.Baseline
     ]
 
 
+def _alike(name: str, speeds: Sequence[_Speed]) -> list[list[_Speed]]:
+    """Those that may be compared with each other: of two devices only the same two elsewhere."""
+    groups: dict[str, list[_Speed]] = defaultdict(list)
+    for speed in speeds:
+        groups[speed.device if name.startswith(BETWEEN) else ""].append(speed)
+    return list(groups.values())
+
+
 def _by_standard(
     model: str,
     test: str,
@@ -80,19 +93,25 @@ def _by_standard(
     floors: Floors,
     baselines: fleet.Baselines,
 ) -> list[tuple[_Speed, _Remark]]:
-    """Below the floor, or else below what is usual in the fleet."""
+    """Below the floor, or where that names nobody below what is usual in the fleet."""
     floor, spread = floors(model, name), baselines.spreads.get((model, test, name))
     usual = fleet.limit(spread) if spread else None
     found: list[tuple[_Speed, _Remark]] = []
     for speed in speeds:
         said = f"{name} {speed.value:.4g} is below "
         if floor is not None and speed.value < floor.limit:
-            found.append((speed, ("FAIL", f"{said}{floor.limit:.4g} ({floor.source})")))
-        elif spread and usual is not None and speed.value < usual:
+            text = f"{said}{floor.limit:.4g} ({floor.source})"
+            found.append((speed, ("FAIL" if floor.proof else "WARN", text)))
+            if floor.proof:
+                continue
+        if spread and usual is not None and speed.value < usual:
             far = speed.value < min(FLEET_FAIL * spread.p50, spread.p5)
             of = f"median {spread.p50:.4g} of {spread.nodes} nodes of the fleet"
             found.append((speed, ("FAIL" if far else "WARN", f"{said}{usual:.4g} ({of})")))
-    if len(found) == len(speeds) and len({speed.node for speed in speeds}) >= EVERYBODY:
+    if (
+        len({speed for speed, _ in found}) == len(speeds)
+        and len({speed.node for speed in speeds}) >= EVERYBODY
+    ):
         # A power cap, a hot room, a limit that does not fit here: nothing is wrong with one node.
         # That some node is far worse than the rest is seen by the comparison within the run.
         more = f'; so is every other here: see [active.floors."{model}"] in robust.toml'
@@ -110,10 +129,14 @@ def _by_run(name: str, speeds: Sequence[_Speed]) -> list[tuple[_Speed, _Remark]]
         for speed, middle in zip(speeds, middles, strict=True)
         if speed.value < RUN_FAIL * middle
     ]
-    nodes, behind = {speed.node for speed in speeds}, {speed.node for speed, _ in found}
-    few = len(behind) <= max(1, int(RUN_FEW * len(nodes)))
+    nodes, behind = len({speed.node for speed in speeds}), len({speed.node for speed, _ in found})
+    of = f"{nodes} nodes: two kinds of machine?"
+    if nodes < EVERYBODY:
+        nodes, behind = len(speeds), len(found)
+        of = f"{nodes} devices: two kinds of them?"
+    few = behind <= max(1, int(RUN_FEW * nodes))
     others = len(speeds) - 1
-    more = "" if few else f"; so are {len(behind)} of {len(nodes)} nodes: two kinds of machine?"
+    more = "" if few else f"; so are {behind} of {of}"
     return [
         (
             speed,

@@ -19,9 +19,11 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from health.active.session import Session, address
+from health.child import where_it_hangs
 from health.hostlist import expand
 
 TERM_S = 8.0  # for a worker, or srun and its step, to end after SIGTERM
+KILL_S = 2.0  # and after SIGKILL: in state D, held by a driver, it may never
 _LINES = 12  # of what was printed last
 _LINE = 500  # characters
 
@@ -35,6 +37,7 @@ _ENDED = re.compile(r"srun: error: ([^\s:]+): tasks? [\d,\-\[\]]+: (.+)")
 class Started:
     """A process whose workers a session waits for. It is gone when ``stop`` returns.
 
+    If it is not, because the kernel holds it, that was said.
     ``log`` gets all that it prints; otherwise only the last of it is shown, when it fails.
     """
 
@@ -46,6 +49,7 @@ class Started:
         self._what = what
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd: int | None = None
         self._ended = asyncio.Event()
         self._rest = b""
         self._last: collections.deque[str] = collections.deque(maxlen=_LINES)
@@ -74,8 +78,8 @@ class Started:
         self._process = process
         os.set_blocking(process.stdout.fileno(), False)
         loop.add_reader(process.stdout.fileno(), self._read)
-        end = os.pidfd_open(process.pid)
-        loop.add_reader(end, self._end, end)
+        self._pidfd = os.pidfd_open(process.pid)
+        loop.add_reader(self._pidfd, self._end, self._pidfd)
 
     def _read(self) -> None:
         assert self._process is not None and self._process.stdout is not None
@@ -127,7 +131,7 @@ class Started:
         return why + (f"; printed last: {said}" if said else "; it printed nothing")
 
     async def stop(self) -> None:
-        """End it and all of its process group: first asked to, then not."""
+        """End it and all of its process group: first asked to, then not; then it is left."""
         if self._process is None:
             return
         self._stopping = True
@@ -139,7 +143,26 @@ class Started:
         finally:
             if not self._ended.is_set():
                 _kill(self._process.pid, signal.SIGKILL)
-        await self._ended.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), KILL_S)
+        if not self._ended.is_set():
+            self._leave(self._process)
+
+    def _leave(self, process: subprocess.Popen[bytes]) -> None:
+        """It takes no signal: go on without it, and say so."""
+        assert process.stdout is not None and self._pidfd is not None
+        loop = asyncio.get_running_loop()
+        for fd in (process.stdout.fileno(), self._pidfd):
+            loop.remove_reader(fd)
+        os.close(self._pidfd)
+        process.stdout.close()
+        where = where_it_hangs(process.pid)
+        with contextlib.suppress(OSError):
+            print(
+                f"robust-slurm: {self._what} (process {process.pid} {where}) did not "
+                f"end within {KILL_S:g} s of SIGKILL and is left: the node may need a reboot",
+                file=sys.stderr,
+            )
 
 
 def _kill(group: int, sent: signal.Signals) -> None:

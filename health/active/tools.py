@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from health import rootfiles
 from health.child import where_it_hangs
 
 FIXED = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin")
@@ -33,14 +35,31 @@ def find(name: str, directories: Sequence[str] = ()) -> str:
     """The absolute path of a program; empty: it is not installed.
 
     Looks in ``directories`` first, then where a distribution puts it; root does not ask PATH,
-    which is a user's where a job's environment came along.
+    which is a user's where a job's environment came along, and takes only what nobody else can
+    have put there.
     """
     asked = [] if os.geteuid() == 0 else os.environ.get("PATH", "").split(":")
     for directory in (*directories, *asked, *FIXED):
         path = Path(directory) / name
-        if directory.startswith("/") and path.is_file() and os.access(path, os.X_OK):
+        found = directory.startswith("/") and path.is_file() and os.access(path, os.X_OK)
+        if found and (os.geteuid() or _roots_own(path)):
             return str(path)
     return ""
+
+
+def _roots_own(path: Path) -> bool:
+    """Whether only root can change the program, and the ways to it and to its target."""
+    real = path.resolve()
+    try:
+        os.close(rootfiles.open_dir(str(path.parent)))
+        directory = rootfiles.open_dir(str(real.parent))
+        try:
+            os.close(rootfiles.open_file(directory, real.name, os.O_RDONLY))
+        finally:
+            os.close(directory)
+    except OSError:
+        return False
+    return True
 
 
 def run(argv: Sequence[str], limit_s: float, env: Mapping[str, str]) -> Ran:
@@ -73,7 +92,8 @@ def run(argv: Sequence[str], limit_s: float, env: Mapping[str, str]) -> Ran:
             out, err = late.output or b"", late.stderr or b""
         except BaseException:  # Ctrl-C: nothing of it stays
             _kill(process.pid, signal.SIGKILL)
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it may hang in the driver
+                process.wait(_DIES_S)
             raise
         else:
             return Ran(process.returncode, _text(out), _text(err), cut)
