@@ -372,3 +372,13 @@ def test_this_machine_for_real(
     assert cli.main(["test", "bitwise", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["cleared"] == ["n1"] and found["measured"][0]["digests"]
+
+
+def test_what_nobody_thought_of_blames_no_node(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-")
+    monkeypatch.setattr("shutil.which", lambda _name: "/bin/true")
+    assert test_cli.main(["--nodes", "all"]) == test_cli.UNTESTED
+    assert "no node is judged by that" in capsys.readouterr().err

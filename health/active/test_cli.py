@@ -57,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # what read our output has gone; so does the complaint about it
         return UNTESTED
+    except Exception as err:  # noqa: BLE001 - exit code 1 would say that a node is bad
+        _say(f"{type(err).__name__}: {err}; no node is judged by that")
+        return UNTESTED
 
 
 def _parser() -> argparse.ArgumentParser:
