@@ -183,6 +183,8 @@ class Session:
         self._ids += 1
         place.id, place.test = self._ids, test
         place.answer = asyncio.get_running_loop().create_future()
+        # Whoever waits may be gone (Ctrl-C) when the worker is: nobody is to be told then.
+        place.answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         place.idle.clear()
         place.link.send({**task, "id": place.id})
         return await place.answer

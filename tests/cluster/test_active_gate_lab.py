@@ -33,7 +33,9 @@ def site(made: GateLab) -> Iterator[GateLab]:
 
 def interpreter(site: GateLab, *rows: Any, before: str = "") -> None:
     """One that does not test, but says so; and settings with it."""
-    answer = json.dumps({"findings": {"n": rows}, "cleared": [] if rows else ["n"]})
+    ran = [{"test": name} for name in ("bitwise", "gemm", "memory", "links", "local")]
+    cleared = [] if rows else ["n"]
+    answer = json.dumps({"findings": {"n": rows}, "cleared": cleared, "measured": ran})
     path = site.etc.parent / "python"
     fresh = path.with_suffix(".new")
     fresh.write_text(f"#!/bin/sh\n{before}\necho '{answer}'\nexit {int(bool(rows))}\n")
