@@ -10,8 +10,9 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from srun_wrapper import ladder, replaying, restoring, stop_tests
-from srun_wrapper.diagnose import Diagnosis, Failure, diagnose, is_cascade, killed_by
+from srun_wrapper import ladder, restoring
+from srun_wrapper.culprit import Culprit
+from srun_wrapper.diagnose import Failure, diagnose, is_cascade, killed_by
 from srun_wrapper.incident import Incident
 from srun_wrapper.replace import Replacement
 from srun_wrapper.report import say
@@ -32,22 +33,19 @@ SENDABLE = {
 STEADY = 3600.0  # s: an epoch that ran this long was progress, whatever it reported
 SRUN_END = 1.0  # s for srun to end when its tasks have
 ENDED = "ended by a signal"
-TEST_TRIES = 2  # in a row that told nothing: a third would not either
 SUPERSEDED = "superseded by another failure"
 LAUNCH = 30.0  # s for a node to start its ranks
 
 
 class Recovery:
-    """Carries the ladder's plans out; keeps the budget."""
+    """Carries the ladder's plans out."""
 
     def __init__(self, supervisor: Supervisor, replacement: Replacement) -> None:
         self._boss = supervisor
         self._state = supervisor.state
         self._replacement = replacement
-        self._budget = ladder.Budget()
+        self._culprit = Culprit(supervisor, replacement, self._stop_world)
         self._numbers = itertools.count(1)
-        self._tested = self._replayed = False  # since the last progress
-        self._tries = 0  # of tests that told nothing
 
     async def handle(self) -> int | None:
         """Handle what has failed; an exit code when the job must end."""
@@ -63,10 +61,10 @@ class Recovery:
         state.stopping_epoch = state.world.epoch
         steady = time.monotonic() - state.pace.epoch_since >= STEADY
         if steady or state.progress.since_failure():
-            self._forgive()
+            self._culprit.forgive()
         state.progress.failed()
         diagnosis = diagnose(failures, len(state.world.places))
-        self._budget.spend(diagnosis)
+        self._culprit.budget.spend(diagnosis)
         root = diagnosis.root
         incident = Incident(
             f"{self._state.step_id}-{next(self._numbers)}",
@@ -76,21 +74,13 @@ class Recovery:
             root.at,
         )
         self._boss.ledger.event("failure", symptom=diagnosis.symptom, evidence=diagnosis.evidence)
-        if self._tests_due(diagnosis):
-            incident.mark("decide")
-            if not await self._test(incident):
-                self._close(incident, ENDED if state.signalled else SUPERSEDED)
-                return None
-            diagnosis = incident.diagnosis
-        if self._replay_due(diagnosis):
-            incident.mark("decide")
-            if not await self._replay(incident):
-                self._close(incident, ENDED if state.signalled else SUPERSEDED)
-                return None
-            diagnosis = incident.diagnosis
+        if not await self._culprit.find(incident):
+            self._close(incident, ENDED if state.signalled else SUPERSEDED)
+            return None
+        diagnosis = incident.diagnosis
         means = self._replacement.means()
         while True:
-            incident.plan = ladder.plan(diagnosis, state.vacant(), self._budget, means)
+            incident.plan = ladder.plan(diagnosis, state.vacant(), self._culprit.budget, means)
             incident.mark("decide")
             plan = incident.plan
             self._boss.news(f"{'; '.join(diagnosis.evidence)} -> {plan.action} ({plan.why})")
@@ -112,7 +102,7 @@ class Recovery:
                 self._close(incident, ENDED)
                 return None
             if state.failures:
-                self._refund()
+                self._culprit.refund()
                 self._close(incident, SUPERSEDED)
                 return None
             # No replacement came: the next rung, with what is left.
@@ -202,66 +192,6 @@ class Recovery:
     def _being_signalled(self) -> bool:
         """Some shims were signalled by Slurm: is the whole step being ended?"""
         return not self._state.signalled and any(n.signalled for n in self._state.live())
-
-    def _tests_due(self, diagnosis: Diagnosis) -> bool:
-        if not self._boss.config.stop_tests or self._state.vacant():
-            return False
-        return stop_tests.due(diagnosis, self._budget.failures, self._tested)
-
-    def _forgive(self) -> None:
-        """The job came further, or what held it back is found: count from here."""
-        self._budget.refill()
-        self._tested = self._replayed = False
-        self._tries = 0
-
-    async def _test(self, incident: Incident) -> bool:
-        """Ask the machines, with the ranks down; False if another failure came."""
-        if not await self._stop_world(incident):
-            return False
-        diagnosis = incident.diagnosis
-        suspects = diagnosis.suspects or (diagnosis.root.node,)
-        found = await self._boss.stop_tests.ask(suspects, diagnosis.symptom)
-        incident.mark("test")
-        if found is None:
-            self._refund()
-            return False
-        self._tries += 1
-        active = [node.name for node in self._state.world.places]
-        self._tested = stop_tests.conclusive(found, active) or self._tries >= TEST_TRIES
-        self._take(found, incident)
-        self._replacement.leave(found.idle, incident)
-        return True
-
-    def _take(self, found: stop_tests.Found, incident: Incident) -> None:
-        """What tests or a replay have found goes into the incident, and decides."""
-        incident.tests += found.lines
-        incident.diagnosis = stop_tests.accused(incident.diagnosis, found)
-        if found.named:
-            self._forgive()
-
-    def _refund(self) -> None:
-        """Nothing was tried: the next failure will be."""
-        if all(f.symptom != "hang" for f in self._state.failures):
-            self._budget.failures -= 1
-
-    def _replay_due(self, diagnosis: Diagnosis) -> bool:
-        if not self._boss.config.replay or self._state.vacant():
-            return False
-        blamed = ladder.suspect_nodes(diagnosis, self._budget.nodes)
-        return replaying.due(diagnosis, self._budget.failures, blamed, self._replayed)
-
-    async def _replay(self, incident: Incident) -> bool:
-        """Let small worlds show which node it is; False if another failure came."""
-        if not await self._stop_world(incident):
-            return False
-        found = await self._boss.replay.dual_phase()
-        incident.mark("test")
-        if found is None:
-            self._refund()
-            return False
-        self._replayed = True
-        self._take(found, incident)
-        return True
 
     async def _stop_world(self, incident: Incident) -> bool:
         """End all ranks of this epoch on the nodes that stay; False if another failure came."""

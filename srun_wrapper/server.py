@@ -8,15 +8,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from robust_slurm.wire import Codec, WireError
+from robust_slurm.framed import Framed
+from robust_slurm.wire import WireError
 from srun_wrapper.messages import Message, PeerAsk, decode_from_agent, encode
 
-INTRODUCTION = 10.0  # s for a new connection to prove that it has the step's key
 HIGH_WATER = 8 << 20
 
 
-class Connection(asyncio.Protocol):
-    """One agent's connection. ``peer`` is its address; ``agent`` is set by the supervisor."""
+class Connection(Framed):
+    """One agent's connection. ``agent`` is set by the supervisor."""
+
+    refused = (WireError, msgspec.MsgspecError)
 
     def __init__(
         self,
@@ -24,46 +26,25 @@ class Connection(asyncio.Protocol):
         on_message: Callable[[Connection, Message], None],
         on_close: Callable[[Connection], None],
     ) -> None:
-        self._codec = Codec(key, server=True)
+        super().__init__(key)
         self._on_message = on_message
         self._on_close = on_close
-        self._transport: asyncio.Transport | None = None
-        self.peer = ""
         self.agent: object | None = None
         self.closed = False
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self.peer = str(transport.get_extra_info("peername")[0]).removeprefix("::ffff:")
-        sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def prepare(self, transport: asyncio.Transport, sock: socket.socket) -> None:
         transport.set_write_buffer_limits(high=HIGH_WATER)
-        transport.write(self._codec.preface())
-        asyncio.get_running_loop().call_later(INTRODUCTION, self._check_introduced)
 
-    def _check_introduced(self) -> None:
-        if not self._codec.trusted:
-            self.close()
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for payload in self._codec.feed(data):
-                message = decode_from_agent(payload)
-                if not isinstance(message, PeerAsk):
-                    self._on_message(self, message)
-        except (WireError, msgspec.MsgspecError):
-            self.close()
+    def received(self, payload: bytes) -> None:
+        message = decode_from_agent(payload)
+        if not isinstance(message, PeerAsk):
+            self._on_message(self, message)
 
     def send(self, message: Message) -> None:
         if self._transport is not None and not self.closed and self._codec.ready:
-            self._transport.write(self._codec.seal(encode(message)))
+            self.write(encode(message))
             if self._transport.get_write_buffer_size() > HIGH_WATER:
                 self.close()
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True

@@ -26,7 +26,9 @@ def make_prefix(top: Path, fakes: bool = False) -> Path:
     (top / "pyvenv.cfg").write_text(f"home = {base.parent}\n")
     installed = Path(sysconfig.get_path("purelib"))
     for source in (*(REPOSITORY / name for name in OURS), installed / "ClusterShell"):
-        shutil.copytree(source, packages / source.name)
+        # An interpreter that is writing a .pyc beside us names it *.pyc.NUMBER first.
+        ignored = shutil.ignore_patterns("*.pyc.*")
+        shutil.copytree(source, packages / source.name, ignore=ignored)
     shutil.copy2(installed / "pynvml.py", packages)
     (packages / "rest.pth").write_text(f"{installed}\n")
     if fakes:

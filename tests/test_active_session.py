@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from fake_test_worker import DIE, SILENT, connect, fleet, introduce, passed
 
-from health.active import server
 from health.active.session import Session, WorkerError
+from robust_slurm import framed
 
 GEMM = {"test": "gemm", "level": "quick", "seconds": 1.0, "seed": 0}
 
@@ -199,7 +199,7 @@ def test_a_hello_that_is_none_takes_no_place(hello: dict[str, Any]) -> None:
 
 def test_strangers_are_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
-        monkeypatch.setattr(server, "INTRODUCTION_S", 0.2)
+        monkeypatch.setattr(framed, "INTRODUCTION", 0.2)
         session = await opened(n1=1)
         env = session.worker_env("127.0.0.1", "n1")
         other = await connect(env, key=b"k" * 32)

@@ -1,7 +1,4 @@
-"""Workers' connections to the coordinator: frames in, JSON objects out, no meaning (asyncio).
-
-Whoever does not prove within INTRODUCTION_S that it has the key is closed, and never heard.
-"""
+"""Workers' connections to the coordinator: frames in, JSON objects out, no meaning (asyncio)."""
 
 from __future__ import annotations
 
@@ -11,9 +8,9 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from robust_slurm.wire import Codec, WireError
+from robust_slurm.framed import Framed
+from robust_slurm.wire import WireError
 
-INTRODUCTION_S = 10.0
 # A node that loses its power closes nothing: the kernel asks after 10 s, and gives up 10 s later.
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -21,61 +18,44 @@ _KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 5),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000),
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
 
 
-class Link(asyncio.Protocol):
+class Link(Framed):
     """One connection. ``broken``: what of it was not of our protocol, once it was trusted."""
 
+    refused = (WireError, ValueError, RecursionError)
+
     def __init__(self, server: Server) -> None:
+        super().__init__(server.key)
         self._server = server
-        self._codec = Codec(server.key, server=True)
-        self._transport: asyncio.Transport | None = None
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.peer = ""
         self.broken = ""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self.peer = str((transport.get_extra_info("peername") or ("",))[0])
-        sock = transport.get_extra_info("socket")
+    def prepare(self, transport: asyncio.Transport, sock: socket.socket) -> None:
         for level, option, value in _KEEPALIVE:
             sock.setsockopt(level, option, value)
-        transport.write(self._codec.preface())
-        asyncio.get_running_loop().call_later(INTRODUCTION_S, self._check_introduced)
         self._server.links.add(self)
 
-    def _check_introduced(self) -> None:
-        if not self._codec.trusted:
-            self.close()
+    def received(self, payload: bytes) -> None:
+        message = json.loads(payload)
+        if not isinstance(message, dict):
+            raise ValueError("no JSON object")
+        self._server.on_message(self, message)
 
-    def data_received(self, data: bytes) -> None:
-        try:
-            for payload in self._codec.feed(data):
-                message = json.loads(payload)
-                if not isinstance(message, dict):
-                    raise ValueError("no JSON object")
-                self._server.on_message(self, message)
-        except (WireError, ValueError, RecursionError) as err:
-            self.broken = f"it sent what is not understood: {err}"
-            self.close()
+    def misunderstood(self, err: Exception) -> None:
+        self.broken = f"it sent what is not understood: {err}"
 
     def send(self, message: dict[str, Any]) -> None:
         """Nothing is sent on a connection that is closed. ValueError: too long for a frame."""
-        if self._transport is not None and not self.closed.done() and self._codec.ready:
-            self._transport.write(self._codec.seal(json.dumps(message).encode()))
+        if not self.closed.done():
+            self.write(json.dumps(message).encode())
 
     def end(self, message: dict[str, Any]) -> None:
         """Say a last word and close."""
         self.send(message)
         if self._transport is not None:
             self._transport.close()
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.links.discard(self)

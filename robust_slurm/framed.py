@@ -1,0 +1,67 @@
+"""The accepting end of a connection of authenticated frames (asyncio); see ``wire``."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from robust_slurm.wire import Codec, WireError
+
+INTRODUCTION = 10.0  # s for a new connection to prove that it has the key
+
+
+class Framed(asyncio.Protocol):
+    """Whoever does not prove within INTRODUCTION that it has the key is closed, and never heard.
+
+    ``peer`` is its address. ``received`` takes each payload. ``refused``: what is raised for a bad
+    frame, and by ``received`` for a payload that is not understood; it closes the connection.
+    """
+
+    refused: tuple[type[Exception], ...] = (WireError,)
+
+    def __init__(self, key: bytes) -> None:
+        self._codec = Codec(key, server=True)
+        self._transport: asyncio.Transport | None = None
+        self.peer = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.peer = str((transport.get_extra_info("peername") or ("",))[0]).removeprefix("::ffff:")
+        sock: socket.socket = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.prepare(transport, sock)
+        transport.write(self._codec.preface())
+        asyncio.get_running_loop().call_later(INTRODUCTION, self._check_introduced)
+
+    def _check_introduced(self) -> None:
+        if not self._codec.trusted:
+            self.close()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for payload in self._codec.feed(data):
+                self.received(payload)
+        except self.refused as err:
+            self.misunderstood(err)
+            self.close()
+
+    def write(self, payload: bytes) -> None:
+        """Send one frame, if the peer has introduced itself. ValueError: too long for a frame."""
+        if self._transport is not None and self._codec.ready:
+            self._transport.write(self._codec.seal(payload))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- what differs
+
+    def prepare(self, transport: asyncio.Transport, sock: socket.socket) -> None:
+        """Before the first byte: options of the socket, limits."""
+
+    def received(self, payload: bytes) -> None:
+        raise NotImplementedError
+
+    def misunderstood(self, err: Exception) -> None:
+        """Something came that is no frame of ours, or was refused."""
