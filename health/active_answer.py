@@ -76,7 +76,7 @@ def argv(
 
     ``tests``: only these. ``config``: the site's settings, if they lie elsewhere.
     """
-    words = [python, "-I", "-m", "health.active.test_cli", "--json", "--level", level]
+    words = [python, "-I", "-m", "health.active.cli", "--json", "--level", level]
     words += ["--node", node, "--limit", f"{seconds:.1f}"]
     return [*words, *(["--config", config] if config else []), *tests]
 

@@ -25,9 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return int(sweep.main(words[1:]))
     if words[:1] == ["test"]:
-        from health.active import test_cli
+        from health.active import cli
 
-        return test_cli.main(words[1:])
+        return cli.main(words[1:])
     if words[:1] == ["burn-in"]:
         from health.active import burn_in
 

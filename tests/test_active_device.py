@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
+from threading import Barrier
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -103,22 +104,28 @@ def test_a_gpu_is_known_by_its_uuid_where_torch_has_no_address(tmp_path: Path) -
     assert device.address("22-bb", tmp_path / "none") == [-1, -1, -1]
 
 
-def test_several_at_once_have_their_mean() -> None:
-    assert 0.1 <= Device("cpu", "cpu").timed(lambda: time.sleep(0.1), 3) < 0.25
+def test_several_at_once_have_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [10.0]
+
+    def work() -> None:
+        now[0] += 0.5
+
+    monkeypatch.setattr(device, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    assert Device("cpu", "cpu").timed(work, 3) == 0.5
 
 
 def test_devices_work_at_once_and_each_has_its_answer() -> None:
     devices = [Device(f"cpu{i}", "cpu") for i in range(3)]
 
+    together = Barrier(3, timeout=30)
+
     def work(one: Device) -> Measured:
-        time.sleep(0.2)
+        together.wait()
         if one.name == "cpu1":
             raise RuntimeError("broken")
         return Measured("gemm", "", values={"n": float(one.name[3:])})
 
-    begin = time.monotonic()
     found = device.on_each("gemm", devices, work)
-    assert time.monotonic() - begin < 0.55
     assert [one.device for one in found] == ["cpu0", "cpu1", "cpu2"]
     assert [one.error for one in found] == ["", "RuntimeError: broken", ""]
     assert found[2].values == {"n": 2.0}

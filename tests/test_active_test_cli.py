@@ -18,7 +18,8 @@ import pytest
 import waiting
 
 from health import cli, history
-from health.active import fleet, gpu_state, records, runs, start, tables, test_cli
+from health.active import cli as active_cli
+from health.active import fleet, gpu_state, records, runs, start, tables
 from health.active.model import Measured
 from health.active.procedure import Outcome
 from health.active.profiles import with_site
@@ -143,7 +144,7 @@ def test_who_came_meanwhile_is_seen(python: str, monkeypatch: pytest.MonkeyPatch
         done.append(tested(plan))
         return done[-1]
 
-    monkeypatch.setattr(test_cli, "on_this_machine", noted)
+    monkeypatch.setattr(active_cli, "on_this_machine", noted)
     assert run(python, "gemm") == 0, "a speed that is good although"
     assert done[0].disturbed == ("gpu0 is used by process 4242",)
 
@@ -167,7 +168,7 @@ def test_slow_beside_others_is_no_fault(
     outcome = Outcome((one,), None, {"n1": frozenset({"gemm"})}, 1.0, ())
     floors = with_site({"X": {"bf16_tflops": 100.0}})
     done = runs.Done(outcome, {}, disturbed)
-    judged = test_cli._judged(done, fleet.NO_BASELINES, floors)
+    judged = active_cli._judged(done, fleet.NO_BASELINES, floors)
     assert [(f.status, f.check) for f in judged.findings["n1"]] == found
     assert judged.cleared == set()
 
@@ -380,5 +381,5 @@ def test_what_nobody_thought_of_blames_no_node(
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-")
     monkeypatch.setattr("shutil.which", lambda _name: "/bin/true")
-    assert test_cli.main(["--nodes", "all"]) == test_cli.UNTESTED
+    assert active_cli.main(["--nodes", "all"]) == active_cli.UNTESTED
     assert "no node is judged by that" in capsys.readouterr().err

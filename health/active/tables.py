@@ -131,10 +131,12 @@ def verdict(judged: Judged, nodes: Sequence[str]) -> list[str]:
 
 def listing(out: Console) -> None:
     """The tests there are."""
-    table = _table("TEST", "WHAT IT DOES", *(f"{level} (s)" for level in LEVELS), "ON", "NEEDS")
+    seconds = [f"{level} (s)" for level in LEVELS]
+    table = _table("TEST", "WHAT IT DOES", *seconds, "ON", "NEEDS", "RESTORES")
     for test in TESTS:
         seconds = [f"{test.seconds[level]:g}" for level in LEVELS]
-        table.add_row(test.name, test.summary, *seconds, test.scope, ", ".join(sorted(test.needs)))
+        needs, restores = ", ".join(sorted(test.needs)), ", ".join(test.restores)
+        table.add_row(test.name, test.summary, *seconds, test.scope, needs, restores)
     table.add_row(
         "dcgm", "NVIDIA's `dcgmi diag -r 1`, 2 or 3", "10", "120", "600", "node", "dcgmi, exclusive"
     )
