@@ -22,7 +22,7 @@ from lab.logs import complaints
 from lab.spec import HEAD, ROOT, UID, USER, LabSpec, check_name, user_env
 
 _ENTER = Path(__file__).with_name("enter.py")
-_POLL_S = 0.05
+_POLL_S = 0.15
 _SLURM_S = 15.0  # a command to slurmctld; itself gives up after 9-10 s
 _READY_S = 30.0
 _numbers = itertools.count(1)

@@ -6,15 +6,23 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+ASKING = 4.0  # as long as a question took is slept before the next: a fifth of the time at most
+MOST = 0.5  # s
+
 
 def until(
     condition: Callable[[], Any], what: str, timeout: float = 60.0, every: float = 0.02
 ) -> None:
     """Wait until a condition holds, asked every so many seconds.
 
-    AssertionError naming it after ``timeout`` seconds.
+    Less often where asking takes long itself (Slurm's commands, all of /proc): what is waited for
+    needs the cores more. AssertionError naming it after ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout
-    while not condition():
+    while True:
+        asked = time.monotonic()
+        if condition():
+            return
+        took = time.monotonic() - asked
         assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
-        time.sleep(every)
+        time.sleep(max(every, min(MOST, ASKING * took)))
