@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from health.active.model import BY_NAME, Judged
+from health.active.model import Judged, usual
 from health.active.procedure import Wanted, run
 from health.active.session import GOODBYE_S, Session
 from srun_wrapper.diagnose import Diagnosis, Symptom, last_error
@@ -174,7 +174,7 @@ class StopTests:
             await session.gather(min(START, limit / 2))
             left = limit - (time.monotonic() - began)
             wanted = Wanted(
-                tuple(BY_NAME) if not self._shared() else ALONGSIDE,
+                usual("quick") if not self._shared() else ALONGSIDE,
                 "quick",
                 max(1.0, left),
                 tuple(name for name in suspects if name in nodes),

@@ -16,7 +16,7 @@ from health.active.device import Device
 from health.active.model import Measured
 
 CPU = Device("cpu", "cpu")
-TASK = {"seconds": 0.3, "seed": 1, "host": "127.0.0.1", "bytes": 1 << 20}
+TASK = {"test": "pair", "seconds": 0.3, "seed": 1, "host": "127.0.0.1", "bytes": 1 << 20}
 
 
 @pytest.fixture(autouse=True)

@@ -56,7 +56,7 @@ def test_all_is_well() -> None:
     assert judged.left_out == ("links: no node has a GPU that torch can use",)
     by_test = [m.test for m in judged.measured]
     assert {test: by_test.count(test) for test in ALL} == {
-        "bitwise": 8, "gemm": 8, "memory": 8, "links": 0, "local": 8, "pair": 8,
+        "bitwise": 8, "gemm": 8, "memory": 8, "links": 0, "local": 8, "pair": 8, "ring": 8,
     }  # fmt: skip
 
 
@@ -222,9 +222,9 @@ def test_a_test_that_was_never_begun_is_left_out_and_no_error() -> None:
 def test_what_does_not_fit_is_left_out() -> None:
     judged = judged_of(healthy(), ALL, 9.0)
     assert {m.test for m in judged.measured} == {"bitwise", "gemm"}
-    assert len(judged.left_out) == 4 and judged.cleared == set(NAMES)
+    assert len(judged.left_out) == 5 and judged.cleared == set(NAMES)
     judged = judged_of(healthy(), ALL, 1.0)
-    assert not judged.measured and not judged.cleared and len(judged.left_out) == 6
+    assert not judged.measured and not judged.cleared and len(judged.left_out) == 7
 
 
 def test_two_nodes_that_disagree_are_undecided() -> None:

@@ -19,7 +19,7 @@ import waiting
 
 from health import cli, history
 from health.active import cli as active_cli
-from health.active import fleet, gpu_state, records, runs, start, tables
+from health.active import dcgm, fleet, gpu_state, records, runs, start, tables
 from health.active.model import Measured
 from health.active.procedure import Outcome
 from health.active.profiles import with_site
@@ -147,6 +147,23 @@ def test_who_came_meanwhile_is_seen(python: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(active_cli, "on_this_machine", noted)
     assert run(python, "gemm") == 0, "a speed that is good although"
     assert done[0].disturbed == ("gpu0 is used by process 4242",)
+
+
+@pytest.mark.parametrize(
+    ("words", "level"), [((), None), (("--dcgm-level", "4"), 4), (("--dcgm-level", "1"), 1)]
+)
+def test_the_level_of_dcgmi_may_be_another(
+    words: tuple[str, ...], level: int | None, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def noted(*_of: object, run_level: int | None, **_more: object) -> tuple[list[Any], list[str]]:
+        asked.append(run_level)
+        return [], []
+
+    monkeypatch.setattr(dcgm, "run", noted)
+    assert run(python, "dcgm", *words) == 0
+    assert asked == [level]
 
 
 @pytest.mark.parametrize(

@@ -140,14 +140,16 @@ class _Rank:
         """Once: from every rank its own piece for each. Gloo gathers all: it lacks the other."""
         world, rank = self._place.world, self._place.rank
         piece = max(1, count // world)
-        given = [self._numbers(each, piece * world) for each in range(world)]
         if self._place.device.cuda:
-            got = torch.empty_like(given[rank])
-            self._group.alltoall_base(got, given[rank], [], []).wait()
+            own = self._numbers(rank, piece * world)
+            got = torch.empty_like(own)
+            self._group.alltoall_base(got, own, [], []).wait()
             self._place.device.synchronize()
-            must = torch.cat([one[rank * piece : (rank + 1) * piece] for one in given])
-            self._check("all-to-all", got, must)
+            mine = slice(rank * piece, (rank + 1) * piece)
+            must = [self._numbers(each, piece * world)[mine].clone() for each in range(world)]
+            self._check("all-to-all", got, torch.cat(must))
         else:
+            given = [self._numbers(each, piece) for each in range(world)]
             parts = [torch.empty_like(one) for one in given]
             self._group.allgather([parts], [given[rank]]).wait()
             self._check("all-gather", torch.cat(parts), torch.cat(given))

@@ -21,7 +21,7 @@ from health import settings as site
 from health.active import aftermath, records, tables
 from health.active.fleet import Baselines
 from health.active.judge import judge
-from health.active.model import LEVELS, TESTS, Judged, Level
+from health.active.model import LEVELS, TESTS, Judged, Level, usual
 from health.active.procedure import Outcome, Wanted, measure
 from health.active.profiles import Floors, with_site
 from health.active.reservation import refuse_busy, reserved
@@ -170,8 +170,7 @@ def _plan(options: argparse.Namespace, settings: Settings, level: Level, slurm: 
     if minutes * 60 < limit:
         raise BadInput(f"--time-limit {minutes}: the tests may take {limit:g} s, say {least}")
     refuse_busy(slurm, nodes)
-    own = tuple(test.name for test in TESTS)
-    wanted = Wanted(own, level, limit, leaf_of=leaves(slurm.topology()))
+    wanted = Wanted(usual(level), level, limit, leaf_of=leaves(slurm.topology()))
     python = options.python or str(settings.active["python"]) or sys.executable
     if not python.startswith("/"):
         raise BadInput(f"--python {python}: an absolute path is needed, as it is on the nodes")

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import IO, cast
 
 from health import settings as site
-from health.active import records, tables
+from health.active import dcgm, records, tables
 from health.active.fleet import Baselines
 from health.active.judge import judge
-from health.active.model import BY_NAME, LEVELS, TESTS, Judged, Level
+from health.active.model import BY_NAME, LEVELS, Judged, Level, usual
 from health.active.procedure import Wanted
 from health.active.profiles import Floors, with_site
 from health.active.runs import TOOLS, Done, Plan, on_job, on_this_machine
@@ -75,6 +75,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--level", choices=LEVELS, default="quick", help="how long each test is (default: quick)")
     add("--limit", type=float, metavar="SECONDS", help="for everything; what does not fit is said")
     add("--nodes", metavar="NODELIST", help='nodes of our job ("n[1-8]"), or "all" of them')
+    add(
+        "--dcgm-level",
+        type=int,
+        choices=sorted(dcgm.LEAST_S),
+        help="for dcgmi diag -r (default: by --level 1, 2, 3; 4 takes 45 minutes and more)",
+    )
     add("--suspect", action="append", default=[], metavar="NODELIST", help="tested first")
     add("--python", metavar="PATH", help="interpreter with torch and robust-slurm (default: ours)")
     add("--json", action="store_true", help="findings, verdict and measurements as JSON")
@@ -107,7 +113,7 @@ def _test(options: argparse.Namespace, began: float) -> int:
     here = context("deep", os.environ, options.node).node
     settings = _settings(options, here)
     nodes = _nodes(options.nodes, here)
-    tests = _names(options.tests, options.nodes is not None)
+    tests = _names(options.tests, level, options.nodes is not None)
     limit = _LIMITS[level] if options.limit is None else options.limit
     if not 0 < limit < 1e6:
         raise BadInput(f"--limit {limit:g}: seconds, above 0")
@@ -130,6 +136,7 @@ def _test(options: argparse.Namespace, began: float) -> int:
             known,
             (lambda line: None) if options.json else _say,
             log,
+            options.dcgm_level,
         )
         try:
             done = on_this_machine(plan) if options.nodes is None else on_job(plan)
@@ -192,9 +199,9 @@ def _settings(options: argparse.Namespace, node: str) -> Settings:
     return site.load(path, node, ALL)
 
 
-def _names(words: Sequence[str], on_job: bool) -> tuple[str, ...]:
+def _names(words: Sequence[str], level: Level, on_job: bool) -> tuple[str, ...]:
     """What is to be run; NVIDIA's tools only where we are."""
-    own = [test.name for test in TESTS]
+    own = list(BY_NAME)
     every = own if on_job else [*own, *sorted(TOOLS)]
     for word in words:
         if word in TOOLS and on_job:
@@ -205,7 +212,9 @@ def _names(words: Sequence[str], on_job: bool) -> tuple[str, ...]:
             raise BadInput(f"{word}: no such test; {hint}")
     if words:
         return tuple(dict.fromkeys(words))
-    return tuple(every) if on_job else tuple(name for name in every if name != "pair")
+    if on_job:
+        return usual(level)
+    return tuple(name for name in every if name in TOOLS or "peer" not in BY_NAME[name].needs)
 
 
 def _nodes(asked: str | None, here: str) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ def pair(
     ``task`` as in the protocol of the worker; ``own``: the store of rank 0, from ``listen``.
     """
     peers = tuple(str(name) for name in task["peers"])
-    answer = Measured("pair", "", model=devices[0].model, peers=peers)
+    answer = Measured(str(task["test"]), "", model=devices[0].model, peers=peers)
     begin = time.monotonic()
     try:
         answer = _Side(devices, task, peers, own, begin).run(answer)

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from health.active import rings
 from health.active.alignment import EVERYBODY, Alignment, deviants
 from health.active.fleet import NO_BASELINES, Baselines
 from health.active.model import Judged, Measured, fails
@@ -83,6 +84,15 @@ def judge(
             found.add(one.node, [warned])
     if pairs is not None:
         _pairs(pairs, ordered, found)
+    for remark in rings.remarks(ordered, pairs.median_gbps if pairs is not None else None):
+        for node in remark.nodes:
+            if remark.wrong:
+                found.undecided(node, remark.text)
+            else:
+                slow_ring = Finding(
+                    "WARN", "tool", "active-ring-slow", "", _line(remark.text), "none"
+                )
+                found.add(node, [slow_ring])
     for node, findings in more.items():
         found.add(node, findings)
     return _judged(found, asked, Judged({}, {}, frozenset(), {}, tuple(left_out), seconds, ordered))
@@ -114,10 +124,10 @@ def _open(finding: Finding) -> bool:
 
 
 def _wrong(measured: Sequence[Measured], found: _Found) -> None:
-    """Wrong results. Of a pair's either side may be the cause; the bitwise test's are aligned."""
+    """Wrong results. Of a pair's or ring's any side may be the cause; bitwise ones are aligned."""
     by_test: dict[str, list[Measured]] = defaultdict(list)
     for one in measured:
-        if one.test not in ("pair", "bitwise") and (one.wrong or not one.error):
+        if one.test not in ("pair", "ring", "bitwise") and (one.wrong or not one.error):
             by_test[one.test].append(one)
     for test, results in by_test.items():
         ran, bad = {one.node for one in results}, {one.node for one in results if one.wrong}

@@ -1,4 +1,4 @@
-"""One pair of nodes at its test: who listens, what both are told, what their answers come to."""
+"""Nodes at a test together: who listens, what all are told, what their answers come to."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def patience(seconds: float) -> float:
 
 
 class Meetings:
-    """Runs pairs until ``until`` (of the loop's clock). ``measured``: what their sides answered.
+    """Runs pairs or rings until ``until`` (of the loop's clock). ``measured``: what they answered.
 
-    ``task``: what is the same for all pairs.
+    ``task``: what is the same for all of them.
     """
 
     def __init__(self, session: Session, task: Mapping[str, Any], until: float) -> None:
@@ -37,41 +37,48 @@ class Meetings:
 
     async def meet(self, pair: Pair) -> PairResult:
         """What one side could not do is an error of the pair, with the texts of both."""
-        first, second = pair
-        if _loopback(self._session.about(first).host):  # where the other one could not reach it
-            first, second = second, first
+        return result(pair, await self.together(pair))
+
+    async def together(self, nodes: Sequence[str]) -> list[Measured]:
+        """What each of the nodes saw; they are ranks in this order, but for who listens."""
+        reachable = (n for n in nodes if not _loopback(self._session.about(n).host))
+        first = next(reachable, nodes[0])
+        ranks = [first, *(node for node in nodes if node != first)]
+        found = await self._ask(ranks)
+        found = [one._replace(peers=tuple(ranks)) for one in found]
+        self.measured += found
+        return found
+
+    async def _ask(self, ranks: Sequence[str]) -> list[Measured]:
+        first = ranks[0]
         try:
             answer = await self._session.request(
                 first, {"test": "listen"}, min(self._left(), LISTEN_S)
             )
         except WorkerError as err:
-            return self._failed(pair, f"{first}: {err}")
+            return self._failed(ranks, f"{first} cannot listen: {err}")
         port, about = answer.get("port"), self._session.about(first)
         if not isinstance(port, int):
-            return self._failed(pair, f"{first}: it cannot listen: {str(answer)[:200]}")
+            return self._failed(ranks, f"{first} cannot listen: {str(answer)[:200]}")
         task = {
             **self._task,
             "host": about.host,
             "port": port,
-            "world": 2,
-            "peers": [first, second],
+            "world": len(ranks),
+            "peers": list(ranks),
             "bytes": BYTES.get(about.backend, BYTES["gloo"]),
         }
         wait = min(self._left(), patience(float(self._task["seconds"])))
-        sides = await asyncio.gather(
-            self._session.ask(first, task | {"rank": 0}, wait),
-            self._session.ask(second, task | {"rank": 1}, wait),
+        asks = (
+            self._session.ask(node, task | {"rank": rank}, wait) for rank, node in enumerate(ranks)
         )
-        found = [one._replace(peers=(first, second)) for side in sides for one in side]
-        self.measured += found
-        return result(pair, found)
+        return [one for side in await asyncio.gather(*asks) for one in side]
 
     def _left(self) -> float:
         return max(0.0, self._until - self._clock())
 
-    def _failed(self, pair: Pair, error: str) -> PairResult:
-        self.measured += [Measured("pair", node, error=error, peers=tuple(pair)) for node in pair]
-        return PairResult(pair.one, pair.other, None, False, error)
+    def _failed(self, ranks: Sequence[str], error: str) -> list[Measured]:
+        return [Measured(str(self._task["test"]), node, error=error) for node in ranks]
 
 
 def result(pair: Pair, found: Sequence[Measured]) -> PairResult:

@@ -10,7 +10,7 @@ from health.finding import Action, Finding
 Level = Literal["quick", "standard", "long"]
 LEVELS: tuple[Level, ...] = ("quick", "standard", "long")
 Need = Literal["torch", "cuda", "exclusive", "peer"]
-Scope = Literal["device", "node", "pair"]
+Scope = Literal["device", "node", "pair", "ring"]
 
 
 class Test(NamedTuple):
@@ -18,8 +18,9 @@ class Test(NamedTuple):
 
     ``seconds``: what it takes at most on a healthy node, by level (time on the device, without
     the start of the process). ``scope``: a "device" test runs on every device of a node, a "node"
-    test once on all devices together, a "pair" test on two nodes. ``restores``: what of a GPU's
-    state it may disturb, compared before and after (``gpu_state.py``).
+    test once on all devices together, a "pair" test on two nodes, a "ring" test on three and more.
+    ``restores``: what of a GPU's state it may disturb, compared before and after
+    (``gpu_state.py``).
     """
 
     name: str
@@ -80,8 +81,21 @@ TESTS: tuple[Test, ...] = (
         frozenset({"torch", "exclusive", "peer"}),
         _CLOCKS,
     ),
+    Test(
+        "ring",
+        "all-reduce among the nodes of each leaf switch, then through all, result checked",
+        {"quick": 3.0, "standard": 10.0, "long": 60.0},
+        "ring",
+        frozenset({"torch", "exclusive", "peer"}),
+        _CLOCKS,
+    ),
 )
 BY_NAME: Mapping[str, Test] = {test.name: test for test in TESTS}
+
+
+def usual(level: Level) -> tuple[str, ...]:
+    """What is run on several nodes unless somebody chooses: a ring names nobody, and takes long."""
+    return tuple(name for name in BY_NAME if name != "ring" or level != "quick")
 
 
 class Measured(NamedTuple):

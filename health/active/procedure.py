@@ -1,4 +1,4 @@
-"""One run of active tests over nodes: devices first, all nodes at once, then pairs (asyncio).
+"""One run of active tests: devices first, all nodes at once, then pairs, then rings (asyncio).
 
 It is over when its time is, whatever the workers do: what did not run by then is said.
 """
@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from health.active import alignment, kinds
+from health.active import alignment, kinds, rings
 from health.active.blame import STANDARD
 from health.active.fleet import NO_BASELINES, Baselines
 from health.active.fleet import limit as spread_limit
@@ -20,7 +20,7 @@ from health.active.model import BY_NAME, Judged, Level, Measured
 from health.active.pairing import Pairing, PairVerdict
 from health.active.profiles import Floors, floor
 from health.active.session import Session
-from health.active.shares import OVERHEAD_S, ROUNDS, share
+from health.active.shares import OVERHEAD_S, ROUNDS, rounds, share
 from health.active.speed import FLEET_FAIL
 
 LAST_S = 0.2  # of the limit, for the judgement
@@ -106,6 +106,7 @@ class _Run:
         self._with_gpu = {node for node in self._able if self._has_gpu(node)}
         self._not_begun: dict[str, set[str]] = {}  # by test: nodes that had no time for it
         self._unpaired: set[str] = set()  # able, and not meant to take part in pairs
+        self._ringed: set[str] = set()
         self._shares = self._divide()
 
     async def outcome(self) -> Outcome:
@@ -114,7 +115,10 @@ class _Run:
                 self._measured.append(Measured("worker", node, error=why))
         await self._devices()
         verdict = await self._pairs()
+        await self._rings(verdict)
         asked = {node: self._asked(node) for node in self._able}
+        for node in asked.keys() - self._ringed:
+            asked[node] -= {"ring"}
         for node in self._unpaired:
             asked[node] -= {"pair"}
         for name, nodes in self._not_begun.items():
@@ -165,7 +169,7 @@ class _Run:
     # -- on the devices of each node
 
     async def _devices(self) -> None:
-        order = [name for name in self._shares if BY_NAME[name].scope != "pair"]
+        order = [name for name in self._shares if BY_NAME[name].scope in ("device", "node")]
         if not order or not self._able:
             return
         self._said(f"{', '.join(order)} on {_count(len(self._able), 'node')}")
@@ -175,8 +179,8 @@ class _Run:
     async def _chain(self, node: str, local: int, order: Sequence[str]) -> None:
         """A worker's tests, one after the other, until one is not answered or time is over."""
         until = self._until
-        if "pair" in self._shares:
-            until -= ROUNDS * (self._shares["pair"] + OVERHEAD_S)
+        for name in {"pair", "ring"} & self._shares.keys():
+            until -= rounds(name) * (self._shares[name] + OVERHEAD_S)
         for name in order:
             if name not in self._asked(node):
                 continue
@@ -235,6 +239,33 @@ class _Run:
             pairing.record(await asyncio.gather(*(meetings.meet(pair) for pair in pairs)))
         self._measured += meetings.measured
         return pairing.verdict()
+
+    async def _rings(self, pairs: PairVerdict | None) -> None:
+        """Of nodes that nothing speaks against; through all, then, only what was good."""
+        if "ring" not in self._shares:
+            return
+        seconds = self._shares["ring"]
+        good = set(self._able).difference(*self._proven())
+        if pairs is not None:
+            good &= pairs.cleared
+        meetings = Meetings(self._session, self._task("ring", seconds), self._until)
+        leaf_of = self._wanted.leaf_of
+        for round_ in (rings.of_leaves, rings.through_all):
+            idle = [node for node in self._able if node in good and self._session.idle(node)]
+            of_kind = kinds.groups({node: self._kind(node) for node in idle}).values()
+            chosen = [ring for nodes in of_kind for ring in round_(nodes, leaf_of)]
+            if chosen and self._clock() + seconds + OVERHEAD_S > self._until:
+                self._left_out.append(f"ring: no time for {_count(len(chosen), 'ring')}")
+                return
+            if chosen:
+                sizes = ", ".join(str(len(ring)) for ring in chosen)
+                self._said(f"{_count(len(chosen), 'ring')} of {sizes} nodes")
+            for found in await asyncio.gather(*(meetings.together(ring) for ring in chosen)):
+                good -= {one.node for one in found if any(o.error or o.wrong for o in found)}
+            self._ringed.update(*chosen)
+        self._measured += meetings.measured
+        if not self._ringed:
+            self._left_out.append(f"ring: fewer than {rings.LEAST} like nodes that have passed")
 
     def _proven(self) -> tuple[set[str], set[str]]:
         """Nodes that have shown wrong arithmetic, and those of which nobody knows who is wrong."""

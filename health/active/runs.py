@@ -19,7 +19,10 @@ START_S = 120.0  # for workers to come and to import torch, from a slow file sys
 
 
 class Plan(NamedTuple):
-    """``tools``: which of TOOLS are wanted. ``log`` gets what the workers print."""
+    """``tools``: which of TOOLS are wanted. ``log`` gets what the workers print.
+
+    ``dcgm_level``: of dcgmi diag, other than the level's own.
+    """
 
     nodes: tuple[str, ...]
     wanted: Wanted
@@ -28,6 +31,7 @@ class Plan(NamedTuple):
     known: Baselines
     said: Callable[[str], None]
     log: IO[bytes] | None = None
+    dcgm_level: int | None = None
 
 
 class Done(NamedTuple):
@@ -148,7 +152,8 @@ def _dcgm(
 ) -> tuple[Outcome, list[Finding]]:
     node, begun = plan.nodes[0], time.monotonic()
     plan.said("dcgmi diag, where it is installed")
-    found, left_out = dcgm.run(plan.wanted.level, max(0.0, ends - begun), state=before)
+    left = max(0.0, ends - begun)
+    found, left_out = dcgm.run(plan.wanted.level, left, state=before, run_level=plan.dcgm_level)
     if left_out:
         return outcome._replace(left_out=(*outcome.left_out, *left_out)), found
     ran = Measured("dcgm", node, seconds=round(time.monotonic() - begun, 3))

@@ -9,9 +9,10 @@ from health.active.model import BY_NAME, TESTS, Level
 
 OVERHEAD_S = 1.0  # of a test beyond its seconds: asking, preparing, answering
 ROUNDS = 3  # of pairs: all, then the suspects with proven nodes, then the odd one out
+RINGS = 2  # of each leaf switch, then through all of them
 # What is given up last comes first: wrong bits are what nothing else shows, and a pair is the
 # only test of the way between nodes.
-_WORTH = ("bitwise", "gemm", "pair", "memory", "local", "links")
+_WORTH = ("bitwise", "gemm", "pair", "memory", "local", "links", "ring")
 
 
 class Shares(NamedTuple):
@@ -23,7 +24,7 @@ class Shares(NamedTuple):
 
 def rounds(test: str) -> int:
     """How often the test's seconds are needed."""
-    return ROUNDS if BY_NAME[test].scope == "pair" else 1
+    return {"pair": ROUNDS, "ring": RINGS}.get(BY_NAME[test].scope, 1)
 
 
 def share(wanted: Iterable[str], level: Level, limit: float) -> Shares:

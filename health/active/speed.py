@@ -52,11 +52,15 @@ _Remark = tuple[Literal["WARN", "FAIL"], str]
 
 
 def slow(measured: Iterable[Measured], floors: Floors, baselines: fleet.Baselines) -> list[Slow]:
-    """The slow ones, in order of node, test and device. Pairs are judged by re-pairing instead."""
+    """The slow ones, in order of node, test and device. Pairs and rings are judged elsewhere."""
     groups: dict[tuple[str, str, str], list[_Speed]] = defaultdict(list)
     for one in measured:
         for name, value in one.values.items():
-            if one.test != "pair" and name.endswith(SUFFIXES) and math.isfinite(value):
+            if (
+                one.test not in ("pair", "ring")
+                and name.endswith(SUFFIXES)
+                and math.isfinite(value)
+            ):
                 groups[one.model, one.test, name].append(_Speed(one.node, one.device, value))
     found: dict[tuple[str, str, str], list[_Remark]] = defaultdict(list)
     for (model, test, name), speeds in sorted(groups.items()):

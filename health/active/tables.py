@@ -80,10 +80,10 @@ def rows(one: Measured, judged: Judged, baselines: Baselines, floors: Floors) ->
         return
     result, device = _result(one, judged), one.device
     if one.peers:
-        device = "with " + ",".join(peer for peer in one.peers if peer != one.node)
+        device = "with " + fold([peer for peer in one.peers if peer != one.node])
     for name, value in sorted(one.values.items()):
         spread = baselines.spreads.get((one.model, one.test, name))
-        floor = floors(one.model, name) if one.test != "pair" else None
+        floor = floors(one.model, name) if not one.peers else None
         least = floor.limit if floor else fleet.limit(spread) if spread else None
         limit = "" if least is None else f"{least:.4g}"
         yield Row(one.node, device, one.test, result, f"{name} {value:.4g}", limit)
@@ -138,7 +138,13 @@ def listing(out: Console) -> None:
         needs, restores = ", ".join(sorted(test.needs)), ", ".join(test.restores)
         table.add_row(test.name, test.summary, *seconds, test.scope, needs, restores)
     table.add_row(
-        "dcgm", "NVIDIA's `dcgmi diag -r 1`, 2 or 3", "10", "120", "600", "node", "dcgmi, exclusive"
+        "dcgm",
+        "NVIDIA's `dcgmi diag -r 1`, 2 or 3 (4: --dcgm-level)",
+        "10",
+        "120",
+        "600",
+        "node",
+        "dcgmi, exclusive",
     )
     table.add_row(
         "nccl-tests",

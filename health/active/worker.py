@@ -148,7 +148,7 @@ class Worker:
         self._collective = collective
         self._failed = device.failed
         self._devices = devices = device.devices()
-        self._store: Any = None  # what the next pair meets at
+        self._store: Any = None  # what the next pair or ring meets at
         device.use_all_cores()
 
         def aligned(task: Task) -> list[Measured]:
@@ -162,7 +162,8 @@ class Worker:
             "memory": lambda task: memory.run(devices, task.level, task.seconds),
             "links": lambda task: links.run(devices, task.seconds, task.seed),
             "local": lambda task: collective.local(devices, task.seconds, task.seed),
-            "pair": self._pair,
+            "pair": self._together,
+            "ring": self._together,
         }
 
     def about(self) -> dict[str, Any]:
@@ -190,7 +191,7 @@ class Worker:
         name = str(asked.get("test", ""))
         try:
             if name == "listen":
-                self._store = None  # of a pair that was not run
+                self._store = None  # of one that was not run
                 self._store = self._collective.listen(self._host)
                 return {"port": self._store.port}
             if name not in self._tests:
@@ -211,7 +212,7 @@ class Worker:
         except RuntimeError:
             return  # the GPU has failed: every test says so
 
-    def _pair(self, task: Task) -> list[Measured]:
+    def _together(self, task: Task) -> list[Measured]:
         own, self._store = self._store, None
         return self._collective.pair(self._devices, task.asked, own)
 
