@@ -9,6 +9,8 @@ from ckpt_jobs import CheckpointJob, Undisturbed, survivors, undisturbed
 from conftest import LabFactory
 from jobs import REPOSITORY
 
+from srun_wrapper.ladder import NOTHING_LEFT
+
 pytest.importorskip("torch")
 
 WRONG = REPOSITORY / "tests" / "programs" / "wrong"
@@ -61,6 +63,32 @@ def test_a_nan_that_one_machine_makes(new_lab: LabFactory, three: Undisturbed) -
     assert asked["errors"] == {} and len(asked["cleared"]) == 3, asked
     training.check_as_undisturbed()
     training.check_gone()
+
+
+@pytest.mark.timeout(400)
+def test_one_that_is_proven_bad_and_nothing_can_replace(
+    new_lab: LabFactory, three: Undisturbed
+) -> None:
+    """The job ends where it must not go back to the queue; where it may, it goes on elsewhere."""
+    lab = new_lab(nodes=4, standby=0)
+    training = job(lab, three, "n2")
+    wants = ["-N3", "-x", "n4", "--ntasks-per-node=1"]
+    training.start("--robust-requeue=never", "--wrong=1:9", sbatch=wants)
+    assert training.wait_end(200) == NOTHING_LEFT, training.story()
+    (incident,) = training.incidents()
+    assert (incident["action"], incident["suspects"], incident["swaps"]) == ("stop", ["n2"], [])
+    assert set(training.accusations()) == {"n2"}
+    assert training.says("a node is bad [(]n2[)], no spare or standby node is left"), training.out()
+    training.check_gone()
+
+    training.start("", "--wrong=1:9", sbatch=["-N3", "--ntasks-per-node=1"])
+    training.until(lambda: lab.job(training.job)["Restarts"] == "1", "requeue", 200)
+    assert training.wait_end(100) == 0, training.story()
+    (incident,) = training.incidents()
+    assert (incident["action"], incident["suspects"]) == ("requeue", ["n2"]), training.story()
+    assert "n2" in lab.job(training.job)["ExcNodeList"]
+    assert training.events("epoch")[-1]["nodes"] == ["n1", "n3", "n4"]
+    training.check_as_undisturbed()
 
 
 @pytest.mark.timeout(300)
