@@ -18,6 +18,8 @@ from robust_slurm.ledger import StateDirError, prepare
 from robust_slurm.slurm import Slurm
 from srun_wrapper import neighbours, output
 from srun_wrapper.layout import plan_step
+from srun_wrapper.orphan import accused
+from srun_wrapper.remainder import corrected, fit, nodes_left
 from srun_wrapper.report import say
 from srun_wrapper.resubmit import SCRIPT_WORDS, SIZE
 from srun_wrapper.sinks import OutputPlan
@@ -68,7 +70,12 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
     request = effective(command, env)
     refuse_multi_prog(request)
     plan = plan_step(request, nodes, config.spares, env.get("SLURM_TASKS_PER_NODE"))
-    prepare(config.job_dir(int(env["SLURM_JOB_ID"])))
+    job_id, size = int(env["SLURM_JOB_ID"]), job_size(env)
+    prepare(config.job_dir(job_id))
+    if accused(config.job_dir(job_id)) and (left := nodes_left(Slurm(), job_id, nodes)):
+        per_node = env.get("SLURM_TASKS_PER_NODE")
+        plan = fit(request, nodes, len(left), config.spares, per_node)
+        env = corrected(env, left)
     warn(config, env)
     command, kept, out, companion = take_output(command, request, env)
     options = TaskOptions(
@@ -79,7 +86,7 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         str(config.state_dir),
         config.standby_partition,
         config.requeue == "auto",
-        job_size(env),
+        size,
         config.checkpoint,
         config.checkpoint_bandwidth * 1e6,
         absolute(config.checkpoint_local_dir),

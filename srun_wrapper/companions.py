@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,14 +59,21 @@ class _Companion:
 
 
 class Companions:
-    """``bad``: nodes that must not come (the list grows)."""
+    """``bad``: nodes that must not come (the list grows); ``earlier``: of the job's last steps."""
 
-    def __init__(self, supervisor: Supervisor, secrets: steps.Secrets, bad: list[str]) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        secrets: steps.Secrets,
+        bad: list[str],
+        earlier: Sequence[str] = (),
+    ) -> None:
         self._boss = supervisor
         self._state = supervisor.state
         self._config = supervisor.config
         self._secrets = secrets
         self._bad = bad
+        self._earlier = tuple(earlier)
         self._numbers = itertools.count(1)
         self._companions: dict[int, _Companion] = {}
         self._asking: asyncio.Task[str] | None = None
@@ -195,6 +202,7 @@ class Companions:
                 spare.remove(fitting)
         if not missing:
             return ""
+        without = list(dict.fromkeys([*without, *self._earlier]))
         partition, slurm = self._config.standby_partition, self._boss.slurm
         try:
             job, partitions, nodes = await asyncio.gather(

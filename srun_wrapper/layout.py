@@ -54,7 +54,8 @@ class StepPlan:
 
     ``options``: srun options to set in place of the user's. ``slots_per_node``: tasks that
     srun launches on every node. ``ranks_per_active_node``: rank numbers of each active node,
-    active nodes being the step's first; block order, or cyclic if asked.
+    active nodes being the step's first; block order, or cyclic if asked. ``short``: of the active
+    nodes, how many the allocation no longer has (see ``remainder``).
     """
 
     spares: int = 0
@@ -63,6 +64,7 @@ class StepPlan:
     world_size: int | None = None
     slots_per_node: int | None = None
     ranks_per_active_node: tuple[tuple[int, ...], ...] | None = None
+    short: int = 0
 
     @property
     def tasks_per_active_node(self) -> tuple[int, ...] | None:
@@ -97,7 +99,6 @@ def plan_step(
             f"{_nodes(allocation_nodes)}; ask for {_nodes(spares + 1)} or more, "
             f"or for at most {allocation_nodes - 1} spares"
         )
-    cyclic = _check_compatible(request)
     active = request.nodes_cli or allocation_nodes - spares
     if active + spares > allocation_nodes:
         raise UsageError(
@@ -105,6 +106,22 @@ def plan_step(
             f"allocation has {_nodes(allocation_nodes)}: ask sbatch or salloc for "
             f"-N{active + spares}, or give --nodes={allocation_nodes - spares}"
         )
+    return lay_out(request, allocation_nodes, active, spares, slurm_tasks_per_node)
+
+
+def lay_out(
+    request: StepRequest,
+    allocation_nodes: int,
+    active: int,
+    spares: int,
+    slurm_tasks_per_node: str | None,
+    what: str = "--robust-spares",
+) -> StepPlan:
+    """The same slots on each of ``active`` + ``spares`` nodes.
+
+    UsageError for options that ``what`` cannot be combined with.
+    """
+    cyclic = _check_compatible(request, what)
     world = _world_size(request, active, allocation_nodes, slurm_tasks_per_node)
     active = min(active, world)  # srun too uses no more nodes than tasks
     slots = -(-world // active)
@@ -144,12 +161,12 @@ def _world_size(
     return active * per_node
 
 
-def _check_compatible(request: StepRequest) -> bool:
+def _check_compatible(request: StepRequest, what: str) -> bool:
     """Raise UsageError for an option that spares cannot be combined with; True if cyclic."""
     given = request.given | ({"multi-prog"} if request.multi_prog else set())
     for name, why in _INCOMPATIBLE.items():
         if name in given:
-            raise UsageError(f"--{name} cannot be combined with --robust-spares: {why}")
+            raise UsageError(f"--{name} cannot be combined with {what}: {why}")
     distribution = (request.distribution or "block").lower()
     first, *flags = distribution.split(",")
     kind = first.split(":")[0]
@@ -162,8 +179,8 @@ def _check_compatible(request: StepRequest) -> bool:
         why = "pack fills nodes unevenly, and a spare must be able to replace any node"
     if why:
         raise UsageError(
-            f"--distribution={request.distribution} cannot be combined with --robust-spares: "
-            f"{why}; use block or cyclic"
+            f"--distribution={request.distribution} cannot be combined with {what}: {why}; "
+            "use block or cyclic"
         )
     return kind == "cyclic"
 

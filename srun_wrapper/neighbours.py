@@ -79,9 +79,10 @@ class Neighbours:
     def prefer(self, lost: Sequence[str], candidates: Sequence[str]) -> dict[str, str]:
         """Lost node → candidate. Empty where nothing speaks for one or another."""
         world, mesh = self._boss.state.world, self._mesh()
-        if len({self._minipods.get(name) for name in candidates}) < 2:
-            return {}
         places = [node.name for node in world.places]
+        lost = [name for name in lost if name in places]
+        if not lost or len({self._minipods.get(name) for name in candidates}) < 2:
+            return {}
         ranks, alpha = self._layout(mesh), self._boss.config.place_alpha
         try:
             return dict(choose(lost, candidates, places, mesh, ranks, self._minipods, alpha))

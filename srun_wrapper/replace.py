@@ -13,6 +13,7 @@ from srun_wrapper.companions import Companions
 from srun_wrapper.incident import Incident
 from srun_wrapper.ladder import Means
 from srun_wrapper.messages import Finish, Stop
+from srun_wrapper.orphan import accused
 from srun_wrapper.report import say
 from srun_wrapper.requeue import put_back
 from srun_wrapper.roster import AgentKey, Node, Role
@@ -33,7 +34,8 @@ class Replacement:
         self._state = supervisor.state
         self._config = supervisor.config
         self._bad: list[str] = []  # every node that ever left this job
-        self._companions = Companions(supervisor, secrets, self._bad)
+        earlier = accused(supervisor.config.job_dir(supervisor.state.job_id))
+        self._companions = Companions(supervisor, secrets, self._bad, earlier)
         self._released: set[str] = set()  # those that Slurm has back
         self._suspected: set[AgentKey] = set()  # alive, but to leave the job
         self._tasks: set[asyncio.Task[None]] = set()
@@ -161,6 +163,11 @@ class Replacement:
         for place, node in came.items():
             self._take_place(place, node, incident)
         return len(came) == len(wanted)
+
+    async def reinforce(self, count: int, slots: int) -> list[Node]:
+        """Nodes with so many slots, for places that the allocation has no nodes for."""
+        came = await self._companions.take(dict.fromkeys(range(count), (slots, "")))
+        return [came[place] for place in sorted(came)]
 
     def _take_place(self, place: int, node: Node, incident: Incident) -> None:
         old = self._state.world.places[place]

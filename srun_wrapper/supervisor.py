@@ -90,7 +90,7 @@ class Supervisor:
             missing = await self._wait_for_shims()
             if missing is None and not self.state.signalled:
                 self.neighbours.learn()
-                await self._first_world()
+                missing = await self._first_world()
             if missing is not None or self.state.signalled:
                 self._dismiss()
                 await self.step.end(patience=NOTHING_RAN)
@@ -163,7 +163,8 @@ class Supervisor:
             say(f"srun could not start the step (exit code {code}); its message is above")
             return code
         wanted = next(iter(state.nodes.values())).hello.step_nodes
-        needed = self.launch.plan.active_nodes or wanted
+        plan = self.launch.plan
+        needed = plan.active_nodes - plan.short if plan.active_nodes is not None else wanted
         if len(state.nodes) < needed and not state.signalled:
             say(
                 f"{wanted - len(state.nodes)} of {wanted} nodes did not start robust-task within "
@@ -173,8 +174,18 @@ class Supervisor:
             return ladder.NOTHING_LEFT
         return None
 
-    async def _first_world(self) -> None:
+    async def _first_world(self) -> int | None:
+        """Give the places to nodes; an exit code if there are too few."""
         state = self.state
+        if short := self.launch.plan.short:
+            came = await self._replacement.reinforce(short, self.launch.plan.slots_per_node or 1)
+            if state.signalled:
+                return None
+            if len(came) < short:
+                say(f"nodes left this job in an earlier step, and {short} of its places stay empty")
+                return ladder.NOTHING_LEFT
+            names = ", ".join(node.name for node in came)
+            say(f"{names}: in place of what left this job in an earlier step")
         nodes = list(state.nodes.values())
         if self.launch.plan.ranks_per_active_node is None:
             places, ranks = real_world(nodes)
@@ -190,6 +201,7 @@ class Supervisor:
         if self.config.verbose or state.spares():
             spare = ", ".join(n.name for n in state.spares()) or "none"
             say(f"{len(places)} nodes, {state.world.size} ranks, spares: {spare}")
+        return None
 
     @property
     def run_id(self) -> str:
