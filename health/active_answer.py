@@ -77,7 +77,7 @@ def argv(
     ``tests``: only these. ``config``: the site's settings, if they lie elsewhere.
     """
     words = [python, "-I", "-m", "health.active.cli", "--json", "--level", level]
-    words += ["--node", node, "--limit", f"{seconds:.1f}"]
+    words += ["--node", node, "--limit", f"{seconds:.1f}", "--claimed"]
     return [*words, *(["--config", config] if config else []), *tests]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import os
 import re
 import shutil
@@ -11,10 +12,11 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, cast
 
+from health import active_child
 from health import settings as site
 from health.active import dcgm, records, tables
 from health.active.fleet import Baselines
@@ -39,6 +41,10 @@ _MISSING = re.compile("torch cannot be imported|No module named")
 # Seconds for everything, where nobody says so: of what the tests declare about twice, and of
 # dcgmi's diagnostic as much as it takes on 8 GPUs.
 _LIMITS: dict[Level, float] = {"quick": 180.0, "standard": 1200.0, "long": 7200.0}
+
+
+class Claimed(Exception):
+    """Another run has the machine; the text says which."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--keep", action="store_true", help="keep what the workers print in a file, and name it")
     add("--config", metavar="FILE", help="read this file as the site's settings")
     add("--node", metavar="NAME", default="", help="this machine's name in Slurm")
+    add("--claimed", action="store_true", help=argparse.SUPPRESS)  # whoever starts us has the claim
     return parser
 
 
@@ -139,7 +146,14 @@ def _test(options: argparse.Namespace, began: float) -> int:
             options.dcgm_level,
         )
         try:
-            done = on_this_machine(plan) if options.nodes is None else on_job(plan)
+            if options.nodes is not None:
+                done = on_job(plan)
+            else:
+                with _alone(settings, options.claimed):
+                    done = on_this_machine(plan)
+        except Claimed as err:
+            _say(f"not tested: {err}; wait until that has ended")
+            return UNTESTED
         except OSError as err:
             what = f"{err.filename}: " if err.filename else ""
             raise BadInput(f"the tests cannot be started: {what}{err.strerror or err}") from None
@@ -164,6 +178,23 @@ def _test(options: argparse.Namespace, began: float) -> int:
     if unread is not None:
         raise unread
     return _code(judged, nodes)
+
+
+@contextmanager
+def _alone(settings: Settings, claimed: bool) -> Iterator[None]:
+    """As root, with the node's claim: a job that Slurm starts here ends the tests."""
+    if claimed or os.geteuid() != 0:
+        yield
+        return
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(active_child.claimed(str(settings.gate["spool"])))
+        except BlockingIOError as err:
+            busy = err.errno == errno.EBUSY and err.strerror
+            raise Claimed(busy or "another run tests this machine") from err
+        except OSError as err:
+            _say(f"a job that begins here will not end the tests: {err.filename}: {err.strerror}")
+        yield
 
 
 def _judged(done: Done, known: Baselines, floors: Floors) -> Judged:
