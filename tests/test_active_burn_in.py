@@ -17,7 +17,7 @@ import pytest
 
 from health import history, settings, state
 from health.active import aftermath, burn_in, records, reservation
-from health.active.burn_in import by_gpus, full_s, job_argv, partition_of
+from health.active.burn_in_plan import by_gpus, full_s, job_argv, partition_of, planned
 from health.active.model import LEVELS, TESTS, Judged, Measured
 from health.active.procedure import Wanted
 from health.active.reservation import refuse_busy, reserved
@@ -227,10 +227,10 @@ def test_nodes_by_what_they_have() -> None:
 
 def test_the_job_shows_no_key() -> None:
     plan = burn_in.Plan(("n1",), {}, "train", "/opt/python", Wanted((), "quick", 60.0), 5)
-    words = job_argv(plan, "r", 8, ["n1", "n2"])
+    words = job_argv(plan, "r", 8, ["n1", "n2"], ["true"])
     assert {"--reservation=r", "--gres=gpu:8", "--exclusive", "--nodelist=n1,n2"} <= set(words)
     assert not any("KEY" in word for word in words)
-    assert not any("gres" in word for word in job_argv(plan, "r", 0, ["n1"]))
+    assert not any("gres" in word for word in job_argv(plan, "r", 0, ["n1"], ["true"]))
 
 
 def test_every_test_of_a_level_fits() -> None:
@@ -259,7 +259,7 @@ def options(*words: str) -> argparse.Namespace:
 def test_bad_input_starts_nothing(words: list[str], why: str) -> None:
     slurm = FakeSlurm(n1="IDLE")
     with pytest.raises(BadInput) as caught:
-        burn_in._plan(options(*words), settings.defaults(ALL), "quick", slurm.door())
+        planned(options(*words), settings.defaults(ALL), "quick", slurm.door())
     assert why in str(caught.value) and slurm.reservations == {}
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from health.active import meeting, procedure
 from health.active.fleet import NO_BASELINES, Baselines, Spread
 from health.active.judge import judge
-from health.active.model import BY_NAME, LEVELS, TESTS, Judged, Level, Measured
+from health.active.model import BY_NAME, LEVELS, TESTS, Finding, Judged, Level, Measured
 from health.active.pairing import Pair
 from health.active.procedure import Wanted
 from health.active.session import Session
@@ -335,3 +335,29 @@ def test_shares(tests: set[str], level: Level, limit: float) -> None:
 def test_a_test_that_is_none() -> None:
     with pytest.raises(KeyError):
         share(["gem"], "quick", 10)
+
+
+def test_states_of_gpus_are_compared_around_the_tests() -> None:
+    order: list[str] = []
+    changed = Finding("FAIL", "node", "active-state-changed", "gpu0", "power limit", "reset-gpu")
+
+    def of(node: str) -> Answer:
+        def answer(task: dict[str, Any]) -> Any:
+            if node == "n1":
+                order.append(task["test"])
+            if task["test"] != "state":
+                return passed(task, model="H100")
+            if node == "n3":
+                return {"measured": []}  # an older worker
+            return {"findings": [changed.as_dict()] if "gemm" in order and node == "n2" else []}
+
+        return answer
+
+    answers = {node: of(node) for node in ("n1", "n2", "n3")}
+    gpu = {"backend": "nccl", "devices": ["gpu0"], "models": ["H100"]}
+    judged = judged_of(answers, ("gemm",), ready=gpu, states=True)
+    assert order == ["state", "gemm", "state"]
+    assert judged.findings == {"n2": (changed,)} and judged.cleared == {"n1", "n3"}
+    assert judged.left_out == ("state of the GPUs of n3: its worker does not tell it",)
+    judged = judged_of(dict.fromkeys(answers, passed), ("gemm",), states=True)
+    assert not judged.left_out, "there is none to compare"

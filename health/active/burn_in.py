@@ -8,54 +8,39 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import math
 import os
-import re
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 from health import settings as site
-from health.active import aftermath, records, tables
-from health.active.fleet import Baselines
+from health.active import aftermath, nvidia, records, runs, tables
+from health.active.burn_in_plan import START_S, Plan, job_argv, planned
+from health.active.fleet import NO_BASELINES, Baselines
 from health.active.judge import judge
-from health.active.model import LEVELS, TESTS, Judged, Level, usual
-from health.active.procedure import Outcome, Wanted, measure
+from health.active.model import LEVELS, Judged, Level
+from health.active.procedure import Outcome, measure
 from health.active.profiles import Floors, with_site
-from health.active.reservation import refuse_busy, reserved
-from health.active.session import Session
-from health.active.shares import OVERHEAD_S, rounds
+from health.active.reservation import reserved
+from health.active.runs import with_tools
+from health.active.session import About, Session
 from health.active.start import Started
 from health.checks import ALL
 from health.commands import BAD_INPUT, BadInput
-from health.hostlist import expand
 from health.live import context
 from health.settings import Settings
-from robust_slurm.checkpoint.topology import leaves
-from robust_slurm.slurm import Node, Slurm, SlurmError
+from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.run import without_slurm
 
 PASSED, FAILED, UNTESTED, INTERRUPTED = 0, 1, 3, 130
-START_S = 180.0  # prolog, start of the job, and torch from a slow file system
-_SPARE_S = 60.0
 SLURM_S = 20.0
-_GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)")
 _EPILOG = """\
 exit codes: 0 every node passed, 1 a node is bad, 3 nothing is bad but something could not be
 tested or Slurm failed, 2 bad input or busy nodes: nothing was started."""
-
-
-class Plan(NamedTuple):
-    """``gpus``: the nodes by their number of GPUs. ``minutes``: of job and reservation."""
-
-    nodes: tuple[str, ...]
-    gpus: dict[int, list[str]]
-    partition: str
-    python: str
-    wanted: Wanted
-    minutes: int
 
 
 def main(argv: Sequence[str]) -> int:
@@ -102,12 +87,14 @@ def _burn_in(options: argparse.Namespace, slurm: Slurm) -> int:
         floors = with_site(settings.active["floors"])
     except ValueError as err:
         raise BadInput(str(err)) from None
-    plan = _plan(options, settings, level, slurm)
+    plan = planned(options, settings, level, slurm)
     known, why = records.baselines(settings)
     if why:
         say(f"compared with no record: {why}")
     with reserved(slurm, plan.nodes, plan.minutes, options.keep_reservation, say) as name:
-        outcome = asyncio.run(_tested(plan, name, known))
+        ends = time.monotonic() + START_S + plan.wanted.limit
+        outcome, about = asyncio.run(_tested(plan, name, known))
+        outcome = with_tools(outcome, _nvidia(plan, name, about, ends))
         judged = judge(baselines=known, floors=floors, **outcome._asdict())
         _follow(settings, judged, plan, level, options.no_drain)
     return _show(judged, plan, known, floors, options.json)
@@ -157,60 +144,12 @@ def _settings(options: argparse.Namespace) -> Settings:
     return site.load(path, context("deep", os.environ).node, ALL)
 
 
-def _plan(options: argparse.Namespace, settings: Settings, level: Level, slurm: Slurm) -> Plan:
-    try:
-        nodes = tuple(dict.fromkeys(expand(options.nodes)))
-    except ValueError as err:
-        raise BadInput(f"{options.nodes}: {err}") from None
-    limit = full_s(level) if options.limit is None else options.limit
-    if not nodes or not 0 < limit < 1e6:
-        raise BadInput(f"{options.nodes} --limit {limit:g}: some nodes, and seconds above 0")
-    least = math.ceil((START_S + limit + _SPARE_S) / 60)
-    minutes = least if options.time_limit is None else options.time_limit
-    if minutes * 60 < limit:
-        raise BadInput(f"--time-limit {minutes}: the tests may take {limit:g} s, say {least}")
-    refuse_busy(slurm, nodes)
-    wanted = Wanted(usual(level), level, limit, leaf_of=leaves(slurm.topology()))
-    python = options.python or str(settings.active["python"]) or sys.executable
-    if not python.startswith("/"):
-        raise BadInput(f"--python {python}: an absolute path is needed, as it is on the nodes")
-    partition = partition_of(slurm, nodes, options.partition)
-    return Plan(nodes, by_gpus(slurm.nodes(nodes).values()), partition, python, wanted, minutes)
-
-
-def full_s(level: Level) -> float:
-    """Seconds in which every test of a level fits, with a fifth to spare."""
-    whole = sum(rounds(test.name) * (test.seconds[level] + OVERHEAD_S) for test in TESTS)
-    return 10.0 + 1.2 * whole
-
-
-def by_gpus(nodes: Iterable[Node]) -> dict[int, list[str]]:
-    """The nodes by how many GPUs Slurm gives to a job that has them whole. Pure."""
-    found: dict[int, list[str]] = {}
-    for node in nodes:
-        count = sum(int(number) for number in _GPUS.findall(node.gres or ""))
-        found.setdefault(count, []).append(node.name)
-    return found
-
-
-def partition_of(slurm: Slurm, nodes: Sequence[str], asked: str | None = None) -> str:
-    """A partition that is up and has all the nodes: ``asked``, or the default one. BadInput."""
-    known = slurm.partitions()
-    if asked is not None and asked not in known:
-        raise BadInput(f"--partition {asked}: Slurm knows {', '.join(sorted(known)) or 'none'}")
-    partitions = known.values() if asked is None else [known[asked]]
-    fit = [p for p in partitions if p.state == "UP" and set(nodes) <= set(p.nodes)]
-    if not fit:
-        if asked is not None:
-            raise BadInput(f"--partition {asked}: is not up, or has not all these nodes")
-        raise BadInput("no partition that is up has all these nodes: test them in several runs")
-    return max(fit, key=lambda p: p.default).name
-
-
 # -- the job ------------------------------------------------------------------------------------
 
 
-async def _tested(plan: Plan, reservation: str, known: Baselines) -> Outcome:
+async def _tested(
+    plan: Plan, reservation: str, known: Baselines
+) -> tuple[Outcome, dict[str, About]]:
     session = Session(dict.fromkeys(plan.nodes, 1))
     steps: list[Started] = []
     try:
@@ -219,10 +158,11 @@ async def _tested(plan: Plan, reservation: str, known: Baselines) -> Outcome:
         env = {**without_slurm(os.environ), **session.worker_env("", "")}
         for gpus, nodes in plan.gpus.items():
             step = Started(session, nodes, "srun")
-            step.start(job_argv(plan, reservation, gpus, nodes), env, signal.SIGTERM)
+            words = [plan.python, "-P", "-m", "health.active.start"]
+            step.start(job_argv(plan, reservation, gpus, nodes, words), env, signal.SIGTERM)
             steps.append(step)
         await session.gather(START_S)
-        return await measure(
+        outcome = await measure(
             session,
             plan.nodes,
             plan.wanted,
@@ -230,6 +170,7 @@ async def _tested(plan: Plan, reservation: str, known: Baselines) -> Outcome:
             baselines=known,
             said=say,
         )
+        return outcome, {node: session.about(node) for node in plan.nodes if session.ready(node)}
     except OSError as err:
         raise BadInput(f"the tests cannot be started: {err.filename or ''} {err}") from None
     finally:
@@ -238,18 +179,18 @@ async def _tested(plan: Plan, reservation: str, known: Baselines) -> Outcome:
             await step.stop()
 
 
-def job_argv(plan: Plan, reservation: str, gpus: int, nodes: Sequence[str]) -> list[str]:
-    """A job of whole nodes, one worker on each."""
-    return [
-        "srun",
-        *(f"--reservation={reservation}", f"--partition={plan.partition}", "--exclusive"),
-        *(f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
-        *("--nodelist=" + ",".join(nodes), "--mem=0", "--cpu-bind=none", "--chdir=/"),
-        *([f"--gres=gpu:{gpus}"] if gpus else []),
-        *("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--export=ALL"),
-        *(f"--time={plan.minutes}", f"--job-name={reservation}"),
-        *(plan.python, "-P", "-m", "health.active.start"),
-    ]
+def _nvidia(
+    plan: Plan, reservation: str, about: Mapping[str, About], ends: float
+) -> dict[str, nvidia.Found]:
+    """NVIDIA's tools, where Slurm has GPUs: a job of their own, when our workers have left them."""
+    env, found = without_slurm(os.environ), dict[str, nvidia.Found]()
+    for gpus, nodes in plan.gpus.items():
+        if not gpus:
+            continue
+        words = partial(job_argv, plan, reservation, gpus)
+        tests = runs.Plan(tuple(nodes), plan.wanted, nvidia.TOOLS, plan.python, NO_BASELINES, say)
+        found |= runs.tools_on_step(tests, about, ends - time.monotonic(), words, env)
+    return found
 
 
 def say(line: str) -> None:

@@ -22,9 +22,10 @@ from health.active import dcgm, records, tables
 from health.active.fleet import Baselines
 from health.active.judge import judge
 from health.active.model import BY_NAME, LEVELS, Judged, Level, usual
+from health.active.nvidia import TOOLS
 from health.active.procedure import Wanted
 from health.active.profiles import Floors, with_site
-from health.active.runs import TOOLS, Done, Plan, on_job, on_this_machine
+from health.active.runs import Done, Plan, on_job, on_this_machine
 from health.checks import ALL
 from health.commands import BAD_INPUT, BadInput
 from health.hostlist import expand
@@ -138,7 +139,7 @@ def _test(options: argparse.Namespace, began: float) -> int:
         plan = Plan(
             nodes,
             Wanted(own, level, max(1.0, limit - (time.monotonic() - began)), suspects),
-            frozenset(tests) & TOOLS,
+            tuple(name for name in TOOLS if name in tests),
             python,
             known,
             (lambda line: None) if options.json else _say,
@@ -200,7 +201,7 @@ def _alone(settings: Settings, claimed: bool) -> Iterator[None]:
 def _judged(done: Done, known: Baselines, floors: Floors) -> Judged:
     """Beside a process that came meanwhile, being slow is no fault of the machine."""
     outcome = done.outcome
-    judged = judge(baselines=known, floors=floors, more=done.more, **outcome._asdict())
+    judged = judge(baselines=known, floors=floors, **outcome._asdict())
     against = (f for of_node in judged.findings.values() for f in of_node if f.status == "FAIL")
     if not done.disturbed or not any(f.check.endswith("-slow") for f in against):
         return judged
@@ -210,7 +211,7 @@ def _judged(done: Done, known: Baselines, floors: Floors) -> Judged:
         for one in outcome.measured
     )
     outcome = outcome._replace(measured=measured)
-    return judge(baselines=known, floors=floors, more=done.more, **outcome._asdict())
+    return judge(baselines=known, floors=floors, **outcome._asdict())
 
 
 def _code(judged: Judged, nodes: Sequence[str]) -> int:
@@ -231,12 +232,9 @@ def _settings(options: argparse.Namespace, node: str) -> Settings:
 
 
 def _names(words: Sequence[str], level: Level, on_job: bool) -> tuple[str, ...]:
-    """What is to be run; NVIDIA's tools only where we are."""
-    own = list(BY_NAME)
-    every = own if on_job else [*own, *sorted(TOOLS)]
+    """What is to be run."""
+    every = [*BY_NAME, *TOOLS]
     for word in words:
-        if word in TOOLS and on_job:
-            raise BadInput(f"{word}: runs without --nodes only, on the machine itself")
         if word not in every:
             close = difflib.get_close_matches(word, every, 1)
             hint = f"did you mean {close[0]}?" if close else "see robust-health test --list"
@@ -244,7 +242,7 @@ def _names(words: Sequence[str], level: Level, on_job: bool) -> tuple[str, ...]:
     if words:
         return tuple(dict.fromkeys(words))
     if on_job:
-        return usual(level)
+        return (*usual(level), *TOOLS)
     return tuple(name for name in every if name in TOOLS or "peer" not in BY_NAME[name].needs)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from health.finding import Action, Finding
+from health.finding import ACTIONS, STATUSES, Action, Finding
 
 Level = Literal["quick", "standard", "long"]
 LEVELS: tuple[Level, ...] = ("quick", "standard", "long")
@@ -146,6 +146,15 @@ def measured(data: Any) -> Measured:
     )
 
 
+def finding(data: Any) -> Finding:
+    """Of JSON from another process. ValueError, TypeError or KeyError for anything else."""
+    status, cls, action = data["status"], data["class"], data["action"]
+    if status not in STATUSES or cls not in ("node", "user", "tool") or action not in ACTIONS:
+        raise ValueError(f"not a finding: {str(data)[:100]}")
+    check, device = str(data["check"])[:60], str(data["device"])[:60]
+    return Finding(status, cls, check, device, str(data["evidence"])[:600], action)
+
+
 class Judged(NamedTuple):
     """The outcome of a run of active tests.
 
@@ -170,5 +179,5 @@ def fails(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 __all__ = [
     "BY_NAME", "LEVELS", "TESTS", "Action", "Finding", "Judged", "Level", "Measured", "Need",
-    "Scope", "Test", "fails", "measured",
+    "Scope", "Test", "fails", "finding", "measured", "usual",
 ]  # fmt: skip

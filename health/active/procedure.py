@@ -16,19 +16,23 @@ from health.active.fleet import limit as spread_limit
 from health.active.judge import judge
 from health.active.kinds import Kind
 from health.active.meeting import Meetings, patience
-from health.active.model import BY_NAME, Judged, Level, Measured
+from health.active.model import BY_NAME, Finding, Judged, Level, Measured, finding
 from health.active.pairing import Pairing, PairVerdict
 from health.active.profiles import Floors, floor
-from health.active.session import Session
+from health.active.session import Session, WorkerError
 from health.active.shares import OVERHEAD_S, ROUNDS, rounds, share
 from health.active.speed import FLEET_FAIL
 
 LAST_S = 0.2  # of the limit, for the judgement
+STATE_S = 45.0  # for two looks at the GPUs of a driver that keeps no state, and to put it back
 COMPARABLE = 3  # machines whose bits are compared name the one that differs; two do not
 
 
 class Wanted(NamedTuple):
-    """What is to be tested, and within how many seconds (``limit``)."""
+    """What is to be tested, and within how many seconds (``limit``).
+
+    ``states``: the state of the nodes' GPUs is compared before and after.
+    """
 
     tests: tuple[str, ...]
     level: Level
@@ -36,6 +40,7 @@ class Wanted(NamedTuple):
     suspects: tuple[str, ...] = ()
     leaf_of: Mapping[str, str] = {}
     seed: int = 0
+    states: bool = False
 
 
 class Outcome(NamedTuple):
@@ -46,6 +51,7 @@ class Outcome(NamedTuple):
     asked: dict[str, frozenset[str]]
     seconds: float
     left_out: tuple[str, ...]
+    more: Mapping[str, tuple[Finding, ...]] = {}
 
 
 async def run(
@@ -107,12 +113,14 @@ class _Run:
         self._not_begun: dict[str, set[str]] = {}  # by test: nodes that had no time for it
         self._unpaired: set[str] = set()  # able, and not meant to take part in pairs
         self._ringed: set[str] = set()
+        self._more: dict[str, tuple[Finding, ...]] = {}
         self._shares = self._divide()
 
     async def outcome(self) -> Outcome:
         for node in self._nodes:
             for why in self._session.missing(node):
                 self._measured.append(Measured("worker", node, error=why))
+        compared = await self._states(self._able) if self._wanted.states else []
         await self._devices()
         verdict = await self._pairs()
         await self._rings(verdict)
@@ -128,13 +136,35 @@ class _Run:
             )
             for node in nodes:
                 asked[node] -= {name}
+        await self._states(compared)
         return Outcome(
             tuple(self._measured),
             verdict,
             asked,
             self._clock() - self._began,
             tuple(self._left_out),
+            self._more,
         )
+
+    async def _states(self, nodes: Iterable[str]) -> list[str]:
+        """Have the workers of nodes with GPUs take their state: the second time, compare it."""
+        asked = [n for n in nodes if n in self._with_gpu and self._session.idle(n)]
+        wait = min(STATE_S, max(0.0, self._until - self._clock()))
+        task = {"test": "state"}
+        answers = await asyncio.gather(
+            *(self._session.request(node, task, wait) for node in asked), return_exceptions=True
+        )
+        took = []
+        for node, answer in zip(asked, answers, strict=True):
+            try:
+                if isinstance(answer, BaseException):
+                    raise answer
+                self._more[node] = tuple(finding(row) for row in answer["findings"])
+                took.append(node)
+            except (WorkerError, ValueError, TypeError, KeyError) as err:
+                said = str(err) if isinstance(err, WorkerError) else "its worker does not tell it"
+                self._left_out.append(f"state of the GPUs of {node}: {said}")
+        return took
 
     def _divide(self) -> dict[str, float]:
         """Seconds of each test that will run; what cannot is left out, with the reason."""

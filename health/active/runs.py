@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
 
-from health.active import dcgm, gpu_state, nccl_tests, start
+from health.active import gpu_state, nvidia, start
 from health.active.fleet import Baselines
-from health.active.model import BY_NAME, Measured
+from health.active.model import BY_NAME
 from health.active.procedure import Outcome, Wanted, measure
 from health.active.session import About, Session
 from health.finding import Finding
 
-TOOLS = frozenset({"dcgm", "nccl-tests"})  # of NVIDIA; what is not installed is left out
 START_S = 120.0  # for workers to come and to import torch, from a slow file system
 
 
 class Plan(NamedTuple):
-    """``tools``: which of TOOLS are wanted. ``log`` gets what the workers print.
+    """``tools``: which of ``nvidia.TOOLS`` are wanted. ``log`` gets what the workers print.
 
     ``dcgm_level``: of dcgmi diag, other than the level's own.
     """
 
     nodes: tuple[str, ...]
     wanted: Wanted
-    tools: frozenset[str]
+    tools: tuple[str, ...]
     python: str
     known: Baselines
     said: Callable[[str], None]
@@ -35,21 +35,48 @@ class Plan(NamedTuple):
 
 
 class Done(NamedTuple):
-    """``more``: what the tests are not, but found: of NVIDIA's tools, and states that changed.
-
-    ``disturbed``: who used the GPUs when the tests ended, and had not when they began.
-    """
+    """``disturbed``: who used the GPUs when the tests ended, and had not when they began."""
 
     outcome: Outcome
-    more: dict[str, tuple[Finding, ...]]
     disturbed: tuple[str, ...] = ()
 
 
 def on_job(plan: Plan) -> Done:
     """The nodes of the job we are in, by one step. Raises OSError."""
-    wanted = plan.wanted._replace(leaf_of=_leaves())
-    outcome, _ = asyncio.run(_tested(plan, wanted, on_step=True))
-    return Done(outcome, {})
+    ends = time.monotonic() + plan.wanted.limit
+    wanted = plan.wanted._replace(leaf_of=_leaves(), states=True)
+    outcome, about = asyncio.run(_tested(plan, wanted, on_step=True))
+    if not plan.tools:
+        return Done(outcome)
+    known = any(_gpus(one) for one in about.values()) or not about
+    if not known and not os.environ.get("SLURM_GPUS_ON_NODE"):
+        line = f"{', '.join(plan.tools)}: no node has a GPU"
+        return Done(outcome._replace(left_out=(*outcome.left_out, line)))
+    found = tools_on_step(plan, about, ends - time.monotonic(), start.step_argv, os.environ)
+    seconds = plan.wanted.limit - (ends - time.monotonic())
+    return Done(with_tools(outcome, found)._replace(seconds=seconds))
+
+
+def tools_on_step(
+    plan: Plan,
+    about: Mapping[str, About],
+    seconds: float,
+    step_argv: Callable[[Sequence[str], Sequence[str]], list[str]],
+    env: Mapping[str, str],
+) -> dict[str, nvidia.Found]:
+    """NVIDIA's tools on the plan's nodes; ``step_argv``: srun's words for nodes and a command."""
+    if seconds < nvidia.START_S:
+        line = (
+            f"{', '.join(plan.tools)}: {max(0.0, seconds):.0f} s left, the step alone may take 30"
+        )
+        return {node: nvidia.Found(left_out=(line,)) for node in plan.nodes}
+    plan.said(f"{', '.join(plan.tools)} on {len(plan.nodes)} nodes, where they are installed")
+    words = nvidia.argv(
+        [plan.python, start.flag()], plan.wanted.level, seconds - nvidia.START_S, plan.dcgm_level,
+        plan.tools,
+    )  # fmt: skip
+    found = nvidia.step(step_argv(plan.nodes, words), env, plan.nodes, seconds)
+    return {node: one.of_model(_model(about.get(node))) for node, one in found.items()}
 
 
 def on_this_machine(plan: Plan) -> Done:
@@ -67,31 +94,36 @@ def on_this_machine(plan: Plan) -> Done:
     try:
         wanted = wanted._replace(limit=max(1.0, ends - time.monotonic()))
         outcome, about = asyncio.run(_tested(plan, wanted, on_step=False))
-        if "nccl-tests" in plan.tools:
-            outcome = _nccl_tests(plan, outcome, about.get(node), ends)
-        if "dcgm" in plan.tools:
-            outcome, said = _dcgm(plan, outcome, before, ends)
-            found += said
+        if plan.tools:
+            plan.said(f"{', '.join(plan.tools)}, where they are installed")
+            here = about.get(node)
+            ran = nvidia.on_machine(
+                plan.tools, wanted.level, ends, node,
+                before=before, gpus=_gpus(here) if here else len(before.gpus),
+                model=_model(here), dcgm_level=plan.dcgm_level,
+            )  # fmt: skip
+            outcome = with_tools(outcome, {node: ran})
     finally:
         if before.gpus or before.error:
             after = gpu_state.take()
             disturbed = () if held else gpu_state.busy(after)
             found += gpu_state.restore(before, after)
     seconds = plan.wanted.limit - (ends - time.monotonic())
-    return Done(outcome._replace(seconds=seconds), {node: tuple(found)}, disturbed)
+    more = {node: (*outcome.more.get(node, ()), *found)}
+    return Done(outcome._replace(seconds=seconds, more=more), disturbed)
 
 
 def _without_exclusive(
-    wanted: Wanted, tools: frozenset[str], held: Sequence[str]
-) -> tuple[Wanted, frozenset[str], list[Finding]]:
+    wanted: Wanted, tools: tuple[str, ...], held: Sequence[str]
+) -> tuple[Wanted, tuple[str, ...], list[Finding]]:
     """What may run beside others' work, and an ERROR for what may not: nobody knows of that."""
     kept = tuple(name for name in wanted.tests if "exclusive" not in BY_NAME[name].needs)
-    dropped = [name for name in (*wanted.tests, *sorted(tools)) if name not in kept]
+    dropped = [name for name in (*wanted.tests, *tools) if name not in kept]
     if not dropped:
         return wanted, tools, []
     text = f"{', '.join(dropped)} not run: {'; '.join(held)}; free the GPUs and test again"
     finding = Finding("ERROR", "tool", "active-error", "", text, "none")
-    return wanted._replace(tests=kept), frozenset(), [finding]
+    return wanted._replace(tests=kept), (), [finding]
 
 
 async def _tested(plan: Plan, wanted: Wanted, *, on_step: bool) -> tuple[Outcome, dict[str, About]]:
@@ -125,40 +157,29 @@ async def _tested(plan: Plan, wanted: Wanted, *, on_step: bool) -> tuple[Outcome
             await started.stop()
 
 
-def _nccl_tests(plan: Plan, outcome: Outcome, about: About | None, ends: float) -> Outcome:
-    """Their results beside our own test of the same, "local"."""
-    node, gpus = plan.nodes[0], len(about.devices) if about and about.backend == "nccl" else 0
-    plan.said("nccl-tests, where they are installed")
-    found, left_out = nccl_tests.run(
-        max(0.0, ends - time.monotonic()),
-        gpus=gpus,
-        level=plan.wanted.level,
-        node=node,
-        model=about.models[0] if about and about.models else "",
+def with_tools(outcome: Outcome, found: Mapping[str, nvidia.Found]) -> Outcome:
+    """Their results beside our own tests'."""
+    measured = tuple(row for one in found.values() for row in one.measured)
+    asked = {
+        **outcome.asked,
+        **{n: outcome.asked.get(n, frozenset()) | one.ran for n, one in found.items() if one.ran},
+    }
+    more = {n: (*outcome.more.get(n, ()), *one.findings) for n, one in found.items()}
+    return outcome._replace(
+        measured=(*outcome.measured, *measured),
+        asked=asked,
+        more={**outcome.more, **more},
+        left_out=(*outcome.left_out, *nvidia.left_out(found)),
     )
-    if left_out:
-        outcome = outcome._replace(left_out=(*outcome.left_out, *left_out))
-    if not found and left_out:
-        return outcome
-    if not found:
-        why = "not installed" if gpus > 1 else "fewer than two GPUs that torch can use"
-        return outcome._replace(left_out=(*outcome.left_out, f"nccl-tests: {why}"))
-    asked = {**outcome.asked, node: outcome.asked.get(node, frozenset()) | {"local"}}
-    return outcome._replace(measured=(*outcome.measured, *found), asked=asked)
 
 
-def _dcgm(
-    plan: Plan, outcome: Outcome, before: gpu_state.State, ends: float
-) -> tuple[Outcome, list[Finding]]:
-    node, begun = plan.nodes[0], time.monotonic()
-    plan.said("dcgmi diag, where it is installed")
-    left = max(0.0, ends - begun)
-    found, left_out = dcgm.run(plan.wanted.level, left, state=before, run_level=plan.dcgm_level)
-    if left_out:
-        return outcome._replace(left_out=(*outcome.left_out, *left_out)), found
-    ran = Measured("dcgm", node, seconds=round(time.monotonic() - begun, 3))
-    asked = {**outcome.asked, node: outcome.asked.get(node, frozenset()) | {"dcgm"}}
-    return outcome._replace(measured=(*outcome.measured, ran), asked=asked), found
+def _gpus(about: About) -> int:
+    """How many torch can use."""
+    return len(about.devices) if about.backend == "nccl" else 0
+
+
+def _model(about: About | None) -> str:
+    return about.models[0] if about is not None and about.models else ""
 
 
 def _leaves() -> dict[str, str]:

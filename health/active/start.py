@@ -180,7 +180,7 @@ def here(session: Session, node: str, python: str, log: IO[bytes] | None = None)
     """One worker on this machine. Raises OSError."""
     started = Started(session, [node], f"{python} -m health.active.worker", log)
     env = {**os.environ, **session.worker_env("127.0.0.1", node)}
-    argv = [python, _flag(), "-m", "health.active.worker"]
+    argv = [python, flag(), "-m", "health.active.worker"]
     started.start(argv, env, signal.SIGKILL)
     return started
 
@@ -194,23 +194,24 @@ def step(
     """
     started = Started(session, nodes, "srun", log)
     env = {**os.environ, **session.worker_env("", "")}
-    started.start(step_argv(nodes, python), env, signal.SIGTERM)  # srun then ends the step
+    words = [python, flag(), "-m", "health.active.start"]
+    started.start(step_argv(nodes, words), env, signal.SIGTERM)  # srun then ends the step
     return started
 
 
-def _flag() -> str:
+def flag() -> str:
     """Nothing is imported from the working directory, and where we are isolated, so are they."""
     return "-I" if sys.flags.isolated else "-P"
 
 
-def step_argv(nodes: Sequence[str], python: str) -> list[str]:
-    """One task for each node beside what runs there, with all that the job has on it."""
+def step_argv(nodes: Sequence[str], words: Sequence[str]) -> list[str]:
+    """A command on each node beside what runs there, with all that the job has on it."""
     return [
         "srun",
         *(f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
         *("--nodelist=" + ",".join(nodes), "--overlap", "--mem=0", "--cpu-bind=none"),
         *("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--export=ALL"),
-        *("--job-name=robust-test", python, _flag(), "-m", "health.active.start"),
+        *("--job-name=robust-test", *words),
     ]
 
 

@@ -22,7 +22,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from health.active.model import BY_NAME, LEVELS, Level, Measured
+from health.active import gpu_state
+from health.active.model import BY_NAME, LEVELS, Finding, Level, Measured
 from health.active.worker_env import Started, prepare, take_environment
 from robust_slurm.wire import Codec, WireError
 
@@ -149,6 +150,7 @@ class Worker:
         self._failed = device.failed
         self._devices = devices = device.devices()
         self._store: Any = None  # what the next pair or ring meets at
+        self._state: gpu_state.State | None = None
         device.use_all_cores()
 
         def aligned(task: Task) -> list[Measured]:
@@ -194,6 +196,8 @@ class Worker:
                 self._store = None  # of one that was not run
                 self._store = self._collective.listen(self._host)
                 return {"port": self._store.port}
+            if name == "state":
+                return {"findings": [one.as_dict() for one in self._changed()]}
             if name not in self._tests:
                 known = ", ".join(self._tests)
                 raise ValueError(f"no such test; this version has {known}: use one on all nodes")
@@ -203,6 +207,14 @@ class Worker:
             found = [Measured(name, self._node, wrong=wrong, error=error)]
         self._release()
         return {"measured": [one._replace(node=self._node).as_dict() for one in found]}
+
+    def _changed(self) -> list[Finding]:
+        """What of the GPUs' state is not as at the first call; nothing at that."""
+        before, now = self._state, gpu_state.take()
+        if before is None:
+            self._state = now
+            return []
+        return gpu_state.restore(before, now)
 
     def _release(self) -> None:
         """Give the test's memory back to the GPU, for whoever is next."""
