@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,9 +18,9 @@ from robust_slurm.config import Config, ConfigError, flags, help_text, load
 from robust_slurm.ledger import StateDirError, prepare
 from robust_slurm.slurm import Slurm
 from srun_wrapper import neighbours, output
-from srun_wrapper.layout import plan_step
+from srun_wrapper.layout import StepPlan, plan_step
 from srun_wrapper.orphan import accused
-from srun_wrapper.remainder import corrected, fit, nodes_left
+from srun_wrapper.remainder import corrected, fit, look
 from srun_wrapper.report import say
 from srun_wrapper.resubmit import SCRIPT_WORDS, SIZE
 from srun_wrapper.sinks import OutputPlan
@@ -72,10 +73,8 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
     plan = plan_step(request, nodes, config.spares, env.get("SLURM_TASKS_PER_NODE"))
     job_id, size = int(env["SLURM_JOB_ID"]), job_size(env)
     prepare(config.job_dir(job_id))
-    if accused(config.job_dir(job_id)) and (left := nodes_left(Slurm(), job_id, nodes)):
-        per_node = env.get("SLURM_TASKS_PER_NODE")
-        plan = fit(request, nodes, len(left), config.spares, per_node)
-        env = corrected(env, left)
+    if accused(config.job_dir(job_id)):
+        plan, env = remains(config, request, plan, nodes, env)
     warn(config, env)
     command, kept, out, companion = take_output(command, request, env)
     options = TaskOptions(
@@ -103,6 +102,20 @@ async def supervise(config: Config, launch: Launch) -> int:
     # All has ended: a signal that comes this late (a second Ctrl-C) must not change the exit code.
     signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, *TERMINATING})
     return code
+
+
+def remains(
+    config: Config, request: StepRequest, plan: StepPlan, nodes: int, env: Mapping[str, str]
+) -> tuple[StepPlan, Mapping[str, str]]:
+    """Plan and environment for a job that may have lost nodes in an earlier step."""
+    job_id = int(env["SLURM_JOB_ID"])
+    left = look(Slurm(), job_id, config.job_dir(job_id), nodes, request.exclude)
+    if left is None:
+        return plan, env
+    per_node = env.get("SLURM_TASKS_PER_NODE")
+    plan = fit(request, nodes, len(left.usable), config.spares, per_node)
+    plan = replace(plan, options={**plan.options, **left.options})
+    return plan, corrected(env, left.nodes)
 
 
 def job_size(env: Mapping[str, str]) -> dict[str, str]:

@@ -146,7 +146,7 @@ class Companions:
             return any(n in over or n not in self._companions for n in chosen)
 
         def other() -> bool:
-            return bool(state.failures) or state.signalled > 0
+            return bool(state.failures) or state.signalled > 0 or self._boss.step.ended
 
         await state.until(
             lambda: len(came()) == len(chosen) or refused() or other(), self._config.standby_wait

@@ -59,7 +59,7 @@ class StepPlan:
     """
 
     spares: int = 0
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str | None] = field(default_factory=dict)
     active_nodes: int | None = None
     world_size: int | None = None
     slots_per_node: int | None = None
@@ -149,6 +149,8 @@ def _world_size(
         return active * request.tasks_per_node
     if not request.ntasks_env:
         return active
+    if active == allocation_nodes:
+        return request.ntasks_env
     nodes = request.nodes_env or allocation_nodes
     per_node, rest = divmod(request.ntasks_env, nodes)
     if rest:

@@ -74,8 +74,10 @@ def start_orders(
 def finish_order(world: World, node: Node) -> Finish:
     """Every shim ends as its rank did; one whose rank was stopped as if terminated."""
     exits = []
+    place = world.place_of(node) if node.role is Role.ACTIVE else None
+    ranks = 0 if place is None else len(world.ranks[place])
     for local in range(node.slots):
-        rank = world.rank_at(node, local) if node.role is Role.ACTIVE else None
+        rank = world.rank_at(node, local) if local < ranks else None
         code, signum = (0, 0) if rank is None else rank.exit or (0, int(signal.SIGTERM))
         exits.append((code, signum))
     return Finish(tuple(exits))

@@ -7,9 +7,13 @@ gone. srun refuses that (22.05: "conflicts with allocated node count"), or waits
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.values import fold
@@ -21,14 +25,75 @@ from srun_wrapper.step_request import StepRequest
 _PER_NODE = ("SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE")
 
 
-def nodes_left(slurm: Slurm, job_id: int, allocated: int) -> tuple[str, ...]:
-    """The job's nodes, if they are fewer than the ``allocated`` that its environment tells of."""
+class Left(NamedTuple):
+    """``nodes``: that Slurm has the job for; ``usable``: without those that left it for good.
+
+    ``options``: of srun, to keep the step off the others.
+    """
+
+    nodes: tuple[str, ...]
+    usable: tuple[str, ...]
+    options: Mapping[str, str | None] = {}
+
+
+def look(
+    slurm: Slurm, job_id: int, job_dir: Path, allocated: int, excluded: str | None = None
+) -> Left | None:
+    """What the job has left; None if that is all of its ``allocated`` nodes, or Slurm is silent.
+
+    Nodes that an earlier robust-srun could not give back any more are given back now: as long as
+    they are in the job, Slurm waits for the end of that step there, and starts no other one.
+    ``excluded``: the user's own --exclude.
+    """
     try:
-        nodes = slurm.job(job_id).nodes
+        job = slurm.job(job_id)
     except SlurmError as err:
         say(f"cannot ask Slurm for the nodes that the job has left: {err}")
-        return ()
-    return nodes if 0 < len(nodes) < allocated else ()
+        return None
+    bad = gone(job_dir, job.start_time or 0.0).intersection(job.nodes)
+    usable = tuple(name for name in job.nodes if name not in bad)
+    nodes, options = job.nodes, dict[str, str | None]()
+    if bad - {job.batch_host}:
+        keep = tuple(name for name in nodes if name not in bad or name == job.batch_host)
+        try:
+            slurm.shrink(job_id, keep)
+            nodes = keep
+        except SlurmError as err:
+            say(f"{fold(bad)} cannot be released from the job, and are left alone: {err}")
+            options["overlap"] = None  # the earlier step counts as running until they are back
+    if bad.intersection(nodes):
+        options["exclude"] = ",".join([*([excluded] if excluded else []), *sorted(bad)])
+    return Left(nodes, usable, options) if 0 < len(usable) < allocated else None
+
+
+def gone(job_dir: Path, since: float) -> set[str]:
+    """Nodes that left the job in this run of it, which began at ``since``: swapped out, or lost."""
+    found = set[str]()
+    for record in _records(job_dir):
+        try:
+            if float(record["time"]) < since:
+                continue
+            found.update(str(old) for old, _ in record.get("swaps", ()))
+            if record["symptom"] == "node_lost" and "node" in record:
+                found.add(str(record["node"]))
+        except (KeyError, TypeError, ValueError):
+            continue
+    return found
+
+
+def _records(job_dir: Path) -> Iterator[dict[str, Any]]:
+    """Incidents, and accusations: those are written first."""
+    texts = []
+    with contextlib.suppress(OSError):
+        texts += (job_dir / "incidents.jsonl").read_text(errors="replace").splitlines()
+    for path in (job_dir / "accusations").glob("*.json"):
+        with contextlib.suppress(OSError):
+            texts.append(path.read_text(errors="replace"))
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            record = json.loads(text)
+            if isinstance(record, dict):
+                yield record
 
 
 def corrected(env: Mapping[str, str], nodes: Sequence[str]) -> dict[str, str]:
@@ -42,6 +107,8 @@ def corrected(env: Mapping[str, str], nodes: Sequence[str]) -> dict[str, str]:
             made.pop(name, None)  # not the same everywhere, and nobody says of which node it was
         else:
             made[name] = each[1] if len(nodes) == 1 else f"{each[1]}(x{len(nodes)})"
+    if made.pop("SLURM_GPUS", None) and env.get("SLURM_GPUS_ON_NODE", "").isdigit():
+        made.setdefault("SLURM_GPUS_PER_NODE", env["SLURM_GPUS_ON_NODE"])
     return made
 
 
@@ -60,7 +127,7 @@ def fit(
     try:
         if full.ranks_per_active_node is None:
             active = request.nodes_cli or allocated
-            if active <= left:
+            if min(active, request.ntasks_cli or active) <= left:
                 return full
             what = "nodes of the standby partition"
             full = lay_out(request, allocated, active, 0, slurm_tasks_per_node, what)

@@ -37,6 +37,7 @@ from srun_wrapper.watch import TICK, HangWatch, NodeWatch
 ALL_HELLO = 60.0  # s between the first and the last shim's report
 NOTHING_RAN = 1.0  # s for shims to end that have had no rank; others may not even have started
 ROSTER_EVERY = 2.0
+BAD_SIZE = 2  # exit code, as for other bad input
 FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)
 TERMINATING = (signal.SIGINT, signal.SIGTERM)
 
@@ -181,6 +182,8 @@ class Supervisor:
             came = await self._replacement.reinforce(short, self.launch.plan.slots_per_node or 1)
             if state.signalled:
                 return None
+            if self.step.ended:
+                return await self.step_ended()
             if len(came) < short:
                 say(f"nodes left this job in an earlier step, and {short} of its places stay empty")
                 return ladder.NOTHING_LEFT
@@ -191,6 +194,13 @@ class Supervisor:
             places, ranks = real_world(nodes)
         else:
             places, ranks = planned_world(nodes, self.launch.plan.ranks_per_active_node)
+        for node, own in zip(places, ranks, strict=True):
+            if node.slots < len(own):
+                say(
+                    f"{node.name} got {node.slots} of the {len(own)} tasks that every node should "
+                    "have: its CPUs are too few; ask for --exclusive, or --cpus-per-task"
+                )
+                return BAD_SIZE
         state.world = World(0, places, ranks)
         await self.neighbours.arrange_first()
         for node in state.world.places:

@@ -6,11 +6,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from fake_test_worker import DIE, Answer, passed
+from fake_test_worker import DIE, SILENT, Answer, passed
 from hypothesis import given
 from hypothesis import strategies as st
 from test_active_procedure import judged_of
 
+from health.active.meeting import size
 from health.active.model import LEVELS, Measured, usual
 from health.active.rings import LEAST, MOST, Remark, of_leaves, remarks, through_all
 
@@ -107,7 +108,7 @@ def answers(bad: dict[str, Any], nodes: list[str] = NAMES) -> dict[str, Answer]:
         def answer(task: dict[str, Any]) -> Any:
             if task["test"] != "ring" or node not in bad:
                 return passed(task)
-            return bad[node] if bad[node] == DIE else passed(task, **bad[node])
+            return bad[node] if isinstance(bad[node], str) else passed(task, **bad[node])
 
         return answer
 
@@ -160,6 +161,23 @@ def test_only_those_that_passed_meet() -> None:
     judged = judged_of(answers({}, NAMES[:4]) | {"n1": broken}, ("gemm", "pair", "ring"))
     assert set(judged.named) == {"n1"} and judged.cleared == {"n2", "n3", "n4"}
     assert {m.node for m in judged.measured if m.test == "ring"} == {"n2", "n3", "n4"}
+
+
+def test_the_first_rings_count_when_no_time_is_left_for_the_last() -> None:
+    """One worker that is silent uses up the time of all."""
+    bad = {"n2": {"wrong": ["all-reduce 1: got 3"]}, "n5": SILENT}
+    judged = judged_of(answers(bad), ("ring",), limit=9.0, leaf_of=LEAF)
+    assert "ring: no time for 1 ring" in judged.left_out
+    assert judged.cleared == set(NAMES[5:]) | {"n4"} and not judged.named
+    assert {n for n, found in judged.findings.items() if found[0].status == "WARN"} == {
+        "n1", "n2", "n3",
+    }  # fmt: skip
+    assert "test them in pairs" in judged.findings["n2"][0].evidence
+
+
+def test_messages_grow_with_the_ring() -> None:
+    assert [size("nccl", nodes) >> 20 for nodes in (2, 3, 8, 128)] == [64, 64, 256, 1024]
+    assert size("gloo", 128) == size("strange", 2) == 4 << 20
 
 
 def test_two_nodes_are_no_ring() -> None:

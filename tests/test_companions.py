@@ -30,6 +30,7 @@ class Boss:
         self.ledger = SimpleNamespace(event=lambda name, **_more: self.events.append(name))
         self.env: dict[str, str] = {}
         self.launch = SimpleNamespace(options=None, command=SimpleNamespace(command=()))
+        self.step = SimpleNamespace(ended=False)
         self.best: dict[str, str] = {}
         self.neighbours = SimpleNamespace(prefer=lambda _lost, _idle: self.best)
         job = SimpleNamespace(id=7, end_time=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from robust_slurm.slurm import Slurm, SlurmError
 from srun_wrapper.layout import StepPlan, plan_step
-from srun_wrapper.remainder import corrected, fit, nodes_left
+from srun_wrapper.remainder import Left, corrected, fit, look
 from srun_wrapper.srun_options import UsageError, split
 from srun_wrapper.step_request import StepRequest, effective
 
@@ -46,7 +48,8 @@ def test_what_fits(
 
 
 @pytest.mark.parametrize(
-    ("line", "left", "spares"), [("-N2", 3, 0), ("-N2", 2, 0), ("-N2", 3, 1), ("-N1 -n4", 4, 0)]
+    ("line", "left", "spares"),
+    [("-N2", 3, 0), ("-N2", 2, 0), ("-N2", 3, 1), ("-N1 -n4", 4, 0), ("-n1 -w n1", 2, 0)],
 )
 def test_a_step_that_was_smaller_than_the_job_stays_as_it_is(
     line: str, left: int, spares: int
@@ -105,24 +108,101 @@ def test_the_environment_as_slurm_would_have_made_it() -> None:
         "HOME": "/home/u",
     }  # fmt: skip
     assert corrected(env, ["n4"])["SLURM_TASKS_PER_NODE"] == "2"
+    gpus = {"SLURM_GPUS": "8", "SLURM_GPUS_ON_NODE": "2"}
+    made = corrected(env | gpus, ["n1"])
+    assert "SLURM_GPUS" not in made and made["SLURM_GPUS_PER_NODE"] == "2"
 
 
-@pytest.mark.parametrize(
-    ("nodes", "found"),
-    [
-        (("n1", "n3"), ("n1", "n3")),
-        (("n1", "n2", "n3"), ()),
-        ((), ()),  # of a job that has just ended
-        (SlurmError("unreachable", ["scontrol"], "no answer"), ()),
-    ],
-)
-def test_slurm_is_asked_for_them(
-    nodes: Any, found: tuple[str, ...], capfd: pytest.CaptureFixture[str]
-) -> None:
-    def job(_id: int) -> Any:
-        if isinstance(nodes, Exception):
-            raise nodes
-        return SimpleNamespace(nodes=nodes)
+def test_uneven_tasks_of_a_job_are_known() -> None:
+    wanted = request("", SLURM_NTASKS="5", SLURM_JOB_NUM_NODES="3")
+    plan = fit(wanted, 3, 2, 0, "3,1(x2)")
+    assert (plan.world_size, plan.short) == (5, 1)
+    assert plan.ranks_per_active_node == ((0, 1), (2, 3), (4,))
 
-    assert nodes_left(cast(Slurm, SimpleNamespace(job=job)), 7, 3) == found
-    assert ("cannot ask Slurm" in capfd.readouterr().err) == isinstance(nodes, Exception)
+
+NODES = ("n1", "n2", "n3", "n4")
+
+
+class Door:
+    """Slurm's door with one job; ``refuses``: what its owner may not do any more."""
+
+    def __init__(self, nodes: tuple[str, ...] = NODES, refuses: bool = False) -> None:
+        self.record = SimpleNamespace(nodes=nodes, batch_host=nodes[0], start_time=1000.0)
+        self.refuses = refuses
+        self.kept: list[tuple[str, ...]] = []
+
+    def job(self, _id: int) -> Any:
+        return self.record
+
+    def shrink(self, _id: int, keep: tuple[str, ...]) -> None:
+        if self.refuses:
+            raise SlurmError("conflict", ["scontrol"], "no second update")
+        self.kept.append(keep)
+
+
+def looked(door: Any, job_dir: Path, excluded: str | None = None) -> Left | None:
+    return look(cast(Slurm, door), 7, job_dir, 4, excluded)
+
+
+def swapped(job_dir: Path, *old: str, time: float = 2000.0) -> None:
+    record = {"time": time, "symptom": "nan", "swaps": [[name, "s1"] for name in old]}
+    with (job_dir / "incidents.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def accuse(job_dir: Path, node: str, symptom: str, time: float = 2000.0) -> None:
+    (job_dir / "accusations").mkdir(exist_ok=True)
+    record = {"node": node, "symptom": symptom, "time": time}
+    (job_dir / "accusations" / f"{node}.7.0-1.json").write_text(json.dumps(record))
+
+
+def test_what_is_in_the_job_counts(tmp_path: Path) -> None:
+    assert looked(Door(), tmp_path) is None
+    assert looked(Door(NODES[:2]), tmp_path) == Left(NODES[:2], NODES[:2])
+
+
+def test_what_should_have_gone_goes_now(tmp_path: Path) -> None:
+    """Swapped out, or lost when robust-srun was killed, before the record was written."""
+    swapped(tmp_path, "n2")
+    accuse(tmp_path, "n3", "node_lost")
+    accuse(tmp_path, "n4", "hang")  # blamed, and nothing could replace it
+    door = Door()
+    assert looked(door, tmp_path) == Left(("n1", "n4"), ("n1", "n4"))
+    assert door.kept == [("n1", "n4")]
+
+
+def test_what_cannot_go_is_left_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    swapped(tmp_path, "n2", "n3")
+    left = looked(Door(refuses=True), tmp_path, "n9")
+    assert left == Left(NODES, ("n1", "n4"), {"overlap": None, "exclude": "n9,n2,n3"})
+    assert "n[2-3] cannot be released from the job" in capfd.readouterr().err
+
+
+def test_the_batch_host_stays_and_has_no_ranks(tmp_path: Path) -> None:
+    swapped(tmp_path, "n1")
+    door = Door()
+    assert looked(door, tmp_path) == Left(NODES, NODES[1:], {"exclude": "n1"})
+    assert door.kept == []
+
+
+def test_what_an_earlier_run_of_the_job_wrote_is_past(tmp_path: Path) -> None:
+    swapped(tmp_path, "n2", time=900.0)
+    accuse(tmp_path, "n3", "node_lost", time=900.0)
+    assert looked(Door(), tmp_path) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"time": 1}', '{"time": "x"}', '{"swaps": 3}'])
+def test_what_is_no_record_is_passed_over(text: str, tmp_path: Path) -> None:
+    (tmp_path / "incidents.jsonl").write_text(f"{text}\n")
+    swapped(tmp_path, "n4")
+    found = looked(Door(), tmp_path)
+    assert found is not None and found.usable == NODES[:3]
+
+
+def test_slurm_that_does_not_answer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    class Silent(Door):
+        def job(self, _id: int) -> Any:
+            raise SlurmError("unreachable", ["scontrol"], "no answer")
+
+    assert looked(Silent(), tmp_path) is None
+    assert "cannot ask Slurm" in capfd.readouterr().err

@@ -84,7 +84,8 @@ def judge(
             found.add(one.node, [warned])
     if pairs is not None:
         _pairs(pairs, ordered, found)
-    for remark in rings.remarks(ordered, pairs.median_gbps if pairs is not None else None):
+    usual = pairs.median_gbps if pairs is not None else None
+    for remark in rings.remarks(ordered, usual, paired=pairs is not None):
         for node in remark.nodes:
             if remark.wrong:
                 found.undecided(node, remark.text)

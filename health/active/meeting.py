@@ -15,6 +15,9 @@ LISTEN_S = 5.0
 GRACE_S = 10.0
 # One all-reduce: large enough for the bandwidth, small enough to end on a link that is cut.
 BYTES = {"nccl": 64 << 20, "gloo": 4 << 20}
+# Of NCCL's for each two nodes of a ring: its steps are a part of the message for each GPU, and too
+# small ones measure the latency.
+MOST_BYTES = 1 << 30
 
 
 def patience(seconds: float) -> float:
@@ -66,7 +69,7 @@ class Meetings:
             "port": port,
             "world": len(ranks),
             "peers": list(ranks),
-            "bytes": BYTES.get(about.backend, BYTES["gloo"]),
+            "bytes": size(about.backend, len(ranks)),
         }
         wait = min(self._left(), patience(float(self._task["seconds"])))
         asks = (
@@ -79,6 +82,13 @@ class Meetings:
 
     def _failed(self, ranks: Sequence[str], error: str) -> list[Measured]:
         return [Measured(str(self._task["test"]), node, error=error) for node in ranks]
+
+
+def size(backend: str, nodes: int) -> int:
+    """Bytes of a message among so many nodes."""
+    if backend != "nccl":
+        return BYTES["gloo"]
+    return min(MOST_BYTES, BYTES["nccl"] * max(1, nodes // 2))
 
 
 def result(pair: Pair, found: Sequence[Measured]) -> PairResult:

@@ -286,7 +286,7 @@ class _Run:
             chosen = [ring for nodes in of_kind for ring in round_(nodes, leaf_of)]
             if chosen and self._clock() + seconds + OVERHEAD_S > self._until:
                 self._left_out.append(f"ring: no time for {_count(len(chosen), 'ring')}")
-                return
+                break
             if chosen:
                 sizes = ", ".join(str(len(ring)) for ring in chosen)
                 self._said(f"{_count(len(chosen), 'ring')} of {sizes} nodes")

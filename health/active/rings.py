@@ -51,11 +51,14 @@ def through_all(nodes: Sequence[str], leaf_of: Mapping[str, str]) -> list[Ring]:
     return [ring] if len(ring) >= LEAST else []
 
 
-def remarks(measured: Iterable[Measured], usual_gbps: float | None) -> list[Remark]:
+def remarks(
+    measured: Iterable[Measured], usual_gbps: float | None, *, paired: bool = True
+) -> list[Remark]:
     """What rings showed that ended. ``usual_gbps``: of the pairs, if their nodes are of one kind.
 
-    The bandwidth of the bus does not depend on how many there are (nccl-tests, PERFORMANCE.md); of
-    cores that others use as well it says nothing.
+    ``paired``: there were pairs. The bandwidth of the bus does not depend on how many there are
+    (nccl-tests, PERFORMANCE.md), if messages are large enough; of cores that others use as well it
+    says nothing.
     """
     rings: dict[Ring, list[Measured]] = {}
     for one in measured:
@@ -68,7 +71,8 @@ def remarks(measured: Iterable[Measured], usual_gbps: float | None) -> list[Rema
         whole = len(speeds) == len(nodes) and not SHARED.issuperset(one.model for one in sides)
         what = f"all-reduce among {fold(nodes)}"
         if wrong:
-            text = f"{what} came out wrong ({wrong[0]}); their pairs did not: test the switches"
+            next_ = "their pairs did not: test the switches" if paired else "test them in pairs"
+            text = f"{what} came out wrong ({wrong[0]}); {next_}"
             found.append(Remark(nodes, True, text))
         elif whole and usual_gbps is not None and min(speeds) < SHARE_GPU * usual_gbps:
             text = f"{what}: {min(speeds):.3g} GB/s, pairs {usual_gbps:.3g}: test the switches"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import socket
 import struct
 from typing import NamedTuple
@@ -67,7 +68,12 @@ def take_environment() -> Started:
 
 
 def prepare(host: str) -> None:
-    """The environment in which torch is imported."""
+    """The environment in which torch is imported, and as many open files as there may be.
+
+    The first node of a ring has a connection of every node and GPU.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     for name in _UNSET:
         os.environ.pop(name, None)
     os.environ.update(_SET)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab import Lab
+from lab import Lab, LabError
 from lab.ranks import Process, scan
 from srun_wrapper.incident import PHASES
 from tests.waiting import until
@@ -148,7 +148,18 @@ class Training:
         events = [
             f"{event.pop('time'):.2f} {json.dumps(event)}" for event in self.records("events.jsonl")
         ]
-        return "\n".join(["--- output", self.out()[-3000:], "--- events", *events[-40:]])
+        return "\n".join(
+            ["--- output", self.out()[-3000:], "--- events", *events[-40:], *self._slurm()]
+        )
+
+    def _slurm(self) -> list[str]:
+        """What Slurm has the job and the nodes for."""
+        try:
+            job, nodes = self.lab.job(self.job), self.lab.node_records()
+        except LabError as error:
+            return [f"--- Slurm: {error}"]
+        states = (f"{n} {r.get('State')} {r.get('Reason', '')}" for n, r in nodes.items())
+        return [f"--- Slurm: {job.get('JobState')} {job.get('Reason')}; {', '.join(states)}"]
 
     # -- its processes
 

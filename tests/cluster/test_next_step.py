@@ -24,7 +24,7 @@ def lab(new_lab: LabFactory) -> Iterator[Cluster]:
 
 def two_steps(lab: Cluster, robust: str, size: str, then: str = "") -> Training:
     """A training that loses n2, then three ranks that say where they are; ``then``: options."""
-    training = prepared(lab, 3)
+    training = prepared(lab, 3, steps=80)
     first = training.line(robust.split(), ["--step-time", "0.1"])
     body = f"{first} || exit 9\nrobust-srun {robust} {then} {SAY}"
     training.submit(body, [*size.split(), "--ntasks-per-node=1"])
@@ -55,6 +55,33 @@ def test_what_is_missing_comes_from_the_standby_partition(lab: Cluster) -> None:
     assert lab.nodes()["s1"] == {"IDLE"}
 
 
+def test_two_that_were_lost_of_which_one_cannot_be_released(new_lab: LabFactory) -> None:
+    """22.05 takes no second resize of a job: the old step holds all its nodes for ever."""
+    lab = new_lab(nodes=4, standby=2)
+    training = two_steps(lab, "", "-N3 -x n4")
+    training.wait_says("took the ranks of n2")
+    training.until(lambda: training.events("released"), "n2 given back")
+    lab.crash("n3")
+    training.check_done()
+    assert training.says("n3 cannot be released from the job, and"), training.out()
+    assert places(training) == {"0": "n1", "1": "s1", "2": "s2"}
+
+
+@pytest.mark.parametrize("robust", ["", "--robust-spares=1"])
+def test_killed_before_the_lost_node_was_released(new_lab: LabFactory, robust: str) -> None:
+    lab = new_lab(nodes=4, standby=1)
+    training = prepared(lab, 3, steps=100)
+    line = training.line(robust.split(), ["--step-time", "0.1"])
+    size = "-N4" if robust else "-N3"
+    training.submit(f"until {line}; do echo again; done", [size, "--ntasks-per-node=1"])
+    training.wait_step(8)
+    lab.crash("n2")
+    training.until(training.accusations, "n2 accused")
+    training.kill("bin/robust-srun")
+    training.check_done()
+    assert "n2" not in training.events("epoch")[-1]["nodes"]
+
+
 def test_nothing_to_fill_it_up_with(lab: Cluster) -> None:
     training = two_steps(lab, "", "-N3", "--robust-standby-partition=")
     assert training.wait_end() == NOTHING_LEFT, training.story()
@@ -64,7 +91,7 @@ def test_nothing_to_fill_it_up_with(lab: Cluster) -> None:
 
 def test_robust_srun_is_killed_and_started_again(lab: Cluster) -> None:
     """Its companion goes with it, and the one that follows asks for it again."""
-    training = prepared(lab, 3)
+    training = prepared(lab, 3, steps=100)
     line = training.line([], ["--step-time", "0.1"])
     training.submit(f"until {line}; do echo again; done", ["-N3", "--ntasks-per-node=1"])
     training.wait_step(8)
