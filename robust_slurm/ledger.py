@@ -21,6 +21,7 @@ from typing import Any
 
 VERSION = 1
 MAX_WAITING = 4096
+OTHER_USER = 2.0  # s
 _END = object()
 
 
@@ -62,16 +63,31 @@ def make_job_dir(job_dir: Path) -> None:
     """
     jobs = job_dir.parent
     jobs.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        jobs.mkdir()
-        jobs.chmod(0o1777)
-    except FileExistsError:
-        pass
+    until = time.monotonic() + OTHER_USER
+    while not jobs.is_dir():
+        try:
+            _make_everybodys(jobs)
+        except PermissionError:  # whoever made its parent is about to make it
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
     job_dir.mkdir(exist_ok=True)
     status = job_dir.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise PermissionError(errno.EPERM, "it is a link or belongs to another user")
     (job_dir / "accusations").mkdir(exist_ok=True)
+
+
+def _make_everybodys(jobs: Path) -> None:
+    """Nobody ever sees it with other rights than those of /tmp."""
+    fresh = tempfile.mkdtemp(prefix=".jobs-", dir=jobs.parent)
+    os.chmod(fresh, 0o1777)  # noqa: PTH101
+    try:
+        os.rename(fresh, jobs)  # noqa: PTH104
+    except OSError:  # another job was quicker, and is using it
+        os.rmdir(fresh)  # noqa: PTH106
+        if not jobs.is_dir():
+            raise
 
 
 class JobLedger:

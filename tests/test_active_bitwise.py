@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import platform
-import subprocess
-import sys
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import broken_products
 import pytest
 import torch
 
@@ -20,22 +18,14 @@ from health.active.bitwise import Trained, train
 from health.active.device import Device
 
 CPU = Device("cpu", "cpu")
-PROGRAM = Path(__file__).parent / "programs" / "wrong_products.py"
-
-
-def elsewhere(seed: int, chance: float) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), "bitwise", str(seed), str(chance)],
-        capture_output=True,
-        timeout=120,
-        check=True,
-    )
-    (found,) = json.loads(done.stdout)
-    return dict(found)
 
 
 def test_two_processes_agree_and_a_broken_one_differs() -> None:
-    one, other, broken = elsewhere(3, 0), elsewhere(3, 0), elsewhere(3, 1.0)
+    one, other, broken = (
+        broken_products.run("bitwise", 3, 0),
+        broken_products.run("bitwise", 3, 0),
+        broken_products.run("bitwise", 3, 1.0),
+    )
     assert one["digests"] == other["digests"]
     assert len(one["digests"]) == 2
     # Always the same wrong bits: it agrees with itself, and with nobody else.
@@ -44,7 +34,7 @@ def test_two_processes_agree_and_a_broken_one_differs() -> None:
 
 
 def test_a_device_that_does_not_agree_with_itself_is_wrong_and_has_no_digest() -> None:
-    found = elsewhere(4, 0.02)
+    found = broken_products.run("bitwise", 4, 0.02)
     assert "digests" not in found
     assert [line.split()[0] for line in found["wrong"]] == ["dense", "moe"]
     assert "from step " in found["wrong"][0] or "in gradients" in found["wrong"][0]

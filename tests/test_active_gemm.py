@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
+import broken_products
 import pytest
 import torch
 
@@ -16,19 +13,7 @@ from health.active.bits import capability, libraries
 from health.active.device import Device, raw
 
 CPU = Device("cpu", "cpu")
-PROGRAM = Path(__file__).parent / "programs" / "wrong_products.py"
 KINDS = gemm.kinds(cuda=True)
-
-
-def run(seed: int, chance: float) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), "gemm", str(seed), str(chance)],
-        capture_output=True,
-        timeout=120,
-        check=True,
-    )
-    (found,) = json.loads(done.stdout)
-    return dict(found)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -76,14 +61,14 @@ def test_a_gpus_products_are_timed_together_and_all_compared() -> None:
 
 
 def test_a_kernel_that_is_always_wrong_is_found() -> None:
-    found = run(1, 1.0)
+    found = broken_products.run("gemm", 1, 1.0)
     assert "error" not in found and "digests" not in found
     assert "product of whole numbers: (255, 255) is" in found["wrong"][0]
     assert "fp32" in " ".join(found["wrong"])
 
 
 def test_a_kernel_that_is_wrong_now_and_then_is_found() -> None:
-    found = run(6, 0.05)  # the second product of the load
+    found = broken_products.run("gemm", 6, 0.05)  # the second product of the load
     assert any("not what the same product gave before" in line for line in found["wrong"])
 
 

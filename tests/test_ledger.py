@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
+import stat
 import tempfile
 import threading
 import time
@@ -16,7 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from robust_slurm import ledger
-from robust_slurm.ledger import JobLedger, StateDirError, append_line, prepare, replace_file
+from robust_slurm.ledger import (
+    JobLedger,
+    StateDirError,
+    append_line,
+    make_job_dir,
+    prepare,
+    replace_file,
+)
 
 
 def lines(path: Path) -> list[object]:
@@ -206,3 +215,52 @@ def test_prepare_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(StateDirError, match=r"no answer from the file system in 0\.1 s"):
         prepare(tmp_path / "jobs" / "7", deadline=0.1)
     release.set()
+
+
+def test_jobs_that_come_first_at_the_same_time(tmp_path: Path) -> None:
+    """One makes what is everybody's: no other may ever find it closed."""
+    for number in range(20):
+        state = tmp_path / str(number)
+        seen: set[int] = set()
+        done = threading.Event()
+
+        def watch(jobs: Path = state / "jobs", seen: set[int] = seen) -> None:
+            while not done.is_set():
+                with contextlib.suppress(FileNotFoundError):
+                    seen.add(stat.S_IMODE(jobs.stat().st_mode))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        makers = [
+            threading.Thread(target=make_job_dir, args=(state / "jobs" / str(job),))
+            for job in range(4)
+        ]
+        for maker in makers:
+            maker.start()
+        for maker in makers:
+            maker.join()
+        done.set()
+        watcher.join()
+        assert seen <= {0o1777}
+        assert sorted(p.name for p in state.iterdir()) == ["jobs"], "nothing else is left"
+        assert sorted(p.name for p in (state / "jobs").iterdir()) == ["0", "1", "2", "3"]
+
+
+def test_who_may_not_make_it_waits_for_who_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = tmp_path / "jobs"
+
+    def denied(path: Path) -> None:
+        if len(calls) == 3:
+            jobs.mkdir()
+        calls.append(path)
+        raise PermissionError(13, "Permission denied")
+
+    calls: list[Path] = []
+    monkeypatch.setattr(ledger, "_make_everybodys", denied)
+    make_job_dir(jobs / "7")
+    assert len(calls) == 4 and (jobs / "7" / "accusations").is_dir()
+    monkeypatch.setattr(ledger, "OTHER_USER", 0.1)
+    with pytest.raises(PermissionError):
+        make_job_dir(tmp_path / "other" / "jobs" / "7")
