@@ -80,14 +80,14 @@ def make_job_dir(job_dir: Path) -> None:
 
 def _make_everybodys(jobs: Path) -> None:
     """Nobody ever sees it with other rights than those of /tmp."""
-    fresh = tempfile.mkdtemp(prefix=".jobs-", dir=jobs.parent)
-    os.chmod(fresh, 0o1777)  # noqa: PTH101
+    mask = os.umask(0)
     try:
-        os.rename(fresh, jobs)  # noqa: PTH104
-    except OSError:  # another job was quicker, and is using it
-        os.rmdir(fresh)  # noqa: PTH106
+        jobs.mkdir(0o1777)
+    except FileExistsError:
         if not jobs.is_dir():
             raise
+    finally:
+        os.umask(mask)
 
 
 class JobLedger:

@@ -219,31 +219,20 @@ def test_prepare_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_jobs_that_come_first_at_the_same_time(tmp_path: Path) -> None:
     """One makes what is everybody's: no other may ever find it closed."""
-    for number in range(20):
-        state = tmp_path / str(number)
-        seen: set[int] = set()
-        done = threading.Event()
-
-        def watch(jobs: Path = state / "jobs", seen: set[int] = seen) -> None:
-            while not done.is_set():
-                with contextlib.suppress(FileNotFoundError):
-                    seen.add(stat.S_IMODE(jobs.stat().st_mode))
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        makers = [
-            threading.Thread(target=make_job_dir, args=(state / "jobs" / str(job),))
-            for job in range(4)
-        ]
+    fork = multiprocessing.get_context("fork")
+    for number in range(10):
+        jobs = tmp_path / str(number) / "jobs"
+        makers = [fork.Process(target=make_job_dir, args=(jobs / str(job),)) for job in range(4)]
         for maker in makers:
             maker.start()
-        for maker in makers:
-            maker.join()
-        done.set()
-        watcher.join()
+        seen: set[int] = set()
+        while any(maker.is_alive() for maker in makers):
+            with contextlib.suppress(FileNotFoundError):
+                seen.add(stat.S_IMODE(jobs.stat().st_mode))
+        assert [maker.exitcode for maker in makers] == [0] * 4
         assert seen <= {0o1777}
-        assert sorted(p.name for p in state.iterdir()) == ["jobs"], "nothing else is left"
-        assert sorted(p.name for p in (state / "jobs").iterdir()) == ["0", "1", "2", "3"]
+        assert sorted(p.name for p in jobs.parent.iterdir()) == ["jobs"]
+        assert sorted(p.name for p in jobs.iterdir()) == ["0", "1", "2", "3"]
 
 
 def test_who_may_not_make_it_waits_for_who_does(
