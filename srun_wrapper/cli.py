@@ -109,7 +109,8 @@ def remains(
 ) -> tuple[StepPlan, Mapping[str, str]]:
     """Plan and environment for a job that may have lost nodes in an earlier step."""
     job_id = int(env["SLURM_JOB_ID"])
-    left = look(Slurm(), job_id, config.job_dir(job_id), nodes, request.exclude)
+    own = env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    left = look(Slurm(), job_id, config.job_dir(job_id), nodes, own, request.exclude)
     if left is None:
         return plan, env
     per_node = env.get("SLURM_TASKS_PER_NODE")

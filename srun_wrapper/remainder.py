@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from srun_wrapper.report import say
 from srun_wrapper.srun_options import UsageError
 from srun_wrapper.step_request import StepRequest
 
+ENDING = 20.0  # s for the srun of a robust-srun that was killed
+OURS, SRUN = "robust-srun", "srun"
 _PER_NODE = ("SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE")
 
 
@@ -37,13 +40,13 @@ class Left(NamedTuple):
 
 
 def look(
-    slurm: Slurm, job_id: int, job_dir: Path, allocated: int, excluded: str | None = None
+    slurm: Slurm, job_id: int, job_dir: Path, allocated: int, own: str, excluded: str | None = None
 ) -> Left | None:
     """What the job has left; None if that is all of its ``allocated`` nodes, or Slurm is silent.
 
-    Nodes that an earlier robust-srun could not give back any more are given back now: as long as
-    they are in the job, Slurm waits for the end of that step there, and starts no other one.
-    ``excluded``: the user's own --exclude.
+    Nodes that an earlier robust-srun could not give back any more are given back now. ``own``: the
+    node we are on; ``excluded``: the user's own --exclude. Takes up to ENDING seconds where an
+    earlier step is still ending.
     """
     try:
         job = slurm.job(job_id)
@@ -60,10 +63,46 @@ def look(
             nodes = keep
         except SlurmError as err:
             say(f"{fold(bad)} cannot be released from the job, and are left alone: {err}")
-            options["overlap"] = None  # the earlier step counts as running until they are back
     if bad.intersection(nodes):
         options["exclude"] = ",".join([*([excluded] if excluded else []), *sorted(bad)])
+    if len(usable) < allocated and _held(slurm, job_id, usable, own):
+        options["overlap"] = None
     return Left(nodes, usable, options) if 0 < len(usable) < allocated else None
+
+
+def _held(slurm: Slurm, job_id: int, usable: Sequence[str], own: str) -> bool:
+    """Whether a step that has ended holds the nodes: Slurm starts no other beside it.
+
+    One that had a lost node is running for Slurm (22.05) until the job ends, when its srun was
+    killed or the node could not be released. That of another robust-srun is really running.
+    """
+    until = time.monotonic() + ENDING
+    while True:
+        try:
+            steps = [s for s in slurm.steps(job_id) if set(s.nodes).difference(usable)]
+        except SlurmError as err:
+            say(f"cannot ask Slurm for the steps of the job: {err}")
+            return False
+        sruns = [_parent(step.pid) if step.host == own else OURS for step in steps]
+        if not steps or any(OURS in srun for srun in sruns if srun is not None):
+            return False
+        if all(srun is None for srun in sruns):
+            return True
+        if time.monotonic() > until:
+            return False  # somebody else's srun
+        time.sleep(0.2)
+
+
+def _parent(pid: int) -> str | None:
+    """The command line of a running srun's parent; None if there is no such srun (any more)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        if f"({SRUN})" not in stat:
+            return None
+        parent = int(stat.rpartition(")")[2].split()[1])
+        return Path(f"/proc/{parent}/cmdline").read_bytes().decode(errors="replace")
+    except (OSError, ValueError):
+        return None
 
 
 def gone(job_dir: Path, since: float) -> set[str]:

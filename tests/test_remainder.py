@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +15,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from robust_slurm.slurm import Slurm, SlurmError
+from robust_slurm.slurm import Slurm, SlurmError, Step
+from srun_wrapper import remainder
 from srun_wrapper.layout import StepPlan, plan_step
 from srun_wrapper.remainder import Left, corrected, fit, look
 from srun_wrapper.srun_options import UsageError, split
@@ -130,6 +135,7 @@ class Door:
         self.record = SimpleNamespace(nodes=nodes, batch_host=nodes[0], start_time=1000.0)
         self.refuses = refuses
         self.kept: list[tuple[str, ...]] = []
+        self.sruns: list[tuple[str, int]] = []
 
     def job(self, _id: int) -> Any:
         return self.record
@@ -139,9 +145,12 @@ class Door:
             raise SlurmError("conflict", ["scontrol"], "no second update")
         self.kept.append(keep)
 
+    def steps(self, _id: int) -> list[Step]:
+        return [Step("7.0", NODES, host, pid) for host, pid in self.sruns]
+
 
 def looked(door: Any, job_dir: Path, excluded: str | None = None) -> Left | None:
-    return look(cast(Slurm, door), 7, job_dir, 4, excluded)
+    return look(cast(Slurm, door), 7, job_dir, 4, "n1", excluded)
 
 
 def swapped(job_dir: Path, *old: str, time: float = 2000.0) -> None:
@@ -174,8 +183,41 @@ def test_what_should_have_gone_goes_now(tmp_path: Path) -> None:
 def test_what_cannot_go_is_left_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     swapped(tmp_path, "n2", "n3")
     left = looked(Door(refuses=True), tmp_path, "n9")
-    assert left == Left(NODES, ("n1", "n4"), {"overlap": None, "exclude": "n9,n2,n3"})
+    assert left == Left(NODES, ("n1", "n4"), {"exclude": "n9,n2,n3"})
     assert "n[2-3] cannot be released from the job" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("host", "parent", "held"),
+    [
+        ("n1", None, True),  # its srun is gone
+        ("n1", "robust-srun", False),  # another one that runs
+        ("n2", None, False),  # nobody here knows
+        ("n1", "bash", False),  # somebody's srun that does not end
+        ("n1", "", True),  # left by a robust-srun that was killed, and ending
+    ],
+)
+def test_a_step_that_has_ended_and_holds_its_nodes(
+    host: str, parent: str | None, held: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = Door(NODES[:3])
+    monkeypatch.setattr(remainder, "ENDING", 1.0 if parent == "" else 0.3)
+    with contextlib.ExitStack() as stack:
+        pid = 1 << 22
+        if parent is not None:
+            script = f"sleep {0.5 if parent == '' else 30}; exit"
+            monkeypatch.setattr(remainder, "SRUN", "sh")
+            ours = Path(sys.executable).name if parent == "robust-srun" else "never"
+            monkeypatch.setattr(remainder, "OURS", ours)
+            srun = stack.enter_context(subprocess.Popen(["sh", "-c", script]))
+            stack.callback(srun.kill)
+            if not parent:
+                stack.callback(srun.wait)
+                threading.Thread(target=srun.wait).start()  # as init does
+            pid = srun.pid
+        door.sruns = [(host, pid)]
+        found = looked(door, tmp_path)
+    assert found == Left(NODES[:3], NODES[:3], {"overlap": None} if held else {})
 
 
 def test_the_batch_host_stays_and_has_no_ranks(tmp_path: Path) -> None:

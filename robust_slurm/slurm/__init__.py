@@ -2,7 +2,15 @@
 
 from robust_slurm.slurm.door import REASON_PREFIX, DrainResult, Slurm
 from robust_slurm.slurm.errors import Kind, SlurmError, classify
-from robust_slurm.slurm.model import FINISHED, Job, Node, Partition, Placement, job_id_for_cli
+from robust_slurm.slurm.model import (
+    FINISHED,
+    Job,
+    Node,
+    Partition,
+    Placement,
+    Step,
+    job_id_for_cli,
+)
 from robust_slurm.slurm.run import Completed, Runner, run_command
 
 __all__ = [
@@ -18,6 +26,7 @@ __all__ = [
     "Runner",
     "Slurm",
     "SlurmError",
+    "Step",
     "classify",
     "job_id_for_cli",
     "run_command",

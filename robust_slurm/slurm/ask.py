@@ -16,6 +16,7 @@ from robust_slurm.slurm.model import (
     Node,
     Partition,
     Placement,
+    Step,
     job_from,
     node_from,
     partition_from,
@@ -25,6 +26,9 @@ from robust_slurm.slurm.values import ParseError
 
 _JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10}|\+[0-9]{1,5})?", re.ASCII)
 _RETRY_PAUSE_S = 0.2
+_STEP = re.compile(
+    r"^ *StepId=(\d+\.\d+) .*\bState=RUNNING\b.* NodeList=(\S+) .*\bSrunHost:Pid=(\S+):(\d+)"
+)
 
 
 class Questions:
@@ -174,6 +178,16 @@ class Questions:
         except ParseError as error:
             raise SlurmError("other", argv, str(error)) from error
         return {partition.name: partition for partition in found}
+
+    def steps(self, job_id: int | str) -> list[Step]:
+        """The running steps of a job that an srun has started."""
+        argv = ("scontrol", "-a", "-o", "show", "step", job_argument(job_id))
+        text = self._run(argv, retry=True).stdout
+        return [
+            Step(found[1], values.expand(found[2]), found[3], int(found[4]))
+            for found in map(_STEP.search, text.splitlines())
+            if found is not None
+        ]
 
     def topology(self) -> str:
         """What ``scontrol show topology`` prints; "" where the plugin has none."""

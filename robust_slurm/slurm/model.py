@@ -48,6 +48,16 @@ _UNUSABLE = frozenset(
 
 
 @dataclass(frozen=True)
+class Step:
+    """A running step. ``host`` and ``pid``: of the srun that started it, as that host sees it."""
+
+    id: str
+    nodes: tuple[str, ...]
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True)
 class Job:
     """One job (or one array task, or one component of a heterogeneous job). Times in seconds."""
 

@@ -67,13 +67,10 @@ def test_two_that_were_lost_of_which_one_cannot_be_released(new_lab: LabFactory)
     assert places(training) == {"0": "n1", "1": "s1", "2": "s2"}
 
 
-@pytest.mark.parametrize("robust", ["", "--robust-spares=1"])
-def test_killed_before_the_lost_node_was_released(new_lab: LabFactory, robust: str) -> None:
-    lab = new_lab(nodes=4, standby=1)
+def test_killed_before_the_lost_node_was_released(lab: Cluster) -> None:
     training = prepared(lab, 3, steps=100)
-    line = training.line(robust.split(), ["--step-time", "0.1"])
-    size = "-N4" if robust else "-N3"
-    training.submit(f"until {line}; do echo again; done", [size, "--ntasks-per-node=1"])
+    line = training.line(["--robust-spares=1"], ["--step-time", "0.1"])
+    training.submit(f"until {line}; do echo again; done", ["-N4", "--ntasks-per-node=1"])
     training.wait_step(8)
     lab.crash("n2")
     training.until(training.accusations, "n2 accused")
