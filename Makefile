@@ -25,11 +25,12 @@ demo: setup
 
 test bench: PACKAGES += $(MORE_PACKAGES)
 
-# All of it runs, also after a failure; the last line is pytest's summary.
+# All of it runs, also after a failure. Lint runs beside the first tests: it has one core only.
 test: setup
 	@failed=0; \
-	$(MAKE) --no-print-directory lint || failed=1; \
+	$(MAKE) --no-print-directory lint & lint=$$!; \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder || failed=1; \
+	wait $$lint || { echo "lint failed: see above, or make lint"; failed=1; }; \
 	exit $$failed
 
 lint: setup
