@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +13,6 @@ from typing import Any, NamedTuple
 
 import pytest
 from jobs import REPOSITORY, Training, prepared
-from torch_forks import TorchForks, all_end_well
 
 from lab import Lab
 from robust_slurm.checkpoint.layout import LayoutError, read_snapshot
@@ -52,27 +54,26 @@ def survivors(lines: Iterable[Line]) -> Curve:
 
 def run_here(program: str, directory: Path, world: int, *options: str) -> str:
     """Run a program as plain processes on this machine; what they printed. They must succeed."""
-    path = str(PROGRAMS / program)
-    code = f"import runpy, sys\nsys.path.insert(0, {str(PROGRAMS)!r})\nsys.argv[0] = {path!r}\n"
-    code += f"runpy.run_path({path!r}, run_name='__main__')\n"
-    common = {
-        "WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "PYTHONPATH": str(REPOSITORY),
-    }
-    with TorchForks() as forks:
-        ranks = [
-            forks.start(
-                code,
-                f"--dir={directory}",
-                *options,
-                env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            )
-            for rank in range(world)
-        ]
-        all_end_well(ranks, WAIT)
-        return "".join(rank.out() + rank.err() for rank in ranks)
+    port = str(free_port())
+    ranks = []
+    for rank in range(world):
+        env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+        words = [sys.executable, str(PROGRAMS / program), f"--dir={directory}", *options]
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        ranks.append(subprocess.Popen(words, env=env, text=True, **pipe))  # type: ignore[call-overload]
+    said = ""
+    try:
+        for process in ranks:
+            said += process.communicate(timeout=WAIT)[0]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert all(process.returncode == 0 for process in ranks), said
+    return said
 
 
 class Undisturbed(NamedTuple):
