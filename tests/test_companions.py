@@ -284,6 +284,8 @@ def test_its_node_died_while_it_waited(boss: Boss) -> None:
         boss.comes(1)
         boss.state.nodes[(1, "0", 0)].role = Role.LOST
         boss.companions._next_ask = 0.0
+        assert boss.companions._asking is not None
+        await boss.companions._asking  # while it asks, no other is asked for
         boss.companions.expect([(2, "n2")], ["n2"])
         await asked(boss, 2)
         boss.comes(2)
