@@ -197,3 +197,31 @@ def planned_world(
     """The step's first nodes with these ranks each; the others are spares. Companions come last."""
     ordered = sorted(nodes, key=lambda n: (n.companion, n.key[2]))
     return ordered[: len(ranks)], list(ranks)
+
+
+def first_places(
+    nodes: list[Node], planned: tuple[tuple[int, ...], ...] | None
+) -> tuple[list[Node], list[tuple[int, ...]]]:
+    """Places and ranks of the first epoch, on those of ``nodes`` that were not lost meanwhile.
+
+    ``planned``: ranks of each place; None: as Slurm has laid the step out.
+
+    Raises:
+        LookupError: a place stays empty.
+        ValueError: a node has fewer tasks than the ranks that it should run.
+    """
+    live = [n for n in nodes if n.role is not Role.LOST]
+    places, ranks = real_world(live) if planned is None else planned_world(live, planned)
+    wanted = len(nodes) if planned is None else len(planned)
+    if len(places) < wanted:
+        gone = ", ".join(n.name for n in nodes if n.role is Role.LOST) or "a node"
+        raise LookupError(
+            f"{gone} left before any rank was started: nodes for {len(places)} of {wanted} places"
+        )
+    for node, own in zip(places, ranks, strict=True):
+        if node.slots < len(own):
+            raise ValueError(
+                f"{node.name} got {node.slots} of the {len(own)} tasks that every node should "
+                "have: its CPUs are too few; ask for --exclusive, or --cpus-per-task"
+            )
+    return places, ranks

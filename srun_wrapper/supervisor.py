@@ -27,7 +27,7 @@ from srun_wrapper.replace import Replacement
 from srun_wrapper.replaying import Asked, Replay
 from srun_wrapper.report import Account, roster, say
 from srun_wrapper.restoring import Restoring
-from srun_wrapper.roster import Node, Role, World, planned_world, real_world
+from srun_wrapper.roster import Node, Role, World, first_places
 from srun_wrapper.server import Connection, listen
 from srun_wrapper.state import JobState
 from srun_wrapper.stop_tests import StopTests
@@ -189,18 +189,15 @@ class Supervisor:
                 return ladder.NOTHING_LEFT
             names = ", ".join(node.name for node in came)
             say(f"{names}: in place of what left this job in an earlier step")
-        nodes = list(state.nodes.values())
-        if self.launch.plan.ranks_per_active_node is None:
-            places, ranks = real_world(nodes)
-        else:
-            places, ranks = planned_world(nodes, self.launch.plan.ranks_per_active_node)
-        for node, own in zip(places, ranks, strict=True):
-            if node.slots < len(own):
-                say(
-                    f"{node.name} got {node.slots} of the {len(own)} tasks that every node should "
-                    "have: its CPUs are too few; ask for --exclusive, or --cpus-per-task"
-                )
-                return BAD_SIZE
+        nodes, planned = list(state.nodes.values()), self.launch.plan.ranks_per_active_node
+        try:
+            places, ranks = first_places(nodes, planned)
+        except LookupError as err:
+            say(str(err.args[0]))
+            return ladder.NOTHING_LEFT
+        except ValueError as err:
+            say(str(err))
+            return BAD_SIZE
         state.world = World(0, places, ranks)
         await self.neighbours.arrange_first()
         for node in state.world.places:

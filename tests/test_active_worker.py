@@ -181,6 +181,17 @@ def test_what_changes_bits_is_the_same_everywhere(monkeypatch: pytest.MonkeyPatc
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
 
 
+def test_as_many_open_files_as_may_be() -> None:
+    code = (
+        "import resource as r; from health.active.worker_env import prepare; "
+        "r.setrlimit(r.RLIMIT_NOFILE, (64, 128)); prepare('127.0.0.1'); "
+        "print(r.getrlimit(r.RLIMIT_NOFILE))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "(128, 128)\n"
+
+
 @pytest.mark.parametrize(
     "name",
     ["NCCL_P2P_DISABLE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE", "CUDA_LAUNCH_BLOCKING"],

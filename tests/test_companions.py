@@ -316,6 +316,27 @@ def test_its_node_dies_while_another_is_awaited(boss: Boss) -> None:
     play(boss, scene)
 
 
+def test_the_step_ends_meanwhile(boss: Boss, capfd: pytest.CaptureFixture[str]) -> None:
+    """Someone cancels it: nothing is waited for, and nothing blamed on the partition."""
+
+    async def scene() -> None:
+        boss.companions._config = Config(standby_wait=60.0)
+
+        async def cancel() -> None:
+            await srun_count(boss, 1)
+            boss.step.ended = True
+            boss.state.changed.set()
+
+        cancelling = asyncio.create_task(cancel())
+        taken = boss.companions.take({1: (2, "n2")})
+        assert await asyncio.wait_for(taken, 20.0) == {}
+        await cancelling
+        assert not boss.companions._companions and not boss.state.awaited
+
+    play(boss, scene)
+    assert "gave 0 of" not in capfd.readouterr().err
+
+
 def test_a_failure_meanwhile_keeps_the_place_in_the_queue(boss: Boss) -> None:
     async def scene() -> None:
         async def fail() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from srun_wrapper.messages import Hello, RankBeat
-from srun_wrapper.roster import Node, Rank, Role, World, planned_world, real_world
+from srun_wrapper.orders import finish_order
+from srun_wrapper.roster import Node, Rank, Role, World, first_places, planned_world, real_world
 
 
 def node(index: int, tasks: tuple[int, ...] = (0,), role: Role = Role.ACTIVE) -> Node:
@@ -25,6 +28,41 @@ def test_planned_world_leaves_the_last_nodes_as_spares() -> None:
     places, ranks = planned_world(nodes, ((0, 2), (1, 3)))
     assert [n.name for n in places] == ["n0", "n1"]
     assert ranks == [(0, 2), (1, 3)]
+
+
+PLANNED = ((0, 1), (2, 3))
+
+
+def test_the_first_places_go_to_nodes_that_are_still_there() -> None:
+    lost = node(1, (2, 3), Role.LOST)
+    late = node(0, (0, 1), Role.LOST)  # another one came before it
+    late.companion = 1
+    came = node(0, (0, 1), Role.SPARE)
+    came.companion = 2
+    places, ranks = first_places([node(0, (0, 1)), lost, late, came], PLANNED)
+    assert places[1] is came and ranks == [(0, 1), (2, 3)]
+
+
+@pytest.mark.parametrize("planned", [PLANNED, None])
+def test_a_place_that_nobody_can_take(planned: tuple[tuple[int, ...], ...] | None) -> None:
+    lost = node(1, (2, 3), Role.LOST)
+    with pytest.raises(LookupError, match=r"n1 left before .*: nodes for 1 of 2 places"):
+        first_places([node(0, (0, 1)), lost], planned)
+
+
+def test_a_node_with_fewer_tasks_than_ranks() -> None:
+    with pytest.raises(ValueError, match=r"n1 got 1 of the 2 tasks .* --exclusive"):
+        first_places([node(0, (0, 1)), node(1, (2,))], PLANNED)
+
+
+def test_how_every_shim_ends() -> None:
+    """As its rank did; with 0 where it had none."""
+    first, spare = node(0, (0, 1, 2)), node(1, (3, 4, 5), Role.SPARE)
+    world = World(0, [first], [(0, 1)])
+    world.begin(1)
+    world.note_exit(world.by_rank[1], 3, 0)
+    assert finish_order(world, first).exits == ((0, int(signal.SIGTERM)), (3, 0), (0, 0))
+    assert finish_order(world, spare).exits == ((0, 0),) * 3
 
 
 def test_ranks_stay_where_the_places_are() -> None:
