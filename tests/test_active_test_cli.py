@@ -6,41 +6,24 @@ import io
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import fake_active_test
 import health_site
 import pytest
-import waiting
 
-from health import active_child, cli, history
+from health import cli, history
 from health.active import cli as active_cli
-from health.active import dcgm, fleet, gpu_state, records, runs, start, tables
+from health.active import dcgm, fleet, gpu_state, records, runs, tables
 from health.active.model import Measured
 from health.active.procedure import Outcome
 from health.active.profiles import with_site
 
-site = health_site.site
-PROGRAM = Path(__file__).with_name("programs") / "fake_active_worker.py"
-
-
-@pytest.fixture
-def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An "interpreter" whose worker is the fake one; this machine is n1 and has no GPU."""
-    path = tmp_path / "python"
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} {PROGRAM} "$@"\n')
-    path.chmod(0o755)
-    monkeypatch.setenv("FAKE_WORKER", "healthy")
-    monkeypatch.setattr(gpu_state, "take", gpu_state.State)
-    return str(path)
-
-
-def run(python: str, *words: str) -> int:
-    return cli.main(["test", "--python", python, *words])
+site, python, run = health_site.site, fake_active_test.python, fake_active_test.run
 
 
 def test_a_healthy_machine_is_0(python: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -292,124 +275,6 @@ def test_keep(
     assert path.read_bytes() == b"the worker says hello\n"
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_end_leaves_no_worker(
-    sent: signal.Signals, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    noted = tmp_path / "pid"
-    env = os.environ | {"FAKE_WORKER": "hangs", "FAKE_PID": str(noted)}
-    argv = [sys.executable, "-m", "health.cli", "test", "gemm", "--python", python]
-    with subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True) as mine:
-        waiting.until(lambda: noted.exists() and noted.read_text(), "a task")
-        worker = Path(f"/proc/{noted.read_text()}")
-        mine.send_signal(sent)
-        _, err = mine.communicate(timeout=30)
-        waiting.until(lambda: gone(worker), "the worker's end")
-    if sent is not signal.SIGKILL:
-        assert mine.returncode == 130 and err.splitlines()[-1].endswith("judged or recorded")
-        assert "Traceback" not in err
-
-
-def test_a_job_that_begins_ends_what_a_person_started(
-    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root has the node's claim")
-    noted, spool = tmp_path / "pid", str(tmp_path / "spool")
-    env = os.environ | {"FAKE_WORKER": "hangs", "FAKE_PID": str(noted)}
-    argv = [sys.executable, "-m", "health.cli", "test", "gemm", "--python", python]
-    with subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL) as mine:
-        waiting.until(lambda: noted.exists() and noted.read_text(), "a task")
-        assert run(python, "bitwise") == 3
-        assert "not tested: another run tests this machine" in capsys.readouterr().err
-        assert active_child.give_way(spool) == ""
-        assert mine.wait(30) == -signal.SIGKILL
-        waiting.until(lambda: gone(Path(f"/proc/{noted.read_text()}")), "the worker's end")
-    assert run(python, "bitwise") == 0
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with active_child.claimed(spool):
-        assert run(python, "bitwise") == 0, "as a user there is nothing to claim"
-
-
-def test_a_spool_that_is_not_roots_alone_is_said(
-    python: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root has the node's claim")
-    (tmp_path / "spool").chmod(0o777)
-    assert run(python, "bitwise") == 0
-    assert "a job that begins here will not end the tests: " in capsys.readouterr().err
-
-
-def gone(process: Path) -> bool:
-    """Ended; whoever reaps orphans here may take its time."""
-    try:
-        return ") Z " in (process / "stat").read_text()
-    except OSError:
-        return True
-
-
-# An srun for one machine: a process for each node, as its environment would be, and one that says
-# what srun says of n4, whose task cannot be started.
-SRUN = """#!/usr/bin/env python3
-import os, subprocess, sys
-words = [w for w in sys.argv[1:] if not w.startswith("--")]
-nodes = next(w for w in sys.argv if w.startswith("--nodelist=")).partition("=")[2].split(",")
-assert not any(os.environ["ROBUST_TEST_KEY"] in w for w in sys.argv)
-tasks = []
-for at, node in enumerate(nodes):
-    if node == "n4":
-        print("slurmstepd: error: execve(): no such file", flush=True)
-        print("srun: error: n4: task 3: Exited with exit code 2", flush=True)
-        continue
-    env = os.environ | {"SLURMD_NODENAME": node, "SLURM_LOCALID": "0"}
-    env["SLURM_LAUNCH_NODE_IPADDR"] = "127.0.0.1"
-    tasks.append(subprocess.Popen(words, env=env))
-for task in tasks:
-    task.wait()
-"""
-
-
-def test_the_nodes_of_a_job(
-    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    srun = tmp_path / "srun"
-    srun.write_text(SRUN)
-    srun.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-6]")
-    monkeypatch.setenv("FAKE_WORKER", "wrong")
-    monkeypatch.setattr(runs, "_leaves", dict)
-    assert run(python, "--nodes", "all", "--json", "gemm", "pair") == 1
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert set(found["named"]) == {"n1", "n2"} and found["cleared"] == ["n3", "n5", "n6"]
-    assert (
-        "n4: Exited with exit code 2; printed last: slurmstepd: error" in found["errors"]["n4"][0]
-    )
-    if os.geteuid() == 0:
-        kept = (tmp_path / "state/nodes/n3.jsonl").read_text()
-        assert (
-            '"gemm"' in kept
-            and '"pair"' in kept
-            and not (tmp_path / "state/nodes/n4.jsonl").exists()
-        )
-        assert sorted(p.name for p in (tmp_path / "spool").iterdir() if p.is_dir()) == []
-
-
-def test_the_step_takes_nothing_from_what_runs_there() -> None:
-    argv = start.step_argv(["n1", "n2"], "/usr/bin/python3")
-    assert {"--overlap", "--ntasks=2", "--nodelist=n1,n2", "--kill-on-bad-exit=0"} <= set(argv)
-    env = {"SLURM_LAUNCH_NODE_IPADDR": "fe80::1", "SLURMD_NODENAME": "n2", "SLURM_LOCALID": "0"}
-    assert start.task_env({**env, "ROBUST_TEST_SERVER": ":4000"}) == {
-        "ROBUST_TEST_SERVER": "[fe80::1]:4000",
-        "ROBUST_TEST_NODE": "n2",
-        "ROBUST_TEST_LOCAL": "0",
-    }
-    with pytest.raises(KeyError):
-        start.task_env({"ROBUST_TEST_SERVER": ":4000"})
-
-
 @pytest.mark.timeout(240)
 def test_this_machine_for_real(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -419,13 +284,3 @@ def test_this_machine_for_real(
     assert cli.main(["test", "bitwise", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["cleared"] == ["n1"] and found["measured"][0]["digests"]
-
-
-def test_what_nobody_thought_of_blames_no_node(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-")
-    monkeypatch.setattr("shutil.which", lambda _name: "/bin/true")
-    assert active_cli.main(["--nodes", "all"]) == active_cli.UNTESTED
-    assert "no node is judged by that" in capsys.readouterr().err

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from made_job import Job
 from slot_driver import Driver
-from test_state import Job
 
 from srun_wrapper import proc
 from srun_wrapper.messages import Exited, Finish, Signal, Signalled, Started

@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
-import time
 from pathlib import Path
 from typing import Any
 
+import broken_settings
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health import rootfiles, settings
-from health.check import Check, Setting
+from health import settings
 from health.settings import Settings
-from health.settings_last import keep
-
-CHECKS = (
-    Check(
-        "disk",
-        lambda system: [],
-        (),
-        {
-            "minimum": Setting(5.0, "free space", "GiB"),
-            "paths": Setting(["/"], "what to look at"),
-            "strict": Setting(False, "all of it"),
-            "count": Setting(-1, "how many"),
-            "kind": Setting("any", "which"),
-            "limits": Setting({"/": 1.0}, "by path", "GiB"),
-            "free": Setting({}, "anything"),
-        },
-    ),
-    Check("xid", lambda system: [], (), {"days": Setting(7, "looks back")}),
-)
 
 
 @pytest.fixture
@@ -43,7 +21,7 @@ def load(tmp_path: Path) -> Any:
         path = tmp_path / "robust.toml"
         path.write_text(text)
         path.chmod(0o644)
-        return settings.load(str(path), node, CHECKS)
+        return settings.load(str(path), node, broken_settings.CHECKS)
 
     return loaded
 
@@ -52,8 +30,8 @@ def test_a_site_that_says_nothing_has_the_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settings, "SITE_FILE", str(tmp_path / "absent.toml"))
-    found = settings.load(None, "n1", CHECKS)
-    assert found == settings.defaults(CHECKS)
+    found = settings.load(None, "n1", broken_settings.CHECKS)
+    assert found == settings.defaults(broken_settings.CHECKS)
     assert found.problems == () and found.state_dir == ""
     assert found.gate["enabled"] is True and found.families["disk"]["minimum"] == 5.0
 
@@ -133,7 +111,7 @@ def test_the_sites_word_is_laid_over_the_defaults(
 def test_what_does_not_fit_keeps_its_default_and_is_said(load: Any, text: str, said: str) -> None:
     found = load(text)
     assert len(found.problems) == 1 and said in found.problems[0]
-    assert found._replace(problems=()) == settings.defaults(CHECKS)
+    assert found._replace(problems=()) == settings.defaults(broken_settings.CHECKS)
 
 
 def test_a_bad_key_takes_nothing_else_with_it(load: Any) -> None:
@@ -165,54 +143,18 @@ def test_the_xid_check_gets_the_sites_table(load: Any) -> None:
 
 
 def test_the_deep_look_has_the_sweeps_deadline() -> None:
-    found = settings.defaults(CHECKS)
+    found = settings.defaults(broken_settings.CHECKS)
     assert [found.deadline(w) for w in ("prolog", "epilog", "sweep", "deep")] == [8, 30, 50, 50]
-
-
-def _by_others(path: Path) -> None:
-    path.chmod(0o664)
-
-
-def _foreign(path: Path) -> None:
-    os.chown(path, 12345, 12345)
-
-
-def _link(path: Path) -> None:
-    path.rename(path.with_suffix(".real"))
-    path.symlink_to(path.with_suffix(".real"))
-
-
-def _fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path, 0o644)
-
-
-def _huge(path: Path) -> None:
-    path.write_bytes(b"#" * (settings.FILE_LIMIT + 1))
-
-
-def _binary(path: Path) -> None:
-    path.write_bytes(b"\xff\xfe\x00")
 
 
 def _in_open_directory(path: Path) -> None:
     path.parent.chmod(0o777)
 
 
-UNSAFE = [
-    (_by_others, "can be written by others"),
-    (_foreign, "belongs to uid 12345"),
-    (_link, "is a link"),
-    (_fifo, "not a regular file"),
-    (_huge, "larger than"),
-    (_binary, "invalid start byte"),
-]
-
-
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        *UNSAFE,
+        *broken_settings.UNSAFE,
         (_in_open_directory, "can be written by others"),
         (Path.unlink, "no such file"),
     ],
@@ -223,171 +165,9 @@ def test_an_unsafe_file_is_not_used(tmp_path: Path, spoil: Any, said: str) -> No
     path.write_text("[gate]\nenabled = false\n")
     path.chmod(0o644)
     spoil(path)
-    found = settings.load(str(path), "n1", CHECKS)
+    found = settings.load(str(path), "n1", broken_settings.CHECKS)
     assert found.gate["enabled"] is True
     assert len(found.problems) == 1 and said in found.problems[0]
-
-
-# -- the last file that could be used ---------------------------------------------------------
-
-
-@pytest.fixture
-def toml(tmp_path: Path) -> Path:
-    """A site in its dry run, of which the copy is kept."""
-    path = tmp_path / "robust.toml"
-    path.write_text(f"state_dir = '/s'\n[gate]\ndry_run = true\nspool = '{tmp_path}/spool'\n")
-    path.chmod(0o644)
-    assert keep(str(path)) == ""
-    return path
-
-
-def _last(path: Path) -> Path:
-    return path.with_name("robust.toml.last")
-
-
-def _no_toml(path: Path) -> None:
-    path.write_text("[gate]\ndry_run = true\nspool = \n")
-
-
-def _endless(path: Path) -> None:
-    path.write_text("a = " + "[" * 100_000)
-
-
-def _vast(path: Path) -> None:
-    path.write_text("a = " + "9" * 10_000)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (_no_toml, "Invalid value (at line 3, column 9)"),
-        (_endless, "recursion"),
-        (_vast, "digits"),
-        *UNSAFE,
-    ],
-)
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others")
-def test_of_a_broken_file_the_last_good_one_stays_in_force(
-    toml: Path, spoil: Any, said: str
-) -> None:
-    good = settings.load(str(toml), "n1", CHECKS)
-    assert good.gate["dry_run"] is True and good.problems == ()
-    os.utime(_last(toml), (1e9, 1e9))
-    spoil(toml)
-    found = settings.load(str(toml), "n1", CHECKS)
-    assert found._replace(problems=()) == good
-    (problem,) = found.problems
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(1e9))
-    assert problem.startswith(f"{toml}: ") and said in problem
-    assert problem.endswith(f"; the settings of {when} are in force (robust.toml.last)")
-    assert keep(str(toml)) == "" and _last(toml).stat().st_mtime == 1e9, "it stays as it was"
-
-
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (_no_toml, "(robust.toml.last: Invalid value (at line 3, column 9))"),
-        (_by_others, "(robust.toml.last: can be written by others (mode 0664))"),
-        (_foreign, "(robust.toml.last: belongs to uid 12345, not to root)"),
-        (_link, "(robust.toml.last: is a link)"),
-        (_fifo, "(robust.toml.last: not a regular file)"),
-        (lambda path: path.write_text(""), "(robust.toml.last: is empty)"),
-        (Path.unlink, "(there is no robust.toml.last)"),
-    ],
-)
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others")
-def test_a_copy_is_trusted_no_more_than_the_file(toml: Path, spoil: Any, said: str) -> None:
-    good = toml.read_text()
-    spoil(_last(toml))
-    _no_toml(toml)
-    found = settings.load(str(toml), "n1", CHECKS)
-    assert found._replace(problems=()) == settings.defaults(CHECKS)
-    (problem,) = found.problems
-    assert problem.endswith(f"(at line 3, column 9); the defaults apply {said}")
-    toml.write_text(good)
-    assert keep(str(toml)) == "", "and the next good file takes its place"
-    assert _last(toml).read_text() == good and not _last(toml).is_symlink()
-
-
-def test_a_deleted_file_is_no_broken_one(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    toml.unlink()
-    monkeypatch.setattr(settings, "SITE_FILE", str(toml))
-    assert settings.load(None, "n1", CHECKS) == settings.defaults(CHECKS)
-    assert _last(toml).exists()
-    assert keep(str(toml)) == "" and not _last(toml).exists()
-    assert keep(str(toml)) == ""
-    assert keep(str(toml.parent / "no-such-directory" / toml.name)) == ""
-
-
-def test_the_copy_is_written_only_when_it_differs(toml: Path) -> None:
-    last = _last(toml)
-    assert last.read_bytes() == toml.read_bytes()
-    first = last.stat()
-    assert stat.S_IMODE(first.st_mode) == 0o644 and first.st_uid == os.geteuid()
-    keep(str(toml))
-    assert last.stat().st_ino == first.st_ino and last.stat().st_mtime == first.st_mtime
-    toml.write_text("[gate]\nenabled = false\n")
-    keep(str(toml))
-    assert last.read_text() == "[gate]\nenabled = false\n"
-    toml.chmod(0o600)
-    keep(str(toml))
-    assert stat.S_IMODE(last.stat().st_mode) == 0o600, "no wider than the file"
-    assert sorted(path.name for path in toml.parent.iterdir()) == ["robust.toml", last.name]
-
-
-def test_one_bad_key_is_no_broken_file(toml: Path) -> None:
-    toml.write_text("[gate]\ndry_run = 1\n")
-    found = settings.load(str(toml), "n1", CHECKS)
-    assert found.gate["dry_run"] is False
-    assert found.problems == ("[gate.dry_run] = 1: use true or false; False stays",)
-
-
-def test_a_good_file_costs_no_look_at_the_copy(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = []
-    real = rootfiles.open_file
-
-    def open_file(directory: int, name: str, *more: int) -> int:
-        opened.append(name)
-        return real(directory, name, *more)
-
-    monkeypatch.setattr(rootfiles, "open_file", open_file)
-    settings.load(str(toml), "n1", CHECKS)
-    assert opened == ["robust.toml"]
-
-
-@pytest.mark.parametrize(
-    ("number", "said"),
-    [(errno.EROFS, ""), (errno.EACCES, ""), (errno.ENOSPC, "not kept: No space left on device")],
-)
-def test_where_the_copy_cannot_be_written(
-    toml: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
-) -> None:
-    def replace(*args: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(rootfiles, "replace", replace)
-    toml.write_text("# another\n")
-    assert keep(str(toml)) == (said and f"{_last(toml)}: {said}")
-    assert "dry_run" in _last(toml).read_text()
-
-
-def test_a_draft_that_was_left_behind_blocks_nothing(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("mine")
-    draft = tmp_path / f".a.{os.uname().nodename}.{os.getpid()}"
-    directory = rootfiles.open_dir(str(tmp_path))
-    try:
-        for leave in (lambda: draft.write_text("half of i"), lambda: draft.symlink_to(victim)):
-            leave()
-            rootfiles.replace(directory, "a", b"whole")
-            assert (tmp_path / "a").read_bytes() == b"whole" and not draft.is_symlink()
-        draft.mkdir()
-        with pytest.raises(OSError, match=r"\.a\."):
-            rootfiles.replace(directory, "a", b"other")
-        assert (tmp_path / "a").read_bytes() == b"whole"
-    finally:
-        os.close(directory)
-    assert victim.read_text() == "mine"
 
 
 @given(

@@ -6,7 +6,7 @@ from math import inf, nan
 from typing import Any
 
 import pytest
-from test_state import Job, beat
+from made_job import Job, beat
 
 from robust_slurm.checkpoint.sound import Bound
 from robust_slurm.record import NotFinite

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_state import Job
+from made_job import Job
 
 from robust_slurm.config import Config
 from srun_wrapper import watch

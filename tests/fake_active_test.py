@@ -1,0 +1,28 @@
+"""``robust-health test`` whose worker is the fake one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from health import cli
+from health.active import gpu_state
+
+PROGRAM = Path(__file__).with_name("programs") / "fake_active_worker.py"
+
+
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An "interpreter" whose worker is the fake one; this machine is n1 and has no GPU."""
+    path = tmp_path / "python"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {PROGRAM} "$@"\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("FAKE_WORKER", "healthy")
+    monkeypatch.setattr(gpu_state, "take", gpu_state.State)
+    return str(path)
+
+
+def run(python: str, *words: str) -> int:
+    return cli.main(["test", "--python", python, *words])

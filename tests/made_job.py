@@ -1,0 +1,70 @@
+"""A job as its supervisor knows it, with lines that keep what was sent in place of connections."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from robust_slurm.config import Config
+from srun_wrapper.messages import (
+    Hello,
+    Message,
+    RankBeat,
+)
+from srun_wrapper.roster import Node, Role, World, planned_world
+from srun_wrapper.server import Connection
+from srun_wrapper.state import JobState
+
+
+class Line:
+    """Stands for one connection: keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.peer = "10.0.0.1"
+        self.agent: object | None = None
+        self.sent: list[Message] = []
+        self.closed = False
+
+    def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def as_connection(line: Line) -> Connection:
+    return cast(Connection, line)
+
+
+def hello(index: int, epoch: int = 0, companion: int = 0) -> Hello:
+    job = 12 if not companion else 100 + companion
+    return Hello(job, "0", index, f"n{index}", (0, 1), 4, 8, 7000, 7001, companion, epoch)
+
+
+class Job:
+    """A job of ``active`` nodes with two ranks each, and spares."""
+
+    def __init__(self, active: int = 2, spares: int = 1, **config: Any) -> None:
+        self.state = JobState(Config(**config), 12, "n0")
+        self.lines = [self.join(i) for i in range(active + spares)]
+        nodes = list(self.state.nodes.values())
+        plan = tuple((2 * i, 2 * i + 1) for i in range(active))
+        places, ranks = planned_world(nodes, plan)
+        self.state.world = World(0, places, ranks)
+        for node in places:
+            node.role = Role.ACTIVE
+        self.state.new_epoch()
+
+    def join(self, index: int, epoch: int = 0, companion: int = 0) -> Line:
+        line = Line()
+        self.state.message(as_connection(line), hello(index, epoch, companion))
+        return line
+
+    def say(self, index: int, message: Message) -> None:
+        self.state.message(as_connection(self.lines[index]), message)
+
+    def node(self, index: int) -> Node:
+        return list(self.state.nodes.values())[index]
+
+
+def beat(local: int, step: int | None, beats: int, **more: Any) -> RankBeat:
+    return RankBeat(local, step, beats, 0.0, source=more.pop("source", "explicit"), **more)

@@ -1,0 +1,177 @@
+"""A robust.toml that cannot be used: the last one that could stays in force."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import broken_settings
+import pytest
+
+from health import rootfiles, settings
+from health.settings_last import keep
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    """A site in its dry run, of which the copy is kept."""
+    path = tmp_path / "robust.toml"
+    path.write_text(f"state_dir = '/s'\n[gate]\ndry_run = true\nspool = '{tmp_path}/spool'\n")
+    path.chmod(0o644)
+    assert keep(str(path)) == ""
+    return path
+
+
+def _last(path: Path) -> Path:
+    return path.with_name("robust.toml.last")
+
+
+def _no_toml(path: Path) -> None:
+    path.write_text("[gate]\ndry_run = true\nspool = \n")
+
+
+def _endless(path: Path) -> None:
+    path.write_text("a = " + "[" * 100_000)
+
+
+def _vast(path: Path) -> None:
+    path.write_text("a = " + "9" * 10_000)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_no_toml, "Invalid value (at line 3, column 9)"),
+        (_endless, "recursion"),
+        (_vast, "digits"),
+        *broken_settings.UNSAFE,
+    ],
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others")
+def test_of_a_broken_file_the_last_good_one_stays_in_force(
+    toml: Path, spoil: Any, said: str
+) -> None:
+    good = settings.load(str(toml), "n1", broken_settings.CHECKS)
+    assert good.gate["dry_run"] is True and good.problems == ()
+    os.utime(_last(toml), (1e9, 1e9))
+    spoil(toml)
+    found = settings.load(str(toml), "n1", broken_settings.CHECKS)
+    assert found._replace(problems=()) == good
+    (problem,) = found.problems
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(1e9))
+    assert problem.startswith(f"{toml}: ") and said in problem
+    assert problem.endswith(f"; the settings of {when} are in force (robust.toml.last)")
+    assert keep(str(toml)) == "" and _last(toml).stat().st_mtime == 1e9, "it stays as it was"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_no_toml, "(robust.toml.last: Invalid value (at line 3, column 9))"),
+        (broken_settings.by_others, "(robust.toml.last: can be written by others (mode 0664))"),
+        (broken_settings.foreign, "(robust.toml.last: belongs to uid 12345, not to root)"),
+        (broken_settings.link, "(robust.toml.last: is a link)"),
+        (broken_settings.fifo, "(robust.toml.last: not a regular file)"),
+        (lambda path: path.write_text(""), "(robust.toml.last: is empty)"),
+        (Path.unlink, "(there is no robust.toml.last)"),
+    ],
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others")
+def test_a_copy_is_trusted_no_more_than_the_file(toml: Path, spoil: Any, said: str) -> None:
+    good = toml.read_text()
+    spoil(_last(toml))
+    _no_toml(toml)
+    found = settings.load(str(toml), "n1", broken_settings.CHECKS)
+    assert found._replace(problems=()) == settings.defaults(broken_settings.CHECKS)
+    (problem,) = found.problems
+    assert problem.endswith(f"(at line 3, column 9); the defaults apply {said}")
+    toml.write_text(good)
+    assert keep(str(toml)) == "", "and the next good file takes its place"
+    assert _last(toml).read_text() == good and not _last(toml).is_symlink()
+
+
+def test_a_deleted_file_is_no_broken_one(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toml.unlink()
+    monkeypatch.setattr(settings, "SITE_FILE", str(toml))
+    assert settings.load(None, "n1", broken_settings.CHECKS) == settings.defaults(
+        broken_settings.CHECKS
+    )
+    assert _last(toml).exists()
+    assert keep(str(toml)) == "" and not _last(toml).exists()
+    assert keep(str(toml)) == ""
+    assert keep(str(toml.parent / "no-such-directory" / toml.name)) == ""
+
+
+def test_the_copy_is_written_only_when_it_differs(toml: Path) -> None:
+    last = _last(toml)
+    assert last.read_bytes() == toml.read_bytes()
+    first = last.stat()
+    assert stat.S_IMODE(first.st_mode) == 0o644 and first.st_uid == os.geteuid()
+    keep(str(toml))
+    assert last.stat().st_ino == first.st_ino and last.stat().st_mtime == first.st_mtime
+    toml.write_text("[gate]\nenabled = false\n")
+    keep(str(toml))
+    assert last.read_text() == "[gate]\nenabled = false\n"
+    toml.chmod(0o600)
+    keep(str(toml))
+    assert stat.S_IMODE(last.stat().st_mode) == 0o600, "no wider than the file"
+    assert sorted(path.name for path in toml.parent.iterdir()) == ["robust.toml", last.name]
+
+
+def test_one_bad_key_is_no_broken_file(toml: Path) -> None:
+    toml.write_text("[gate]\ndry_run = 1\n")
+    found = settings.load(str(toml), "n1", broken_settings.CHECKS)
+    assert found.gate["dry_run"] is False
+    assert found.problems == ("[gate.dry_run] = 1: use true or false; False stays",)
+
+
+def test_a_good_file_costs_no_look_at_the_copy(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+    real = rootfiles.open_file
+
+    def open_file(directory: int, name: str, *more: int) -> int:
+        opened.append(name)
+        return real(directory, name, *more)
+
+    monkeypatch.setattr(rootfiles, "open_file", open_file)
+    settings.load(str(toml), "n1", broken_settings.CHECKS)
+    assert opened == ["robust.toml"]
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(errno.EROFS, ""), (errno.EACCES, ""), (errno.ENOSPC, "not kept: No space left on device")],
+)
+def test_where_the_copy_cannot_be_written(
+    toml: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
+) -> None:
+    def replace(*args: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(rootfiles, "replace", replace)
+    toml.write_text("# another\n")
+    assert keep(str(toml)) == (said and f"{_last(toml)}: {said}")
+    assert "dry_run" in _last(toml).read_text()
+
+
+def test_a_draft_that_was_left_behind_blocks_nothing(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    draft = tmp_path / f".a.{os.uname().nodename}.{os.getpid()}"
+    directory = rootfiles.open_dir(str(tmp_path))
+    try:
+        for leave in (lambda: draft.write_text("half of i"), lambda: draft.symlink_to(victim)):
+            leave()
+            rootfiles.replace(directory, "a", b"whole")
+            assert (tmp_path / "a").read_bytes() == b"whole" and not draft.is_symlink()
+        draft.mkdir()
+        with pytest.raises(OSError, match=r"\.a\."):
+            rootfiles.replace(directory, "a", b"other")
+        assert (tmp_path / "a").read_bytes() == b"whole"
+    finally:
+        os.close(directory)
+    assert victim.read_text() == "mine"
