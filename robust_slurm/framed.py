@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from abc import ABC, abstractmethod
 
 from robust_slurm.wire import Codec, WireError
 
 INTRODUCTION = 10.0  # s for a new connection to prove that it has the key
 
 
-class Framed(asyncio.Protocol):
+class Framed(asyncio.Protocol, ABC):
     """Whoever does not prove within INTRODUCTION that it has the key is closed, and never heard.
 
     ``peer`` is its address. ``received`` takes each payload. ``refused``: what is raised for a bad
@@ -60,8 +61,9 @@ class Framed(asyncio.Protocol):
     def prepare(self, transport: asyncio.Transport, sock: socket.socket) -> None:
         """Before the first byte: options of the socket, limits."""
 
+    @abstractmethod
     def received(self, payload: bytes) -> None:
-        raise NotImplementedError
+        """One payload of a peer that has the key."""
 
     def misunderstood(self, err: Exception) -> None:
         """Something came that is no frame of ours, or was refused."""

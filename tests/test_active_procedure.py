@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from fake_active_run import ALL, judged_of
 from fake_test_worker import DIE, SILENT, Answer, connect, fleet, introduce, passed, work
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,33 +15,13 @@ from hypothesis import strategies as st
 from health.active import meeting, procedure
 from health.active.fleet import NO_BASELINES, Baselines, Spread
 from health.active.judge import judge
-from health.active.model import BY_NAME, LEVELS, TESTS, Finding, Judged, Level, Measured
+from health.active.model import BY_NAME, LEVELS, Finding, Judged, Level, Measured
 from health.active.pairing import Pair
 from health.active.procedure import Wanted
 from health.active.session import Session
 from health.active.shares import OVERHEAD_S, rounds, share
 
-ALL = tuple(test.name for test in TESTS)
 NAMES = [f"n{i}" for i in range(1, 9)]
-
-
-def judged_of(
-    answers: Mapping[str, Answer],
-    tests: tuple[str, ...] = ALL,
-    limit: float = 60.0,
-    *,
-    slots: int = 1,
-    ready: Mapping[str, Any] = {},
-    baselines: Baselines = NO_BASELINES,
-    said: Callable[[str], None] = lambda line: None,
-    **wanted: Any,
-) -> Judged:
-    async def body() -> Judged:
-        async with fleet(answers, slots=slots, **ready) as session:
-            want = Wanted(tests, "quick", limit, **wanted)
-            return await procedure.run(session, list(answers), want, baselines=baselines, said=said)
-
-    return asyncio.run(body())
 
 
 def healthy(names: list[str] = NAMES) -> dict[str, Answer]:

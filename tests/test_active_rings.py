@@ -6,10 +6,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from fake_active_run import judged_of
 from fake_test_worker import DIE, SILENT, Answer, passed
 from hypothesis import given
 from hypothesis import strategies as st
-from test_active_procedure import judged_of
 
 from health.active.meeting import size
 from health.active.model import LEVELS, Measured, usual

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_heartbeat import read, run
+from beating_rank import read, run
 
 # What a training does: resume() gave 4; ``b`` a beat with a loss, ``x`` one with NaN, ``-`` one
 # without a loss, ``s`` a save. Beats and saves are numbered as the first two columns say.

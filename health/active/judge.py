@@ -37,7 +37,10 @@ class _Found:
         self._of[node].add(Finding("ERROR", "tool", "active-error", device, _line(text), "none"))
 
     def undecided(self, node: str, text: str) -> None:
-        self._of[node].add(Finding("WARN", "tool", "active-undecided", "", _line(text), "none"))
+        self.warn(node, "active-undecided", text)
+
+    def warn(self, node: str, check: str, text: str) -> None:
+        self._of[node].add(Finding("WARN", "tool", check, "", _line(text), "none"))
 
     def add(self, node: str, findings: Iterable[Finding]) -> None:
         self._of[node].update(findings)
@@ -90,10 +93,7 @@ def judge(
             if remark.wrong:
                 found.undecided(node, remark.text)
             else:
-                slow_ring = Finding(
-                    "WARN", "tool", "active-ring-slow", "", _line(remark.text), "none"
-                )
-                found.add(node, [slow_ring])
+                found.warn(node, "active-ring-slow", remark.text)
     for node, findings in more.items():
         found.add(node, findings)
     return _judged(found, asked, Judged({}, {}, frozenset(), {}, tuple(left_out), seconds, ordered))

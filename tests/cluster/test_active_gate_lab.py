@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from gate_jobs import begin, finish, of
 from gate_lab import FREE, GateLab, gate_lab
-from test_gate_accusations import begin, finish, of
 
 from tests.waiting import until
 

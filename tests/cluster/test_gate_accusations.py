@@ -7,21 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gate_jobs import begin, finish, of
 from gate_lab import FREE, GateLab, gate_lab
 from jobs import Training, prepared
 
-from health.system import Event
 from lab.spec import UID
 from tests.waiting import until
 
 REJECTED = "rejected"
 STRANGER = 30001  # a uid that is nobody's here
 TEST = "#!/bin/sh\necho {words}\nexit {code}\n"
-# Ends when the test has put into place what the user wants to say.
-WAITS = """#!/bin/sh
-touch $HOME/$SLURM_JOB_ID.started
-while [ ! -e $HOME/$SLURM_JOB_ID.end ]; do sleep 0.05; done
-"""
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +39,6 @@ def deeper_tests(site: GateLab, words: str, code: int) -> None:
     path.chmod(0o755)
     tests = f'[accusations]\ntests = ["{path}"]\n'
     site.settings(more=f"{tests}[lemon]\nstrikes = 100\n")
-
-
-def begin(site: GateLab, node: str) -> int:
-    job = site.submit(f"-w{node}", script=WAITS)
-    until((site.lab.shared / f"{job}.started").exists, f"job {job} running")
-    return job
-
-
-def finish(site: GateLab, job: int) -> None:
-    (site.lab.shared / f"{job}.end").touch()
-    site.ended(job)
-
-
-def of(site: GateLab, node: str, job: int, kind: str) -> list[Event]:
-    return [event for event in site.local(node, kind) if event.data["job"] == job]
 
 
 def outcome(site: GateLab, node: str, job: int) -> str:

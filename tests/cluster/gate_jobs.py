@@ -1,0 +1,29 @@
+"""A job on one node that ends when the test says so, and what the node noted of it."""
+
+from __future__ import annotations
+
+from gate_lab import GateLab
+
+from health.system import Event
+from tests.waiting import until
+
+# Ends when the test has put into place what the user wants to say.
+WAITS = """#!/bin/sh
+touch $HOME/$SLURM_JOB_ID.started
+while [ ! -e $HOME/$SLURM_JOB_ID.end ]; do sleep 0.05; done
+"""
+
+
+def begin(site: GateLab, node: str) -> int:
+    job = site.submit(f"-w{node}", script=WAITS)
+    until((site.lab.shared / f"{job}.started").exists, f"job {job} running")
+    return job
+
+
+def finish(site: GateLab, job: int) -> None:
+    (site.lab.shared / f"{job}.end").touch()
+    site.ended(job)
+
+
+def of(site: GateLab, node: str, job: int, kind: str) -> list[Event]:
+    return [event for event in site.local(node, kind) if event.data["job"] == job]
