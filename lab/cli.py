@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--gpus", type=int, default=0, help="GRES gpu:h100 per node (default 0)")
     up.add_argument("--cpus", type=int, default=8, help="CPUs per node for Slurm (default 8)")
     up.add_argument("--scratch", action="store_true", help="a mount per node for stale-mount")
+    up.add_argument("--accounting", action="store_true", help="slurmdbd: accounts, limits, QOS")
     up.add_argument("--switch", action="append", default=[], metavar="NODES", help="a leaf switch")
     up.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="slurm.conf")
     verb("down", _down, "end a lab; nothing of it stays").add_argument("--all", action="store_true")
@@ -96,6 +97,7 @@ def _up(args: argparse.Namespace) -> int:
         scratch=args.scratch,
         slurm_conf={key: value for key, _, value in pairs},
         switches=tuple(args.switch),
+        accounting=args.accounting,
         visible=host.default_visible(),
     )
     host.bring_up(spec)

@@ -267,11 +267,13 @@ class Cluster(Lab):
         cpus: int = 8,
         scratch: bool = False,
         switches: Sequence[str] = (),
+        accounting: bool = False,
     ) -> None:
         """`slurm_conf` overrides settings; `visible`: more paths that the user must reach.
 
         `switches`: the nodes under each leaf switch, as Slurm writes them ("n[1-2],s1").
         `scratch`: a mount in every node, at the property of that name, for `stale_mount`.
+        `accounting`: a slurmdbd in the head; the user is in the account `lab`.
         """
         extra = [str(Path(p).resolve()) for p in visible]
         self.spec = LabSpec(
@@ -283,6 +285,7 @@ class Cluster(Lab):
             scratch=scratch,
             slurm_conf={key: str(value) for key, value in (slurm_conf or {}).items()},
             switches=tuple(switches),
+            accounting=accounting,
             visible=tuple(dict.fromkeys([*host.default_visible(), *extra])),
         )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from lab import fake_nvml
+from lab import accounting, fake_nvml
 from lab import spec as texts
 from lab.errors import LabError
 from lab.spec import ROOT, UID, LabSpec
@@ -56,6 +56,8 @@ def bring_up(spec: LabSpec, owner: int = 0) -> None:
     texts.check_spec(spec)
     if spec.gpus:
         fake_nvml.check_compiler()
+    if spec.accounting:
+        accounting.check_programs()
     lock = _claim(spec)
     try:
         _write_files(spec)
@@ -159,9 +161,13 @@ def _write_files(spec: LabSpec) -> None:
     for name, text in files.items():
         (etc / name).write_text(text)
         (etc / name).chmod(0o644)
-    fd = os.open(etc / "munge.key", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    os.write(fd, os.urandom(1024))
-    os.close(fd)
+    secret = {"munge.key": os.urandom(1024)}
+    if spec.accounting:
+        secret["slurmdbd.conf"] = accounting.slurmdbd_conf(spec).encode()
+    for name, content in secret.items():
+        fd = os.open(etc / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        os.write(fd, content)
+        os.close(fd)
     for index in range(spec.gpus):  # /dev/null under the name of a GPU
         path = spec.dir / "dev" / f"nvidia{index}"
         os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))

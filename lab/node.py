@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
-from lab import linux
+from lab import accounting, linux
 from lab.mounts import Cover, build_view
 from lab.spec import HEAD, NETMASK, SLURMCTLD_PORT, LabSpec, address, user_env
 
@@ -27,6 +27,7 @@ NAMESPACES = (
 STOP_ALL = signal.SIGUSR1
 CONTINUE_ALL = signal.SIGUSR2
 _START_S = 10.0
+_ACCOUNTING_S = 25.0  # with a new database
 
 
 def spawn(spec: LabSpec, node: str, covers: Sequence[Cover]) -> tuple[int, socket.socket]:
@@ -61,7 +62,7 @@ def spawn(spec: LabSpec, node: str, covers: Sequence[Cover]) -> tuple[int, socke
     text = os.read(pid_r, 32) if select.select([pid_r], [], [], 0)[0] else b""
     os.close(pid_r)
     os.close(pid_w)
-    ours.settimeout(_START_S)
+    ours.settimeout(_ACCOUNTING_S if spec.accounting else _START_S)
     if not text:
         raise OSError(f"node {node} did not start: {ours.recv(4096).decode()}")
     return int(text), ours
@@ -158,11 +159,17 @@ def start_head(spec: LabSpec) -> dict[int, str]:
         f"--pid-file={spec.node_dir}/munged.pid",
         "--num-threads=2",
     ]
-    first = _daemon(spec, "munged", munged)
-    _wait("munged", first, sock.exists)
-    second = _daemon(spec, "slurmctld.out", ["slurmctld", "-D"])
-    _wait("slurmctld", second, _controller_answers)
-    return {first: "munged", second: "slurmctld"}
+
+    def start(name: str, argv: list[str], answers: Callable[[], bool]) -> int:
+        pid = _daemon(spec, name, argv)
+        _wait(name, pid, answers)
+        return pid
+
+    found = {start("munged", munged, sock.exists): "munged"}
+    if spec.accounting:
+        found |= accounting.start(spec, start)
+    pid = start("slurmctld.out", ["slurmctld", "-D"], _controller_answers)
+    return found | {pid: "slurmctld"}
 
 
 def _controller_answers() -> bool:

@@ -11,6 +11,7 @@ from lab.errors import LabError
 ROOT = Path("/var/lib/robust-lab")  # not below /tmp: every node has a /tmp of its own
 HEAD = "head"
 USER = "trainer"
+ACCOUNT = "lab"  # the user's, in a lab with accounting
 UID = 20001
 SLURMCTLD_PORT = 6817
 NETMASK = "255.255.0.0"
@@ -29,6 +30,7 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 0
     cpus: int = 8
     scratch: bool = False
+    accounting: bool = False
     slurm_conf: dict[str, str] = {}
     switches: tuple[str, ...] = ()
     visible: tuple[str, ...] = ()
@@ -199,7 +201,7 @@ def slurm_conf(spec: LabSpec) -> str:
         "ProctrackType": "proctrack/linuxproc",
         "TaskPlugin": "task/none",
         "JobAcctGatherType": "jobacct_gather/linux",
-        "AccountingStorageType": "accounting_storage/none",
+        **_accounting(spec),
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core",
         "GresTypes": "gpu" if spec.gpus else "",
@@ -232,6 +234,17 @@ def slurm_conf(spec: LabSpec) -> str:
     if spec.standby:
         lines.append(_partition("standby", spec.standby_names, default=False))
     return "\n".join(lines) + "\n"
+
+
+def _accounting(spec: LabSpec) -> dict[str, str]:
+    if not spec.accounting:
+        return {"AccountingStorageType": "accounting_storage/none"}
+    return {
+        "AccountingStorageType": "accounting_storage/slurmdbd",
+        "AccountingStorageHost": HEAD,
+        "AccountingStoragePass": str(spec.munge_socket),  # AuthInfo is not for slurmdbd
+        "AccountingStorageEnforce": "associations,limits,qos",
+    }
 
 
 def _override(settings: dict[str, str], spec: LabSpec) -> None:

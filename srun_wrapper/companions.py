@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from robust_slurm.slurm import Job, Partition, SlurmError
 from robust_slurm.slurm.run import without_slurm
 from srun_wrapper import steps
+from srun_wrapper.aside import aside
 from srun_wrapper.messages import Finish
 from srun_wrapper.report import say
 from srun_wrapper.roster import Node, Role
@@ -36,6 +38,8 @@ def companion_minutes(job: Job, partition: Partition, now: float) -> int:
 
 AT_ONCE = 2  # s within which Slurm must give the node that suits best
 AGAIN = 5.0  # s until Slurm is asked again for what it did not give
+ASK = 3.0  # s for Slurm to say why it gives none
+BUSY = {"", "Resources", "Priority"}  # Slurm's reasons that only say that nothing is free
 END = 3.0  # s for what is ended to end, before and after it is told
 
 Wanted = tuple[int, str]
@@ -152,19 +156,31 @@ class Companions:
             lambda: len(came()) == len(chosen) or refused() or other(), self._config.standby_wait
         )
         ready = came()
-        gave_up = refused()
+        short = len(ready) < len(places) and not other()
+        why = "srun says why, above" if refused() else await self._held_up() if short else ""
         for number in [number for number, place in chosen.items() if place not in ready]:
             if state.failures and not state.signalled and number in self._companions:
                 self._companions[number].used = False  # the next recovery's: it keeps its turn
             else:
                 self._drop(number)  # it may still come: then it is sent away
-        if len(ready) < len(places) and not other():
+        if short:
             say(
                 f"partition {self._config.standby_partition} gave {len(ready)} of {len(places)} "
-                f"nodes within {self._config.standby_wait:g} s "
-                f"({'srun says why, above' if gave_up else 'none became free'})"
+                f"nodes within {self._config.standby_wait:g} s ({why})"
             )
         return ready
+
+    async def _held_up(self) -> str:
+        """Why Slurm has given none to what waits for one: a limit is not waited for in vain."""
+        name, uid = steps.companion_name(self._state.job_id), os.getuid()
+        slurm = self._boss.slurm
+        try:
+            waiting = await aside(lambda: slurm.jobs(states={"PENDING"}), ASK)
+        except (SlurmError, TimeoutError):
+            waiting = []
+        reasons = {job.reason or "" for job in waiting if (job.name, job.uid) == (name, uid)}
+        told = ", ".join(sorted(reasons - BUSY))
+        return f"Slurm's reason: {told}" if told else "none became free"
 
     def _assign(self, tasks: Mapping[int, int]) -> dict[int, int]:
         """Number → place; the largest places first, each gets the smallest that is enough."""

@@ -102,6 +102,11 @@ def with_export(command: SrunCommand, env: Mapping[str, str]) -> SrunCommand:
     return command.with_option("export", value)
 
 
+def companion_name(job_id: int) -> str:
+    """The name of the jobs that its companions are in."""
+    return f"robust-standby-{job_id}"
+
+
 def companion_argv(
     launch: Launch, job: Job, partition: str, tasks: int, exclude: Sequence[str], minutes: int
 ) -> list[str]:
@@ -114,7 +119,7 @@ def companion_argv(
     ]
     argv = ["srun", "--quiet", f"--partition={partition}", "--nodes=1", f"--ntasks={tasks}"]
     argv += [f"--ntasks-per-node={tasks}", "--exclusive", "--kill-on-bad-exit=0"]
-    argv += [f"--job-name=robust-standby-{job.id}", f"--comment=robust: standby of job {job.id}"]
+    argv += [f"--job-name={companion_name(job.id)}", f"--comment=robust: standby of job {job.id}"]
     argv += [f"--time={minutes}", "--no-kill"]
     argv += _per_node(launch, job)
     for name, value in (("account", job.account), ("qos", job.qos)):

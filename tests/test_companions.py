@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
@@ -314,6 +315,34 @@ def test_its_node_dies_while_another_is_awaited(boss: Boss) -> None:
         await coming
 
     play(boss, scene)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "said"),
+    [
+        (["Resources", "Priority"], "(none became free)"),
+        ([], "(none became free)"),
+        (["QOSMaxNodePerUserLimit", "Priority"], "(Slurm's reason: QOSMaxNodePerUserLimit)"),
+    ],
+)
+def test_why_none_came_in_time(
+    boss: Boss, capfd: pytest.CaptureFixture[str], reasons: list[str], said: str
+) -> None:
+    """As Slurm says it of what we have asked for; what others wait for is not looked at."""
+
+    def waiting(reason: str, **other: Any) -> Any:
+        mine = {"name": "robust-standby-7", "uid": os.getuid(), "reason": reason}
+        return SimpleNamespace(**(mine | other))
+
+    async def scene() -> None:
+        boss.companions._config = Config(standby_wait=0.2)
+        others = [waiting("Held", name="robust-standby-8"), waiting("Held", uid=os.getuid() + 1)]
+        found = [*others, *(waiting(reason) for reason in reasons)]
+        boss.slurm.jobs = lambda states: found if states == {"PENDING"} else []
+        assert await boss.companions.take({1: (2, "n2")}) == {}
+
+    play(boss, scene)
+    assert f"gave 0 of 1 nodes within 0.2 s {said}" in capfd.readouterr().err
 
 
 def test_the_step_ends_meanwhile(boss: Boss, capfd: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,14 @@ def test_slurm_conf_overrides_replace_add_and_drop() -> None:
     assert not [line for line in lines if line.startswith(("KillWait", "SlurmdTimeout=300"))]
 
 
+def test_accounting_has_a_slurmdbd() -> None:
+    text = texts.slurm_conf(SPEC)
+    assert "AccountingStorageType=accounting_storage/none\n" in text and "Enforce" not in text
+    text = texts.slurm_conf(LabSpec(name="x", accounting=True))
+    assert "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=head\n" in text
+    assert "AccountingStorageEnforce=associations,limits,qos\n" in text
+
+
 def test_no_gpus_no_gres() -> None:
     plain = LabSpec(name="x")
     assert "res" not in texts.gres_conf(plain)
