@@ -21,8 +21,8 @@ from srun_wrapper.pump import Pump
 from srun_wrapper.sinks import OutputPlan
 from srun_wrapper.streams import Streams
 from srun_wrapper.torchrun import torchrun_overrides
-from srun_wrapper.warm import Forked, Warm
-from srun_wrapper.warm_door import WarmDoor
+from srun_wrapper.warm import Forked, Warm, at_start
+from srun_wrapper.warm_door import Tell, WarmDoor
 from srun_wrapper.world import STALE
 
 
@@ -83,7 +83,7 @@ class Launcher:
         failed: Callable[[Launch, Exception], None],
         cold: Callable[[Launch], None],
         ended: Callable[[dict[int, int]], None],
-        learnt: Callable[[Learnt], None],
+        learnt: Tell,
         changed: Callable[[], None],
     ) -> None:
         self._loop = loop
@@ -99,8 +99,8 @@ class Launcher:
         self.warm: Warm | None = None
         self.door: WarmDoor | None = None
         if options.warm and not options.inherit:
-            self.warm = self._make_warm(learnt)
-            self.door = self._open_door()
+            self.warm = self._make_warm(lambda own: learnt(own, 0, {}))
+            self.door = self._open_door(learnt)
         self._forking: Launch | None = None
         self._unclaimed: dict[int, int] = {}
 
@@ -111,10 +111,10 @@ class Launcher:
     def _changed(self) -> None:
         self._loop.call(self._on_change)
 
-    def _open_door(self) -> WarmDoor | None:
+    def _open_door(self, learnt: Tell) -> WarmDoor | None:
         path = self._run_dir / f"warm-{self._local}.sock"
         try:
-            return WarmDoor(self._loop, path, lambda: self._make_warm(lambda _learnt: None))
+            return WarmDoor(self._loop, path, lambda: self._make_warm(lambda _own: None), learnt)
         except OSError as err:
             os.write(2, f"robust-task: torchrun starts its ranks cold: {err}\n".encode())
             return None
@@ -243,10 +243,18 @@ class Launcher:
 
     # -- ahead of a start
 
-    def warm_up(self, learnt: Learnt) -> None:
-        """This slot has no rank yet: import, and run, what the others' ranks have."""
-        if self.warm is not None:
-            self.warm.start(learnt, self._options.command, self._environ({}), further=True)
+    def warm_up(self, learnt: Learnt, ranks: int = 0, environ: Mapping[str, str] = {}) -> None:
+        """This slot has no rank yet: import, and run, what the others' ranks have.
+
+        ``ranks``, ``environ``: see ``messages.Imports``.
+        """
+        own = self._environ({})
+        if ranks and self.door is not None:
+            counts = at_start(own)
+            kept = {name: value for name, value in own.items() if name not in counts}
+            self.door.warm_up(learnt, ranks, {**kept, **environ})
+        elif self.warm is not None:
+            self.warm.start(learnt, self._options.command, own, further=True)
 
     def forking(self) -> bool:
         """Whether a rank is just being forked."""

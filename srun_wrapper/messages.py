@@ -202,9 +202,15 @@ class Finish(Message):
 
 
 class Imports(Event):
-    """What a rank had imported at its first step, from one rank of the job (``warm.pack``)."""
+    """What a rank had imported at its first step, from one rank of the job (``imports.pack``).
+
+    ``ranks``: how many ranks a launcher (torchrun) has started there, one of which it was; 0: it is
+    the command itself. ``environ``: what counted when such a rank's interpreter started.
+    """
 
     learnt: bytes
+    ranks: int = 0
+    environ: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class WarmRanks(Event):
@@ -215,9 +221,11 @@ class WarmRanks(Event):
 
 
 class Warmup(Message):
-    """A slot that has no rank yet: have the same imported."""
+    """A slot that has no rank yet: have the same imported (see ``Imports``)."""
 
     learnt: bytes
+    ranks: int = 0
+    environ: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 # ---------------------------------------------------------------- stop-time tests

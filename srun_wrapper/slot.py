@@ -231,9 +231,9 @@ class Slot:
         self._cold = launch
         self._stop(0.0)
 
-    def _learnt(self, learnt: Learnt) -> None:
+    def _learnt(self, learnt: Learnt, ranks: int, environ: dict[str, str]) -> None:
         if self._first_of_all:
-            self._emit(Imports(0, pack(learnt)))
+            self._emit(Imports(0, pack(learnt), ranks, environ))
 
     def _tell_warm(self) -> None:
         ready = self._launcher.warm_ranks()
@@ -246,7 +246,7 @@ class Slot:
         if self._running is not None or starting:
             return  # too late: it would only compete with the rank
         try:
-            self._launcher.warm_up(unpack(order.learnt))
+            self._launcher.warm_up(unpack(order.learnt), order.ranks, order.environ)
         except (OSError, ValueError) as err:
             os.write(2, f"robust-task: this node starts its first ranks cold: {err}\n".encode())
 

@@ -65,7 +65,7 @@ class JobState:
         self.early: set[int] = set()  # those of them that came when there were no ranks to get them
         self.ending = False  # the shims are told to finish
         self.on_news: Callable[[str], None] = lambda _text: None
-        self.learnt: bytes = b""  # what the ranks import, see ``warm``
+        self.warmups: dict[bool, Warmup] = {}  # of the command, and of a launcher's ranks
         self.on_store: Callable[[Node, Message], None] = lambda _node, _message: None
         self.on_tests: Callable[[Node, WorkerEnded], None] = lambda _node, _message: None
         # Sources whose step numbers count from 1 in every process, wherever it resumed.
@@ -154,8 +154,9 @@ class JobState:
 
     def _warm_up(self, node: Node) -> None:
         """A node without ranks imports what those of the others have imported."""
-        if self.learnt and node.role is Role.SPARE and node.connection is not None:
-            node.connection.send(Warmup(self.learnt))
+        if node.role is Role.SPARE and node.connection is not None:
+            for warmup in self.warmups.values():
+                node.connection.send(warmup)
 
     def message(self, connection: Connection, message: Message) -> None:
         """Everything an agent says comes through here."""
@@ -218,7 +219,8 @@ class JobState:
         elif isinstance(message, WorkerEnded):
             self.on_tests(node, message)
         elif isinstance(message, Imports):
-            self.learnt = message.learnt
+            warmup = Warmup(message.learnt, message.ranks, message.environ)
+            self.warmups[message.ranks > 0] = warmup
             for each in self.nodes.values():
                 self._warm_up(each)
         else:

@@ -151,7 +151,7 @@ class Warm:
         path = env.get("PYTHONPATH", "").split(os.pathsep)
         if not all(map(os.path.isabs, path)) and directory not in ("", str(Path.cwd())):
             return False  # it was started in ours, and that is what it has made of its path
-        return _at_start(env) == _at_start(self._environ)
+        return at_start(env) == at_start(self._environ)
 
     def same_script(self, command: Sequence[str]) -> bool:
         """Whether it was started with this command line, but for the script's own arguments."""
@@ -305,7 +305,8 @@ def _request(command: Sequence[str], env: Mapping[str, str], directory: str) -> 
     return {"words": list(command), "environ": dict(env), "directory": directory}
 
 
-def _at_start(env: Mapping[str, str]) -> dict[str, str]:
+def at_start(env: Mapping[str, str]) -> dict[str, str]:
+    """What of an environment counts when an interpreter starts."""
     return {name: value for name, value in env.items() if name.startswith(_AT_START)}
 
 

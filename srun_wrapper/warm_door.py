@@ -21,12 +21,16 @@ from srun_wrapper import proc
 from srun_wrapper.imports import Learnt, read_learnt
 from srun_wrapper.loop import Loop
 from srun_wrapper.surroundings import parent_of, same_surroundings
-from srun_wrapper.warm import LOOK, Warm
+from srun_wrapper.warm import LOOK, Warm, at_start
 
 _HEAD = 8
 _MOST = 4 << 20  # bytes of a request
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _MANY = 256  # ranks of one launcher
+
+
+Tell = Callable[[Learnt, int, dict[str, str]], None]
+"""Gets what a rank has told; see ``messages.Imports``."""
 
 
 class _Request(msgspec.Struct):
@@ -50,10 +54,11 @@ class _Asking:
 class WarmDoor:
     """All methods are called in the loop's thread."""
 
-    def __init__(self, loop: Loop, path: Path, make: Callable[[], Warm]) -> None:
+    def __init__(self, loop: Loop, path: Path, make: Callable[[], Warm], tell: Tell) -> None:
         """``make``: a place for one warm interpreter. Raises OSError."""
         self._loop = loop
         self._make = make
+        self._tell = tell
         self.path = path
         self._warm: dict[str, Warm] = {}  # by LOCAL_RANK
         self._asking: dict[socket.socket, _Asking] = {}
@@ -98,12 +103,25 @@ class WarmDoor:
             return
         if not same_surroundings(parent_of(learnt.pid), 0, os.getpid()):
             return  # a container, limits or processors of the launcher's own
-        warm = self._warm.get(local)
-        if warm is None:
-            warm = self._warm[local] = self._make()
-        elif warm.ready and not warm.same_script(learnt.words):
+        if local == "0":
+            size = environ.get("LOCAL_WORLD_SIZE", "")
+            self._tell(learnt, int(size) if size.isdecimal() else 1, at_start(environ))
+        warm = self._place(local)
+        if warm.ready and not warm.same_script(learnt.words):
             warm.stop()
         warm.start(learnt, learnt.words, environ)
+
+    def _place(self, local: str) -> Warm:
+        if local not in self._warm:
+            self._warm[local] = self._make()
+        return self._warm[local]
+
+    def warm_up(self, learnt: Learnt, ranks: int, environ: Mapping[str, str]) -> None:
+        """No launcher runs here yet: get ready what its ranks on another node have become."""
+        learnt = msgspec.structs.replace(learnt, standby=False)  # nobody goes further than imports
+        for local in map(str, range(min(ranks, _MANY))):
+            own = {**environ, "LOCAL_RANK": local}
+            self._place(local).start(learnt, learnt.words, own, further=True)
 
     def unwatch(self) -> None:
         """The launcher has ended."""
@@ -166,6 +184,8 @@ class WarmDoor:
             os.close(fd)
         asking.fds.clear()
         if not asked:
+            if warm is not None:
+                warm.cold()
             answer(0)
 
     def _forget_unclaimed(self) -> None:

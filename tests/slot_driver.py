@@ -49,6 +49,7 @@ class Driver:
         **options: Any,
     ) -> None:
         self.base = base
+        self.command = command
         self.events: list[Message] = []
         ours, theirs = socket.socketpair()
         config = msgspec.json.encode({"command": command, "dir": str(base), **options}).decode()

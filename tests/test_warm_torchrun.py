@@ -14,7 +14,7 @@ import slot_driver
 from slot_driver import Driver
 
 from srun_wrapper import proc
-from srun_wrapper.messages import Exited, Stop, Stopped
+from srun_wrapper.messages import Exited, Imports, Stop, Stopped, Warmup
 
 pytest.importorskip("torch")
 drivers, drive = slot_driver.drivers, slot_driver.drive
@@ -41,6 +41,29 @@ def said(d: Driver, epoch: int) -> list[dict[str, Any]]:
     paths = [d.base / f"said.{epoch}.{rank}" for rank in range(2)]
     d.wait(lambda: all(p.exists() and p.read_text().endswith("}") for p in paths), 60.0)
     return [json.loads(path.read_text()) for path in paths]
+
+
+@pytest.mark.timeout(240)
+def test_a_spare_has_torchruns_ranks_ready(job: Driver, drivers: list[Driver]) -> None:
+    """What torchrun and its ranks import on another node: the first ones here are forked."""
+    job.launch()
+    said(job, 1)
+    told: dict[bool, Imports] = {}
+    while len(told) < 2:
+        imports = job.get(Imports, seconds=90.0)
+        told[imports.ranks > 0] = imports
+    assert told[True].ranks == 2 and told[True].environ["OMP_NUM_THREADS"] == "1"
+
+    base = job.base / "spare"
+    base.mkdir()
+    spare = Driver(base, job.command, warm=True)
+    drivers.append(spare)
+    for each in told.values():
+        spare.order(Warmup(each.learnt, each.ranks, each.environ))
+    spare.wait_warm(seconds=90.0)
+    spare.wait(lambda: (base / "warm-ranks").read_text() == "2", 90.0)
+    assert spare.launch(epoch=2).warm
+    assert [one["parent"] for one in said(job, 2)] == [spare.process.pid] * 2
 
 
 def end(d: Driver, epoch: int, *codes: int) -> None:

@@ -14,6 +14,7 @@ from conftest import LabFactory
 from jobs import Training, command_line, prepared
 
 from lab import Lab
+from lab.ranks import scan
 
 pytest.importorskip("torch")
 
@@ -108,23 +109,42 @@ def inner_ranks(training: Ddp) -> dict[int, int]:
 
 @pytest.mark.timeout(400)
 def test_torchrun(new_lab: LabFactory, loss: float) -> None:
-    """One task per node; an inner rank killed, then a node lost and a companion in its place."""
-    lab = new_lab(nodes=2, standby=1)
+    """One task per node; an inner rank killed, then a node lost and a spare in its place.
+
+    The spare has never run torchrun, and has its ranks ready.
+    """
+    lab = new_lab(nodes=3, standby=0)
     training = ddp(lab)
     # The endpoint is what most scripts compute: the batch host, the job's first node.
     command = "torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d"
     command += f" --rdzv-endpoint=$(hostname):29513 {training.words('--waits=2')}"
-    training.submit(f"robust-srun {command}", ["-N2", "--ntasks-per-node=1", "-c2"])
+    options = "--robust-spares=1 --robust-warm"
+    training.submit(f"robust-srun {options} {command}", ["-N3", "--ntasks-per-node=1", "-c2"])
     training.wait_epoch(1, WAIT_AT - 1)
     first = inner_ranks(training)
     assert sorted(first) == list(range(training.world))
     os.kill(first[3], signal.SIGKILL)
     training.wait_epoch(2, WAIT_AT - 1 - 20)
     assert not set(first.values()) & set(inner_ranks(training).values())  # the world began anew
+    wanted = {"n1": 2, "n2": 2, "n3": 2}
+    training.until(lambda: ready(training) == wanted, "two warm ranks on each node", WAIT)
     lab.crash("n2")
+    training.until(lambda: len(forked(training)) == training.world, "all ranks forked", WAIT)
     training.check(epoch=3, loss=loss)
-    assert training.says(r"done on s1")
+    assert training.says(r"done on n3")
     killed, lost = training.incidents()
     assert (killed["symptom"], killed["action"], killed["swaps"]) == ("crash", "restart", [])
-    assert (lost["symptom"], lost["action"]) == ("node_lost", "swap_companion")
-    assert lost["swaps"] == [["n2", "s1"]]
+    assert (lost["symptom"], lost["action"]) == ("node_lost", "swap_spare")
+    assert lost["swaps"] == [["n2", "n3"]]
+
+
+def ready(training: Ddp) -> dict[str, int]:
+    """Node → ranks that would start warm there."""
+    return {node["name"]: node["warm"] for node in training.roster()["nodes"]}
+
+
+def forked(training: Ddp) -> list[int]:
+    """Those of torchrun's ranks that robust-task has forked."""
+    tasks = {process.pid for process in training.processes("srun_wrapper.task")}
+    parents = {process.pid: process.ppid for process in scan()}
+    return [rank for rank, pid in inner_ranks(training).items() if parents.get(pid) in tasks]
