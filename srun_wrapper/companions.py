@@ -155,9 +155,11 @@ class Companions:
         await state.until(
             lambda: len(came()) == len(chosen) or refused() or other(), self._config.standby_wait
         )
+        why = "srun says why, above"
+        if not refused() and len(came()) < len(places) and not other():
+            why = await self._held_up()
         ready = came()
         short = len(ready) < len(places) and not other()
-        why = "srun says why, above" if refused() else await self._held_up() if short else ""
         for number in [number for number, place in chosen.items() if place not in ready]:
             if state.failures and not state.signalled and number in self._companions:
                 self._companions[number].used = False  # the next recovery's: it keeps its turn
