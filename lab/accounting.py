@@ -1,11 +1,11 @@
 """slurmdbd in a lab's head, with a MariaDB of its own: accounts, limits and QOS are enforced.
 
-The database asks for no password: nobody but the lab's processes reaches its loopback.
+The database has no network and asks for no password: its socket is in a directory of root's.
 """
 
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lab.errors import LabError
@@ -13,6 +13,9 @@ from lab.spec import ACCOUNT, HEAD, USER, LabSpec, user_env
 
 PROGRAMS = ("slurmdbd", "mariadbd")
 _TABLES = Path("/usr/share/mysql/mysql_system_tables.sql")
+_PLUGIN = "slurm-wlm/accounting_storage_mysql.so"  # below a directory of libraries
+_SOCKET = Path("/run/mysqld/mysqld.sock")  # of the head's own /run; where slurmdbd looks
+_SACCTMGR_S = 20.0
 _LINES = (  # what sacctmgr is told; the QOS "normal" is there already
     "add cluster {cluster}",
     f"add account {ACCOUNT}",
@@ -26,6 +29,8 @@ Start = Callable[[str, list[str], Callable[[], bool]], int]
 def check_programs() -> None:
     """Raise LabError unless this machine has what it takes."""
     missing = [name for name in PROGRAMS if not shutil.which(name, path="/usr/sbin:/usr/bin")]
+    missing += [] if _TABLES.exists() else [str(_TABLES)]
+    missing += [] if any(Path("/usr/lib").glob(f"*/{_PLUGIN}")) else [Path(_PLUGIN).name]
     if missing:
         raise LabError(
             f"not installed: {', '.join(missing)}; try: "
@@ -41,7 +46,7 @@ def slurmdbd_conf(spec: LabSpec) -> str:
         "DbdHost": HEAD,
         "SlurmUser": "root",
         "StorageType": "accounting_storage/mysql",
-        "StorageHost": "127.0.0.1",
+        "StorageHost": "localhost",
         "StorageUser": "root",
         "LogFile": str(spec.log("slurmdbd")),
         "PidFile": f"{spec.node_dir}/slurmdbd.pid",
@@ -50,32 +55,41 @@ def slurmdbd_conf(spec: LabSpec) -> str:
 
 
 def start(spec: LabSpec, daemon: Start) -> dict[int, str]:
-    """Start both in the head, and make the lab's account; their names by pid."""
+    """Start both in the head, and make the lab's account; their names by pid. Raises LabError."""
     data = spec.dir / "db"
-    data.mkdir(mode=0o700)
+    for directory in (data, _SOCKET.parent):
+        directory.mkdir(mode=0o700)
     words = ["mariadbd", "--no-defaults", "--user=root", f"--datadir={data}"]
-    words += ["--skip-grant-tables", "--innodb-use-native-aio=0", "--innodb-log-file-size=8M"]
-    words += ["--innodb-buffer-pool-size=16M", "--innodb-flush-log-at-trx-commit=0"]
-    # slurmdbd has procedures in the database: they need MariaDB's own tables.
-    text = "create database mysql;\nuse mysql;\nset @auth_root_socket=NULL;\n"
-    text += "set @skip_auth_anonymous=1;\n" + _TABLES.read_text()
-    made = subprocess.run(
-        [*words, "--bootstrap"], input=text, capture_output=True, text=True, timeout=20
-    )
-    if made.returncode:
-        raise LabError(f"mariadbd --bootstrap: {made.stderr.strip()[-500:]}")
-    words += [f"--socket={data}/socket", f"--pid-file={data}/pid", "--bind-address=127.0.0.1"]
-    first = daemon("mariadbd", [*words, "--skip-name-resolve"], (data / "socket").exists)
+    words += ["--skip-grant-tables", f"--secure-file-priv={data}"]
+    words += ["--innodb-use-native-aio=0", "--innodb-flush-log-at-trx-commit=0"]
+    words += ["--innodb-log-file-size=8M", "--innodb-buffer-pool-size=16M"]
+    _make_tables(words)
+    words += ["--skip-networking", f"--socket={_SOCKET}", f"--pid-file={data}/pid"]
+    first = daemon("mariadbd", words, _SOCKET.exists)
     second = daemon("slurmdbd.out", ["slurmdbd", "-D"], lambda: not _sacctmgr(spec, "show cluster"))
     for line in _LINES:
-        if said := _sacctmgr(spec, line.format(cluster=spec.name)):
-            raise LabError(f"sacctmgr {line}: {said}")
+        filled = line.format(cluster=spec.name)
+        if said := _sacctmgr(spec, filled):
+            raise LabError(f"sacctmgr {filled}: {said}")
     return {first: "mariadbd", second: "slurmdbd"}
+
+
+def _make_tables(mariadbd: Sequence[str]) -> None:
+    """slurmdbd has procedures in the database: they need MariaDB's own tables."""
+    text = "create database mysql;\nuse mysql;\nset @auth_root_socket=NULL;\n"
+    text += "set @skip_auth_anonymous=1;\n" + _TABLES.read_text()
+    words = [*mariadbd, "--bootstrap"]
+    done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=_SACCTMGR_S)
+    if done.returncode:
+        raise LabError(f"mariadbd --bootstrap: {done.stderr.strip()[-500:]}")
 
 
 def _sacctmgr(spec: LabSpec, line: str) -> str:
     """Have it done; what it complains about, or ""."""
     env = user_env(spec, []) | {"HOME": "/root", "USER": "root", "LOGNAME": "root"}
     words = ["sacctmgr", "-i", *line.split()]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=20)
+    try:
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=_SACCTMGR_S)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {_SACCTMGR_S:g} s"
     return (done.stderr or done.stdout).strip() if done.returncode else ""

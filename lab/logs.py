@@ -3,7 +3,7 @@
 from lab.spec import LabSpec
 
 _BAD = ("error", "fatal", "Traceback")
-_HARMLESS = ("mpi", "MPI", "pam_slurm_adopt", "state file", "state save file")
+_HARMLESS = ("mpi", "MPI", "pam_slurm_adopt", "state file", "state save file", "not recommended")
 
 
 def complaints(spec: LabSpec, at_most: int = 8) -> str:

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from lab import accounting, linux
+from lab.errors import LabError
 from lab.mounts import Cover, build_view
 from lab.spec import HEAD, NETMASK, SLURMCTLD_PORT, LabSpec, address, user_env
 
@@ -51,7 +52,7 @@ def spawn(spec: LabSpec, node: str, covers: Sequence[Cover]) -> tuple[int, socke
                 os.write(pid_w, str(pid).encode())
                 os._exit(0)
             _main(spec, node, covers, theirs)
-        except OSError as error:
+        except (OSError, LabError) as error:
             theirs.send(f"{error}".encode())
         except BaseException:  # noqa: BLE001 - a forked child must never return to the caller
             theirs.send(traceback.format_exc().encode()[-4000:])

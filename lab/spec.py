@@ -111,6 +111,8 @@ def check_spec(spec: LabSpec) -> LabSpec:
         raise LabError(f"--standby must be 0..{_MAX_NODES}, not {spec.standby}")
     if not 0 <= spec.gpus <= 64:
         raise LabError(f"--gpus must be 0..64, not {spec.gpus}")
+    if spec.accounting and any(key.lower().startswith("accounting") for key in spec.slurm_conf):
+        raise LabError("--accounting has its own AccountingStorage… settings; leave --conf's out")
     if not 1 <= spec.cpus <= 1024:
         raise LabError(f"--cpus must be 1..1024, not {spec.cpus}")
     return spec

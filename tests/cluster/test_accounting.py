@@ -66,6 +66,16 @@ def limit(lab: Cluster, qos: str, nodes: int) -> None:
     sacctmgr(lab, f"modify qos {qos} set MaxTRESPerUser=node={nodes}")
 
 
+def test_the_database_is_roots_alone(made: Cluster) -> None:
+    look = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/run/mysqld/mysqld.sock')"
+    done = made.exec("head", ["python3", "-c", look])
+    assert "PermissionError" in done.stderr
+    done = made.exec("head", ["python3", "-c", look], user=False)
+    assert done.returncode == 0, done.stderr
+    listening = made.exec("head", ["cat", "/proc/net/tcp", "/proc/net/tcp6"]).stdout
+    assert f":{3306:04X} " not in listening and f":{6819:04X} " in listening
+
+
 def test_a_companion_is_accounted_to_the_jobs_owner(slurm: Cluster) -> None:
     training = start(slurm, 2, steps=80, sbatch="--account=lab --qos=long")
     training.wait_step(8)
