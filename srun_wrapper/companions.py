@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import itertools
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ def companion_minutes(job: Job, partition: Partition, now: float) -> int:
 AT_ONCE = 2  # s within which Slurm must give the node that suits best
 AGAIN = 5.0  # s until Slurm is asked again for what it did not give
 ASK = 3.0  # s for Slurm to say why it gives none
-BUSY = {"", "Resources", "Priority"}  # Slurm's reasons that only say that nothing is free
+BUSY = {"None", "Resources", "Priority"}  # Slurm's reasons that only say that nothing is free
 END = 3.0  # s for what is ended to end, before and after it is told
 
 Wanted = tuple[int, str]
@@ -83,6 +82,7 @@ class Companions:
         self._asking: asyncio.Task[str] | None = None
         self._next_ask = 0.0
         self._waits: set[asyncio.Task[None]] = set()
+        self._reason = ""  # why none came, for the user
         self._told: set[str] = set()  # slips of ours
 
     # -- suspicion
@@ -152,37 +152,37 @@ class Companions:
         def other() -> bool:
             return bool(state.failures) or state.signalled > 0 or self._boss.step.ended
 
-        await state.until(
-            lambda: len(came()) == len(chosen) or refused() or other(), self._config.standby_wait
-        )
-        why = "srun says why, above"
-        if not refused() and len(came()) < len(places) and not other():
-            why = await self._held_up()
+        def over() -> bool:
+            return len(came()) == len(chosen) or refused() or other()
+
+        before = max(0.0, self._config.standby_wait - ASK)
+        if not await state.until(over, before):
+            asking = asyncio.create_task(self._held_up())  # it costs no second more
+            await state.until(over, self._config.standby_wait - before)
+            asking.cancel()
         ready = came()
-        short = len(ready) < len(places) and not other()
+        gave_up = refused()
         for number in [number for number, place in chosen.items() if place not in ready]:
             if state.failures and not state.signalled and number in self._companions:
                 self._companions[number].used = False  # the next recovery's: it keeps its turn
             else:
                 self._drop(number)  # it may still come: then it is sent away
-        if short:
+        if len(ready) < len(places) and not other():
             say(
                 f"partition {self._config.standby_partition} gave {len(ready)} of {len(places)} "
-                f"nodes within {self._config.standby_wait:g} s ({why})"
+                f"nodes within {self._config.standby_wait:g} s "
+                f"({'srun says why, above' if gave_up else self._reason})"
             )
         return ready
 
-    async def _held_up(self) -> str:
-        """Why Slurm has given none to what waits for one: a limit is not waited for in vain."""
-        name, uid = steps.companion_name(self._state.job_id), os.getuid()
-        slurm = self._boss.slurm
-        try:
-            waiting = await aside(lambda: slurm.jobs(states={"PENDING"}), ASK)
-        except (SlurmError, TimeoutError):
-            waiting = []
-        reasons = {job.reason or "" for job in waiting if (job.name, job.uid) == (name, uid)}
-        told = ", ".join(sorted(reasons - BUSY))
-        return f"Slurm's reason: {told}" if told else "none became free"
+    async def _held_up(self) -> None:
+        """Learn why Slurm gives none: a limit is waited for in vain."""
+        name = steps.companion_name(self._state.job_id)
+        self._reason = "Slurm does not say why"
+        with contextlib.suppress(SlurmError, TimeoutError):
+            reasons = await aside(lambda: self._boss.slurm.waiting_reasons(name), ASK)
+            told = ", ".join(sorted(reasons - BUSY))
+            self._reason = f"Slurm's reason: {told}" if told else "none became free"
 
     def _assign(self, tasks: Mapping[int, int]) -> dict[int, int]:
         """Number → place; the largest places first, each gets the smallest that is enough."""

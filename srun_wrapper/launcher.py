@@ -114,7 +114,9 @@ class Launcher:
     def _open_door(self, learnt: Tell) -> WarmDoor | None:
         path = self._run_dir / f"warm-{self._local}.sock"
         try:
-            return WarmDoor(self._loop, path, lambda: self._make_warm(lambda _own: None), learnt)
+            imports = self._run_dir / f"launcher-{self._local}.modules"
+            make = lambda: self._make_warm(lambda _own: None)  # noqa: E731
+            return WarmDoor(self._loop, path, imports, make, learnt)
         except OSError as err:
             os.write(2, f"robust-task: torchrun starts its ranks cold: {err}\n".encode())
             return None
@@ -164,7 +166,7 @@ class Launcher:
         env["ROBUST_LEARN"] = "1" if self.warm is not None else "0"
         if self.door is not None:
             env[launched.DOOR] = str(self.door.path)
-            env[launched.IMPORTS] = str(self._run_dir / f"launcher-{self._local}.modules")
+            env[launched.IMPORTS] = str(self.door.imports)
         paths = [str(HOOK_DIR), env.get("PYTHONPATH", "")]
         env["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
         return env
@@ -249,12 +251,13 @@ class Launcher:
         ``ranks``, ``environ``: see ``messages.Imports``.
         """
         own = self._environ({})
-        if ranks and self.door is not None:
+        if not ranks:
+            if self.warm is not None:
+                self.warm.start(learnt, self._options.command, own, further=True)
+        elif self.door is not None:
             counts = at_start(own)
             kept = {name: value for name, value in own.items() if name not in counts}
             self.door.warm_up(learnt, ranks, {**kept, **environ})
-        elif self.warm is not None:
-            self.warm.start(learnt, self._options.command, own, further=True)
 
     def forking(self) -> bool:
         """Whether a rank is just being forked."""

@@ -214,9 +214,10 @@ def first_places(
     places, ranks = real_world(live) if planned is None else planned_world(live, planned)
     wanted = len(nodes) if planned is None else len(planned)
     if len(places) < wanted:
-        gone = ", ".join(n.name for n in nodes if n.role is Role.LOST) or "a node"
+        gone = ", ".join(n.name for n in nodes if n.role is Role.LOST and not n.companion)
         raise LookupError(
-            f"{gone} left before any rank was started: nodes for {len(places)} of {wanted} places"
+            f"{gone or 'a node'} left before any rank was started: "
+            f"nodes for {len(places)} of {wanted} places"
         )
     for node, own in zip(places, ranks, strict=True):
         if node.slots < len(own):

@@ -232,7 +232,7 @@ class Slot:
         self._stop(0.0)
 
     def _learnt(self, learnt: Learnt, ranks: int, environ: dict[str, str]) -> None:
-        if self._first_of_all:
+        if self._first_of_all and all(map(_is_text, environ.values())):
             self._emit(Imports(0, pack(learnt), ranks, environ))
 
     def _tell_warm(self) -> None:
@@ -282,3 +282,12 @@ class Slot:
             order.window,
             lambda sample: self._emit(Inspected(order.token, order.window, (sample,))),
         )
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be sent; a file name of another time may not be UTF-8."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -65,7 +65,8 @@ class JobState:
         self.early: set[int] = set()  # those of them that came when there were no ranks to get them
         self.ending = False  # the shims are told to finish
         self.on_news: Callable[[str], None] = lambda _text: None
-        self.warmups: dict[bool, Warmup] = {}  # of the command, and of a launcher's ranks
+        self.warmup: Warmup | None = None  # what the command imports
+        self.rank_warmup: Warmup | None = None  # if it is a launcher: what its ranks do
         self.on_store: Callable[[Node, Message], None] = lambda _node, _message: None
         self.on_tests: Callable[[Node, WorkerEnded], None] = lambda _node, _message: None
         # Sources whose step numbers count from 1 in every process, wherever it resumed.
@@ -155,7 +156,7 @@ class JobState:
     def _warm_up(self, node: Node) -> None:
         """A node without ranks imports what those of the others have imported."""
         if node.role is Role.SPARE and node.connection is not None:
-            for warmup in self.warmups.values():
+            for warmup in filter(None, (self.warmup, self.rank_warmup)):
                 node.connection.send(warmup)
 
     def message(self, connection: Connection, message: Message) -> None:
@@ -220,7 +221,10 @@ class JobState:
             self.on_tests(node, message)
         elif isinstance(message, Imports):
             warmup = Warmup(message.learnt, message.ranks, message.environ)
-            self.warmups[message.ranks > 0] = warmup
+            if message.ranks:
+                self.rank_warmup = warmup
+            else:
+                self.warmup = warmup
             for each in self.nodes.values():
                 self._warm_up(each)
         else:

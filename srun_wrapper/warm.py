@@ -64,7 +64,8 @@ class Warm:
         self.ready = False
         """It has imported everything and waits."""
         self._further = False
-        self._early = False
+        self.early = False
+        """It was started ahead of the first rank, and has not been asked for one."""
         self._ahead: Ahead | None = None
         self._off = ""
         self._asked: Callable[[int], None] | None = None
@@ -101,6 +102,20 @@ class Warm:
         """The rank has ended."""
         self._watching += 1
 
+    def renew(
+        self,
+        learnt: Learnt,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        further: bool = False,
+    ) -> None:
+        """``start``; one that was started for something else is ended first."""
+        same = self.same_script(command) if self.ready else list(command) == self._command
+        if self._pid and not (same and at_start(env) == at_start(self._environ)):
+            self.stop()
+        self.start(learnt, command, env, further=further)
+
     def start(
         self,
         learnt: Learnt,
@@ -115,7 +130,7 @@ class Warm:
             return
         ours, theirs = socket.socketpair()
         self._command, self._environ = list(command), dict(env)
-        self._early, self._further = further, further and learnt.standby
+        self.early, self._further = further, further and learnt.standby
         try:
             self._lock.touch(0o600)
             self._list.write_bytes(msgspec.json.encode(learnt))
@@ -179,6 +194,7 @@ class Warm:
         except OSError:
             self.stop()
             return False
+        self.early = False
         return True
 
     def _ask(
@@ -259,9 +275,13 @@ class Warm:
         of it come too late."""
         self._further = False
         self._end_ahead()
-        if self._early and not self.ready:
-            self.stop()
+        self.late()
         self.cancel()
+
+    def late(self) -> None:
+        """A rank is started without it: what it would still import ahead comes too late."""
+        if self.early and not self.ready:
+            self.stop()
 
     # -- its end
 

@@ -54,12 +54,16 @@ class _Asking:
 class WarmDoor:
     """All methods are called in the loop's thread."""
 
-    def __init__(self, loop: Loop, path: Path, make: Callable[[], Warm], tell: Tell) -> None:
-        """``make``: a place for one warm interpreter. Raises OSError."""
+    def __init__(
+        self, loop: Loop, path: Path, imports: Path, make: Callable[[], Warm], tell: Tell
+    ) -> None:
+        """``imports``: the file in which a launcher that asks tells what it has imported itself.
+        ``make``: a place for one warm interpreter. Raises OSError."""
         self._loop = loop
         self._make = make
         self._tell = tell
         self.path = path
+        self.imports = imports
         self._warm: dict[str, Warm] = {}  # by LOCAL_RANK
         self._asking: dict[socket.socket, _Asking] = {}
         self._unclaimed: dict[int, int] = {}
@@ -93,8 +97,8 @@ class WarmDoor:
 
     def _get_ready(self, learnt: Learnt, launcher: int) -> None:
         # The directory is the whole node's: other slots' ranks tell there too.
-        ours = learnt.pid in proc.descendants(launcher)
-        ours = ours or any(asking.pid == learnt.pid for asking in self._asking.values())
+        ours = any(asking.pid == learnt.pid for asking in self._asking.values())
+        ours = ours or self._would_ask(parent_of(learnt.pid), launcher)
         environ = _environ_of(learnt.pid) if ours else {}
         local = environ.get("LOCAL_RANK", "")
         if not local or len(self._warm) >= _MANY:
@@ -103,13 +107,16 @@ class WarmDoor:
             return
         if not same_surroundings(parent_of(learnt.pid), 0, os.getpid()):
             return  # a container, limits or processors of the launcher's own
-        if local == "0":
-            size = environ.get("LOCAL_WORLD_SIZE", "")
-            self._tell(learnt, int(size) if size.isdecimal() else 1, at_start(environ))
-        warm = self._place(local)
-        if warm.ready and not warm.same_script(learnt.words):
-            warm.stop()
-        warm.start(learnt, learnt.words, environ)
+        if local == "0" and (ranks := _ranks(environ)):
+            self._tell(learnt, ranks, at_start(environ))
+        self._place(local).renew(learnt, learnt.words, environ)
+
+    def _would_ask(self, parent: int, launcher: int) -> bool:
+        """Whether it is a launcher whose ranks come to us, and not any script that starts one."""
+        told = read_learnt(self.imports)
+        if told is None or told.pid != parent:
+            return False
+        return parent == launcher or parent in proc.descendants(launcher)
 
     def _place(self, local: str) -> Warm:
         if local not in self._warm:
@@ -121,11 +128,14 @@ class WarmDoor:
         learnt = msgspec.structs.replace(learnt, standby=False)  # nobody goes further than imports
         for local in map(str, range(min(ranks, _MANY))):
             own = {**environ, "LOCAL_RANK": local}
-            self._place(local).start(learnt, learnt.words, own, further=True)
+            self._place(local).renew(learnt, learnt.words, own, further=True)
 
     def unwatch(self) -> None:
-        """The launcher has ended."""
+        """The launcher has ended; what it has never asked for, its next start does not want."""
         self._watching += 1
+        for warm in self._warm.values():
+            if warm.early:
+                warm.stop()
 
     # -- being asked
 
@@ -170,8 +180,9 @@ class WarmDoor:
         except msgspec.MsgspecError:
             self._close(asking)
             return
-        warm = self._warm.get(request.environ.get("LOCAL_RANK", ""))
         words, environ = request.words, request.environ
+        warm = self._warm.get(environ.get("LOCAL_RANK", ""))
+        self._end_surplus(_ranks(environ))
         asked = (
             warm is not None
             and not self._stopping
@@ -185,8 +196,14 @@ class WarmDoor:
         asking.fds.clear()
         if not asked:
             if warm is not None:
-                warm.cold()
+                warm.late()
             answer(0)
+
+    def _end_surplus(self, ranks: int) -> None:
+        """There are fewer ranks here than on the node that has told of its own."""
+        for local, warm in self._warm.items():
+            if warm.early and ranks and int(local) >= ranks:
+                warm.stop()
 
     def _forget_unclaimed(self) -> None:
         if not any(a.asked and not a.pid for a in self._asking.values()):
@@ -254,6 +271,12 @@ def _peer(sock: socket.socket) -> int:
     """The process that asks; 0 if it is of another pid namespace."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(data)[0])
+
+
+def _ranks(environ: Mapping[str, str]) -> int:
+    """How many a launcher has here, as it tells each of them; 0: unknown."""
+    size = environ.get("LOCAL_WORLD_SIZE", "")
+    return min(int(size), _MANY) if size.isascii() and size.isdecimal() else 0
 
 
 def _environ_of(pid: int) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from robust_slurm.config import Config
+from robust_slurm.slurm import SlurmError
 from srun_wrapper import companions, steps
 from srun_wrapper.companions import Companions
 from srun_wrapper.roster import Role
@@ -322,23 +322,23 @@ def test_its_node_dies_while_another_is_awaited(boss: Boss) -> None:
     [
         (["Resources", "Priority"], "(none became free)"),
         ([], "(none became free)"),
+        (None, "(Slurm does not say why)"),
         (["QOSMaxNodePerUserLimit", "Priority"], "(Slurm's reason: QOSMaxNodePerUserLimit)"),
     ],
 )
 def test_why_none_came_in_time(
-    boss: Boss, capfd: pytest.CaptureFixture[str], reasons: list[str], said: str
+    boss: Boss, capfd: pytest.CaptureFixture[str], reasons: list[str] | None, said: str
 ) -> None:
-    """As Slurm says it of what we have asked for; what others wait for is not looked at."""
+    """As Slurm says it of what we have asked for."""
 
-    def waiting(reason: str, **other: Any) -> Any:
-        mine = {"name": "robust-standby-7", "uid": os.getuid(), "reason": reason}
-        return SimpleNamespace(**(mine | other))
+    def waiting(name: str) -> set[str]:
+        if reasons is None:
+            raise SlurmError("unreachable", ("squeue",), "no slurmctld answers")
+        return set(reasons if name == "robust-standby-7" else ["Held"])
 
     async def scene() -> None:
         boss.companions._config = Config(standby_wait=0.2)
-        others = [waiting("Held", name="robust-standby-8"), waiting("Held", uid=os.getuid() + 1)]
-        found = [*others, *(waiting(reason) for reason in reasons)]
-        boss.slurm.jobs = lambda states: found if states == {"PENDING"} else []
+        boss.slurm.waiting_reasons = waiting
         assert await boss.companions.take({1: (2, "n2")}) == {}
 
     play(boss, scene)

@@ -157,6 +157,11 @@ def test_job_states() -> None:
     assert caught.value.kind == "unreachable"
 
 
+def test_why_jobs_wait() -> None:
+    slurm, _ = door({"squeue": Completed(0, "Resources\nQOSMaxNodePerUserLimit\nResources\n", "")})
+    assert slurm.waiting_reasons("a name") == {"Resources", "QOSMaxNodePerUserLimit"}
+
+
 def test_nodes_that_slurm_does_not_know_are_missing() -> None:
     text = (DATA / "22.05-nodes-one-unknown.txt").read_text()
     slurm, runner = door({"show node": Completed(1, text, "")})

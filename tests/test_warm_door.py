@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import slot_driver
 from slot_driver import Driver
 
 from srun_wrapper import proc
-from srun_wrapper.messages import Stop, Stopped
+from srun_wrapper.imports import pack, unpack
+from srun_wrapper.messages import Imports, Stop, Stopped, Warmup
 from srun_wrapper.surroundings import same_surroundings
 
 drivers, drive = slot_driver.drivers, slot_driver.drive
@@ -24,7 +26,8 @@ import os, pathlib, signal, subprocess, sys, time
 base = pathlib.Path(sys.argv[1])
 from robust_slurm.auto import launched
 def rank(name, ask):
-    environ = dict(os.environ, LOCAL_RANK="0", RANK="0")
+    environ = dict(os.environ, LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", RANK="0")
+    launched._tell_imports()
     words = [sys.executable, "-u", str(base / name), "argument"]
     process = launched.ask(words, environ, [None, None]) if ask else None
     (base / f"started.{name}").write_text("cold" if process is None else "warm")
@@ -58,17 +61,22 @@ signal.pause()
 """
 
 
+def programs(directory: Path, before: str = "") -> str:
+    """The command of a slot: a shell that runs the launcher."""
+    for name in ("one.py", "two.py"):
+        (directory / name).write_text(RANK)
+    (directory / "launcher.py").write_text(LAUNCHER)
+    shell = directory / "run.sh"
+    command = f"{before} {sys.executable} {directory}/launcher.py {directory}"
+    shell.write_text(f"#!/bin/sh\n{command}\n")
+    shell.chmod(0o755)
+    return str(shell)
+
+
 @pytest.fixture
 def job(drive: Any, tmp_path: Path) -> Any:
     def make(before: str = "") -> Driver:
-        for name in ("one.py", "two.py"):
-            (tmp_path / name).write_text(RANK)
-        (tmp_path / "launcher.py").write_text(LAUNCHER)
-        shell = tmp_path / "run.sh"
-        command = f"{before} {sys.executable} {tmp_path}/launcher.py {tmp_path}"
-        shell.write_text(f"#!/bin/sh\n{command}\n")
-        shell.chmod(0o755)
-        driver: Driver = drive(str(shell), warm=True)
+        driver: Driver = drive(programs(tmp_path, before), warm=True)
         driver.launch()
         driver.wait(lambda: "one.py" in text(driver, "runs"))
         return driver
@@ -82,9 +90,12 @@ def text(d: Driver, name: str) -> str:
 
 
 def warm(d: Driver) -> int:
-    d.wait(lambda: text(d, "warm-ranks") == "1")
-    (found,) = (p for p in d.below() if "robust-warm" in Path(f"/proc/{p}/comm").read_text())
-    return found
+    d.wait(lambda: text(d, "warm-ranks") == "1" and len(interpreters(d)) == 1)
+    return interpreters(d)[0]
+
+
+def interpreters(d: Driver) -> list[int]:
+    return [p for p in d.below() if proc_words(p).startswith(b"robust-warm:")]
 
 
 def go(d: Driver, name: str) -> None:
@@ -121,6 +132,50 @@ def test_a_launcher_that_hands_on_something_else_starts_its_ranks(job: Any, befo
     assert text(d, "warm-ranks") == "0"
 
 
+def ahead(d: Driver, drivers: list[Driver], ranks: int, **environ: str) -> Driver:
+    """A spare that has been told of as many ranks as those of ``d``, and has them ready."""
+    imports = d.get(Imports)
+    assert imports.ranks == 1
+    base = d.base / "spare"
+    base.mkdir()
+    spare = Driver(base, [programs(base)], warm=True)
+    drivers.append(spare)
+    learnt = unpack(imports.learnt)
+    words = (*learnt.words[:2], str(base / "one.py"), "argument")
+    told = pack(msgspec.structs.replace(learnt, words=words))
+    spare.order(Warmup(told, ranks, imports.environ | environ))
+    spare.wait(lambda: text(spare, "warm-ranks") == str(ranks))
+    return spare
+
+
+def test_a_spare_ends_what_its_launcher_has_no_ranks_for(job: Any, drivers: list[Driver]) -> None:
+    spare = ahead(job(), drivers, 3)
+    spare.launch()
+    spare.wait(lambda: "one.py" in text(spare, "runs"))
+    go(spare, "one.py")
+    spare.wait(lambda: text(spare, "started.one.py") == "warm")
+    spare.wait(lambda: text(spare, "warm-ranks") == "1")
+
+
+def test_a_spare_whose_environment_is_another_learns_it(job: Any, drivers: list[Driver]) -> None:
+    spare = ahead(job(), drivers, 1, MALLOC_ARENA_MAX="7")
+    before = warm(spare)
+    spare.launch()
+    spare.wait(lambda: before not in spare.below() and interpreters(spare))
+    assert warm(spare) != before
+    go(spare, "one.py")
+    spare.wait(lambda: text(spare, "started.one.py") == "warm")
+
+
+def test_a_path_that_is_not_utf_8(job: Any) -> None:
+    """It is not told to others, and the rank is started as always."""
+    d = job("LD_LIBRARY_PATH=$(printf '/opt/caf\\351/lib')")
+    warm(d)
+    go(d, "one.py")
+    d.wait(lambda: text(d, "runs") == "one.py one.py ")
+    assert not any(isinstance(event, Imports) for event in d.events)
+
+
 def test_surroundings_that_cannot_be_seen_are_others() -> None:
     assert same_surroundings(os.getpid(), 0, os.getpid())
     assert not same_surroundings(0, 0, os.getpid())
@@ -152,7 +207,10 @@ def test_the_launcher_dies_while_it_is_asked(job: Any) -> None:
 
 
 def proc_words(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
 
 
 def test_its_ranks_have_the_time_that_a_stop_gives(job: Any) -> None:

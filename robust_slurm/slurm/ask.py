@@ -123,6 +123,11 @@ class Questions:
         """Job id → base state of every job that slurmctld still knows: short, no free text."""
         return {number: row[0] for number, row in self._squeue("%T", self._until()).items()}
 
+    def waiting_reasons(self, name: str) -> set[str]:
+        """Why the own jobs of that name wait, as the scheduler says it ("Resources", …)."""
+        argv = ("squeue", "-h", "-a", "-t", "PD", "-u", str(os.getuid()), "-n", name, "-o", "%r")
+        return set(self._run(argv, retry=True).stdout.split())
+
     def placements(self) -> dict[int, Placement]:
         """Where the jobs are that hold nodes now, by id: short, no free text."""
         argv = ("squeue", "-o", "%N")
