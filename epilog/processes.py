@@ -17,6 +17,7 @@ FIRST_USER = 1000  # uids below are the system's: there "all processes of the us
 _ENVIRON_LIMIT = 128 << 10  # bytes
 _STEPD = re.compile(r"slurmstepd: \[(\d+)[.+_]")
 _CGROUP = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)
+_AGAIN = 4  # looks at all processes beyond the first
 _POLL_S = 0.02
 
 
@@ -106,10 +107,25 @@ def _belongs(process: Process, job: int) -> bool:
 def scan(uid: int) -> list[Process]:
     """All processes of users (those of ``uid`` with their claims), and all slurmstepds.
 
+    One that ends between the list and the look at it may have forked another that was not in the
+    list yet: then all is looked at again, a few times at most.
+    """
+    found, gone = _scan(uid)
+    for _ in range(_AGAIN):
+        if not gone:
+            break
+        found, gone = _scan(uid)
+    return found
+
+
+def _scan(uid: int) -> tuple[list[Process], bool]:
+    """What there is, and whether any has ended meanwhile.
+
     The step daemons are read last: a task that was seen has one that is seen.
     """
     found: list[Process] = []
     stepds: list[int] = []
+    gone = False
     for entry in os.listdir("/proc"):  # noqa: PTH208
         if not entry.isdigit():
             continue
@@ -123,8 +139,8 @@ def scan(uid: int) -> list[Process]:
             job = job_of(_read(pid, "cgroup").decode("ascii", "replace"))
             claims = claim_of(_environ(pid, process.state)) if process.uid == uid else 0
             found.append(process._replace(job=job, claims=claims))
-        except (OSError, ValueError):
-            continue  # gone while it was read
+        except (OSError, ValueError):  # gone while it was read
+            gone = True
     for pid in stepds:
         try:
             process = _identity(pid)
@@ -133,7 +149,7 @@ def scan(uid: int) -> list[Process]:
             continue
         stepd = stepd_of(process.name, process.uid, title)
         found.append(process._replace(stepd=stepd))
-    return found
+    return found, gone
 
 
 def _identity(pid: int) -> Process:

@@ -123,6 +123,22 @@ def test_what_forks_as_it_is_killed_is_ended_too() -> None:
     assert not [p for p in processes.scan(UID) if p.state not in "ZX"]
 
 
+def test_what_was_forked_behind_the_look_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list has one that has ended by now, and not yet the one that it has forked."""
+    mine = str(os.getpid())
+    lists = [[str(2**22 + 1), "self"], [mine]]
+    monkeypatch.setattr(os, "listdir", lambda _path: lists.pop(0))
+    monkeypatch.setattr(processes, "_identity", fake_identity)
+    assert [p.pid for p in processes.scan(UID)] == [os.getpid()] and not lists
+
+
+def fake_identity(pid: int) -> processes.Process:
+    """Of a user's process if it is this one."""
+    if pid != os.getpid():
+        raise ProcessLookupError(pid)
+    return processes.Process(pid, 1, UID, 5, "S", "python")
+
+
 def test_a_pid_that_is_anothers_by_now_is_not_signalled() -> None:
     process = subprocess.Popen(["/bin/sleep", "600"])
     try:

@@ -128,7 +128,7 @@ def test_what_memory_holds_is_there_after_a_replay(lab: Cluster) -> None:
     program = REPOSITORY / "tests" / "programs" / "ckpt_spoilt.py"
     line = f"robust-srun {options} python {program} --bad n3"
     training.submit(line, ["-N4", "--ntasks-per-node=1"])
-    assert training.wait_end(150.0) == 0, training.story()
+    assert training.wait_end(240.0) == 0, training.story()
     said = [line.split()[1:] for line in training.out().splitlines() if line.startswith("resumed")]
     replayed = [int(step) for _, step, replay in said if replay == "1"]
     resumed = [int(step) for _, step, replay in said if replay == "0"]
