@@ -47,7 +47,8 @@ def test_rank_and_its_replica_lost_at_once(new_lab: LabFactory, ddp: Undisturbed
     """Nothing is left in memory: the newest checkpoint on disk serves, and that is said."""
     lab = new_lab(nodes=3, standby=2)
     training = ddp.job(lab)
-    robust = "-N2 -n2 --relative=1"  # the batch host n1 has no rank
+    # The batch host n1 has no rank; to be held is no hang, however long the disk takes.
+    robust = "-N2 -n2 --relative=1 --robust-hang-floor=100"
     training.start(robust, "--every=4 --hold=1:7", sbatch=["-N3"])
     training.wait_held(1, 7)
     training.until(lambda: durable.newest(training.directory), "checkpoint on disk")
