@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lab.errors import LabError
-from lab.spec import ACCOUNT, HEAD, USER, LabSpec, user_env
+from lab.spec import ACCOUNT, HEAD, USER, LabSpec, root_env
 
 PROGRAMS = ("slurmdbd", "mariadbd")
 _TABLES = Path("/usr/share/mysql/mysql_system_tables.sql")
 _PLUGIN = "slurm-wlm/accounting_storage_mysql.so"  # below a directory of libraries
 _SOCKET = Path("/run/mysqld/mysqld.sock")  # of the head's own /run; where slurmdbd looks
-_SACCTMGR_S = 20.0
+_ANSWER_S = 20.0
 _LINES = (  # what sacctmgr is told; the QOS "normal" is there already
     "add cluster {cluster}",
     f"add account {ACCOUNT}",
@@ -79,17 +79,18 @@ def _make_tables(mariadbd: Sequence[str]) -> None:
     text = "create database mysql;\nuse mysql;\nset @auth_root_socket=NULL;\n"
     text += "set @skip_auth_anonymous=1;\n" + _TABLES.read_text()
     words = [*mariadbd, "--bootstrap"]
-    done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=_SACCTMGR_S)
+    done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=_ANSWER_S)
     if done.returncode:
         raise LabError(f"mariadbd --bootstrap: {done.stderr.strip()[-500:]}")
 
 
 def _sacctmgr(spec: LabSpec, line: str) -> str:
     """Have it done; what it complains about, or ""."""
-    env = user_env(spec, []) | {"HOME": "/root", "USER": "root", "LOGNAME": "root"}
     words = ["sacctmgr", "-i", *line.split()]
     try:
-        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=_SACCTMGR_S)
+        done = subprocess.run(
+            words, env=root_env(spec), capture_output=True, text=True, timeout=_ANSWER_S
+        )
     except subprocess.TimeoutExpired:
-        return f"no answer within {_SACCTMGR_S:g} s"
+        return f"no answer within {_ANSWER_S:g} s"
     return (done.stderr or done.stdout).strip() if done.returncode else ""

@@ -19,7 +19,7 @@ from lab import host, records
 from lab.breakage import Breakage
 from lab.errors import LabError
 from lab.logs import complaints
-from lab.spec import HEAD, ROOT, UID, USER, LabSpec, check_name, user_env
+from lab.spec import HEAD, ROOT, ROOTS, UID, USER, LabSpec, check_name, user_env
 
 _ENTER = Path(__file__).with_name("enter.py")
 _POLL_S = 0.15
@@ -71,7 +71,7 @@ class Lab(Breakage):
         """The environment of a process entered by hand: clean, plus `env`."""
         found = user_env(self.spec, [Path(sys.prefix) / "bin"])
         if not user:
-            found |= {"HOME": "/root", "USER": "root", "LOGNAME": "root"}
+            found |= ROOTS
         return found | dict(env or {})
 
     def popen(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from lab import accounting, linux
 from lab.errors import LabError
 from lab.mounts import Cover, build_view
-from lab.spec import HEAD, NETMASK, SLURMCTLD_PORT, LabSpec, address, user_env
+from lab.spec import HEAD, NETMASK, SLURMCTLD_PORT, LabSpec, address, root_env
 
 NAMESPACES = (
     linux.CLONE_NEWPID
@@ -126,11 +126,10 @@ def _reap() -> list[tuple[int, int]]:
 
 
 def _daemon(spec: LabSpec, name: str, argv: list[str]) -> int:
-    environ = user_env(spec, []) | {"HOME": "/root", "USER": "root", "LOGNAME": "root"}
     with spec.log(name).open("ab") as log:
         child = subprocess.Popen(
             argv,
-            env=environ,
+            env=root_env(spec),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

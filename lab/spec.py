@@ -13,6 +13,7 @@ HEAD = "head"
 USER = "trainer"
 ACCOUNT = "lab"  # the user's, in a lab with accounting
 UID = 20001
+ROOTS = {"HOME": "/root", "USER": "root", "LOGNAME": "root"}  # of an environment
 SLURMCTLD_PORT = 6817
 NETMASK = "255.255.0.0"
 SCRATCH_TYPE = "fuse.labfs"
@@ -262,6 +263,11 @@ def _partition(name: str, nodes: list[str], *, default: bool) -> str:
         f"PartitionName={name} Nodes={','.join(nodes)} Default={'YES' if default else 'NO'} "
         "MaxTime=INFINITE State=UP"
     )
+
+
+def root_env(spec: LabSpec) -> dict[str, str]:
+    """The same for a process of root's, without the virtual environment."""
+    return user_env(spec, []) | ROOTS
 
 
 def user_env(spec: LabSpec, bin_dirs: list[Path], extra: Mapping[str, str] = {}) -> dict[str, str]:

@@ -102,20 +102,6 @@ class Warm:
         """The rank has ended."""
         self._watching += 1
 
-    def renew(
-        self,
-        learnt: Learnt,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        *,
-        further: bool = False,
-    ) -> None:
-        """``start``; one that was started for something else is ended first."""
-        same = self.same_script(command) if self.ready else list(command) == self._command
-        if self._pid and not (same and at_start(env) == at_start(self._environ)):
-            self.stop()
-        self.start(learnt, command, env, further=further)
-
     def start(
         self,
         learnt: Learnt,
@@ -124,8 +110,10 @@ class Warm:
         *,
         further: bool = False,
     ) -> None:
-        """Unless there is one. ``further``: ahead of the first rank; if the script has a
-        standby_point, then run it as far as that."""
+        """Unless there is one for the same; another is ended. ``further``: ahead of the first rank;
+        if the script has a standby_point, then run it as far as that."""
+        if self._pid and not self._is_for(command, env):
+            self.stop()
         if self._off or self._pid:
             return
         ours, theirs = socket.socketpair()
@@ -161,18 +149,19 @@ class Warm:
     def fits(self, command: Sequence[str], env: Mapping[str, str], directory: str = "") -> bool:
         """Whether it is ready to become this command in this environment: the same interpreter,
         options and script. ``directory``: default this process's."""
-        if not self.ready or self._asked is not None or not self.same_script(command):
+        if not self.ready or self._asked is not None or not self._is_for(command, env):
             return False
         path = env.get("PYTHONPATH", "").split(os.pathsep)
-        if not all(map(os.path.isabs, path)) and directory not in ("", str(Path.cwd())):
-            return False  # it was started in ours, and that is what it has made of its path
-        return at_start(env) == at_start(self._environ)
+        # It was started in our directory, and that is what it has made of its path.
+        return all(map(os.path.isabs, path)) or directory in ("", str(Path.cwd()))
 
-    def same_script(self, command: Sequence[str]) -> bool:
-        """Whether it was started with this command line, but for the script's own arguments."""
-        count = len(command) - self._arguments
+    def _is_for(self, command: Sequence[str], env: Mapping[str, str]) -> bool:
+        """Whether it was started with this command line, but for the script's own arguments (which
+        they are is known when it is ready), and with what counts of this environment."""
+        count = len(command) - (self._arguments if self.ready else 0)
         same = len(command) == len(self._command) and count > 0
-        return same and list(command[:count]) == self._command[:count]
+        same = same and list(command[:count]) == self._command[:count]
+        return same and at_start(env) == at_start(self._environ)
 
     def ask(
         self,

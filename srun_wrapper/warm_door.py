@@ -109,7 +109,7 @@ class WarmDoor:
             return  # a container, limits or processors of the launcher's own
         if local == "0" and (ranks := _ranks(environ)):
             self._tell(learnt, ranks, at_start(environ))
-        self._place(local).renew(learnt, learnt.words, environ)
+        self._place(local).start(learnt, learnt.words, environ)
 
     def _would_ask(self, parent: int, launcher: int) -> bool:
         """Whether it is a launcher whose ranks come to us, and not any script that starts one."""
@@ -128,7 +128,7 @@ class WarmDoor:
         learnt = msgspec.structs.replace(learnt, standby=False)  # nobody goes further than imports
         for local in map(str, range(min(ranks, _MANY))):
             own = {**environ, "LOCAL_RANK": local}
-            self._place(local).renew(learnt, learnt.words, own, further=True)
+            self._place(local).start(learnt, learnt.words, own, further=True)
 
     def unwatch(self) -> None:
         """The launcher has ended; what it has never asked for, its next start does not want."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
-import pytest
+import checkpoints_boss
+from checkpoints_boss import Boss, settled
 
-from robust_slurm.config import Config
 from robust_slurm.slurm import SlurmError
 from srun_wrapper import checkpoints as module
-from srun_wrapper import restoring
 from srun_wrapper.checkpoint_messages import (
     Alarm,
     Committed,
@@ -19,106 +18,19 @@ from srun_wrapper.checkpoint_messages import (
     MakeRoom,
     PersistAt,
     Persisted,
-    Place,
     Saved,
-    Stock,
     StoreReady,
-    TakeStock,
 )
-from srun_wrapper.checkpoints import Checkpoints
-from srun_wrapper.messages import Hello, Message
-from srun_wrapper.restoring import Restoring
-from srun_wrapper.roster import Node, Role, World
+from srun_wrapper.messages import Message
+from srun_wrapper.roster import Node, Role
 from srun_wrapper.server import Connection
-from srun_wrapper.state import JobState
-from srun_wrapper.supervisor import Supervisor
 
+said = checkpoints_boss.said
 TREE = """\
 SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[0-1]
 SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[2-3]
 SwitchName=top Level=1 LinkSpeed=1 Nodes=n[0-3] Switches=s[0-1]
 """
-
-
-class Boss:
-    """What Checkpoints asks of its supervisor; four nodes of one rank each."""
-
-    def __init__(self, topology: str | SlurmError = "", **settings: Any) -> None:
-        self.config = Config(**settings)
-        self.state = JobState(self.config, 12, "n0")
-        self.sent: list[tuple[str, Message]] = []
-        self.events: list[tuple[str, dict[str, Any]]] = []
-        self.told: list[str] = []
-        self._topology = topology
-        line = cast(Connection, SimpleNamespace(send=lambda _message: None))
-        places = []
-        for i in range(4):
-            hello = Hello(12, "0", i, f"n{i}", (i,), 4, 4, 7000, 7001, 0, 0)
-            node = Node((12, "0", i), f"n{i}", f"10.0.0.{i}", hello, line, Role.ACTIVE, 0.0, 7001)
-            self.state.nodes[node.key] = node
-            places.append(node)
-        self.nodes = places
-        self.state.world = World(0, places, [(i,) for i in range(4)])
-        self.state.new_epoch()
-        self.ledger = SimpleNamespace(event=lambda name, **what: self.events.append((name, what)))
-        self.slurm = SimpleNamespace(topology=self._ask)
-        self.step = SimpleNamespace(ended=False)
-        self.launch = SimpleNamespace(command=SimpleNamespace(command=("train.py",)), env={})
-        self.checkpoints = Checkpoints(cast(Supervisor, self))
-
-    def _ask(self) -> str:
-        if isinstance(self._topology, SlurmError):
-            raise self._topology
-        return self._topology
-
-    def news(self, text: str) -> None:
-        self.told.append(text)
-
-    def send(self, node: Node, message: Message) -> None:
-        self.sent.append((node.name, message))
-
-    def broadcast(self, message: Message) -> None:
-        self.sent.append(("*", message))
-
-    def enrol(
-        self,
-        rank: int,
-        mesh: dict[str, int] | None = None,
-        directory: str = "",
-        every: int = 0,
-        needs: tuple[int, ...] = (),
-    ) -> None:
-        node = self.nodes[rank]
-        self.checkpoints.heard(node, StoreReady(1, 0, 8000 + rank))
-        epoch = self.state.world.epoch
-        needs = needs or (rank,)
-        said = Enrolled(2, epoch, 0, rank, 4, mesh or {}, needs, directory, every, 1000)
-        self.checkpoints.heard(node, said)
-
-    def room_orders(self) -> list[tuple[str, Message]]:
-        return [(name, order) for name, order in self.sent if isinstance(order, MakeRoom)]
-
-    def targets(self) -> dict[int, tuple[int, str, int]]:
-        """Owner → holder, node and port of all Place orders."""
-        return {
-            t.owner: (t.holder, t.node, t.port)
-            for _, order in self.sent
-            if isinstance(order, Place)
-            for t in order.targets
-        }
-
-
-async def settled(boss: Boss) -> None:
-    task = boss.checkpoints._placing
-    assert task is not None
-    await asyncio.wait_for(task, 10)
-
-
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    lines: list[str] = []
-    monkeypatch.setattr(module, "say", lines.append)
-    return lines
 
 
 def test_replicas_go_outside_the_groups_and_switches_of_their_owner(said: list[str]) -> None:
@@ -333,69 +245,3 @@ def test_the_record_is_what_every_rank_has() -> None:
     assert (record["step"], record["replicated"], record["durable"]) == (20, None, 10)
     assert (record["bytes"], record["blocked_s"]) == (1003, 0.003)
     assert record["directory"] == "/ckpt"
-
-
-# -- before an epoch
-
-
-def test_ranks_that_died_before_they_enrolled_are_started_again(
-    said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job whose rank 1 dies in start-up has nothing to restore, and that is no error."""
-    monkeypatch.setattr(restoring, "STOCK", 0.05)
-
-    async def run() -> tuple[bool, Restoring]:
-        boss = Boss()
-        for rank in range(4):
-            boss.checkpoints.heard(boss.nodes[rank], StoreReady(1, 0, 8000 + rank))
-        boss.enrol(0)
-        found = Restoring(cast(Supervisor, boss))
-        return await found.prepare(), found
-
-    ready, found = asyncio.run(run())
-    assert ready and found.step is None
-    assert said == []
-
-
-@pytest.mark.parametrize("reachable", [False, True])
-def test_a_lost_node_that_answers_no_probe_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, reachable: bool
-) -> None:
-    monkeypatch.setattr(restoring, "LEAVING", 0.1 if reachable else 3600.0)
-
-    class Answering(Boss):
-        def send(self, node: Node, message: Message) -> None:
-            super().send(node, message)
-            if isinstance(message, TakeStock) and node.role is not Role.LOST:
-                self.checkpoints.heard(node, Stock(message.token, 0, ()))
-
-    async def run() -> list[str]:
-        boss = Answering()
-        for rank, node in enumerate(boss.nodes):
-            node.stores[0] = 8000 + rank
-        boss.nodes[3].role, boss.nodes[3].unreachable = Role.LOST, 0 if reachable else 2
-        found = Restoring(cast(Supervisor, boss))
-        places = await asyncio.wait_for(found._stock(lambda: False), 60)
-        assert len([m for _, m in boss.sent if isinstance(m, TakeStock)]) == 4  # all are asked
-        return [place.node for place in places]
-
-    assert asyncio.run(run()) == ["n0", "n1", "n2"]
-
-
-def test_a_slip_in_the_plan_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(restoring, "say", told.append)
-    monkeypatch.setattr(restoring, "STOCK", 0.05)
-    monkeypatch.setattr(restoring.planner, "plan", lambda *_: 1 / 0)
-
-    async def run() -> tuple[bool, Restoring]:
-        boss = Boss()
-        for rank in range(4):
-            boss.enrol(rank)
-        await settled(boss)
-        found = Restoring(cast(Supervisor, boss))
-        return await found.prepare(), found
-
-    ready, found = asyncio.run(run())
-    assert ready and found.step is None
-    assert "internal error" in told[0] and "ZeroDivisionError" in told[0]

@@ -1,0 +1,108 @@
+"""As much of the supervisor as Companions see, with real processes in place of srun."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from robust_slurm.config import Config
+from srun_wrapper import companions, steps
+from srun_wrapper.companions import Companions
+from srun_wrapper.roster import Role
+from srun_wrapper.state import JobState
+
+BUSY = "import sys; sys.exit(1)"
+WAITS = "import time; time.sleep(60)"
+
+
+class Boss:
+    """As much of the supervisor as they see; ``asked`` has the nodes that srun was to take."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.config = Config(standby_wait=5.0)
+        self.state = JobState(self.config, 7, "n0")
+        self.events: list[str] = []
+        self.ledger = SimpleNamespace(event=lambda name, **_more: self.events.append(name))
+        self.env: dict[str, str] = {}
+        self.launch = SimpleNamespace(options=None, command=SimpleNamespace(command=()))
+        self.step = SimpleNamespace(ended=False)
+        self.best: dict[str, str] = {}
+        self.neighbours = SimpleNamespace(prefer=lambda _lost, _idle: self.best)
+        job = SimpleNamespace(id=7, end_time=None)
+        partition = SimpleNamespace(max_time_s=None)
+        self.slurm = SimpleNamespace(
+            job=lambda _id: job, partitions=lambda: {"standby": partition}, nodes=dict
+        )
+        self.asked: list[list[str]] = []
+        self.sruns: list[asyncio.subprocess.Process] = []
+        self.srun = WAITS
+        self.on_start: Callable[[int], Awaitable[None]] | None = None  # it gets how many were asked
+
+        async def start(argv: list[str], env: Any, **_more: Any) -> asyncio.subprocess.Process:
+            self.asked.append([word for word in argv if word.startswith("--")])
+            code = BUSY if any("--nodelist" in word for word in argv) else self.srun
+            if self.on_start is not None:
+                await self.on_start(len(self.asked))
+            process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+            self.sruns.append(process)
+            return process
+
+        def argv(_l: Any, _j: Any, _p: Any, tasks: int, without: list[str], _m: int) -> list[str]:
+            return ["srun", f"--ntasks={tasks}", *(f"--exclude={name}" for name in without)]
+
+        monkeypatch.setattr(companions, "END", 0.2)
+        monkeypatch.setattr(steps, "start", start)
+        monkeypatch.setattr(steps, "companion_argv", argv)
+        monkeypatch.setattr(steps, "task_argv", lambda *_words: [])
+        self.companions = Companions(self, SimpleNamespace(env=lambda _n: {}), [])  # type: ignore[arg-type]
+
+    async def chatter(self, words: int = 20) -> None:
+        """Agents of other nodes say something."""
+        for _ in range(words):
+            self.state.changed.set()
+            await asyncio.sleep(0)
+
+    def comes(self, number: int) -> None:
+        """The agent of a companion says hello."""
+        node = SimpleNamespace(
+            companion=number, role=Role.SPARE, connection=SimpleNamespace(send=lambda _m: None),
+            slots=8, name=f"s{number}",
+        )  # fmt: skip
+        self.state.nodes[(number, "0", 0)] = node  # type: ignore[assignment]
+        self.state.changed.set()
+
+
+@pytest.fixture
+def boss(monkeypatch: pytest.MonkeyPatch) -> Iterator[Boss]:
+    yield Boss(monkeypatch)
+
+
+def play(boss: Boss, scene: Callable[[], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        try:
+            await scene()
+        finally:
+            await boss.companions.close()
+            for process in boss.sruns:  # none is left
+                await asyncio.wait_for(process.wait(), 10.0)
+
+    asyncio.run(whole())
+
+
+async def asked(boss: Boss, count: int) -> None:
+    deadline = asyncio.get_running_loop().time() + 10.0
+    while len(boss.asked) < count:
+        assert asyncio.get_running_loop().time() < deadline, boss.asked
+        await asyncio.sleep(0.01)
+
+
+async def srun_count(boss: Boss, count: int) -> None:
+    deadline = asyncio.get_running_loop().time() + 10.0
+    while len(boss.sruns) < count:
+        assert asyncio.get_running_loop().time() < deadline, boss.asked
+        await asyncio.sleep(0.01)

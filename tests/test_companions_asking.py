@@ -1,0 +1,121 @@
+"""What happens while a node of the standby partition is being asked for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import companions_boss
+import pytest
+from companions_boss import Boss, asked, play, srun_count
+
+boss = companions_boss.boss
+
+
+def test_messages_while_any_other_node_is_asked_for(boss: Boss) -> None:
+    """The one that suits best is gone; what is heard of others ends nothing."""
+
+    async def scene() -> None:
+        boss.best = {"n2": "s9"}
+
+        async def start(count: int) -> None:
+            if count == 2:
+                await boss.chatter()
+
+        boss.on_start = start
+
+        async def come() -> None:
+            while len(boss.sruns) < 2:
+                await boss.chatter()
+            boss.comes(1)
+
+        coming = asyncio.create_task(come())
+        came = await boss.companions.take({1: (2, "n2")})
+        await coming
+        assert [node.name for node in came.values()] == ["s1"]
+        assert boss.sruns[1].returncode is None
+
+    play(boss, scene)
+
+
+def test_dropped_while_any_other_node_is_asked_for(boss: Boss) -> None:
+    async def scene() -> None:
+        boss.best = {"n2": "s9"}
+
+        async def start(count: int) -> None:
+            if count == 2:
+                boss.state.signalled = 15
+                await boss.chatter()
+                assert not boss.companions._companions  # take has given up
+
+        boss.on_start = start
+        assert await boss.companions.take({1: (2, "n2")}) == {}
+        await srun_count(boss, 2)
+        assert await asyncio.wait_for(boss.sruns[1].wait(), 10.0) < 0
+        assert not boss.companions._companions and not boss.state.awaited
+
+    play(boss, scene)
+
+
+def test_dropped_while_it_is_asked_for(boss: Boss) -> None:
+    async def scene() -> None:
+        async def start(_count: int) -> None:
+            boss.companions.send_away()
+
+        boss.on_start = start
+        boss.companions.expect([(2, "n2")], ["n2"])
+        await srun_count(boss, 1)
+        assert await asyncio.wait_for(boss.sruns[0].wait(), 10.0) < 0
+        assert not boss.companions._companions and not boss.state.awaited
+
+    play(boss, scene)
+
+
+def test_srun_cannot_be_run_a_second_time(boss: Boss, capfd: pytest.CaptureFixture[str]) -> None:
+    async def scene() -> None:
+        boss.best = {"n2": "s9"}
+
+        async def start(count: int) -> None:
+            if count == 2:
+                raise OSError("no more processes")
+
+        boss.on_start = start
+        assert await boss.companions.take({1: (2, "n2")}) == {}
+        assert not boss.companions._companions and not boss.state.awaited
+
+    play(boss, scene)
+    assert "cannot run srun for a standby node: no more processes" in capfd.readouterr().err
+
+
+def test_closed_while_it_is_asked_for(boss: Boss) -> None:
+    """Nothing is started any more."""
+
+    async def scene() -> None:
+        hurdle = asyncio.Event()
+
+        async def start(count: int) -> None:
+            if count == 2:
+                await hurdle.wait()
+
+        boss.on_start = start
+        boss.companions.expect([(2, "n2"), (2, "n3")], ["n2", "n3"])
+        await asked(boss, 2)
+        await boss.companions.close()
+        hurdle.set()
+        await boss.chatter()
+        assert len(boss.sruns) == 1
+        assert not boss.companions._companions and not boss.state.awaited
+
+    play(boss, scene)
+
+
+def test_a_slip_while_asking_does_not_end_the_job(
+    boss: Boss, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def scene() -> None:
+        boss.slurm.partitions = lambda: 1 // 0
+        boss.companions.expect([(2, "n2")], ["n2"])
+        assert await boss.companions.take({1: (2, "n2")}) == {}
+
+    play(boss, scene)
+    said = capfd.readouterr().err
+    assert said.count("robust-srun: internal error while asking for a node: ZeroDivision") == 1
