@@ -171,8 +171,18 @@ def test_a_node_that_cannot_test_is_an_error_and_the_others_are_tested() -> None
     assert judged.cleared == set(NAMES)
 
 
+@pytest.mark.parametrize(
+    ("left", "tests", "waits"), [(0, 1, 14), (28, 1, 14), (60, 4, 14), (60, 1, 30), (150, 4, 30)]
+)
+def test_a_busy_node_is_waited_for_where_there_is_time(
+    left: float, tests: int, waits: float
+) -> None:
+    assert meeting.patience(2.0, left, tests) == waits
+
+
 def test_a_node_that_hangs_is_an_error_and_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "GRACE_S", -3.9)  # gemm 2.1 s, a pair 0.1 s
+    monkeypatch.setattr(procedure, "patience", lambda seconds, *_: meeting.patience(seconds))
     judged = judged_of({**healthy(), "n2": lambda task: SILENT}, ("gemm", "pair"))
     assert "gave no answer to gemm within 2.1 s" in judged.errors["n2"][0]
     assert judged.cleared == set(NAMES) - {"n2"} and not judged.named

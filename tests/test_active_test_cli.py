@@ -275,7 +275,6 @@ def test_keep(
     assert path.read_bytes() == b"the worker says hello\n"
 
 
-@pytest.mark.timeout(240)
 def test_this_machine_for_real(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

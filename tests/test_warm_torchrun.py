@@ -43,7 +43,6 @@ def said(d: Driver, epoch: int) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in paths]
 
 
-@pytest.mark.timeout(240)
 def test_a_spare_has_torchruns_ranks_ready(job: Driver, drivers: list[Driver]) -> None:
     """What torchrun and its ranks import on another node: the first ones here are forked."""
     job.launch()
@@ -83,7 +82,6 @@ def job(drive: Any, tmp_path: Path) -> Driver:
     return driver
 
 
-@pytest.mark.timeout(240)
 def test_torchrun_and_its_ranks_are_forked(job: Driver) -> None:
     first = job.launch()
     fresh = said(job, 1)

@@ -64,15 +64,18 @@ def run(
 
 @contextmanager
 def _deterministic(cuda: bool) -> Iterator[None]:
-    """The whole process: operators that give the same bits, and on the CPU one thread."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
+    """The whole process: operators that give the same bits, and on the CPU one thread.
+
+    Not by torch.use_deterministic_algorithms: that imports torch's compiler, for seconds.
+    """
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("error")
     if not cuda:
         torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.set_deterministic_debug_mode(before)
         if not cuda:
             use_all_cores()
 

@@ -20,9 +20,12 @@ BYTES = {"nccl": 64 << 20, "gloo": 4 << 20}
 MOST_BYTES = 1 << 30
 
 
-def patience(seconds: float) -> float:
-    """How long a test of so many seconds is waited for: slow ones, and first use of a device."""
-    return 2 * seconds + GRACE_S
+def patience(seconds: float, left: float = 0.0, tests: int = 1) -> float:
+    """How long a test of so many seconds is waited for: slow ones, and first use of a device.
+
+    Longer where ``left`` seconds for so many tests are enough for that: the node may be busy.
+    """
+    return max(2 * seconds + GRACE_S, left / (tests + 1))
 
 
 class Meetings:

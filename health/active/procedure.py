@@ -211,15 +211,14 @@ class _Run:
         until = self._until
         for name in {"pair", "ring"} & self._shares.keys():
             until -= rounds(name) * (self._shares[name] + OVERHEAD_S)
-        for name in order:
-            if name not in self._asked(node):
-                continue
+        asked = [name for name in order if name in self._asked(node)]
+        for number, name in enumerate(asked):
             seconds, left = self._shares[name], until - self._clock()
             if left < BY_NAME[name].seconds["quick"]:
                 self._not_begun.setdefault(name, set()).add(node)
                 continue
             task = self._task(name, min(seconds, left))
-            wait = min(left, patience(seconds))
+            wait = min(left, patience(seconds, left, len(asked) - number))
             self._measured += await self._session.ask(node, task, wait, local)
             if not self._session.idle(node, local):
                 return

@@ -127,7 +127,10 @@ class CheckpointJob(Training):
     model: Undisturbed = field(kw_only=True)
 
     def exports(self) -> dict[str, str]:
-        return super().exports() | {"OMP_NUM_THREADS": "1"}  # more would fight for 2 cores
+        return super().exports() | {
+            "OMP_NUM_THREADS": "1",  # more would fight for 2 cores
+            "ROBUST_HANG_FLOOR": "300",  # to be held is no hang, however long the fault takes
+        }
 
     @property
     def directory(self) -> Path:

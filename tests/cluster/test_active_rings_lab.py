@@ -20,7 +20,6 @@ def lab() -> Iterator[Cluster]:
         yield made
 
 
-@pytest.mark.timeout(300)
 def test_rings_of_each_switch_then_through_both(lab: Cluster) -> None:
     out = lab.shared / "out"
     words = f"{sys.executable} -m health.cli test --nodes all --json pair ring"

@@ -68,7 +68,6 @@ def of(site: GateLab, node: str) -> dict[str, Any]:
     return dict(site.shared(node, "burn-in")[-1].data)
 
 
-@pytest.mark.timeout(300)
 def test_healthy_nodes_pass_and_it_is_recorded(site: GateLab) -> None:
     done = burn_in(site, "n[1-3]", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -90,7 +89,6 @@ def test_healthy_nodes_pass_and_it_is_recorded(site: GateLab) -> None:
     assert site.local("n1", "burn-in") == site.shared("n1", "burn-in"), "the node knows it, too"
 
 
-@pytest.mark.timeout(300)
 def test_one_that_computes_wrongly_and_one_where_torch_cannot_start(site: GateLab) -> None:
     """The first is drained before a job can come, the second is not tested, and not blamed."""
     switch = site.lab.shared / "wrong"
@@ -136,7 +134,6 @@ def test_busy_and_drained_nodes_are_refused(site: GateLab) -> None:
     site.ended(job)
 
 
-@pytest.mark.timeout(300)
 def test_ctrl_c_leaves_nothing(site: GateLab) -> None:
     before = len(site.shared("n3", "burn-in"))
     command = argv(site, "n[3-4]")

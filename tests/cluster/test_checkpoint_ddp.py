@@ -22,7 +22,6 @@ def ddp(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     return undisturbed("ckpt_ddp.py", directory, 2, 16, ballast)
 
 
-@pytest.mark.timeout(300)
 def test_ranks_killed_three_times_in_a_row(lab: Cluster, ddp: Undisturbed) -> None:
     """… and at the end the last step is on disk, where torch's own tools can load it."""
     training = ddp.job(lab)
@@ -53,7 +52,6 @@ def load_with_dcp(directory: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-@pytest.mark.timeout(300)
 def test_bad_copies_in_memory(lab: Cluster, ddp: Undisturbed) -> None:
     """A flipped bit is noticed: the replica serves; both copies bad: the step before serves."""
     training = ddp.job(lab)
@@ -94,7 +92,6 @@ def tear(copy: Copy) -> None:
         file.write(bytes(8))
 
 
-@pytest.mark.timeout(300)
 def test_nodes_lost_amid_the_transfer_of_a_replica(new_lab: LabFactory, ddp: Undisturbed) -> None:
     """A spare, then a companion takes the ranks; the replica on its way is not used."""
     lab = new_lab(nodes=3, standby=1)

@@ -13,7 +13,6 @@ def fsdp(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     return undisturbed("ckpt_fsdp.py", directory, world=2, steps=16)
 
 
-@pytest.mark.timeout(300)
 def test_rank_killed_then_nodes_lost_until_requeued(new_lab: LabFactory, fsdp: Undisturbed) -> None:
     """Without another node the newest step is written to disk before the job leaves its nodes."""
     lab = new_lab(nodes=3, standby=0)
@@ -34,7 +33,6 @@ def test_rank_killed_then_nodes_lost_until_requeued(new_lab: LabFactory, fsdp: U
     assert training.says(r"^robust-srun: checkpoints: step 10 is on disk in ")
 
 
-@pytest.mark.timeout(300)
 def test_shards_of_a_lost_node_come_from_their_replicas(
     new_lab: LabFactory, fsdp: Undisturbed
 ) -> None:

@@ -17,7 +17,6 @@ def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     return undisturbed("ckpt_pipeline.py", directory, world=4, steps=16)
 
 
-@pytest.mark.timeout(400)
 def test_pipeline_lost_then_two_nodes_one_amid_the_recovery_of_the_other(
     new_lab: LabFactory, pipelines: Undisturbed
 ) -> None:
@@ -44,7 +43,6 @@ def test_pipeline_lost_then_two_nodes_one_amid_the_recovery_of_the_other(
     assert swapped == {"n2", "n3", "n4", taken["n4"]}
 
 
-@pytest.mark.timeout(400)
 def test_torchrun_with_a_pipeline_on_each_node(new_lab: LabFactory, pipelines: Undisturbed) -> None:
     """Several ranks in one task; the loss of a node is that of a pipeline.
 
@@ -67,7 +65,6 @@ def test_torchrun_with_a_pipeline_on_each_node(new_lab: LabFactory, pipelines: U
     assert first == ["n1"], record
 
 
-@pytest.mark.timeout(400)
 def test_survivors_change_seats_for_the_network(pipelines: Undisturbed) -> None:
     """The mesh is known from the Checkpointer, so only the second order is the network's.
 

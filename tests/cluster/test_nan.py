@@ -24,7 +24,6 @@ def check_nobody_accused(training: CheckpointJob) -> None:
         assert (record["symptom"], record["cause"], record["swaps"]) == ("nan", "unknown", [])
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("nan", "order", "resumed"),
     [
@@ -52,7 +51,6 @@ def test_a_nan_that_does_not_come_again(
     training.check_gone()
 
 
-@pytest.mark.timeout(300)
 def test_a_nan_of_the_programs_own(lab: Cluster, plain: Undisturbed) -> None:
     """It comes again at the same step: the job stops, and what is on disk is from before it."""
     training = plain.job(lab)

@@ -23,7 +23,6 @@ def pool() -> Iterator[Pool]:
         yield Pool(lab, "n2", "n3", "n4")
 
 
-@pytest.mark.timeout(120)
 def test_a_companion_comes_from_the_pool(pool: Pool) -> None:
     lab = pool.lab
     denied = pool.run("apply", "--yes", "--nodes", "n4", code=1, user=True)
@@ -74,7 +73,6 @@ def test_a_companion_comes_from_the_pool(pool: Pool) -> None:
     assert not (pool.state / "standby" / "pool.json").exists()
 
 
-@pytest.mark.timeout(60)
 def test_what_a_reconfigure_ends_is_told_and_made_again(pool: Pool) -> None:
     lab = pool.lab
     pool.run("apply", "--yes", "--nodes", "n[3-4]", "--from", "train")

@@ -7,7 +7,6 @@ import subprocess
 import time
 from typing import Any
 
-import pytest
 from conftest import LabFactory
 from jobs import Training, start
 
@@ -35,7 +34,6 @@ def by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in rows}
 
 
-@pytest.mark.timeout(120)
 def test_through_a_node_crash(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=3, standby=1)
     training = start(lab, 2, steps=2000, spares=1, toy="--step-time 0.1", sbatch="-J lm")

@@ -48,7 +48,6 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     return undisturbed("stop_ddp.py", tmp_path_factory.mktemp("three"), 3, STEPS)
 
 
-@pytest.mark.timeout(300)
 def test_a_nan_that_one_machine_makes(new_lab: LabFactory, three: Undisturbed) -> None:
     lab = new_lab(nodes=4, standby=0)
     training = job(lab, three, "n2", alone=True)
@@ -67,7 +66,6 @@ def test_a_nan_that_one_machine_makes(new_lab: LabFactory, three: Undisturbed) -
     training.check_gone()
 
 
-@pytest.mark.timeout(300)
 def test_one_that_is_proven_bad_and_nothing_can_replace(
     new_lab: LabFactory, three: Undisturbed
 ) -> None:
@@ -85,7 +83,6 @@ def test_one_that_is_proven_bad_and_nothing_can_replace(
     training.check_as_undisturbed()
 
 
-@pytest.mark.timeout(300)
 def test_errors_of_the_program_that_one_machine_causes(
     new_lab: LabFactory, three: Undisturbed
 ) -> None:
@@ -103,7 +100,6 @@ def test_errors_of_the_program_that_one_machine_causes(
     training.check_as_undisturbed()
 
 
-@pytest.mark.timeout(300)
 def test_a_nan_of_the_users_making_evicts_nobody(new_lab: LabFactory, three: Undisturbed) -> None:
     lab = new_lab(nodes=4, standby=0)
     training = job(lab, three, "-")

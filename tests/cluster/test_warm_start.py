@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from conftest import LabFactory
 from jobs import Training, command_line, start
 
@@ -98,7 +97,6 @@ def test_without_warm_starts(lab: Cluster) -> None:
     assert training.only_incident(action="restart")["warm"] == 0
 
 
-@pytest.mark.timeout(300)
 def test_two_jobs_and_one_standby(new_lab: LabFactory) -> None:
     """Both lose a node at once: one gets the standby, the other is queued without its bad node."""
     lab = new_lab(nodes=5, standby=1)

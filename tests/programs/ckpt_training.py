@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import without_compiler
 from torch import Tensor, nn
 from torch.utils.data import Dataset, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -34,6 +35,7 @@ SAMPLES = 24  # of the data set: with 2 readers and batches of 3, four steps rea
 BATCH = 3  # samples of a reader and step
 WIDTH = 8  # numbers of a sample
 warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata's
+without_compiler.install()
 
 HOLD = 300.0  # s that a rank stays where it is held, for the test to make a fault
 
@@ -62,7 +64,7 @@ def join_world() -> tuple[int, int]:
     rank = int(env.get("RANK") or env.get("SLURM_PROCID") or 0)
     world = int(env.get("WORLD_SIZE") or env.get("SLURM_NTASKS") or 1)
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms needs the compiler
     if world == 1:
         dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     else:
