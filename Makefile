@@ -18,6 +18,8 @@ WORKERS ?= 4
 export DEBIAN_FRONTEND = noninteractive
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_ROOT_USER_ACTION = ignore
+# Set, it has every process compile anew what it imports: the tests start thousands.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint bench setup packages clean distclean
 
