@@ -1,5 +1,7 @@
 """A slot's warm interpreter (``robust_slurm.auto.warm``): started, asked for ranks, given up.
 
+A rank is a fork of it. One fork stands by, made before it is wanted; without it, one is made then.
+
 Used only for a command that is known to be nothing but a Python interpreter with our hook in it:
 the rank that was started from it has told so itself, at its first step. A shell script, another
 interpreter or a container without the hook never tells, and is started as always.
@@ -25,8 +27,10 @@ from srun_wrapper.loop import Loop
 from srun_wrapper.warm_ahead import Ahead
 from srun_wrapper.warm_link import ANSWER, Said, WarmLink
 
-_numbers = itertools.count()
+_numbers = itertools.count(1)
 LOOK = 0.5  # s between two looks for what a rank has learnt
+STAND_IN = 2.0  # s after a rank's start, or its own, until a stand-in is made: others start, too
+MADE = 30.0  # s that this may take
 _AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_")
 """Environment that counts when an interpreter starts or a library is loaded."""
 
@@ -69,6 +73,8 @@ class Warm:
         self._ahead: Ahead | None = None
         self._off = ""
         self._asked: Callable[[int], None] | None = None
+        self._making: tuple[int, socket.socket] | None = None
+        """The stand-in that is being forked: its number, and our end of its link."""
         self._ended: set[int] = set()
         self._watching = 0
         self._lock = run_dir / "warm.lock"
@@ -175,29 +181,19 @@ class Warm:
         stdout and stderr; ``directory``: default this process's. False: it cannot even be asked.
         """
         self._further = False
-        if self._ahead is not None and not (self._ahead.ready and list(command) == self._command):
+        if self._ahead is not None and not self._ahead.fits(command, self._command):
             self._end_ahead()
         link = self._link if self._ahead is None else self._ahead.link
+        assert link is not None
         try:
-            self._ask(link, _request(command, env, directory), streams, answer)
+            link.send(_request(command, env, directory), streams)
         except OSError:
             self.stop()
             return False
-        self.early = False
-        return True
-
-    def _ask(
-        self,
-        link: WarmLink | None,
-        request: object,
-        fds: Sequence[int],
-        answer: Callable[[int], None],
-    ) -> None:
-        assert link is not None
-        link.send(request, fds)
         self._asked = answer
-        self._ended.clear()
+        self.early = False
         self._loop.later(ANSWER, lambda: self._late(answer))
+        return True
 
     def _late(self, answer: Callable[[int], None]) -> None:
         if self._asked is answer:
@@ -207,48 +203,74 @@ class Warm:
         if said.over:
             self._off = "" if self.ready else said.over  # a change of sources: learn again
             self.stop()
+        elif said.stand_in:
+            self._made(said)
         elif said.pid:
             answer, self._asked = self._asked, None
             if answer is not None:
                 answer(said.pid)
+            self._loop.later(STAND_IN, self._make)
         elif said.ready:
             self.ready, self._arguments = True, said.arguments
             self._changed()
-            if self._further:
-                self._go_ahead()
+            self._loop.later(0.0 if self._further else STAND_IN, self._make)
 
-    def _go_ahead(self) -> None:
-        """A node without ranks: have the script run to its standby_point."""
+    # -- ahead of a rank
+
+    def _make(self) -> None:
+        """Have a stand-in forked, unless there is one or a rank is just being started."""
+        if self._link is None or not self.ready or self._ahead is not None or self._making:
+            return
+        if self._asked is not None:
+            self._loop.later(STAND_IN, self._make)
+            return
         ours, theirs = socket.socketpair()
-
-        self._further = False
-
-        def started(pid: int) -> None:
-            if pid and pid not in self._ended:
-                self._ahead = Ahead(self._loop, ours, pid, self._activated, self._ahead_gone)
-            else:
-                ours.close()
-
-        null = os.open(os.devnull, os.O_RDWR)
+        number = next(_numbers)
+        self._making = number, ours
+        self._ended.clear()
         try:
-            request = _request(self._command, self._environ, "")
-            self._ask(self._link, request, (null, null, theirs.fileno()), started)
+            self._link.send({"stand_in": number}, [theirs.fileno()])
         except OSError:
-            ours.close()
             self.stop()
         finally:
             theirs.close()
-            os.close(null)
+        self._loop.later(MADE, lambda: self._unmake(number))
+
+    def _made(self, said: Said) -> None:
+        if self._making is None or self._making[0] != said.stand_in:
+            return  # it finds its link closed, and ends
+        (_, ours), self._making = self._making, None
+        if said.pid in self._ended:
+            ours.close()
+            return
+        gone, over = self._ahead_gone, self._ahead_over
+        self._ahead = Ahead(self._loop, ours, said.pid, self._activated, gone, over)
+        if self._further:  # a node without ranks
+            self._further = False
+            self._ahead.run(_request(self._command, self._environ, ""))
+
+    def _unmake(self, number: int = 0) -> None:
+        """It has not come, and is not to come any more. ``number``: default the one in hand."""
+        if self._making is not None and number in (0, self._making[0]):
+            self._making[1].close()
+            self._making = None
 
     def _activated(self, pid: int) -> None:
-        """Who had gone ahead is a rank."""
+        """Who was forked ahead is a rank."""
         if self._ahead is not None:
             self._ahead.link.close()
             self._ahead = None
         self._heard(Said(pid=pid))
 
+    def _ahead_over(self) -> None:
+        """It cannot be what a rank is to be; a stand-in that is as it was made: nobody can."""
+        if self._ahead is not None and self._ahead.further:
+            self._ahead_gone()
+        else:
+            self.stop()
+
     def _ahead_gone(self) -> None:
-        """It has ended, closed its end, or cannot be what the rank is to be."""
+        """It has ended, or closed its end."""
         asked, self._asked = self._asked, None
         self._end_ahead()
         if asked is not None:
@@ -263,7 +285,8 @@ class Warm:
         """A rank starts as a fresh process: nobody may run the script beside it, and imports ahead
         of it come too late."""
         self._further = False
-        self._end_ahead()
+        if self._ahead is not None and self._ahead.further:
+            self._end_ahead()
         self.late()
         self.cancel()
 
@@ -280,7 +303,7 @@ class Warm:
         return [pid for pid in (self._pid, ahead) if pid]
 
     def reaped(self, pids: Collection[int]) -> None:
-        if self._asked is not None:  # who is just being forked may be among them
+        if self._making:  # who is just being forked may be among them
             self._ended.update(pids)
         if self._ahead is not None and self._ahead.pid in pids:
             self._ahead.pid = 0
@@ -291,6 +314,7 @@ class Warm:
 
     def cancel(self) -> None:
         """A rank that is just being forked must not be: that is sure only when it ends."""
+        self._unmake()
         if self._asked is not None:
             self.stop()
 
@@ -300,6 +324,7 @@ class Warm:
         link, self._link = self._link, None
         if link is not None:
             link.close()
+        self._unmake()
         self._end_ahead()
         if pid:
             proc.send([pid], signal.SIGKILL)

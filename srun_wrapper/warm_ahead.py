@@ -1,10 +1,10 @@
-"""Who runs the script ahead of a rank, as far as its standby_point."""
+"""Who is forked before a rank is wanted: it waits as it is, or runs the script ahead and waits."""
 
 from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from srun_wrapper import proc
 from srun_wrapper.loop import Loop
@@ -12,7 +12,7 @@ from srun_wrapper.warm_link import Said, WarmLink
 
 
 class Ahead:
-    """A process that has run the script as far as its standby_point and is no rank yet."""
+    """A process that is no rank yet: a stand-in, until it is told to ``run``."""
 
     def __init__(
         self,
@@ -21,16 +21,34 @@ class Ahead:
         pid: int,
         activated: Callable[[int], None],
         gone: Callable[[], None],
+        over: Callable[[], None],
     ) -> None:
+        """``gone``: its end is closed; ``over``: it says that it cannot be a rank any more."""
         self.pid = pid
-        self.ready = False
+        self.ready = True
+        self.further = False
+        """It is on its way to the script's standby_point, or (``ready``) there."""
         self._activated = activated
         self._gone = gone
+        self._over = over
         self.link = WarmLink(loop, sock, self._heard, gone)
+
+    def run(self, request: dict[str, object]) -> None:
+        """Have it run the script as far as its standby_point."""
+        self.further, self.ready = True, False
+        try:
+            self.link.send({**request, "ahead": 1})
+        except OSError:
+            self._gone()
+
+    def fits(self, command: Sequence[str], started: Sequence[str]) -> bool:
+        """Whether it can become this command, which may differ in the script's arguments from
+        what its interpreter was ``started`` with: the script may have seen those."""
+        return not self.further or (self.ready and list(command) == list(started))
 
     def _heard(self, said: Said) -> None:
         if said.over:
-            self._gone()
+            self._over()
         elif said.pid:
             self._activated(said.pid)
         self.ready = self.ready or bool(said.ready)

@@ -20,6 +20,8 @@ class Said(msgspec.Struct):
     arguments: int = 0
     """Of the script, at the end of the command line."""
     pid: int = 0
+    stand_in: int = 0
+    """Not 0: the process is the one that was asked for under this number."""
     over: str = ""
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from srun_wrapper import proc, slot
+from srun_wrapper import proc, slot, warm
 from srun_wrapper.launcher import SlotOptions
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import (
@@ -160,6 +160,7 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
     plan = config.get("output", {})
     if "out" in plan:
         plan["out"] = plan["out"].replace("{dir}", str(base))
+    warm.STAND_IN = config.get("stand_in", 3600.0)
     options = SlotOptions(
         tuple(config["command"]),
         OutputPlan(**plan),
@@ -200,10 +201,13 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
         fresh.replace(base / name)
 
     def tell_warm() -> None:
-        warm, door = one._launcher.warm, one._launcher.door
-        ahead = warm._ahead if warm is not None else None
-        tell("warm", warm is not None and warm.ready)
-        tell("warm-ahead", "ahead" if ahead is not None and ahead.ready else "")
+        own, door = one._launcher.warm, one._launcher.door
+        ahead = own._ahead if own is not None else None
+        tell("warm", own is not None and own.ready)
+        further = ahead is not None and ahead.further
+        tell("warm-ahead", "ahead" if ahead is not None and further and ahead.ready else "")
+        tell("stand-in", ahead.pid if ahead is not None and not further else 0)
+        tell("making", own is not None and own._making is not None)
         tell("warm-ranks", door.ready() if door is not None else 0)
         interpreters = door._warm.values() if door is not None else ()
         tell("warm-asked", any(each._asked for each in interpreters))

@@ -4,7 +4,8 @@ The shim starts it as it starts a rank: same command, same environment, same str
 far as ``sitecustomize``, which calls ``serve``: that imports what an earlier rank had imported by
 its first step, and then waits. At each request it forks, and in the child ``serve`` returns: there
 the interpreter goes on to the script as if nothing had happened, with a process, streams and an
-environment of its own.
+environment of its own. Forking takes its time where many start at once, so one is made before it
+is wanted: a stand-in, which waits for the request itself.
 
 It never touches a GPU, and gives up where a fork would not be what a fresh start is: when a module
 starts a thread or opens a GPU, when a source file has changed, when the script would find another
@@ -52,6 +53,7 @@ def _serve(fd: int, known: Collection[str]) -> None:
     import json
     import socket
 
+    global _ahead
     shim, null = os.getppid(), os.open(os.devnull, os.O_RDWR)
     for stream in (1, 2):  # what modules say when they are imported, the first rank has said
         os.dup2(null, stream)
@@ -87,19 +89,23 @@ def _serve(fd: int, known: Collection[str]) -> None:
     sources = Sources(known, sys.argv[0], since)
     _settle()
     _send(link, {"ready": 1, "arguments": len(sys.argv) - 1})
+    alone = True
     while True:
-        request, fds = _wait(link, sources)
+        request, fds = _wait(link, sources, look=alone)
+        alone = "stand_in" not in request  # else that one looks
         if _fork():
             os.umask(umask)
             _leave(shim)
+            if not alone:
+                request, fds = _stand_in(link, request, fds, sources)
             _hear(hearing)
             if "numpy.random" in sys.modules:  # as in a fresh process; Python's does it by itself
                 sys.modules["numpy.random"].seed()
-            if len(fds) > 2:
-                _go_ahead(link, request, fds, shown, known)
-                return
             os.chdir(request["directory"])
             own(request["environ"])
+            if "ahead" in request:  # as far as the script's ``standby_point``
+                _ahead = _Ahead(link, shown, known, request)
+                return
             _take_arguments(request["words"], shown)
             _become(link, fds, shown)
             return
@@ -158,6 +164,17 @@ def _fork() -> bool:
     return True
 
 
+def _stand_in(
+    link: socket.socket, request: dict[str, Any], fds: Sequence[int], sources: Sources
+) -> tuple[dict[str, Any], list[int]]:
+    """Forked before it is wanted: what it is to be. ``link`` then leads to its own end."""
+    _send(link, {"pid": os.getpid(), "stand_in": request["stand_in"]})
+    (fd,) = fds
+    os.dup2(fd, link.fileno(), inheritable=False)
+    os.close(fd)
+    return _wait(link, sources)
+
+
 def _leave(shim: int) -> None:
     """As what robust-task starts: a session of its own, that ends with robust-task."""
     import ctypes
@@ -211,26 +228,6 @@ class _Ahead:
         self.since = time.time()
 
 
-def _go_ahead(
-    link: socket.socket,
-    request: dict[str, Any],
-    fds: Sequence[int],
-    shown: Shown,
-    known: Collection[str],
-) -> None:
-    """Run the script as far as its ``standby_point``."""
-    import socket
-
-    global _ahead
-    for fd in fds[:2]:
-        os.close(fd)
-    os.chdir(request["directory"])
-    own(request["environ"])
-    _ahead = _Ahead(socket.socket(fileno=fds[2]), shown, known, request)
-    _send(link, {"pid": os.getpid()})
-    link.close()
-
-
 def standby() -> None:
     """The script's ``standby_point``: whoever runs ahead waits here until it is a rank."""
     global _ahead
@@ -273,14 +270,17 @@ def merged(first: dict[str, str], changed: dict[str, str], rank: dict[str, str])
 # -- talking to the shim
 
 
-def _wait(link: socket.socket, sources: Sources) -> tuple[dict[str, Any], list[int]]:
+def _wait(
+    link: socket.socket, sources: Sources, look: bool = True
+) -> tuple[dict[str, Any], list[int]]:
     """The next request. Raises RuntimeError when a fresh start would be another one."""
     from select import select
 
-    while not select([link], [], [], sources.due())[0]:
+    while not select([link], [], [], sources.due() if look else None)[0]:
         sources.look()
     request, fds = _receive(link)
-    sources.check_request(request["directory"])
+    if "stand_in" not in request:
+        sources.check_request(request["directory"])
     return request, fds
 
 
