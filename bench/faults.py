@@ -18,8 +18,10 @@ from typing import Protocol
 from bench.training import BenchError, Incident, Training
 from lab import Lab
 from srun_wrapper.incident import PHASES
+from srun_wrapper.warm import STAND_IN
 
 STEP_TIME = 0.1  # s of sleep in each step: the machine is idle until a fault comes
+SETTLED = 2 * STAND_IN  # s; faults are hours apart: all is ready that is made after a start
 JITTER = 0.5  # s; faults must not be in step with the job's own intervals
 RECOVERY = 180.0
 NODES, PER_NODE = 4, 2  # 8 ranks on 4 nodes
@@ -73,6 +75,7 @@ def recovered(
     """
     training.wait_stepping()
     training.wait_warm(warm)
+    time.sleep(SETTLED if warm else 0.0)
     known = len(training.incidents())
     time.sleep(random.uniform(0.0, JITTER))
     at = fault()
