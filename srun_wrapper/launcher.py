@@ -60,8 +60,8 @@ class Launch:
 
 
 HEAD_START = 0.1
-"""s by which warm rank 0 goes ahead of the others: torch's ranks look for its store, and one that
-comes before the store waits half a second or more until it looks again."""
+"""s by which warm rank 0's script goes ahead of the others': torch's ranks look for its store, and
+one that comes before the store waits half a second or more until it looks again."""
 
 
 class Launcher:
@@ -149,13 +149,8 @@ class Launcher:
         if self.warm is None or not self.warm.fits(command, env):
             self.spawn(launch)
             return
-        self._forking = launch
-
-        def fork() -> None:
-            if self._forking is launch and not self._fork(launch):
-                self.spawn(launch)
-
-        self._loop.later(HEAD_START if rank.rank else 0.0, fork)
+        if not self._fork(launch):
+            self.spawn(launch)
 
     def _environ(self, more: Mapping[str, str]) -> dict[str, str]:
         env = {k: v for k, v in os.environ.items() if k not in STALE} | dict(more)
@@ -215,7 +210,8 @@ class Launcher:
                 pumps += streams.pumps
                 fds = (streams.out, streams.err)
                 self._forking = launch
-                if self.warm.ask(launch.command, launch.env, fds, forked):
+                wait = HEAD_START if launch.rank.rank else 0.0
+                if self.warm.ask(launch.command, launch.env, fds, forked, wait=wait):
                     return True
         except (OSError, ValueError) as err:
             self._on_failed(launch, err)

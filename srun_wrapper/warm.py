@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -176,9 +177,11 @@ class Warm:
         streams: Sequence[int],
         answer: Callable[[int], None],
         directory: str = "",
+        wait: float = 0.0,
     ) -> bool:
         """Ask for a rank. ``answer(pid)`` is called once, 0: it will not be. ``streams``: its
-        stdout and stderr; ``directory``: default this process's. False: it cannot even be asked.
+        stdout and stderr; ``directory``: default this process's; ``wait``: s from now on until its
+        script goes on. False: it cannot even be asked.
         """
         self._further = False
         if self._ahead is not None and not self._ahead.fits(command, self._command):
@@ -186,7 +189,8 @@ class Warm:
         link = self._link if self._ahead is None else self._ahead.link
         assert link is not None
         try:
-            link.send(_request(command, env, directory), streams)
+            begin = {"begin": time.monotonic() + wait}
+            link.send(_request(command, env, directory) | begin, streams)
         except OSError:
             self.stop()
             return False

@@ -36,6 +36,7 @@ VARIABLE = "ROBUST_WARM_FD"  # ROBUST_WARM is a setting of robust-srun's
 ROOM = 2 << 30  # bytes that must be free before importing, of which it takes a quarter
 _PR_SET_PDEATHSIG = 1
 _LENGTH = 8
+_MOST_WAIT = 1.0  # s
 _ahead: _Ahead | None = None
 """Set in a process that runs the script ahead and is no rank yet."""
 
@@ -107,7 +108,7 @@ def _serve(fd: int, known: Collection[str]) -> None:
                 _ahead = _Ahead(link, shown, known, request)
                 return
             _take_arguments(request["words"], shown)
-            _become(link, fds, shown)
+            _become(link, fds, shown, request["begin"])
             return
         for each in fds:
             os.close(each)
@@ -193,7 +194,8 @@ def _take_arguments(given: Sequence[str], shown: Shown) -> None:
         words[len(words) - count :] = arguments
 
 
-def _become(link: socket.socket, fds: Sequence[int], shown: Shown) -> None:
+def _become(link: socket.socket, fds: Sequence[int], shown: Shown, begin: float) -> None:
+    """``begin``: when the script may go on, on the clock that all processes share."""
     import importlib
 
     for fd, stream in zip(fds, (1, 2)):  # noqa: B905 - Python 3.9
@@ -204,6 +206,7 @@ def _become(link: socket.socket, fds: Sequence[int], shown: Shown) -> None:
     importlib.invalidate_caches()
     _send(link, {"pid": os.getpid()})
     link.close()
+    time.sleep(min(max(0.0, begin - time.monotonic()), _MOST_WAIT))
 
 
 # -- running the script ahead
@@ -246,7 +249,7 @@ def standby() -> None:
         # A directory of the script's own choice stays, and so does its environment.
         own(merged(ahead.environ, dict(os.environ), request["environ"]))
         _ahead = None
-        _become(ahead.link, fds, ahead.shown)
+        _become(ahead.link, fds, ahead.shown, request["begin"])
     except BaseException as error:  # noqa: BLE001 - the shim starts the rank, and this must not be it
         _give_up(ahead.link.fileno(), f"{type(error).__name__}: {error}")
 
