@@ -17,11 +17,12 @@ from typing import Protocol
 
 from bench.training import BenchError, Incident, Training
 from lab import Lab
+from robust_slurm.auto.sources import IDLE
 from srun_wrapper.incident import PHASES
 from srun_wrapper.warm import STAND_IN
 
 STEP_TIME = 0.1  # s of sleep in each step: the machine is idle until a fault comes
-SETTLED = 2 * STAND_IN  # s; faults are hours apart: all is ready that is made after a start
+SETTLED = STAND_IN + IDLE + 1.0  # s; faults are hours apart: all is done that is done after a start
 JITTER = 0.5  # s; faults must not be in step with the job's own intervals
 RECOVERY = 180.0
 NODES, PER_NODE = 4, 2  # 8 ranks on 4 nodes
