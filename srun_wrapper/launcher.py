@@ -59,7 +59,7 @@ class Launch:
     record: Path
 
 
-HEAD_START = 0.12
+HEAD_START = 0.15
 """s by which warm rank 0's script goes ahead of the others': torch's ranks look for its store, and
 one that comes before the store waits half a second or more until it looks again."""
 

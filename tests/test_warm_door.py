@@ -75,8 +75,8 @@ def programs(directory: Path, before: str = "") -> str:
 
 @pytest.fixture
 def job(drive: Any, tmp_path: Path) -> Any:
-    def make(before: str = "") -> Driver:
-        driver: Driver = drive(programs(tmp_path, before), warm=True)
+    def make(before: str = "", **options: Any) -> Driver:
+        driver: Driver = drive(programs(tmp_path, before), warm=True, **options)
         driver.launch()
         driver.wait(lambda: "one.py" in text(driver, "runs"))
         return driver
@@ -109,6 +109,18 @@ def test_the_same_script_is_forked(job: Any) -> None:
     go(d, "one.py")
     d.wait(lambda: text(d, "started.one.py") == "warm")
     d.wait(lambda: text(d, "runs") == "one.py one.py ")
+
+
+def test_one_is_forked_before_it_is_asked_for(job: Any) -> None:
+    d = job(stand_in=0.0)
+    d.wait(lambda: text(d, "warm-ranks") == "1" and len(interpreters(d)) == 2)
+    waiting = set(interpreters(d))
+    go(d, "one.py")
+    d.wait(lambda: text(d, "started.one.py") == "warm")
+    d.wait(lambda: text(d, "runs") == "one.py one.py ")
+    (rank,) = waiting - set(interpreters(d))
+    assert b"one.py" in proc_words(rank)
+    d.wait(lambda: len(interpreters(d)) == 2)  # and another one for the next time
 
 
 def test_another_script_is_not(job: Any) -> None:

@@ -55,7 +55,7 @@ def test_a_companion_comes_from_the_pool(pool: Pool) -> None:
     training = start(lab, 2, steps=300)
     training.wait_step(8)
     lab.crash("n2")
-    training.wait_says("recovered from")
+    training.until(training.incidents, "its incident")
     ((lost, came),) = training.incidents()[0]["swaps"]
     assert lost == "n2" and came in ("n3", "n4")
     used = pool.use()
