@@ -22,7 +22,7 @@ from lab.spec import ROOT, UID, LabSpec
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "mungekey", "ip")
-_UP_S = 90.0  # longer than any wait of a node's first process
+_UP_S = 180.0  # longer than any wait of a node's first process
 _DOWN_S = 30.0
 
 

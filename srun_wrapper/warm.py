@@ -24,7 +24,7 @@ from robust_slurm.auto.shown import PAD, PADDING
 from robust_slurm.auto.warm import VARIABLE
 from srun_wrapper import proc
 from srun_wrapper.imports import Learnt, is_interpreter, read_learnt
-from srun_wrapper.loop import Loop
+from srun_wrapper.loop import Loop, Timer
 from srun_wrapper.warm_ahead import Ahead
 from srun_wrapper.warm_link import ANSWER, Said, WarmLink
 
@@ -76,6 +76,7 @@ class Warm:
         self._asked: Callable[[int], None] | None = None
         self._making: tuple[int, socket.socket] | None = None
         """The stand-in that is being forked: its number, and our end of its link."""
+        self._timer: Timer | None = None
         self._ended: set[int] = set()
         self._watching = 0
         self._lock = run_dir / "warm.lock"
@@ -186,17 +187,30 @@ class Warm:
         self._further = False
         if self._ahead is not None and not self._ahead.fits(command, self._command):
             self._end_ahead()
-        link = self._link if self._ahead is None else self._ahead.link
-        assert link is not None
-        try:
-            begin = {"begin": time.monotonic() + wait}
-            link.send(_request(command, env, directory) | begin, streams)
-        except OSError:
+        request = _request(command, env, directory) | {"begin": time.monotonic() + wait}
+        if not self._send(request, streams):
             self.stop()
             return False
         self._asked = answer
         self.early = False
         self._loop.later(ANSWER, lambda: self._late(answer))
+        return True
+
+    def _send(self, request: object, fds: Sequence[int]) -> bool:
+        """To whoever was forked ahead; if that one has gone, to the interpreter."""
+        if self._ahead is not None:
+            try:
+                self._ahead.link.send(request, fds)
+            except OSError:
+                self._end_ahead()
+            else:
+                self._ahead.asked = True
+                return True
+        try:
+            assert self._link is not None
+            self._link.send(request, fds)
+        except OSError:
+            return False
         return True
 
     def _late(self, answer: Callable[[int], None]) -> None:
@@ -213,20 +227,27 @@ class Warm:
             answer, self._asked = self._asked, None
             if answer is not None:
                 answer(said.pid)
-            self._loop.later(STAND_IN, self._make)
+            else:
+                proc.send([said.pid], signal.SIGKILL)  # nobody waits for it any more
+            self._make_later(STAND_IN)
         elif said.ready:
             self.ready, self._arguments = True, said.arguments
             self._changed()
-            self._loop.later(0.0 if self._further else STAND_IN, self._make)
+            self._make_later(0.0 if self._further else STAND_IN)
 
     # -- ahead of a rank
+
+    def _make_later(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.later(seconds, self._make)
 
     def _make(self) -> None:
         """Have a stand-in forked, unless there is one or a rank is just being started."""
         if self._link is None or not self.ready or self._ahead is not None or self._making:
             return
         if self._asked is not None:
-            self._loop.later(STAND_IN, self._make)
+            self._make_later(STAND_IN)
             return
         ours, theirs = socket.socketpair()
         number = next(_numbers)
@@ -274,11 +295,13 @@ class Warm:
             self.stop()
 
     def _ahead_gone(self) -> None:
-        """It has ended, or closed its end."""
-        asked, self._asked = self._asked, None
+        """It has ended, or closed its end: if it was to be the rank, then there is none."""
+        asked = self._ahead is not None and self._ahead.asked
         self._end_ahead()
-        if asked is not None:
-            asked(0)
+        if asked:
+            answer, self._asked = self._asked, None
+            if answer is not None:
+                answer(0)
 
     def _end_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None
@@ -311,7 +334,8 @@ class Warm:
             self._ended.update(pids)
         if self._ahead is not None and self._ahead.pid in pids:
             self._ahead.pid = 0
-            self._ahead_gone()
+            if not self._ahead.asked:  # else its last words may still be on their way
+                self._ahead_gone()
         if self._pid in pids:
             self._pid = 0
             self.stop()
@@ -328,6 +352,8 @@ class Warm:
         link, self._link = self._link, None
         if link is not None:
             link.close()
+        if self._timer is not None:
+            self._timer.cancel()
         self._unmake()
         self._end_ahead()
         if pid:

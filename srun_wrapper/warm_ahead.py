@@ -28,6 +28,8 @@ class Ahead:
         self.ready = True
         self.further = False
         """It is on its way to the script's standby_point, or (``ready``) there."""
+        self.asked = False
+        """To become a rank."""
         self._activated = activated
         self._gone = gone
         self._over = over

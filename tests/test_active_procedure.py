@@ -172,7 +172,8 @@ def test_a_node_that_cannot_test_is_an_error_and_the_others_are_tested() -> None
 
 
 @pytest.mark.parametrize(
-    ("left", "tests", "waits"), [(0, 1, 14), (28, 1, 14), (60, 4, 14), (60, 1, 30), (150, 4, 30)]
+    ("left", "tests", "waits"),
+    [(0, 1, 14), (28, 1, 14), (60, 4, 14), (60, 1, 30), (150, 4, 30), (3600, 4, 56)],
 )
 def test_a_busy_node_is_waited_for_where_there_is_time(
     left: float, tests: int, waits: float

@@ -70,6 +70,26 @@ def test_waiting_it_does_not_look_like_a_rank(waiting: tuple[Driver, int, int]) 
     assert Path(f"/proc/{own}/environ").read_text().strip("\0") == ""
 
 
+@pytest.mark.parametrize(
+    ("text", "code", "signum"),
+    [("sys.exit(3)", 3, None), ("os._exit(7)", 7, None), ("os.kill(os.getpid(), 9)", None, 9)],
+)
+def test_one_that_ends_at_once_ran_once(
+    drive: Any, tmp_path: Path, text: str, code: int | None, signum: int | None
+) -> None:
+    path = tmp_path / "script.py"
+    first = WAITS.replace("signal.p", "if robust_slurm.epoch() == 1: signal.p")
+    path.write_text(f"import os, sys\nos.write(1, b'x')\n{first}{text}\n")
+    d = drive(sys.executable, str(path), warm=True, stand_in=0.0)
+    d.launch()
+    own = stand_in(d)
+    started = d.launch(epoch=2)
+    assert started.pid == own
+    exited = d.get(Exited)
+    assert (exited.code, exited.signal) == (code, signum)
+    assert d.stdout() == "xx"
+
+
 def test_each_has_its_own_random_numbers(drive: Any, tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(

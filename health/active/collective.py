@@ -28,7 +28,7 @@ from health.active.allreduce import Place, Progress, Timed, Work, take_part
 from health.active.device import MOST_WRONG, Device, failed
 from health.active.model import Measured
 
-# A coordinator waits 2 * seconds + 10 for an answer (meeting.patience): ours comes before.
+# A coordinator waits at least 2 * seconds + 10 for an answer (meeting.patience): ours comes before.
 SPARE_S = 8.0
 LAST_S = 2.0  # for the other ranks when one has failed
 BYTES = {"nccl": 64 << 20, "gloo": 4 << 20}  # of a message between a node's own devices

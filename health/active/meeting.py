@@ -13,6 +13,7 @@ from health.active.session import Session, WorkerError
 
 LISTEN_S = 5.0
 GRACE_S = 10.0
+MOST_TIMES = 4
 # One all-reduce: large enough for the bandwidth, small enough to end on a link that is cut.
 BYTES = {"nccl": 64 << 20, "gloo": 4 << 20}
 # Of NCCL's for each two nodes of a ring: its steps are a part of the message for each GPU, and too
@@ -23,9 +24,11 @@ MOST_BYTES = 1 << 30
 def patience(seconds: float, left: float = 0.0, tests: int = 1) -> float:
     """How long a test of so many seconds is waited for: slow ones, and first use of a device.
 
-    Longer where ``left`` seconds for so many tests are enough for that: the node may be busy.
+    Longer, up to ``MOST_TIMES`` that, where ``left`` seconds for so many tests are enough for it:
+    the node may be busy.
     """
-    return max(2 * seconds + GRACE_S, left / (tests + 1))
+    usual = 2 * seconds + GRACE_S
+    return max(usual, min(left / (tests + 1), MOST_TIMES * usual))
 
 
 class Meetings:

@@ -172,9 +172,10 @@ def _wait_if_warm() -> None:
     try:
         from robust_slurm.auto import warm
 
-        warm.serve(int(fd), known)
+        begin = warm.serve(int(fd), known)
     except BaseException:  # noqa: BLE001 - it must never run the script a second time
         os._exit(1)
+    warm.hold(begin)
 
 
 def _chain() -> None:

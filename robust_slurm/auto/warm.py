@@ -4,8 +4,8 @@ The shim starts it as it starts a rank: same command, same environment, same str
 far as ``sitecustomize``, which calls ``serve``: that imports what an earlier rank had imported by
 its first step, and then waits. At each request it forks, and in the child ``serve`` returns: there
 the interpreter goes on to the script as if nothing had happened, with a process, streams and an
-environment of its own. Forking takes its time where many start at once, so one is made before it
-is wanted: a stand-in, which waits for the request itself.
+environment of its own. Forking takes its time where many start at once, so the request may also be
+for a stand-in: a child that waits for the rank's request itself.
 
 It never touches a GPU, and gives up where a fork would not be what a fresh start is: when a module
 starts a thread or opens a GPU, when a source file has changed, when the script would find another
@@ -29,7 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Collection, Sequence
-    from typing import Any
+    from typing import Any, NoReturn
 
 VARIABLE = "ROBUST_WARM_FD"  # ROBUST_WARM is a setting of robust-srun's
 """Number of the descriptor that leads to the shim."""
@@ -41,16 +41,22 @@ _ahead: _Ahead | None = None
 """Set in a process that runs the script ahead and is no rank yet."""
 
 
-def serve(fd: int, known: Collection[str]) -> None:
-    """Return in a process that is to be a rank, and only there. ``fd``: a socket to the shim;
-    ``known``: the modules that were loaded before ours."""
+def serve(fd: int, known: Collection[str]) -> float:
+    """Return in a process that is to be a rank, and only there: when the script may go on, on the
+    clock that all processes share (``hold``). ``fd``: a socket to the shim; ``known``: the modules
+    that were loaded before ours."""
     try:
-        _serve(fd, known)
+        return _serve(fd, known)
     except BaseException as error:  # noqa: BLE001 - it must never get as far as the script
         _give_up(fd, f"{type(error).__name__}: {error}")
 
 
-def _serve(fd: int, known: Collection[str]) -> None:
+def hold(begin: float) -> None:
+    """Wait until then. It is a rank already: signals do to it what they do to any other."""
+    time.sleep(min(max(0.0, begin - time.monotonic()), _MOST_WAIT))
+
+
+def _serve(fd: int, known: Collection[str]) -> float:
     import json
     import socket
 
@@ -88,16 +94,15 @@ def _serve(fd: int, known: Collection[str]) -> None:
     if elsewhere:
         raise RuntimeError(f"the script finds another module {elsewhere}")
     sources = Sources(known, sys.argv[0], since)
+    _flush()
     _settle()
     _send(link, {"ready": 1, "arguments": len(sys.argv) - 1})
-    alone = True
     while True:
-        request, fds = _wait(link, sources, look=alone)
-        alone = "stand_in" not in request  # else that one looks
+        request, fds = _wait(link, sources)
         if _fork():
             os.umask(umask)
             _leave(shim)
-            if not alone:
+            if "stand_in" in request:
                 request, fds = _stand_in(link, request, fds, sources)
             _hear(hearing)
             if "numpy.random" in sys.modules:  # as in a fresh process; Python's does it by itself
@@ -106,10 +111,10 @@ def _serve(fd: int, known: Collection[str]) -> None:
             own(request["environ"])
             if "ahead" in request:  # as far as the script's ``standby_point``
                 _ahead = _Ahead(link, shown, known, request)
-                return
+                return 0.0
             _take_arguments(request["words"], shown)
-            _become(link, fds, shown, request["begin"])
-            return
+            _become(link, fds, shown)
+            return float(request["begin"])
         for each in fds:
             os.close(each)
 
@@ -138,6 +143,13 @@ def _one_at_a_time(lock: Any) -> None:
 
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def _flush() -> None:
+    """What was printed so far is not a rank's: it goes where the streams lead now."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
 
 
 def _settle() -> None:
@@ -194,8 +206,7 @@ def _take_arguments(given: Sequence[str], shown: Shown) -> None:
         words[len(words) - count :] = arguments
 
 
-def _become(link: socket.socket, fds: Sequence[int], shown: Shown, begin: float) -> None:
-    """``begin``: when the script may go on, on the clock that all processes share."""
+def _become(link: socket.socket, fds: Sequence[int], shown: Shown) -> None:
     import importlib
 
     for fd, stream in zip(fds, (1, 2)):  # noqa: B905 - Python 3.9
@@ -206,7 +217,6 @@ def _become(link: socket.socket, fds: Sequence[int], shown: Shown, begin: float)
     importlib.invalidate_caches()
     _send(link, {"pid": os.getpid()})
     link.close()
-    time.sleep(min(max(0.0, begin - time.monotonic()), _MOST_WAIT))
 
 
 # -- running the script ahead
@@ -237,9 +247,7 @@ def standby() -> None:
     ahead = _ahead
     if ahead is None:
         return
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()  # as with imports: it is not a rank's yet
+    _flush()
     try:
         sources = Sources(ahead.known, ahead.program, ahead.since)
         _send(ahead.link, {"ready": 1})
@@ -249,9 +257,10 @@ def standby() -> None:
         # A directory of the script's own choice stays, and so does its environment.
         own(merged(ahead.environ, dict(os.environ), request["environ"]))
         _ahead = None
-        _become(ahead.link, fds, ahead.shown, request["begin"])
+        _become(ahead.link, fds, ahead.shown)
     except BaseException as error:  # noqa: BLE001 - the shim starts the rank, and this must not be it
         _give_up(ahead.link.fileno(), f"{type(error).__name__}: {error}")
+    hold(float(request["begin"]))
 
 
 def merged(first: dict[str, str], changed: dict[str, str], rank: dict[str, str]) -> dict[str, str]:
@@ -273,13 +282,11 @@ def merged(first: dict[str, str], changed: dict[str, str], rank: dict[str, str])
 # -- talking to the shim
 
 
-def _wait(
-    link: socket.socket, sources: Sources, look: bool = True
-) -> tuple[dict[str, Any], list[int]]:
+def _wait(link: socket.socket, sources: Sources) -> tuple[dict[str, Any], list[int]]:
     """The next request. Raises RuntimeError when a fresh start would be another one."""
     from select import select
 
-    while not select([link], [], [], sources.due() if look else None)[0]:
+    while not select([link], [], [], sources.due())[0]:
         sources.look()
     request, fds = _receive(link)
     if "stand_in" not in request:
@@ -319,7 +326,7 @@ def _send(link: socket.socket, message: dict[str, Any]) -> None:
     link.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _give_up(fd: int, why: str) -> None:
+def _give_up(fd: int, why: str) -> NoReturn:
     import json
 
     try:
