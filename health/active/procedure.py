@@ -217,8 +217,8 @@ class _Run:
             if left < BY_NAME[name].seconds["quick"]:
                 self._not_begun.setdefault(name, set()).add(node)
                 continue
-            task = self._task(name, min(seconds, left))
             wait = min(left, patience(seconds, left, len(asked) - number))
+            task = self._task(name, min(seconds, left)) | {"wait": round(wait, 3)}
             self._measured += await self._session.ask(node, task, wait, local)
             if not self._session.idle(node, local):
                 return

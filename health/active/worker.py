@@ -163,7 +163,7 @@ class Worker:
             "gemm": lambda task: gemm.run(devices, task.seconds, task.seed),
             "memory": lambda task: memory.run(devices, task.level, task.seconds),
             "links": lambda task: links.run(devices, task.seconds, task.seed),
-            "local": lambda task: collective.local(devices, task.seconds, task.seed),
+            "local": lambda task: collective.local(devices, task.seconds, task.seed, task.wait),
             "pair": self._together,
             "ring": self._together,
         }
@@ -230,12 +230,16 @@ class Worker:
 
 
 class Task(NamedTuple):
-    """What was asked; ``seconds`` as the table of tests has them unless they were told."""
+    """What was asked; ``seconds`` as the table of tests has them unless they were told.
+
+    ``wait``: s that the answer is waited for; 0: as long as it is usual.
+    """
 
     asked: Mapping[str, Any]
     level: Level
     seconds: float
     seed: int
+    wait: float
 
 
 def task_of(name: str, asked: Mapping[str, Any]) -> Task:
@@ -245,7 +249,8 @@ def task_of(name: str, asked: Mapping[str, Any]) -> Task:
         raise ValueError(f"level {level!r} is none of {', '.join(LEVELS)}")
     seconds = float(asked.get("seconds", BY_NAME[name].seconds[level]))
     seed = int(asked.get("seed", 0))
-    return Task({**asked, "seconds": seconds, "seed": seed}, level, seconds, seed)
+    wait = float(asked.get("wait", 0.0))
+    return Task({**asked, "seconds": seconds, "seed": seed}, level, seconds, seed, wait)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from . import durable
 from .dcp_metadata import build, write_metadata
 from .durable_files import (
+    NEWER,
     DurableError,
     digest_inside,
     digest_of,
@@ -79,7 +80,7 @@ def commit(request: Request, stop: threading.Event) -> Done:
                 _publish(request, where, parts, pinned, merged)
     except FileNotFoundError as err:
         if _newer(request):  # whose commit has removed this step
-            raise DurableError("a newer step is on disk") from None
+            raise DurableError(NEWER) from None
         raise DurableError(explain(err, doing, where)) from None
     except OSError as err:
         raise DurableError(explain(err, doing, where)) from None

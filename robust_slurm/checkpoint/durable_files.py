@@ -32,6 +32,10 @@ _REMEDY = {
 }
 
 
+NEWER = "a newer step is on disk"
+"""Why a commit may fail that nobody misses."""
+
+
 class DurableError(Exception):
     """Something about a durable checkpoint; the text says what, where and what to do."""
 

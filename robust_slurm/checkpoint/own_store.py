@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from .durable_files import NEWER
 from .events import Alarm, Committed, Event, Persisted
 from .store import Store
 
@@ -50,7 +51,7 @@ class OwnStore:
                 self._newest = max(self._newest, event.step)
         elif event.why.startswith("passed over"):
             self._say(f"not all steps go to the checkpoint directory: {event.why}")  # once
-        elif event.step > self._newest:
+        elif event.step > self._newest and event.why != NEWER:  # whose own word may come later
             self._say(f"step {event.step} is not in the checkpoint directory: {event.why}")
 
 

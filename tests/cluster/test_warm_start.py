@@ -46,8 +46,9 @@ def test_killed_ranks_start_warm(lab: Cluster) -> None:
     training = start(lab, 2, 2, toy=SLOW, steps=120, robust=WARM)
     for kill in (1, 2):
         wait_warm(training, n1=2, n2=2)
+        both = lambda: len(interpreters(training)) == 8  # noqa: E731
+        training.until(both, "interpreters, and a stand-in of each")
         waiting = interpreters(training)
-        assert len(waiting) == 4
         training.kill("toy.py", rank=kill)
         training.until(lambda: len(training.incidents()) == kill, "recovery")  # noqa: B023
     training.check_done()
