@@ -29,6 +29,7 @@ from srun_wrapper.messages import (
     SlotHello,
     Start,
     Started,
+    Stop,
     Stopped,
     ToShim,
 )
@@ -99,6 +100,16 @@ class Driver:
         self.start(epoch, **more)
         self.get(Stopped)
         return self.get(Started)
+
+    def stop_while_asked(self, pid: int) -> None:
+        """Whoever is asked for the second start hangs, and then all is stopped: nobody is left."""
+        os.kill(pid, signal.SIGSTOP)
+        self.start(2)
+        self.get(Stopped)
+        self.order(Stop(2, 0.0))
+        self.get(Stopped)
+        assert self.below() == []
+        assert [e.epoch for e in self.events if isinstance(e, Started)] == [1]
 
     def below(self) -> list[int]:
         return proc.descendants(self.process.pid)

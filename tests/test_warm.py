@@ -287,13 +287,7 @@ def test_a_stop_while_it_is_asked(drive: Any, tmp_path: Path) -> None:
     rank = d.launch().pid
     d.wait_warm()
     (warm,) = set(d.below()) - {rank}
-    os.kill(warm, signal.SIGSTOP)
-    d.start(2)
-    d.get(Stopped)
-    d.order(Stop(2, 0.0))
-    d.get(Stopped)
-    assert d.below() == []
-    assert [e.epoch for e in d.events if isinstance(e, Started)] == [1]
+    d.stop_while_asked(warm)
 
 
 def test_the_rank_dies_with_its_shim(drive: Any, tmp_path: Path) -> None:

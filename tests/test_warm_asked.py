@@ -6,11 +6,11 @@ A stand-in for the warm interpreter, named so (``FAKE``), says and ends what the
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from srun_wrapper import proc, warm
 from srun_wrapper.imports import Learnt
@@ -37,13 +37,6 @@ say(link, ready=1)
 """
 
 
-class Told:
-    """What the askers were answered."""
-
-    def __init__(self) -> None:
-        self.pids: list[int] = []
-
-
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Warm]]:
     """A ``Warm`` with an interpreter that goes on with this text."""
@@ -68,17 +61,21 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     proc.end_all(left)
 
 
-def turn(one: Warm, until: Callable[[], object], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not until():
-        assert time.monotonic() < deadline, "not in time"
+def turn(one: Warm, condition: Callable[[], object]) -> None:
+    """Turn its loop until the condition holds."""
+
+    def turned() -> object:
         one._loop.turn(0.01)
+        return condition()
+
+    until(turned, "what the loop is to do", every=0.0)
 
 
-def ask(one: Warm, told: Told) -> None:
+def ask(one: Warm, told: list[int]) -> None:
+    """``told`` gets the answer."""
     with Path("out").open("wb") as out:
         streams = (out.fileno(), out.fileno())
-        assert one.ask(one._command, {}, streams, told.pids.append)
+        assert one.ask(one._command, {}, streams, told.append)
 
 
 def test_a_stand_in_that_dies_answers_not_for_the_interpreter(
@@ -98,17 +95,17 @@ say(link, pid=child().pid)
 hear(link)
 """
     )
-    told = Told()
+    told: list[int] = []
     turn(one, lambda: one._making is not None)
     ask(one, told)
     Path("asked").touch()
     turn(one, lambda: one._ahead is not None)
     Path("made").touch()
     turn(one, lambda: one._ahead is None)
-    assert told.pids == []
+    assert told == []
     Path("gone").touch()
-    turn(one, lambda: told.pids)
-    assert len(told.pids) == 1 and told.pids[0] > 0
+    turn(one, lambda: told)
+    assert len(told) == 1 and told[0] > 0
 
 
 def test_what_it_said_before_its_end_counts(made: Callable[[str], Warm]) -> None:
@@ -126,18 +123,15 @@ open("said", "w").close()
 hear(link)
 """
     )
-    told = Told()
+    told: list[int] = []
     turn(one, lambda: one._ahead is not None)
     assert one._ahead is not None
     pid = one._ahead.pid
     ask(one, told)
-    deadline = time.monotonic() + 20
-    while not Path("said").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(Path("said").exists, "the fake's word")
     one.reaped([pid])
-    turn(one, lambda: told.pids)
-    assert told.pids == [pid]
+    turn(one, lambda: told)
+    assert told == [pid]
 
 
 def test_a_stand_in_that_has_gone_unnoticed_is_passed_over(made: Callable[[str], Warm]) -> None:
@@ -154,16 +148,13 @@ say(link, pid=child().pid)
 hear(link)
 """
     )
-    told = Told()
+    told: list[int] = []
     turn(one, lambda: one._ahead is not None)
     Path("made").touch()
-    deadline = time.monotonic() + 20
-    while not Path("closed").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(Path("closed").exists, "the fake's word")
     ask(one, told)
-    turn(one, lambda: told.pids)
-    assert told.pids[0] > 0
+    turn(one, lambda: told)
+    assert told[0] > 0
 
 
 def test_a_rank_that_nobody_waits_for_is_ended(made: Callable[[str], Warm]) -> None:

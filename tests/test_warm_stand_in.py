@@ -13,7 +13,7 @@ import pytest
 import slot_driver
 from slot_driver import Driver
 
-from srun_wrapper.messages import Exited, Signal, Started, Stop, Stopped
+from srun_wrapper.messages import Exited, Signal, Stop, Stopped
 
 drivers, drive = slot_driver.drivers, slot_driver.drive
 PROGRAM = Path(__file__).parent / "programs" / "warm_facts.py"
@@ -157,13 +157,7 @@ def test_signals_for_the_job_do_not_end_it(waiting: tuple[Driver, int, int], sig
 
 def test_a_stop_while_it_is_asked(waiting: tuple[Driver, int, int]) -> None:
     d, _, own = waiting
-    os.kill(own, signal.SIGSTOP)
-    d.start(2)
-    d.get(Stopped)
-    d.order(Stop(2, 0.0))
-    d.get(Stopped)
-    assert d.below() == []
-    assert [e.epoch for e in d.events if isinstance(e, Started)] == [1]
+    d.stop_while_asked(own)
 
 
 def test_a_stop_while_it_is_made(drive: Any, tmp_path: Path) -> None:

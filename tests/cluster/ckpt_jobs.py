@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from jobs import REPOSITORY, Training, prepared
+from jobs import REPOSITORY, TORCH, Training, prepared
 
 from lab import Lab
 from robust_slurm.checkpoint.layout import LayoutError, read_snapshot
@@ -127,10 +127,7 @@ class CheckpointJob(Training):
     model: Undisturbed = field(kw_only=True)
 
     def exports(self) -> dict[str, str]:
-        return super().exports() | {
-            "OMP_NUM_THREADS": "1",  # more would fight for 2 cores
-            "ROBUST_HANG_FLOOR": "300",  # to be held is no hang, however long the fault takes
-        }
+        return super().exports() | TORCH
 
     @property
     def directory(self) -> Path:

@@ -20,6 +20,10 @@ from tests.waiting import until
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOY = Path(__file__).with_name("toy.py")
 WAIT = 60.0
+TORCH = {  # exports of trainings with torch, which tests hold still
+    "OMP_NUM_THREADS": "1",  # more would fight for 2 cores
+    "ROBUST_HANG_FLOOR": "300",  # to be held is no hang, however long the fault takes
+}
 # COMPLETING: with a dead node that could not be released Slurm takes SlurmdTimeout over the rest.
 ENDED = ("COMPLETED", "COMPLETING", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
 
@@ -98,6 +102,10 @@ class Training:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [e for e in self.records("events.jsonl") if e["event"] == name]
+
+    def runs(self) -> list[list[str]]:
+        """Nodes of the first epoch of each run of the job."""
+        return [event["nodes"] for event in self.events("epoch") if event["epoch"] == 1]
 
     def rosters(self, job: int = 0) -> list[dict[str, Any]]:
         found = sorted(self.job_dir(job).glob("roster.*.json"))

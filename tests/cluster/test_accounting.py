@@ -101,7 +101,8 @@ def test_a_limit_that_keeps_the_companion_away_is_told(slurm: Cluster) -> None:
     training.wait_step(8)
     slurm.crash("n2")
     training.wait_says(r"gave 0 of 1 nodes within 5 s \(Slurm's reason: QOSMaxNodePerUserLimit\)")
-    training.check_done(timeout=150.0)  # requeued
+    training.until(lambda: len(training.runs()) == 2, "second run of the job", WAIT)
+    training.check_done()
 
 
 def test_the_pools_own_qos_goes_before_the_jobs(slurm: Cluster) -> None:

@@ -96,17 +96,12 @@ def test_interactive_job_cannot_be_requeued(new_lab: LabFactory) -> None:
 
 def goes_on_without(training: Training, bad: str, crashed: float) -> None:
     """The job runs again soon, elsewhere, and its training ends as if nothing had been."""
-    training.until(lambda: len(epochs(training)) > 1, "second run", SOON)
+    training.until(lambda: len(training.runs()) > 1, "second run", SOON)
     again = next(e for e in training.events("epoch") if e["time"] > crashed)
     assert again["time"] - crashed < SOON and bad not in again["nodes"]
     record = training.lab.job(training.job)
     assert bad in record["ExcNodeList"] and record["Restarts"] == "1"
     training.check_done()
-
-
-def epochs(training: Training) -> list[list[str]]:
-    """Nodes of the first epoch of each run of the job."""
-    return [event["nodes"] for event in training.events("epoch") if event["epoch"] == 1]
 
 
 def test_standby_exhausted_then_requeued(new_lab: LabFactory) -> None:
@@ -122,7 +117,7 @@ def test_standby_exhausted_then_requeued(new_lab: LabFactory) -> None:
     assert 1.9 < record["phases"]["total"] - record["phases"]["detect"] < 15  # it waited, not long
     assert training.says("partition standby gave 0 of 1 nodes within 2 s")
     goes_on_without(training, "n2", crashed)
-    assert epochs(training)[1] == ["n1", "n3"]
+    assert training.runs()[1] == ["n1", "n3"]
     assert training.accusations()["n2"]["evidence"]
 
 
@@ -147,7 +142,7 @@ def goes_on_as_another_job(training: Training, bad: list[str], crashed: float) -
     lab, old = training.lab, training.job
     training.until(lambda: jobs_named(lab, "alone") > {old}, "new job", SOON)
     (training.job,) = jobs_named(lab, "alone") - {old}
-    training.until(lambda: epochs(training), "run of the new job", SOON)
+    training.until(training.runs, "run of the new job", SOON)
     event = training.events("epoch")[0]
     assert event["time"] - crashed < SOON and not set(bad) & set(event["nodes"])
     training.check_done()

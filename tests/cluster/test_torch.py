@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import LabFactory
-from jobs import Training, command_line, prepared
+from jobs import TORCH, Training, command_line, prepared
 
 from lab import Lab
 from lab.ranks import scan
@@ -28,10 +28,7 @@ class Ddp(Training):
     """tiny_ddp.py in place of the toy; it saves at steps 10, 20, …"""
 
     def exports(self) -> dict[str, str]:
-        return super().exports() | {
-            "OMP_NUM_THREADS": "1",  # more would fight for 2 cores
-            "ROBUST_HANG_FLOOR": "300",  # to be held is no hang, however long the fault takes
-        }
+        return super().exports() | TORCH
 
     def words(self, *options: str) -> str:
         return " ".join([str(SCRIPT), "--dir", str(self.dir), f"--steps={self.steps}", *options])
