@@ -19,7 +19,7 @@ from durable_tiers import flat, same, store
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch_forks import TorchForks, all_end_well
 
-from robust_slurm.checkpoint import reader, values
+from robust_slurm.checkpoint import dcp_read, reader, values
 from robust_slurm.checkpoint.export import export
 
 
@@ -211,5 +211,5 @@ def test_what_real_ranks_capture_loads_without_us(
     same(found["model"], saved["model"])
     same(flat(found), flat(saved))
     asked = {"extra.schedule": {"last_epoch": -7, "_step_count": -7}, "extra.note": ""}
-    reader.load_resharded(tier, 100, asked)
+    dcp_read.load_resharded(tier, 100, asked)
     assert asked == {"extra.schedule": {"last_epoch": 0, "_step_count": 1}, "extra.note": "hello"}

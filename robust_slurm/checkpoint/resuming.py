@@ -130,6 +130,8 @@ def _reshard(
     """Restore what another number of ranks saved: parameters and optimizer state, not RNG."""
     from torch.distributed.checkpoint import state_dict as dcp
 
+    from . import dcp_read
+
     models, optimizers = named(objects.get("model")), named(objects.get("optimizer"))
     if len(models) != 1 or len(optimizers) > 1:
         raise CheckpointError(
@@ -142,7 +144,7 @@ def _reshard(
     state: dict[str, Any] = {"model": dcp.get_model_state_dict(model)}
     if optimizer is not None:
         state["optimizer"] = dcp.get_optimizer_state_dict(model, optimizer)
-    carried = reader.load_resharded(directory, step, state)
+    carried = dcp_read.load_resharded(directory, step, state)
     dcp.set_model_state_dict(model, state["model"])
     if optimizer is not None:
         dcp.set_optimizer_state_dict(model, optimizer, state["optimizer"])
