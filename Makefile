@@ -67,8 +67,9 @@ $(READY): pyproject.toml Makefile | packages
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "$(PYTHON) is older than 3.11; say: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv --clear .venv  # an install that was cut off leaves half of itself
-	$(BIN)/pip install -q $(TORCH) numpy
-	$(BIN)/pip install -q -e '.[dev]'
+	$(BIN)/pip install -q --no-compile $(TORCH) numpy
+	$(BIN)/pip install -q --no-compile -e '.[dev]'
+	-@$(BIN)/python -m compileall -qq -j0 .venv/lib  # as pip does, but on all cores
 	@touch $@
 
 clean:

@@ -44,23 +44,28 @@ def job(lab: object, model: Undisturbed, bad: str, *, alone: bool = False) -> St
 
 
 @pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return undisturbed("stop_ddp.py", tmp_path_factory.mktemp("two"), 2, STEPS)
+
+
+@pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     return undisturbed("stop_ddp.py", tmp_path_factory.mktemp("three"), 3, STEPS)
 
 
-def test_a_nan_that_one_machine_makes(new_lab: LabFactory, three: Undisturbed) -> None:
-    lab = new_lab(nodes=4, standby=0)
-    training = job(lab, three, "n2", alone=True)
+def test_a_nan_that_one_machine_makes(new_lab: LabFactory, two: Undisturbed) -> None:
+    lab = new_lab(nodes=3, standby=0)
+    training = job(lab, two, "n2", alone=True)
     training.start(
-        "--robust-spares=1", "--wrong=1:9", sbatch=["-N4", "--ntasks-per-node=1"], durable=False
+        "--robust-spares=1", "--wrong=1:9", sbatch=["-N3", "--ntasks-per-node=1"], durable=False
     )
     assert training.wait_end(200) == 0, training.story()
     (incident,) = training.incidents()
     assert incident["symptom"] == "nan" and incident["cause"] == "node", training.story()
-    assert incident["suspects"] == ["n2"] and incident["swaps"] == [["n2", "n4"]]
+    assert incident["suspects"] == ["n2"] and incident["swaps"] == [["n2", "n3"]]
     assert any(line.startswith("stop-time tests name n2 in") for line in incident["tests"])
     (asked,) = training.events("tests")
-    assert asked["errors"] == {} and len(asked["cleared"]) == 3, asked
+    assert asked["errors"] == {} and len(asked["cleared"]) == 2, asked
     assert {"bitwise", "gemm", "memory", "pair"} <= {one["test"] for one in asked["measured"]}
     training.check_as_undisturbed()
     training.check_gone()
@@ -84,31 +89,31 @@ def test_one_that_is_proven_bad_and_nothing_can_replace(
 
 
 def test_errors_of_the_program_that_one_machine_causes(
-    new_lab: LabFactory, three: Undisturbed
+    new_lab: LabFactory, two: Undisturbed
 ) -> None:
     """The same error twice would end the job; asked, a machine takes the blame."""
-    lab = new_lab(nodes=4, standby=0)
-    training = job(lab, three, "n2")
+    lab = new_lab(nodes=3, standby=0)
+    training = job(lab, two, "n2")
     training.start(
-        "--robust-spares=1", "--wrong=1:9 --unfit=raise", sbatch=["-N4", "--ntasks-per-node=1"],
+        "--robust-spares=1", "--wrong=1:9 --unfit=raise", sbatch=["-N3", "--ntasks-per-node=1"],
         durable=False,
     )  # fmt: skip
     assert training.wait_end(200) == 0, training.story()
     first, second = training.incidents()
     assert (first["action"], first["tests"]) == ("restart", []), training.story()
-    assert second["suspects"] == ["n2"] and second["swaps"] == [["n2", "n4"]]
+    assert second["suspects"] == ["n2"] and second["swaps"] == [["n2", "n3"]]
     training.check_as_undisturbed()
 
 
-def test_a_nan_of_the_users_making_evicts_nobody(new_lab: LabFactory, three: Undisturbed) -> None:
-    lab = new_lab(nodes=4, standby=0)
-    training = job(lab, three, "-")
+def test_a_nan_of_the_users_making_evicts_nobody(new_lab: LabFactory, two: Undisturbed) -> None:
+    lab = new_lab(nodes=3, standby=0)
+    training = job(lab, two, "-")
     training.start(
-        "--robust-spares=1", "--nan=9", sbatch=["-N4", "--ntasks-per-node=1"], durable=False
+        "--robust-spares=1", "--nan=9", sbatch=["-N3", "--ntasks-per-node=1"], durable=False
     )
     assert training.wait_end(200) not in (0, None), training.story()
     first, second = training.incidents()
-    assert first["tests"][0].startswith("3 of 3 nodes passed stop-time tests"), training.story()
+    assert first["tests"][0].startswith("2 of 2 nodes passed stop-time tests"), training.story()
     assert first["action"] == "restart" and second["action"] == "stop", training.story()
     assert not first["swaps"] + second["swaps"] and not second["tests"]
     assert not list(Path(training.state).glob("jobs/*/accusations/*")), training.story()
