@@ -69,7 +69,8 @@ $(READY): pyproject.toml Makefile | packages
 	$(PYTHON) -m venv --clear .venv  # an install that was cut off leaves half of itself
 	$(BIN)/pip install -q --no-compile $(TORCH) numpy
 	$(BIN)/pip install -q --no-compile -e '.[dev]'
-	-@$(BIN)/python -m compileall -qq -j0 .venv/lib  # as pip does, but on all cores
+	@# As pip does, but on all cores. Some packages bring files that are for another Python.
+	@$(BIN)/python -m compileall -qq -j0 .venv/lib || :
 	@touch $@
 
 clean:
