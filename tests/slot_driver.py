@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
+from waiting import until
 
 from srun_wrapper import proc, slot, warm
 from srun_wrapper.launcher import SlotOptions
@@ -134,13 +135,21 @@ class Driver:
         self.wait(lambda: (self.base / "warm").read_text() == str(ready), seconds)
 
     def close(self) -> None:
-        left = self.below()
+        """Orphans come to the process with the slot: stopped, it sees all and starts nothing."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGSTOP)
+        until(self._all_ended, "the end of all processes", every=0.001)
         self.process.kill()
         self.process.wait(10)
-        proc.end_all(left)
         self._sock.close()
         self.out.close()
         self.err.close()
+
+    def _all_ended(self) -> bool:
+        """They may have started others before they were killed."""
+        left = [pid for pid in self.below() if proc.usage([pid]).state not in ("", "Z")]
+        proc.end_all(left)
+        return not left
 
 
 @pytest.fixture
