@@ -62,6 +62,15 @@ class Launch:
 HEAD_START = 0.15
 """s by which warm rank 0's script goes ahead of the others': torch's ranks look for its store, and
 one that comes before the store waits half a second or more until it looks again."""
+HEAD_START_BESIDE = 0.3
+"""On its own node, where they see that there is a store, and go on at once."""
+
+
+def head_start(rank: RankStart) -> float:
+    """How long this one waits for rank 0 at most. Its node's ranks are counted from 0 as well."""
+    if rank.rank == 0:
+        return 0.0
+    return HEAD_START_BESIDE if rank.rank == rank.local else HEAD_START
 
 
 class Launcher:
@@ -210,7 +219,7 @@ class Launcher:
                 pumps += streams.pumps
                 fds = (streams.out, streams.err)
                 self._forking = launch
-                wait = HEAD_START if launch.rank.rank else 0.0
+                wait = head_start(launch.rank)
                 if self.warm.ask(launch.command, launch.env, fds, forked, wait=wait):
                     return True
         except (OSError, ValueError) as err:

@@ -133,6 +133,23 @@ def test_with_time_all_files_are_looked_at(module: types.ModuleType) -> None:
         seen.check_request("/nowhere")
 
 
+def test_a_rehearsal_sees_what_has_changed_and_judges_no_directory(
+    module: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Sources(set(), "-c", time.time() + 1)
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    (beside / f"{module.__name__}.py").touch()
+    monkeypatch.chdir(beside)
+    seen.rehearse()
+    beside.rename(tmp_path / "elsewhere")
+    seen.rehearse()
+    assert module.__file__ is not None
+    Path(module.__file__).write_text("VALUE = 2\n")
+    with pytest.raises(RuntimeError, match="has changed"):
+        seen.rehearse()
+
+
 def test_it_looks_while_nobody_asks(
     module: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

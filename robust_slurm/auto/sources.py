@@ -74,6 +74,12 @@ class Sources:
             if name:
                 raise RuntimeError(f"there is another module {name} in {beside}")
 
+    def rehearse(self) -> None:
+        """Look as ``check_request`` does, for nothing: what a forked process touches is copied at
+        the first touch, which takes longer than the looking."""
+        self._check(_AT_REQUEST, time.monotonic())
+        self._shadowed(".")
+
     def _shadowed(self, directory: str) -> str:
         from importlib import invalidate_caches
         from importlib.machinery import PathFinder

@@ -1,0 +1,124 @@
+"""How long a warm rank stays behind rank 0: until there is a store, or for its time."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from robust_slurm.auto import warm
+from robust_slurm.auto.listening import _listed, listens
+from srun_wrapper.launcher import HEAD_START, HEAD_START_BESIDE, head_start
+from srun_wrapper.messages import RankStart
+
+LONG = 30.0  # s; no passing test waits so long
+
+
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """A socket that does not listen yet, at MASTER_PORT."""
+    monkeypatch.setattr(warm, "_MOST_WAIT", LONG)
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MASTER_PORT", str(made.getsockname()[1]))
+        yield made
+
+
+def held(seconds: float) -> tuple[bool, float]:
+    """Whether it took the whole time, and how long it took."""
+    before = time.monotonic()
+    warm.hold(before + seconds)
+    return time.monotonic() >= before + seconds, time.monotonic() - before
+
+
+def test_it_goes_on_beside_a_store(bound: socket.socket) -> None:
+    bound.listen()
+    assert not held(LONG)[0]
+
+
+def test_it_goes_on_when_there_is_one(bound: socket.socket) -> None:
+    later = threading.Timer(0.1, bound.listen)
+    later.start()
+    whole, took = held(LONG)
+    later.join()
+    assert not whole and took >= 0.1
+
+
+@pytest.mark.parametrize("port", ["", "x", "²", "-1", "99999999", "0"])
+def test_without_one_it_waits_its_time(
+    bound: socket.socket, port: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if port != "0":  # else at the port where nothing listens
+        monkeypatch.setenv("MASTER_PORT", port)
+    assert held(0.05)[0]
+
+
+def test_a_time_that_is_over_is_not_waited_for(bound: socket.socket) -> None:
+    warm.hold(0.0)
+
+
+def test_a_time_that_is_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "_MOST_WAIT", 0.05)
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    assert not held(LONG)[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "address"),
+    [
+        (socket.AF_INET, "127.0.0.1"),
+        (socket.AF_INET, "0.0.0.0"),
+        (socket.AF_INET6, "::1"),
+        (socket.AF_INET6, "::"),
+    ],
+)
+def test_who_listens_is_seen(family: socket.AddressFamily, address: str) -> None:
+    with socket.socket(family) as one:
+        one.bind((address, 0))
+        port = one.getsockname()[1]
+        assert not listens(port), "bound, no more"
+        one.listen()
+        assert listens(port)
+    assert not listens(port)
+
+
+def test_an_end_of_a_connection_is_no_listener() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as end,
+    ):
+        assert listens(server.getsockname()[1])
+        assert not listens(end.getsockname()[1])
+
+
+LINES = b"""\
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 1
+   1: 0100007F:1F91 0100007F:1F90 01 00000000:00000000 00:00000000 00000000 0 0 2
+   2: 0100007F:1F92 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("port", "found"), [(8080, True), (8081, False), (8082, False), (80, False)]
+)
+def test_the_table_is_read_as_far_as_there_are_listeners(port: int, found: bool) -> None:
+    """They come first; there may be a hundred thousand connections behind them."""
+    assert _listed(LINES.splitlines(keepends=True), port) is found
+
+
+@pytest.mark.parametrize(
+    ("rank", "local", "wait"),
+    [
+        (0, 0, 0.0),
+        (1, 1, HEAD_START_BESIDE),
+        (7, 7, HEAD_START_BESIDE),
+        (8, 0, HEAD_START),
+        (9, 1, HEAD_START),
+        (2, 1, HEAD_START),  # dealt out to the nodes in turn
+    ],
+)
+def test_who_waits_how_long(rank: int, local: int, wait: float) -> None:
+    assert head_start(RankStart(local, rank, {})) == wait
