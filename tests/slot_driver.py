@@ -136,20 +136,27 @@ class Driver:
 
     def close(self) -> None:
         """Orphans come to the process with the slot: stopped, it sees all and starts nothing."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGSTOP)
-        until(self._all_ended, "the end of all processes", every=0.001)
-        self.process.kill()
-        self.process.wait(10)
-        self._sock.close()
-        self.out.close()
-        self.err.close()
+        try:
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGSTOP)
+                until(lambda: _state(self.process.pid) in ("T", "Z"), "the slot's stop", every=0.0)
+            until(self._all_ended, "the end of all processes", every=0.001)
+        finally:
+            self.process.kill()
+            self.process.wait(10)
+            self._sock.close()
+            self.out.close()
+            self.err.close()
 
     def _all_ended(self) -> bool:
         """They may have started others before they were killed."""
-        left = [pid for pid in self.below() if proc.usage([pid]).state not in ("", "Z")]
+        left = [pid for pid in self.below() if _state(pid) not in ("", "Z")]
         proc.end_all(left)
         return not left
+
+
+def _state(pid: int) -> str:
+    return proc.usage([pid]).state
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from robust_slurm.auto import warm
-from robust_slurm.auto.listening import _listed, listens
+from robust_slurm.auto import listening, warm
+from robust_slurm.auto.listening import listens
 from srun_wrapper.launcher import HEAD_START, HEAD_START_BESIDE, head_start
 from srun_wrapper.messages import RankStart
 
@@ -47,7 +47,7 @@ def test_it_goes_on_when_there_is_one(bound: socket.socket) -> None:
     assert not whole and took >= 0.1
 
 
-@pytest.mark.parametrize("port", ["", "x", "²", "-1", "99999999", "0"])
+@pytest.mark.parametrize("port", ["", "x", "²", "-1", "65536", "9" * 5000, "0"])
 def test_without_one_it_waits_its_time(
     bound: socket.socket, port: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,8 +56,13 @@ def test_without_one_it_waits_its_time(
     assert held(0.05)[0]
 
 
-def test_a_time_that_is_over_is_not_waited_for(bound: socket.socket) -> None:
+def test_a_time_that_is_over_is_not_waited_for(
+    bound: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
     warm.hold(0.0)
+    assert not slept
 
 
 def test_a_time_that_is_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,8 +82,11 @@ def test_a_time_that_is_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_who_listens_is_seen(family: socket.AddressFamily, address: str) -> None:
     with socket.socket(family) as one:
-        one.bind((address, 0))
-        port = one.getsockname()[1]
+        try:
+            one.bind((address, 0))
+        except OSError as error:
+            pytest.skip(f"{address}: {error}")
+        port = str(one.getsockname()[1])
         assert not listens(port), "bound, no more"
         one.listen()
         assert listens(port)
@@ -90,23 +98,16 @@ def test_an_end_of_a_connection_is_no_listener() -> None:
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as end,
     ):
-        assert listens(server.getsockname()[1])
-        assert not listens(end.getsockname()[1])
+        assert listens(str(server.getsockname()[1]))
+        assert not listens(str(end.getsockname()[1]))
 
 
-LINES = b"""\
-   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 1
-   1: 0100007F:1F91 0100007F:1F90 01 00000000:00000000 00:00000000 00000000 0 0 2
-   2: 0100007F:1F92 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 3
-"""
-
-
-@pytest.mark.parametrize(
-    ("port", "found"), [(8080, True), (8081, False), (8082, False), (80, False)]
-)
-def test_the_table_is_read_as_far_as_there_are_listeners(port: int, found: bool) -> None:
-    """They come first; there may be a hundred thousand connections behind them."""
-    assert _listed(LINES.splitlines(keepends=True), port) is found
+def test_a_kernel_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        assert listens(port)
+        monkeypatch.setattr(listening, "_NETLINK_SOCK_DIAG", 31)  # no such protocol
+        assert not listens(port)
 
 
 @pytest.mark.parametrize(

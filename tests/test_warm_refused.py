@@ -124,7 +124,10 @@ def test_a_slow_file_system_costs_no_more_than_its_time(monkeypatch: pytest.Monk
         seen.check_request("/nowhere")
 
 
-def test_with_time_all_files_are_looked_at(module: types.ModuleType) -> None:
+def test_with_time_all_files_are_looked_at(
+    module: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_AT_REQUEST", 60.0)
     seen = Sources(set(), "-c", time.time() + 1)
     seen.check_request("/nowhere")
     assert module.__file__ is not None
@@ -136,6 +139,7 @@ def test_with_time_all_files_are_looked_at(module: types.ModuleType) -> None:
 def test_a_rehearsal_sees_what_has_changed_and_judges_no_directory(
     module: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sources, "_AT_REQUEST", 60.0)
     seen = Sources(set(), "-c", time.time() + 1)
     beside = tmp_path / "beside"
     beside.mkdir()

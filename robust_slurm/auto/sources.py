@@ -78,7 +78,12 @@ class Sources:
         """Look as ``check_request`` does, for nothing: what a forked process touches is copied at
         the first touch, which takes longer than the looking."""
         self._check(_AT_REQUEST, time.monotonic())
-        self._shadowed(".")
+        try:
+            directory = os.getcwd()  # noqa: PTH109
+        except OSError:
+            return  # it has been removed; the request will name another
+        for beside in _beside(self._program, directory):
+            self._shadowed(beside)
 
     def _shadowed(self, directory: str) -> str:
         from importlib import invalidate_caches

@@ -38,7 +38,7 @@ ROOM = 2 << 30  # bytes that must be free before importing, of which it takes a 
 _PR_SET_PDEATHSIG = 1
 _LENGTH = 8
 _MOST_WAIT = 1.0  # s
-_LOOK = 0.005  # s between two looks for rank 0's store; a fifth of a processor at most
+_LOOK = 0.005  # s between two looks for rank 0's store
 _ahead: _Ahead | None = None
 """Set in a process that runs the script ahead and is no rank yet."""
 
@@ -57,12 +57,9 @@ def hold(begin: float) -> None:
     """Wait until then, or until this machine has rank 0's store, which is what is waited for.
     It is a rank already: signals do to it what they do to any other."""
     port = os.environ.get("MASTER_PORT", "")
-    now = time.monotonic()
-    end = min(begin, now + _MOST_WAIT)
-    while now < end and not (port.isdecimal() and listens(int(port))):
-        looked, now = now, time.monotonic()
-        time.sleep(max(0.0, min(end - now, max(_LOOK, 4 * (now - looked)))))
-        now = time.monotonic()
+    end = min(begin, time.monotonic() + _MOST_WAIT)
+    while time.monotonic() < end and not listens(port):
+        time.sleep(max(0.0, min(_LOOK, end - time.monotonic())))
 
 
 def _serve(fd: int, known: Collection[str]) -> float:
