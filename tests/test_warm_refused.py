@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -146,7 +147,7 @@ def test_a_rehearsal_sees_what_has_changed_and_judges_no_directory(
     (beside / f"{module.__name__}.py").touch()
     monkeypatch.chdir(beside)
     seen.rehearse()
-    beside.rename(tmp_path / "elsewhere")
+    shutil.rmtree(beside)
     seen.rehearse()
     assert module.__file__ is not None
     Path(module.__file__).write_text("VALUE = 2\n")

@@ -78,13 +78,13 @@ def test_one_that_is_proven_bad_and_nothing_can_replace(
     lab = new_lab(nodes=4, standby=0)
     training = job(lab, three, "n2")
     training.start("", "--wrong=1:9", sbatch=["-N3", "--ntasks-per-node=1"])
-    training.until(lambda: len(training.events("epoch")) > 1, "second run", 200)
+    training.until(lambda: len(training.runs()) > 1, "second run", 200)
     assert training.wait_end(100) == 0, training.story()
     (incident,) = training.incidents()
     assert (incident["action"], incident["suspects"]) == ("requeue", ["n2"]), training.story()
     assert incident["swaps"] == [] and set(training.accusations()) == {"n2"}
     assert "n2" in lab.job(training.job)["ExcNodeList"], training.story()
-    assert training.events("epoch")[-1]["nodes"] == ["n1", "n3", "n4"]
+    assert training.runs()[-1] == ["n1", "n3", "n4"]
     training.check_as_undisturbed()
 
 
