@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -67,16 +67,36 @@ async def listen(
     return server, int(server.sockets[0].getsockname()[1])
 
 
-async def probe(host: str, port: int, timeout: float) -> str:
+async def probe(host: str, port: int, timeout: float, again: Sequence[float] = ()) -> str:
     """Second way to a silent node: ``accepted``, ``refused`` or ``unreachable``.
 
     A live kernel answers a connection attempt at once, however busy the node's processes are.
+    ``again``: s from now at which one more attempt is made, beside those before, while nothing has
+    been answered; ``timeout`` is for all of them.
     """
+    attempts = [asyncio.create_task(_attempt(host, port, wait)) for wait in (0.0, *again)]
+    answer = "unreachable"
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout)
+        async with asyncio.timeout(timeout):
+            for attempt in asyncio.as_completed(attempts):
+                answer = await attempt
+                if answer != "unreachable":
+                    break
+    except TimeoutError:
+        pass
+    finally:
+        for each in attempts:
+            each.cancel()
+    return answer
+
+
+async def _attempt(host: str, port: int, wait: float) -> str:
+    await asyncio.sleep(wait)
+    try:
+        _, writer = await asyncio.open_connection(host, port)
     except ConnectionRefusedError:
         return "refused"
-    except (OSError, TimeoutError):
+    except OSError:
         return "unreachable"
     writer.close()
     return "accepted"

@@ -13,10 +13,11 @@ from srun_wrapper.server import probe
 from srun_wrapper.state import JobState
 
 TICK = 0.1
-PROBE_TIMEOUT = 0.5
+PROBE_TIMEOUT = 0.75
+PROBED_AGAIN = (0.25, 0.5)  # s after the first attempt: two lost packets must not cost a node
 MANY_PROBES = 64  # at a time, while all nodes are asked once at the start
 BROKEN = 0.3  # s for a node whose connection broke to come back
-PROBES = 2  # both must fail: one lost packet must not cost a node
+TURNED_AWAY = 2  # failed probes of a node that is well: there is a firewall between
 MUTE = 10.0  # s of silence of a node whose kernel still answers
 WINDOW = 1.0  # s over which ranks are inspected
 REPLY = 12.0
@@ -48,30 +49,30 @@ class NodeWatch:
             if node.probing:
                 continue
             first = node.second_way is None and len(self._tasks) < MANY_PROBES
-            if first or self.suspected(node, now):
-                self._start_probe(node)
+            suspected = self.suspected(node, now)
+            if first or suspected:
+                self._start_probe(node, suspected)
 
-    def _start_probe(self, node: Node) -> None:
+    def _start_probe(self, node: Node, suspected: bool) -> None:
         node.probing = True
-        task = asyncio.create_task(self._probe(node))
+        task = asyncio.create_task(self._probe(node, suspected))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _probe(self, node: Node) -> None:
-        before = node.last_word
-        port = node.hello.probe_port
-        answer = await probe(node.address, port, PROBE_TIMEOUT)
+    async def _probe(self, node: Node, suspected: bool) -> None:
+        before, port = node.last_word, node.hello.probe_port
+        answer = await probe(node.address, port, PROBE_TIMEOUT, PROBED_AGAIN)
         node.probing = False
         silent = time.monotonic() - node.last_word
-        if node.second_way is None and node.connection and silent <= self.patience():
+        if not suspected:  # it was asked whether it can be asked, and nothing else follows
             if answer == "accepted":
                 node.second_way = True
-                return
-            # A firewall between would make every stumble look like a loss: then silence decides.
-            node.turned_away += 1
-            if node.turned_away >= PROBES:
-                node.second_way = False
-                self._state.on_news(f"{node.name}: port {port} is {answer} though it is well")
+            elif node.connection and silent <= self.patience():
+                # A firewall between would make every stumble look like a loss: silence decides.
+                node.turned_away += 1
+                if node.turned_away >= TURNED_AWAY:
+                    node.second_way = False
+                    self._state.on_news(f"{node.name}: port {port} is {answer} though it is well")
             return
         if node.last_word > before or node.role is Role.LOST:
             return
@@ -82,17 +83,15 @@ class NodeWatch:
             node.refused = True
             self._state.lose(node, f"its robust-task is gone ({where} refuses)")
         elif answer == "unreachable":
-            node.unreachable += 1
-            if node.unreachable >= PROBES:
-                why = f"no word for {silent:.1f} s and {where} unreachable {PROBES} times"
-                self._state.lose(node, why)
+            node.unreachable = True
+            times = 1 + len(PROBED_AGAIN)
+            why = f"no word for {silent:.1f} s and {where} unreachable {times} times"
+            self._state.lose(node, why)
         elif silent > max(MUTE, 4 * self._state.interval):
             more = "though its kernel answers: all processes stopped?"
             if node.second_way is False:
                 more = f"and {where} cannot be asked (a firewall between?)"
             self._state.lose(node, f"no word for {silent:.1f} s {more}")
-        else:
-            node.unreachable = 0
 
 
 class HangWatch:

@@ -14,6 +14,7 @@ gc.disable()  # torch's modules are no garbage; unsearched they load faster
 import argparse
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -27,8 +28,15 @@ parser.add_argument("--dir", type=Path, required=True)
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--save", type=int, default=10)
 parser.add_argument("--waits", type=int, default=0, help="so many epochs stay in step 25 for long")
+parser.add_argument("--compiler", action="store_true", help="as torch has it; it takes 1.7 s")
 args = parser.parse_args()
 WAIT_AT = 25
+
+if not args.compiler:
+    sys.path.append(str(Path(__file__).parents[1] / "programs"))
+    import without_compiler
+
+    without_compiler.install()
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
