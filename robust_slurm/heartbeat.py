@@ -335,8 +335,12 @@ def _is_multiprocessing_child() -> bool:
 
 
 def _tell_imports() -> None:
-    """At the first step: what is imported now, the next start may have imported ahead."""
-    if os.environ.get("ROBUST_LEARN") != "1":
+    """At the first step: what is imported now, the next start may have imported ahead.
+
+    Not where it was: to look at every module would copy thousands of pages of a forked process.
+    """
+    warm = sys.modules.get("robust_slurm.auto.warm")
+    if os.environ.get("ROBUST_LEARN") != "1" or getattr(warm, "forked", False):
         return
     try:
         from .auto import learnt

@@ -187,6 +187,18 @@ def test_its_own_modules_are_read_anew(drive: Any, tmp_path: Path) -> None:
     d.wait(lambda: d.stdout() == "old\nnewer\n")
 
 
+def test_what_it_imports_was_known_before(drive: Any, tmp_path: Path) -> None:
+    """To tell it again would copy what it shares with the interpreter that it was forked from."""
+    d = drive(
+        *script(tmp_path, "print('beaten', flush=True)\nimport signal; signal.pause()\n"), warm=True
+    )
+    d.launch()
+    d.wait_warm()
+    assert d.launch(epoch=2).warm
+    d.wait(lambda: d.stdout() == "beaten\nbeaten\n")
+    assert not list(d.base.glob("2-*.modules"))
+
+
 def test_a_change_of_what_it_has_imported_is_noticed(drive: Any, tmp_path: Path) -> None:
     """Started cold with the new code, and warm again after that."""
     site = tmp_path / "lib"

@@ -23,6 +23,8 @@ DOOR = "ROBUST_WARM_DOOR"
 IMPORTS = "ROBUST_LAUNCHER_IMPORTS"
 """File in which torchrun tells what it has imported itself."""
 ANSWER = 5.0  # s; robust-task gives up sooner
+_told = 0
+"""Pid of the process that has told."""
 
 
 def hook(module: Any) -> None:
@@ -31,17 +33,26 @@ def hook(module: Any) -> None:
     original = handler._popen
 
     def popen(self: Any, args: Sequence[str], env: dict[str, str]) -> Any:
-        _tell_imports()
         process = ask(args, env, [getattr(self, "_stdout", None), getattr(self, "_stderr", None)])
-        return original(self, args, env) if process is None else process
+        if process is None:
+            process = original(self, args, env)
+        _tell_imports()
+        return process
 
     handler._popen = popen
 
 
 def _tell_imports() -> None:
-    """What torchrun itself has imported now, its next start may have imported ahead."""
+    """What torchrun itself has imported now, its next start may have imported ahead.
+
+    With its first rank: for all others it would only take the time once more.
+    """
     from robust_slurm.auto import learnt
 
+    global _told
+    if _told == os.getpid():
+        return
+    _told = os.getpid()
     try:
         learnt.tell(os.environ[IMPORTS])
     except (KeyError, OSError):

@@ -41,6 +41,8 @@ _MOST_WAIT = 1.0  # s
 _LOOK = 0.005  # s between two looks for rank 0's store
 _ahead: _Ahead | None = None
 """Set in a process that runs the script ahead and is no rank yet."""
+forked = False
+"""Set in a rank: what it imports was known before."""
 
 
 def serve(fd: int, known: Collection[str]) -> float:
@@ -216,6 +218,8 @@ def _take_arguments(given: Sequence[str], shown: Shown) -> None:
 def _become(link: socket.socket, fds: Sequence[int], shown: Shown) -> None:
     import importlib
 
+    global forked
+    forked = True
     for fd, stream in zip(fds, (1, 2)):  # noqa: B905 - Python 3.9
         os.dup2(fd, stream)
         os.close(fd)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -53,26 +55,23 @@ def survivors(lines: Iterable[Line]) -> Curve:
 
 
 def run_here(program: str, directory: Path, world: int, *options: str) -> str:
-    """Run a program as plain processes on this machine; what they printed. They must succeed."""
-    port = str(free_port())
-    ranks = []
-    for rank in range(world):
-        env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-        words = [sys.executable, str(PROGRAMS / program), f"--dir={directory}", *options]
-        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        ranks.append(subprocess.Popen(words, env=env, text=True, **pipe))  # type: ignore[call-overload]
-    said = ""
+    """Run a program as ranks on this machine; what they printed. They must succeed."""
+    env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    words = [str(PROGRAMS / program), f"--dir={directory}", *options]
+    ranks = subprocess.Popen(
+        [sys.executable, str(PROGRAMS / "ranks_here.py"), str(world), *words],
+        env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
     try:
-        for process in ranks:
-            said += process.communicate(timeout=WAIT)[0]
+        said: str = ranks.communicate(timeout=WAIT)[0]
     finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    assert all(process.returncode == 0 for process in ranks), said
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(ranks.pid, signal.SIGKILL)
+        ranks.wait()
+    assert ranks.returncode == 0, said
     return said
 
 
