@@ -38,7 +38,8 @@ class Node:
     probing: bool = False
     second_way: bool | None = None  # whether its probe port answers while it is well
     turned_away: int = 0  # failed probes while it was well
-    unreachable: bool = False  # lost, and its host does not answer either
+    unreachable: int = 0  # failed probes in a row
+    ask_again: float = 0.0  # not before, by the monotonic clock
     refused: bool = False  # its kernel says that its shim is gone
     closed_at: float | None = None  # when its connection broke
     stores: dict[int, int] = field(default_factory=dict)  # local id -> port of the slot's store

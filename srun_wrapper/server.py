@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
+from asyncio import FIRST_COMPLETED
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -13,6 +15,8 @@ from robust_slurm.wire import WireError
 from srun_wrapper.messages import Message, PeerAsk, decode_from_agent, encode
 
 HIGH_WATER = 8 << 20
+UNREACHABLE = "unreachable"
+HELD_UP = 0.05  # s
 
 
 class Connection(Framed):
@@ -74,20 +78,21 @@ async def probe(host: str, port: int, timeout: float, again: Sequence[float] = (
     ``again``: s from now at which one more attempt is made, beside those before, while nothing has
     been answered; ``timeout`` is for all of them.
     """
-    attempts = [asyncio.create_task(_attempt(host, port, wait)) for wait in (0.0, *again)]
-    answer = "unreachable"
+    attempts = {asyncio.create_task(_attempt(host, port, wait)) for wait in (0.0, *again)}
+    answers, end = {UNREACHABLE}, time.monotonic() + timeout
     try:
-        async with asyncio.timeout(timeout):
-            for attempt in asyncio.as_completed(attempts):
-                answer = await attempt
-                if answer != "unreachable":
-                    break
-    except TimeoutError:
-        pass
+        waiting = attempts
+        while waiting and answers == {UNREACHABLE} and (left := end - time.monotonic()) > 0:
+            done, waiting = await asyncio.wait(waiting, timeout=left, return_when=FIRST_COMPLETED)
+            answers |= {each.result() for each in done}
+        if answers == {UNREACHABLE} and time.monotonic() > end + HELD_UP:
+            # This process was held up: an answer may be there that it has not looked at.
+            done, _ = await asyncio.wait(attempts, timeout=HELD_UP)
+            answers |= {each.result() for each in done}
     finally:
         for each in attempts:
             each.cancel()
-    return answer
+    return next((a for a in ("accepted", "refused") if a in answers), UNREACHABLE)
 
 
 async def _attempt(host: str, port: int, wait: float) -> str:
@@ -97,6 +102,6 @@ async def _attempt(host: str, port: int, wait: float) -> str:
     except ConnectionRefusedError:
         return "refused"
     except OSError:
-        return "unreachable"
+        return UNREACHABLE
     writer.close()
     return "accepted"

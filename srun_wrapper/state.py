@@ -141,7 +141,7 @@ class JobState:
         node.closed_at = None
         node.refused = False
         node.last_word = now
-        node.unreachable = False
+        node.unreachable = 0
         connection.agent = node
         connection.send(Ack(node.seen, self.interval))
         if node.role is Role.LOST or (self.ending and node.order is None):
@@ -170,7 +170,7 @@ class JobState:
             connection.close()
             return
         node.last_word = time.monotonic()
-        node.unreachable = False
+        node.unreachable = 0
         if isinstance(message, Event):
             if message.number > node.seen:
                 node.seen = message.number

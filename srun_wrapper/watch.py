@@ -15,6 +15,7 @@ from srun_wrapper.state import JobState
 TICK = 0.1
 PROBE_TIMEOUT = 0.75
 PROBED_AGAIN = (0.25, 0.5)  # s after the first attempt: two lost packets must not cost a node
+ASK_AGAIN = 0.5  # s until a node is asked again; who is stopped takes nobody out of its queue
 MANY_PROBES = 64  # at a time, while all nodes are asked once at the start
 BROKEN = 0.3  # s for a node whose connection broke to come back
 TURNED_AWAY = 2  # failed probes of a node that is well: there is a firewall between
@@ -46,7 +47,7 @@ class NodeWatch:
 
     def look(self, now: float) -> None:
         for node in self._state.live():
-            if node.probing:
+            if node.probing or now < node.ask_again:
                 continue
             first = node.second_way is None and len(self._tasks) < MANY_PROBES
             suspected = self.suspected(node, now)
@@ -77,21 +78,23 @@ class NodeWatch:
         if node.last_word > before or node.role is Role.LOST:
             return
         where = f"{node.address}:{port}"
-        if node.second_way is False:
+        if node.second_way is False or (node.second_way is None and node.turned_away):
             answer = "accepted"
+        node.unreachable = node.unreachable + 1 if answer == "unreachable" else 0
         if answer == "refused":
             node.refused = True
             self._state.lose(node, f"its robust-task is gone ({where} refuses)")
-        elif answer == "unreachable":
-            node.unreachable = True
-            times = 1 + len(PROBED_AGAIN)
+        elif node.unreachable > (node.second_way is None):  # once more if it has never answered
+            times = node.unreachable * (1 + len(PROBED_AGAIN))
             why = f"no word for {silent:.1f} s and {where} unreachable {times} times"
             self._state.lose(node, why)
-        elif silent > max(MUTE, 4 * self._state.interval):
+        elif answer == "accepted" and silent > max(MUTE, 4 * self._state.interval):
             more = "though its kernel answers: all processes stopped?"
-            if node.second_way is False:
+            if not node.second_way:
                 more = f"and {where} cannot be asked (a firewall between?)"
             self._state.lose(node, f"no word for {silent:.1f} s {more}")
+        elif answer == "accepted":
+            node.ask_again = time.monotonic() + ASK_AGAIN
 
 
 class HangWatch:

@@ -22,10 +22,12 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the second way answers, one after another, to whoever asks."""
     coming: list[str] = []
 
-    async def probe(*_where: Any) -> str:
+    async def probe(_host: str, _port: int, *times: object) -> str:
+        assert times == (watch.PROBE_TIMEOUT, watch.PROBED_AGAIN)
         return coming.pop(0)
 
     monkeypatch.setattr(watch, "probe", probe)
+    monkeypatch.setattr(watch, "ASK_AGAIN", 0.0)
     return coming
 
 
@@ -74,7 +76,9 @@ def test_a_node_that_is_well_is_asked_whether_it_can_be_asked(
         (True, 1.0, ["accepted", "accepted"], False),
         (True, MUTE - 1, ["accepted"], False),
         (True, MUTE + 1, ["accepted"], True),
-        (None, 1.0, ["unreachable"], True),  # it fell silent before it was asked
+        (None, 1.0, ["unreachable"], False),  # it fell silent before it was asked
+        (None, 1.0, ["unreachable", "accepted", "unreachable"], False),
+        (None, 1.0, ["unreachable", "unreachable"], True),
         (False, MUTE - 1, ["refused", "unreachable", "unreachable"], False),
         (False, MUTE + 1, ["unreachable"], True),
     ],
@@ -88,6 +92,47 @@ def test_a_silent_node(
     assert (job.node(0).role is Role.LOST) is lost
     assert [f.symptom for f in job.state.failures] == ["node_lost"] * lost
     assert len(news) == lost
+
+
+def test_one_that_could_not_be_asked_while_it_was_well(answers: list[str]) -> None:
+    """Once is enough to doubt that it ever can be."""
+    job = Job(1, 0)
+    ask(job, answers, "unreachable")
+    assert (job.node(0).second_way, job.node(0).turned_away) == (None, 1)
+    ask(job, answers, "unreachable", "unreachable", silent=MUTE - 1)
+    assert job.node(0).role is Role.ACTIVE
+    ask(job, answers, "unreachable", silent=MUTE + 1)
+    assert job.node(0).role is Role.LOST
+
+
+def test_one_that_speaks_while_it_is_asked(
+    answers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(1, 0)
+    job.node(0).second_way = True
+    asked = watch.probe
+
+    async def probe(*where: Any) -> str:
+        job.node(0).last_word = time.monotonic()
+        return await asked(*where)
+
+    monkeypatch.setattr(watch, "probe", probe)
+    ask(job, answers, "unreachable", silent=1.0)
+    assert (job.node(0).role, job.node(0).unreachable) == (Role.ACTIVE, 0)
+
+
+def test_one_that_answers_is_not_asked_all_the_time(
+    answers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody takes what a stopped process was sent out of its queue, and that is short."""
+    monkeypatch.setattr(watch, "ASK_AGAIN", 60.0)
+    job = Job(1, 0)
+    job.node(0).second_way = True
+    ask(job, answers, "accepted", silent=1.0)
+    nodes = NodeWatch(job.state)
+    nodes.look(time.monotonic())  # would need a running loop to ask anybody
+    assert not job.node(0).probing
+    assert job.node(0).role is Role.ACTIVE
 
 
 def test_a_node_that_falls_silent_while_it_is_asked_whether_it_can_be_asked(

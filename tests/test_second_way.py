@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -52,6 +54,36 @@ def test_a_host_that_does_not_answer(full: socket.socket) -> None:
     began = time.monotonic()
     assert second_way(full) == "unreachable"
     assert time.monotonic() - began >= PROBE_TIMEOUT
+
+
+def test_the_first_attempt_fails_at_once(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the network is down for a moment; and nothing is left over in the end."""
+    connect = asyncio.open_connection
+    failing = [OSError(errno.ENETUNREACH, "Network is unreachable")]
+
+    async def open_connection(host: str, port: int) -> Any:
+        if failing:
+            raise failing.pop()
+        return await connect(host, port)
+
+    async def ask() -> tuple[str, int]:
+        answer = await probe(HOST, listener.getsockname()[1], 30.0, (0.05, 20.0))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return answer, len(asyncio.all_tasks())
+
+    monkeypatch.setattr(asyncio, "open_connection", open_connection)
+    assert asyncio.run(ask()) == ("accepted", 1)
+
+
+def test_an_answer_that_came_while_the_supervisor_was_busy(listener: socket.socket) -> None:
+    async def ask() -> str:
+        asyncio.get_running_loop().call_soon(time.sleep, PROBE_TIMEOUT + 0.1)
+        return await probe(HOST, listener.getsockname()[1], PROBE_TIMEOUT, PROBED_AGAIN)
+
+    assert asyncio.run(ask()) == "accepted"
 
 
 def test_the_first_packet_is_lost(full: socket.socket) -> None:

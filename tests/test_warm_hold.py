@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 
@@ -15,6 +17,11 @@ from srun_wrapper.launcher import HEAD_START, HEAD_START_BESIDE, head_start
 from srun_wrapper.messages import RankStart
 
 LONG = 30.0  # s; no passing test waits so long
+
+
+@pytest.fixture(autouse=True)
+def _ranks_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, warm.STORE, ModuleType(warm.STORE))
 
 
 @pytest.fixture
@@ -63,6 +70,13 @@ def test_a_time_that_is_over_is_not_waited_for(
     monkeypatch.setattr(time, "sleep", slept.append)
     warm.hold(0.0)
     assert not slept
+
+
+def test_who_looks_for_no_store_does_not_wait(
+    bound: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, warm.STORE)
+    assert not held(LONG)[0]
 
 
 def test_a_time_that_is_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

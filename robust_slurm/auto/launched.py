@@ -33,11 +33,9 @@ def hook(module: Any) -> None:
     original = handler._popen
 
     def popen(self: Any, args: Sequence[str], env: dict[str, str]) -> Any:
-        process = ask(args, env, [getattr(self, "_stdout", None), getattr(self, "_stderr", None)])
-        if process is None:
-            process = original(self, args, env)
         _tell_imports()
-        return process
+        process = ask(args, env, [getattr(self, "_stdout", None), getattr(self, "_stderr", None)])
+        return original(self, args, env) if process is None else process
 
     handler._popen = popen
 
@@ -45,7 +43,7 @@ def hook(module: Any) -> None:
 def _tell_imports() -> None:
     """What torchrun itself has imported now, its next start may have imported ahead.
 
-    With its first rank: for all others it would only take the time once more.
+    Before its first rank: for all others it would only take the time once more.
     """
     from robust_slurm.auto import learnt
 

@@ -38,6 +38,8 @@ ROOM = 2 << 30  # bytes that must be free before importing, of which it takes a 
 _PR_SET_PDEATHSIG = 1
 _LENGTH = 8
 _MOST_WAIT = 1.0  # s
+STORE = "torch.distributed"
+"""The module whose ranks look for rank 0's store, and come again only later if it is not there."""
 _LOOK = 0.005  # s between two looks for rank 0's store
 _ahead: _Ahead | None = None
 """Set in a process that runs the script ahead and is no rank yet."""
@@ -56,8 +58,11 @@ def serve(fd: int, known: Collection[str]) -> float:
 
 
 def hold(begin: float) -> None:
-    """Wait until then, or until this machine has rank 0's store, which is what is waited for.
-    It is a rank already: signals do to it what they do to any other."""
+    """Wait until then, or until this machine has rank 0's store, which is what is waited for: not
+    at all where nobody will look for it. It is a rank already: signals do to it what they do to
+    any other."""
+    if STORE not in sys.modules:
+        return
     port = os.environ.get("MASTER_PORT", "")
     end = min(begin, time.monotonic() + _MOST_WAIT)
     while time.monotonic() < end and not listens(port):

@@ -67,11 +67,13 @@ class Allocation:
         return ids[0]
 
 
-# What Slurm says about the step itself rather than about what ran in it.
+# What Slurm says about the step itself rather than about what ran in it. (That a node "was down" it
+# says now and then when output of a node comes after the node's end was told.)
 _CHATTER = re.compile(
     rb"robust-srun: |robust-task: |slurmstepd|"
     rb"srun: (Job \d+ step creation temporarily|Step created|Force Terminated|Job step aborted)|"
-    rb"srun: error: .*: (Killed|Terminated|Aborted|Segmentation|Exited with exit code)"
+    rb"srun: error: .*: (Killed|Terminated|Aborted|Segmentation|Exited with exit code)|"
+    rb"srun: error: IO: Hey, you told me node \d+ was down!"
 )
 
 

@@ -7,6 +7,7 @@ torch takes longer than such a training. The first rank that fails ends all.
 from __future__ import annotations
 
 import ast
+import atexit
 import os
 import runpy
 import signal
@@ -27,6 +28,7 @@ def be_rank(rank: int, world: int, argv: list[str]) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
     sys.argv = argv
     runpy.run_path(argv[0], run_name="__main__")
+    atexit._run_exitfuncs()
     sys.stdout.flush()
 
 
