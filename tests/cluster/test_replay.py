@@ -126,7 +126,7 @@ def test_what_memory_holds_is_there_after_a_replay(lab: Cluster) -> None:
     training = prepared(lab, 4, STEPS)
     options = "--robust-replay=4 --robust-stop-tests=0 --robust-mesh=dp=4"
     program = REPOSITORY / "tests" / "programs" / "ckpt_spoilt.py"
-    line = f"robust-srun {options} python {program} --bad n3"
+    line = f"robust-srun {options} python {program} --bad n3 --dir {training.dir}"
     training.submit(line, ["-N4", "--ntasks-per-node=1"])
     assert training.wait_end(240.0) == 0, training.story()
     said = [line.split()[1:] for line in training.out().splitlines() if line.startswith("resumed")]
