@@ -6,7 +6,8 @@ import asyncio
 import socket
 import time
 from asyncio import FIRST_COMPLETED
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -15,8 +16,8 @@ from robust_slurm.wire import WireError
 from srun_wrapper.messages import Message, PeerAsk, decode_from_agent, encode
 
 HIGH_WATER = 8 << 20
-UNREACHABLE = "unreachable"
 HELD_UP = 0.05  # s
+Answer = Literal["accepted", "refused", "unreachable"]
 
 
 class Connection(Framed):
@@ -71,37 +72,42 @@ async def listen(
     return server, int(server.sockets[0].getsockname()[1])
 
 
-async def probe(host: str, port: int, timeout: float, again: Sequence[float] = ()) -> str:
-    """Second way to a silent node: ``accepted``, ``refused`` or ``unreachable``.
+async def probe(host: str, port: int, timeout: float, again: Sequence[float] = ()) -> Answer:
+    """Second way to a silent node.
 
     A live kernel answers a connection attempt at once, however busy the node's processes are.
     ``again``: s from now at which one more attempt is made, beside those before, while nothing has
     been answered; ``timeout`` is for all of them.
     """
     attempts = {asyncio.create_task(_attempt(host, port, wait)) for wait in (0.0, *again)}
-    answers, end = {UNREACHABLE}, time.monotonic() + timeout
+    answers, end = set[Answer](), time.monotonic() + timeout
     try:
         waiting = attempts
-        while waiting and answers == {UNREACHABLE} and (left := end - time.monotonic()) > 0:
+        while waiting and not answers and (left := end - time.monotonic()) > 0:
             done, waiting = await asyncio.wait(waiting, timeout=left, return_when=FIRST_COMPLETED)
-            answers |= {each.result() for each in done}
-        if answers == {UNREACHABLE} and time.monotonic() > end + HELD_UP:
+            answers = _said(done)
+        if not answers and time.monotonic() > end + HELD_UP:
             # This process was held up: an answer may be there that it has not looked at.
             done, _ = await asyncio.wait(attempts, timeout=HELD_UP)
-            answers |= {each.result() for each in done}
+            answers = _said(done)
     finally:
         for each in attempts:
             each.cancel()
-    return next((a for a in ("accepted", "refused") if a in answers), UNREACHABLE)
+    return min(answers, default="unreachable")  # "accepted" before "refused"
 
 
-async def _attempt(host: str, port: int, wait: float) -> str:
+def _said(attempts: Iterable[asyncio.Task[Answer]]) -> set[Answer]:
+    """What the host has answered."""
+    return {each.result() for each in attempts} - {"unreachable"}
+
+
+async def _attempt(host: str, port: int, wait: float) -> Answer:
     await asyncio.sleep(wait)
     try:
         _, writer = await asyncio.open_connection(host, port)
     except ConnectionRefusedError:
         return "refused"
     except OSError:
-        return UNREACHABLE
+        return "unreachable"
     writer.close()
     return "accepted"

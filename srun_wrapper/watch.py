@@ -81,10 +81,11 @@ class NodeWatch:
         if node.second_way is False or (node.second_way is None and node.turned_away):
             answer = "accepted"
         node.unreachable = node.unreachable + 1 if answer == "unreachable" else 0
+        enough = 1 if node.second_way else 2  # once more where it has never answered
         if answer == "refused":
             node.refused = True
             self._state.lose(node, f"its robust-task is gone ({where} refuses)")
-        elif node.unreachable > (node.second_way is None):  # once more if it has never answered
+        elif node.unreachable >= enough:
             times = node.unreachable * (1 + len(PROBED_AGAIN))
             why = f"no word for {silent:.1f} s and {where} unreachable {times} times"
             self._state.lose(node, why)
