@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from jobs import REPOSITORY, TORCH, Training, prepared
+from torch_forks import TorchForks, all_end_well
 
 from lab import Lab
 from robust_slurm.checkpoint.layout import LayoutError, read_snapshot
@@ -54,25 +50,26 @@ def survivors(lines: Iterable[Line]) -> Curve:
     return curve
 
 
-def run_here(program: str, directory: Path, world: int, *options: str) -> str:
-    """Run a program as ranks on this machine; what they printed. They must succeed."""
-    env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+_PROGRAM = """
+import os, runpy, sys
+sys.argv.pop(0)
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run_here(
+    forks: TorchForks, program: str, directory: Path, world: int, *options: str
+) -> list[str]:
+    """Run a program as ranks on this machine; what each printed. They must succeed."""
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
     words = [str(PROGRAMS / program), f"--dir={directory}", *options]
-    ranks = subprocess.Popen(
-        [sys.executable, str(PROGRAMS / "ranks_here.py"), str(world), *words],
-        env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        said: str = ranks.communicate(timeout=WAIT)[0]
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(ranks.pid, signal.SIGKILL)
-        ranks.wait()
-    assert ranks.returncode == 0, said
-    return said
+    ranks = [
+        forks.start(_PROGRAM, *words, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(world)
+    ]
+    all_end_well(ranks, WAIT)
+    return [rank.out() + rank.err() for rank in ranks]
 
 
 class Undisturbed(NamedTuple):
@@ -92,9 +89,9 @@ class Undisturbed(NamedTuple):
 
 
 def undisturbed(
-    program: str, directory: Path, world: int, steps: int, *options: str
+    forks: TorchForks, program: str, directory: Path, world: int, steps: int, *options: str
 ) -> Undisturbed:
-    run_here(program, directory, world, f"--steps={steps}", "--bare", "--pause=0", *options)
+    run_here(forks, program, directory, world, f"--steps={steps}", "--bare", "--pause=0", *options)
     curves = [survivors(read_lines(directory / f"rank-{rank}.jsonl")) for rank in range(world)]
     return Undisturbed(program, world, steps, options, curves)
 

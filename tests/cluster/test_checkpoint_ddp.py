@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from ckpt_jobs import Copy, Undisturbed, undisturbed
 from conftest import LabFactory
+from torch_forks import TorchForks
 
 from lab import Cluster
 from tests.waiting import until
@@ -16,10 +17,10 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.fixture(scope="module")
-def ddp(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+def ddp(torch_forks: TorchForks, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     directory = tmp_path_factory.mktemp("ddp")
     ballast = "--ballast=100000"  # bytes; a snapshot is three times that
-    return undisturbed("ckpt_ddp.py", directory, 2, 16, ballast)
+    return undisturbed(torch_forks, "ckpt_ddp.py", directory, 2, 16, ballast)
 
 
 def test_ranks_killed_three_times_in_a_row(lab: Cluster, ddp: Undisturbed) -> None:

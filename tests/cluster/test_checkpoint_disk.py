@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from ckpt_jobs import WAIT, Undisturbed, read_lines, run_here, undisturbed
 from conftest import LabFactory
+from torch_forks import TorchForks
 
 from lab import Cluster
 from robust_slurm.checkpoint import durable
@@ -17,10 +18,10 @@ ROBUST_CKPT = [sys.executable, "-m", "robust_slurm.checkpoint.cli"]
 
 
 @pytest.fixture(scope="module")
-def ddp(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+def ddp(torch_forks: TorchForks, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     directory = tmp_path_factory.mktemp("durable")
     ballast = "--ballast=1000000"  # bytes; a snapshot is three times that
-    return undisturbed("ckpt_ddp.py", directory, 2, 14, ballast)
+    return undisturbed(torch_forks, "ckpt_ddp.py", directory, 2, 14, ballast)
 
 
 def test_memory_full(new_lab: LabFactory, ddp: Undisturbed) -> None:
@@ -71,7 +72,7 @@ def test_directory_that_cannot_be_written(lab: Cluster, ddp: Undisturbed) -> Non
 
 
 def test_cancelled_job_goes_on_elsewhere(
-    new_lab: LabFactory, ddp: Undisturbed, tmp_path: Path
+    new_lab: LabFactory, ddp: Undisturbed, torch_forks: TorchForks, tmp_path: Path
 ) -> None:
     """A cancelled job writes its newest step; plain srun takes it up, and then plain python."""
     lab = new_lab(nodes=2, standby=0, KillWait=30)  # Slurm's default
@@ -97,7 +98,7 @@ def test_cancelled_job_goes_on_elsewhere(
     alone = tmp_path / "alone"
     alone.mkdir()
     more = [*ddp.options, f"--steps={ddp.steps + 2}", f"--directory={training.directory}"]
-    said = run_here(ddp.program, alone, 1, *more)
+    (said,) = run_here(torch_forks, ddp.program, alone, 1, *more)
     lines = read_lines(alone / "rank-0.jsonl")
     assert lines[0]["resumed"] == ddp.steps, said
     assert [line["step"] for line in lines if "step" in line] == [ddp.steps + 1, ddp.steps + 2]

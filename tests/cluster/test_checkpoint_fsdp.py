@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from ckpt_jobs import WAIT, Undisturbed, undisturbed
 from conftest import LabFactory
+from torch_forks import TorchForks
 
 
 @pytest.fixture(scope="module")
-def fsdp(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+def fsdp(torch_forks: TorchForks, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     directory = tmp_path_factory.mktemp("fsdp")
-    return undisturbed("ckpt_fsdp.py", directory, world=2, steps=16)
+    return undisturbed(torch_forks, "ckpt_fsdp.py", directory, world=2, steps=16)
 
 
 def test_rank_killed_then_nodes_lost_until_requeued(new_lab: LabFactory, fsdp: Undisturbed) -> None:

@@ -7,14 +7,15 @@ import re
 import pytest
 from ckpt_jobs import Undisturbed, undisturbed
 from conftest import LabFactory
+from torch_forks import TorchForks
 
 from lab import Cluster
 
 
 @pytest.fixture(scope="module")
-def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+def pipelines(torch_forks: TorchForks, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     directory = tmp_path_factory.mktemp("pipeline")
-    return undisturbed("ckpt_pipeline.py", directory, world=4, steps=16)
+    return undisturbed(torch_forks, "ckpt_pipeline.py", directory, world=4, steps=16)
 
 
 def test_pipeline_lost_then_two_nodes_one_amid_the_recovery_of_the_other(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ckpt_jobs import CheckpointJob, Undisturbed, survivors, undisturbed
+from torch_forks import TorchForks
 
 from lab import Cluster
 
@@ -14,8 +15,8 @@ AT = 12  # step of the NaN
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return undisturbed("nan_ddp.py", tmp_path_factory.mktemp("nan"), 2, 24)
+def plain(torch_forks: TorchForks, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return undisturbed(torch_forks, "nan_ddp.py", tmp_path_factory.mktemp("nan"), 2, 24)
 
 
 def check_nobody_accused(training: CheckpointJob) -> None:

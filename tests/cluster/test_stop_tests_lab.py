@@ -8,6 +8,7 @@ import pytest
 from ckpt_jobs import CheckpointJob, Undisturbed, survivors, undisturbed
 from conftest import LabFactory
 from jobs import REPOSITORY
+from torch_forks import TorchForks
 
 pytest.importorskip("torch")
 
@@ -44,13 +45,13 @@ def job(lab: object, model: Undisturbed, bad: str, *, alone: bool = False) -> St
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return undisturbed("stop_ddp.py", tmp_path_factory.mktemp("two"), 2, STEPS)
+def two(torch_forks: TorchForks, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return undisturbed(torch_forks, "stop_ddp.py", tmp_path_factory.mktemp("two"), 2, STEPS)
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return undisturbed("stop_ddp.py", tmp_path_factory.mktemp("three"), 3, STEPS)
+def three(torch_forks: TorchForks, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return undisturbed(torch_forks, "stop_ddp.py", tmp_path_factory.mktemp("three"), 3, STEPS)
 
 
 def test_a_nan_that_one_machine_makes(new_lab: LabFactory, two: Undisturbed) -> None:
