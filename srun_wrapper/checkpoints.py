@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
 
 _NUMBER = re.compile(r"\d+")  # of steps, ranks and bytes: the trouble is the same
-AHEAD = 4.0  # report intervals between ordering a durable checkpoint and its step
+AHEAD = 2.0  # s between ordering a durable checkpoint and its step; at least 4 intervals
 PARTIAL = 30.0  # s for the other ranks to enrol when one has saved a step
 TOPOLOGY = 10.0  # s for Slurm to say how nodes are connected
 
@@ -266,7 +266,8 @@ class Checkpoints:
     def _persist(self, now: float) -> None:
         """Order the next durable checkpoint, some steps ahead so that all ranks hear."""
         timed = self.boss.state.pace.step_time()
-        ahead = math.ceil(AHEAD * self.boss.state.interval / (timed or 1.0)) + 1
+        seconds = max(AHEAD, 4 * self.boss.state.interval)
+        ahead = math.ceil(seconds / (timed or 1.0)) + 1
         step = self._durable.next(now, self._newest, ahead, timed=timed is not None)
         if step is not None:
             self.boss.broadcast(PersistAt(step))

@@ -37,7 +37,8 @@ from srun_wrapper.progress import Progress
 from srun_wrapper.roster import AgentKey, Node, Rank, Role, World
 from srun_wrapper.server import Connection
 
-MANY_NODES = 256
+INTERVALS = ((64, 0.25), (256, 0.5))  # up to so many nodes: s between reports
+SLOWEST = 1.0  # s, with more
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -95,7 +96,7 @@ class JobState:
     def interval(self) -> float:
         if self.config.interval > 0:
             return self.config.interval
-        return 0.5 if len(self.nodes) <= MANY_NODES else 1.0
+        return next((s for most, s in INTERVALS if len(self.nodes) <= most), SLOWEST)
 
     def live(self) -> list[Node]:
         return [n for n in self.nodes.values() if n.role is not Role.LOST]

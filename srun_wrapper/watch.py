@@ -13,6 +13,7 @@ from srun_wrapper.server import probe
 from srun_wrapper.state import JobState
 
 TICK = 0.1
+LATE = 0.25  # s that a report may be late, or half an interval, before it is missed
 PROBE_TIMEOUT = 0.75
 PROBED_AGAIN = (0.25, 0.5)  # s after the first attempt: two lost packets must not cost a node
 ASK_AGAIN = 0.5  # s until a node is asked again; who is stopped takes nobody out of its queue
@@ -38,7 +39,7 @@ class NodeWatch:
 
     def patience(self) -> float:
         """Seconds of silence before the second way is tried."""
-        return 1.5 * self._state.interval
+        return self._state.interval + max(LATE, 0.5 * self._state.interval)
 
     def suspected(self, node: Node, now: float) -> bool:
         """Whether the second way to this node must be tried, or is being tried."""

@@ -183,9 +183,28 @@ def heard(job: Job) -> None:
 
 
 @pytest.mark.parametrize(
+    ("nodes", "config", "interval", "patience"),
+    [
+        (1, {}, 0.25, 0.5),
+        (64, {}, 0.25, 0.5),
+        (65, {}, 0.5, 0.75),
+        (256, {}, 0.5, 0.75),
+        (257, {}, 1.0, 1.5),
+        (257, {"interval": 0.1}, 0.1, 0.35),
+        (2, {"interval": 3.0}, 3.0, 4.5),
+    ],
+)
+def test_how_often_nodes_report_and_when_one_is_missed(
+    nodes: int, config: dict[str, float], interval: float, patience: float
+) -> None:
+    state = Job(nodes, 0, **config).state
+    assert (state.interval, NodeWatch(state).patience()) == (interval, patience)
+
+
+@pytest.mark.parametrize(
     ("trouble", "suspected"),
     [
-        ({"last_word": 0.5}, False),  # a machine with a lot to do
+        ({"last_word": 0.4}, False),  # a machine with a lot to do
         ({"last_word": 1.0}, True),
         ({"last_word": 1.0, "probing": True}, True),
         ({"probing": True}, False),  # asked whether it can be asked, or heard of meanwhile
