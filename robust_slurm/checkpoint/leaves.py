@@ -183,13 +183,15 @@ def make_leaf(name: str, tensor: torch.Tensor, *, late: bool, shareable: bool) -
         global_shape, offsets = shard.global_shape, shard.offsets
         shareable = shareable and shard.kind == "whole"
         whole = () if shard.kind != "private" else tuple(tensor.shape)
-        wrapped = Ref(name, placements=shard.placements, mesh=shard.mesh, shape=whole)
+        placed = (shard.placements, shard.mesh, whole)
+        _check(name, local)
     else:
         _check(name, tensor)
-        local, kind, wrapped = tensor, "private", Ref(name)
+        local, kind, placed = tensor, "private", ((), (), ())
         global_shape, offsets = tuple(tensor.shape), (0,) * tensor.dim()
-    _check(name, local)  # also what is inside a distributed tensor
-    plain = local.detach().as_subclass(torch.Tensor)
+    plain = local.detach()
+    if type(plain) is not torch.Tensor:
+        plain = plain.as_subclass(torch.Tensor)
     memory = memory_of(local)
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
@@ -198,15 +200,18 @@ def make_leaf(name: str, tensor: torch.Tensor, *, late: bool, shareable: bool) -
         stored = storable(plain)
     except TypeError as err:
         raise TypeError(f"{name}: {err}") from None
-    extra = tuple(stored.shape[plain.dim() :])  # real and imaginary part
+    shape = tuple(stored.shape)
+    extra = shape[plain.dim() :]  # real and imaginary part
     entry = Entry(
-        name, NAME[stored.dtype], tuple(stored.shape), name, global_shape + extra,
+        name, NAME[stored.dtype], shape, name, global_shape + extra,
         offsets + (0,) * len(extra), kind,
     )  # fmt: skip
-    ref = wrapped._replace(
-        dtype="" if stored.dtype == plain.dtype else dtype_name(plain.dtype),
-        device="" if plain.device.type == "cpu" else plain.device.type,
-        stride=dense_stride(plain),
+    ref = Ref(
+        name,
+        "" if stored.dtype == plain.dtype else dtype_name(plain.dtype),
+        "" if plain.is_cpu else plain.device.type,
+        dense_stride(plain),
+        *placed,
     )
     item = Item(entry, stored, late)
     return Leaf(tensor, local, plain, memory, shareable, item, encode_ref(ref))

@@ -146,9 +146,12 @@ class PeerServer:
             return
         fd, offer = found
         try:
-            why = self._shelf.watch(fd, record) if record is not None else str
             channel.send(offer.message("take"))
-            Outgoing(channel, fd, offer, still=lambda _sent: why()).send(channel.receive())
+
+            def still(_sent: int) -> str:
+                return self._shelf.overwritten(fd, record) if record is not None else ""
+
+            Outgoing(channel, fd, offer, still=still).send(channel.receive())
         except AbandonedError as err:
             if record is not None and not self._shelf.overwritten(fd, record):
                 record.bad = str(err)

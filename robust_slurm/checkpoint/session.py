@@ -192,8 +192,7 @@ class Session:
         Loaders are left alone: to ask for their position would begin their pass too early.
         """
         loaders = [k for k, each in self._objects.items() if hasattr(each, "_get_iterator")]
-        tried = {k: v for k, v in self._objects.items() if k not in ("loader", *loaders)}
-        State(tried, rank=self.world.rank).capture()
+        self._state.look([key for key in self._objects if key not in ("loader", *loaders)])
 
     def _check_shared(self) -> None:
         """Before anything is divided among peers: do they really hold the same?"""
@@ -201,9 +200,7 @@ class Session:
         share = self._state.share
         if not meshes.is_distributed():
             return
-        # Of these alone: to ask a loader for its position now would begin its pass too early.
-        trained = {k: v for k, v in self._objects.items() if k in ("model", "optimizer")}
-        crc = State(trained, rank=self.world.rank, share=share).shared_crc()
+        crc = self._state.shared_crc()
         all_crcs = meshes.gather([-1 if crc is None else crc])
         if share is None or len({all_crcs[rank][0] for rank in share.ranks}) == 1:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import stat
@@ -28,6 +29,7 @@ class Record:
         "digest",
         "epoch",
         "file",
+        "header",
         "inode",
         "kind",
         "needs",
@@ -61,6 +63,8 @@ class Record:
         self.size = size
         self.inode = inode
         self.digest = digest
+        self.header = b""
+        """Hash of its header, once that was read and found right: to read it is milliseconds."""
         self.sums: Sums | None = None
         """While the digest is still being taken."""
         self.bad = ""
@@ -174,19 +178,6 @@ class Shelf:
         except OSError as err:
             return f"cannot be read: {err.strerror or err}"
 
-    def watch(self, fd: int, record: Record) -> Callable[[], str]:
-        """``overwritten``, to be asked often: as long as the header is the same it is not read anew
-        (which takes longer than a chunk of the file takes to be sent)."""
-        head = _head(fd, record.size)
-        first = self.overwritten(fd, record)
-
-        def still() -> str:
-            if first:
-                return first
-            return "" if _head(fd, record.size) == head else self.overwritten(fd, record)
-
-        return still
-
     def verify(self, record: Record, threads: int) -> Holding | None:
         """Read the whole file (nothing with 0 threads). None when another has taken its place."""
         why = record.bad
@@ -254,12 +245,17 @@ def _head(fd: int, size: int) -> bytes:
 
 def header_of(fd: int, record: Record) -> str:
     """Why the header is not that of the record; empty when it is."""
+    head = _head(fd, record.size)
+    mark = hashlib.blake2b(head, digest_size=16).digest()
+    if mark == record.header:
+        return ""
     try:
-        snapshot = read_header(fd, record.size)
+        snapshot = layout.parse_header(head, record.size)[0]
     except layout.LayoutError as err:
         return str(err)
     if snapshot.rank != record.owner:
         return f"it is of rank {snapshot.rank}"
     if (snapshot.step, snapshot.epoch) != (record.step, record.epoch):
         return f"it was overwritten by step {snapshot.step} of epoch {snapshot.epoch}"
+    record.header = mark
     return ""

@@ -7,7 +7,7 @@ snapshots into the live objects; nothing refers to the snapshots' memory afterwa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import is_
 from typing import Any, NamedTuple, Protocol
 
@@ -34,6 +34,8 @@ from .values import Encoded
 __all__ = ["Item", "Share", "Source", "State", "StateError", "capture", "restore"]
 
 RNG = "rng"
+TRAINED = ("model", "optimizer")
+"""Only their tensors can be shared."""
 
 
 class Section(Protocol):
@@ -108,7 +110,7 @@ class State:
             if isinstance(found, dict):
                 return {str(n): self._sections(f"{key}.{n}", part) for n, part in found.items()}
             return [self._sections(f"{key}.{i}", part) for i, part in enumerate(found)]
-        trained = kind in ("model", "optimizer")
+        trained = kind in TRAINED
         if isinstance(found, nn.Module):
             module = ModuleState(key, found, trained=trained)
             if kind == "model":
@@ -177,6 +179,15 @@ class State:
         ]
         self._shared = shared
 
+    def look(self, keys: Collection[str]) -> None:
+        """Find what there is to save of these objects, so that ``capture`` need not.
+
+        Raises as ``capture``.
+        """
+        for key, tree in self._tree.items():
+            if key in keys:
+                _each(tree, lambda section: section.collect())
+
     def shared_crc(self) -> int | None:
         """crc32 over names, shapes and data of all that is shared, whole; None if nothing is.
 
@@ -184,8 +195,10 @@ class State:
         """
         if self.share is None:
             return None
-        self.capture()
-        return checksum((leaf.item.entry, leaf.item.tensor) for leaf in self._shared)
+        # Of these alone: to ask a loader for its position now would begin its pass too early.
+        self.look([key for key in self._tree if _kind(key) in TRAINED])
+        found = (leaf for section in self._all() for leaves in section.leaves for leaf in leaves)
+        return checksum((leaf.item.entry, leaf.item.tensor) for leaf in found if leaf.shareable)
 
     def unshare(self) -> None:
         """From now on every tensor is this rank's own: the peers' are not the same."""

@@ -61,8 +61,9 @@ Save = Callable[[Path, torch.Tensor], Encoded]
 
 def encode_ref(ref: Ref) -> Encoded:
     """A reference, as short as it can be."""
-    more = {k: v for k, v in ref._asdict().items() if v and k != "fqn"}
-    return {"T": [ref.fqn, more] if more else ref.fqn}
+    if not any(ref[1:]):
+        return {"T": ref.fqn}
+    return {"T": [ref.fqn, {k: v for k, v in ref._asdict().items() if v and k != "fqn"}]}
 
 
 def _decode_ref(body: Encoded) -> Ref:
