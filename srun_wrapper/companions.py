@@ -1,7 +1,7 @@
 """Nodes of the standby partition: asked for as soon as one may be needed, kept or sent away.
 
 A companion is an srun of ours with an allocation of its own (decision 2). It is asked for when a
-node is suspected; if the suspicion turns out wrong it is given back, unused. One that has been
+node is in doubt; if that turns out wrong it is given back, unused. One that has been
 asked for is used before another is: a fault never costs two.
 """
 

@@ -176,16 +176,16 @@ class Replacement:
         incident.swaps.append((old.name, node.name))
 
     def suspect(self) -> None:
-        """Ask for companions while nodes are suspected; called all the time while the job runs.
+        """Ask for companions while nodes are in doubt; called all the time while the job runs.
 
         Not when the step is being ended, nor when more fall silent than could be replaced: then
         it is rather this host that hears nobody.
         """
-        now, suspected = time.monotonic(), self._boss.node_watch.suspected
+        now, doubted = time.monotonic(), self._boss.node_watch.doubted
         doubtful = {
             place: node.name
             for place, node in enumerate(self._state.world.places)
-            if node.role is Role.ACTIVE and suspected(node, now)
+            if node.role is Role.ACTIVE and doubted(node, now)
         }
         over = self._state.signalled or self._boss.step.ended
         self._expect({} if over or len(doubtful) > MAX_COMPANIONS else doubtful)

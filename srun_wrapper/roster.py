@@ -36,6 +36,7 @@ class Node:
     stuck: tuple[int, ...] = ()
     signalled: int = 0
     probing: bool = False
+    asked_at: float = 0.0  # when probing began
     second_way: bool | None = None  # whether its probe port answers while it is well
     turned_away: int = 0  # failed probes while it was well
     unreachable: int = 0  # failed probes in a row

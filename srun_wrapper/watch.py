@@ -18,6 +18,8 @@ PROBE_TIMEOUT = 0.75
 PROBED_AGAIN = (0.25, 0.5)  # s after the first attempt: two lost packets must not cost a node
 ASK_AGAIN = 0.5  # s until a node is asked again; who is stopped takes nobody out of its queue
 MANY_PROBES = 64  # at a time, while all nodes are asked once at the start
+UNANSWERED = 0.1  # s; a host that lives answers in a tenth of this, however busy it is
+LONG = 2.0  # s of silence, on top, after which a node that answers may be lost all the same
 BROKEN = 0.3  # s for a node whose connection broke to come back
 TURNED_AWAY = 2  # failed probes of a node that is well: there is a firewall between
 MUTE = 10.0  # s of silence of a node whose kernel still answers
@@ -43,8 +45,13 @@ class NodeWatch:
 
     def suspected(self, node: Node, now: float) -> bool:
         """Whether the second way to this node must be tried, or is being tried."""
-        broken = node.closed_at is not None and now - node.closed_at > BROKEN
-        return broken or now - node.last_word > self.patience()
+        return _broken(node, now) or now - node.last_word > self.patience()
+
+    def doubted(self, node: Node, now: float) -> bool:
+        """Whether it may have to be replaced: not where a report is late and the host answers."""
+        unanswered = node.unreachable > 0 or (node.probing and now - node.asked_at > UNANSWERED)
+        patience = self.patience() + (0.0 if unanswered else LONG)
+        return _broken(node, now) or now - node.last_word > patience
 
     def look(self, now: float) -> None:
         for node in self._state.live():
@@ -56,7 +63,7 @@ class NodeWatch:
                 self._start_probe(node, suspected)
 
     def _start_probe(self, node: Node, suspected: bool) -> None:
-        node.probing = True
+        node.probing, node.asked_at = True, time.monotonic()
         task = asyncio.create_task(self._probe(node, suspected))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -97,6 +104,11 @@ class NodeWatch:
             self._state.lose(node, f"no word for {silent:.1f} s {more}")
         elif answer == "accepted":
             node.ask_again = time.monotonic() + ASK_AGAIN
+
+
+def _broken(node: Node, now: float) -> bool:
+    """Whether its connection has gone and does not come back."""
+    return node.closed_at is not None and now - node.closed_at > BROKEN
 
 
 class HangWatch:

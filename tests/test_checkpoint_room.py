@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from robust_slurm.checkpoint import digest, incoming, reserve
+from robust_slurm.checkpoint import digest, incoming, layout, reserve
 from robust_slurm.checkpoint.events import Restore, Wanted
 from robust_slurm.checkpoint.incoming import Incoming
 from robust_slurm.checkpoint.reserve import SNAPSHOTS, Reserve
@@ -264,7 +264,7 @@ def test_a_fetch_uses_the_room_and_the_ranks_get_what_is_left(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("change", ["same", "torn", "another step", "another rank", "cut"])
-def test_a_source_is_watched_while_it_is_sent(tmp_path: Path, change: str) -> None:
+def test_a_file_that_was_known_is_looked_at_again(tmp_path: Path, change: str) -> None:
     path = tmp_path / "own-0-1.safetensors"
     write_snapshot(path, 0, 7)
     fd, size, inode = open_snapshot(path)
@@ -286,6 +286,25 @@ def test_a_source_is_watched_while_it_is_sent(tmp_path: Path, change: str) -> No
         for _ in range(2):
             said = shelf.overwritten(fd, record)
             assert (expected[change] in said) and bool(said) == (change != "same")
+
+
+def test_a_header_that_is_known_is_not_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for before each piece that is sent, and takes as long as that does."""
+    path = tmp_path / "own-0-1.safetensors"
+    write_snapshot(path, 0, 7)
+    fd, size, inode = open_snapshot(path)
+    record = Record(
+        path.name, step=7, world=4, needs=(0,), epoch=0, size=size, inode=inode, digest=[]
+    )
+    read = []
+    parse = layout.parse_header
+    monkeypatch.setattr(layout, "parse_header", lambda *a: read.append(1) or parse(*a))
+    with open(fd, "rb", buffering=0):
+        for _ in range(3):
+            assert Shelf(tmp_path).overwritten(fd, record) == ""
+    assert len(read) == 1
 
 
 def test_a_fetch_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:

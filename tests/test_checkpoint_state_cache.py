@@ -271,6 +271,12 @@ def test_after_an_error_capture_goes_on_from_the_truth() -> None:
             state.capture()
     found["optimizer"].state[bias]["exp_avg"] = average
     assert contents(state.capture()) == before
+    found["model"][0].register_buffer("edges", torch.eye(4).to_sparse())
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"model\.0\.edges.*sparse"):
+            state.capture()
+    del found["model"][0].edges
+    assert contents(state.capture()) == before
     found["model"][0].weight = nn.Parameter(torch.eye(4).to_sparse())
     for _ in range(2):
         with pytest.raises(TypeError, match=r"model\.0\.weight.*sparse"):

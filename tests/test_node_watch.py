@@ -14,7 +14,7 @@ from robust_slurm.config import Config
 from srun_wrapper import watch
 from srun_wrapper.replace import MAX_COMPANIONS, Replacement
 from srun_wrapper.roster import Role
-from srun_wrapper.watch import BROKEN, MUTE, NodeWatch
+from srun_wrapper.watch import BROKEN, MUTE, UNANSWERED, NodeWatch
 
 
 @pytest.fixture
@@ -202,27 +202,30 @@ def test_how_often_nodes_report_and_when_one_is_missed(
 
 
 @pytest.mark.parametrize(
-    ("trouble", "suspected"),
+    ("trouble", "doubted"),
     [
-        ({"last_word": 0.4}, False),  # a machine with a lot to do
-        ({"last_word": 1.0}, True),
-        ({"last_word": 1.0, "probing": True}, True),
-        ({"probing": True}, False),  # asked whether it can be asked, or heard of meanwhile
+        ({"last_word": 0.4, "probing": True, "asked_at": 1.0}, False),  # its report may be late
+        ({"last_word": 1.0}, False),  # a machine with a lot to do: its host has answered
+        ({"last_word": 1.0, "probing": True, "asked_at": UNANSWERED / 2}, False),
+        ({"last_word": 1.0, "probing": True, "asked_at": UNANSWERED * 2}, True),
+        ({"last_word": 1.0, "unreachable": 1}, True),
+        # Asked whether it can be asked, or heard of meanwhile:
+        ({"probing": True, "asked_at": 1.0}, False),
         ({"closed_at": BROKEN / 2}, False),
         ({"closed_at": BROKEN * 2}, True),
         ({"last_word": 5.0}, True),
     ],
 )
-def test_a_suspect_may_have_to_be_replaced(trouble: dict[str, Any], suspected: bool) -> None:
-    """``last_word`` and ``closed_at``: so many seconds ago."""
+def test_a_node_in_doubt_may_have_to_be_replaced(trouble: dict[str, Any], doubted: bool) -> None:
+    """``last_word``, ``asked_at`` and ``closed_at``: so many seconds ago."""
     job = Job(2, 0)
     expected, node = Expected(job), job.node(1)
     heard(job)
     assert expected.now() == []
     for name, value in trouble.items():
-        ago = name in ("last_word", "closed_at")
+        ago = name in ("last_word", "asked_at", "closed_at")
         setattr(node, name, time.monotonic() - value if ago else value)
-    assert expected.now() == [node.name] * suspected
+    assert expected.now() == [node.name] * doubted
     node.last_word, node.closed_at = time.monotonic(), None
     assert expected.now() == []
 
@@ -231,7 +234,7 @@ def test_nobody_is_asked_for_when_the_step_is_being_ended() -> None:
     job = Job(2, 0)
     expected = Expected(job)
     heard(job)
-    job.node(1).last_word -= 1.0
+    job.node(1).last_word -= 5.0
     assert expected.now()
     expected.boss.step.ended = True
     assert not expected.now()
@@ -244,7 +247,7 @@ def test_more_silent_nodes_than_can_be_replaced() -> None:
     expected = Expected(job)
     heard(job)
     for index in range(MAX_COMPANIONS):
-        job.node(index).last_word -= 1.0
+        job.node(index).last_word -= 5.0
     assert len(expected.now()) == MAX_COMPANIONS
-    job.node(MAX_COMPANIONS).last_word -= 1.0
+    job.node(MAX_COMPANIONS).last_word -= 5.0
     assert expected.now() == []

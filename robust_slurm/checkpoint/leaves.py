@@ -104,6 +104,7 @@ class Leaves:
         """All are added. Where they are those of last time, so is the list."""
         if len(self.found) == len(self._before) and all(map(is_, self.found, self._before)):
             self.found = self._before
+        self._before, self._last = [], {}  # they would keep memory that is no longer used
 
     def add(self, path: str, tensor: torch.Tensor, *, own: bool = False) -> Encoded:
         """Note a tensor at a dotted path below the prefix; what stands for it among the values.

@@ -65,7 +65,9 @@ class ModuleState:
         if not same:
             self._look_anew()
         if self._plain and not (same and self._same_others()):
+            self._plain = False  # if it fails, all is done anew next time
             self._collect_others()
+            self._plain = True
         if not same or self._saved_others != before:
             self._encoded = {"d": {**self._saved_parameters, **self._saved_others}}
         return self._encoded
