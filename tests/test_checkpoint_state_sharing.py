@@ -139,6 +139,39 @@ def test_checksum_tells_data_names_and_shapes_apart() -> None:
     assert checksum([(entry("a", (6,), "F32"), torch.arange(12.0)[::2] / 2)]) == plain
 
 
+def test_what_was_put_together_from_peers_parts_is_not_read_again(tmp_path: Path) -> None:
+    opened = snapshots(tmp_path, 2)
+    states, weights = [], []
+    for rank in range(2):
+        found = objects(seed=rank)
+        states.append(State(found, rank=rank, share=Share((0, 1))))
+        states[-1].restore(opened)
+        weights.append(found["model"][0].weight)
+    whole = states[0].shared_crc()
+    assert states[1].shared_crc() == whole
+    names = states[0].shared_crc(restored=True)
+    assert names != whole
+    with torch.no_grad():
+        weights[0][0, 0] += 1  # nobody looks
+    assert states[0].shared_crc(restored=True) == states[1].shared_crc(restored=True) == names
+    assert states[0].shared_crc() != whole
+    weights[0].data = torch.zeros(2, 2)  # another shape is seen
+    assert states[0].shared_crc(restored=True) != names
+
+
+def test_what_each_rank_restored_for_itself_is_compared(tmp_path: Path) -> None:
+    crcs = []
+    for rank in range(2):
+        found = objects(seed=rank)
+        state = State(found, rank=rank)  # each kept all of its own
+        path = tmp_path / f"own-{rank}"
+        opened = source(write(path, *state.capture(), rank=rank, world=2))
+        again = State(objects(seed=7), rank=rank, share=Share((0, 1)))
+        again.restore([opened])
+        crcs.append(again.shared_crc(restored=True))
+    assert crcs[0] != crcs[1]
+
+
 def test_buffers_are_each_ranks_own_and_not_in_the_checksum() -> None:
     found = objects()
     state = State(found, rank=0, share=Share((0, 1)))

@@ -72,7 +72,7 @@ class Session:
         if step and self.client is not None:
             self.client.say("resumed", step=step)
         self._leave_memory()
-        self._check_shared()
+        self._check_shared(restored=step > 0)
         return step
 
     def save(self, step: int) -> None:
@@ -194,13 +194,13 @@ class Session:
         loaders = [k for k, each in self._objects.items() if hasattr(each, "_get_iterator")]
         self._state.look([key for key in self._objects if key not in ("loader", *loaders)])
 
-    def _check_shared(self) -> None:
+    def _check_shared(self, *, restored: bool) -> None:
         """Before anything is divided among peers: do they really hold the same?"""
         self._checked = True
         share = self._state.share
         if not meshes.is_distributed():
             return
-        crc = self._state.shared_crc()
+        crc = self._state.shared_crc(restored=restored)
         all_crcs = meshes.gather([-1 if crc is None else crc])
         if share is None or len({all_crcs[rank][0] for rank in share.ranks}) == 1:
             return

@@ -78,11 +78,13 @@ def cut(tensor: torch.Tensor, part: Part) -> torch.Tensor:
     return tensor.narrow(part.dim, part.start, part.length)
 
 
-def checksum(tensors: Iterable[tuple[Entry, torch.Tensor]]) -> int:
-    """crc32 over names, shapes and bytes of whole tensors, in their order."""
+def checksum(tensors: Iterable[tuple[Entry, torch.Tensor | None]]) -> int:
+    """crc32 over names, shapes and bytes of whole tensors, in their order. None: without bytes."""
     crc = 0
     for entry, tensor in tensors:
         crc = zlib.crc32(repr((entry.fqn, entry.dtype, entry.shape)).encode(), crc)
+        if tensor is None:
+            continue
         here = tensor.detach().to("cpu").contiguous()
         if here.nbytes:
             crc = zlib.crc32((ctypes.c_char * here.nbytes).from_address(here.data_ptr()), crc)

@@ -98,6 +98,7 @@ class State:
         self._shared_items: list[Item] = []
         self._divided: list[Entry] = []
         self._parts: dict[int, Part] = {}
+        self._together: frozenset[str] = frozenset()
         # Models first: the optimizer's parameters are called as they are there. Generators last:
         # what the others do may draw from them.
         ordered = sorted(objects, key=lambda key: (key == RNG, _kind(key) != "model"))
@@ -188,17 +189,21 @@ class State:
             if key in keys:
                 _each(tree, lambda section: section.collect())
 
-    def shared_crc(self) -> int | None:
+    def shared_crc(self, *, restored: bool = False) -> int | None:
         """crc32 over names, shapes and data of all that is shared, whole; None if nothing is.
 
         Ranks that share must get the same. It reads every byte: seconds for tens of GB.
+        ``restored``: nothing has changed since ``restore``, so that what was put together from the
+        peers' parts then is the same for all of them; of that names and shapes are enough.
         """
         if self.share is None:
             return None
         # Of these alone: to ask a loader for its position now would begin its pass too early.
         self.look([key for key in self._tree if _kind(key) in TRAINED])
         found = (leaf for section in self._all() for leaves in section.leaves for leaf in leaves)
-        return checksum((leaf.item.entry, leaf.item.tensor) for leaf in found if leaf.shareable)
+        items = [leaf.item for leaf in found if leaf.shareable]
+        same = self._together if restored else frozenset()
+        return checksum((i.entry, None if i.entry.fqn in same else i.tensor) for i in items)
 
     def unshare(self) -> None:
         """From now on every tensor is this rank's own: the peers' are not the same."""
@@ -222,6 +227,8 @@ class State:
             for section, encoded in _pairs(key, tree, values[key])
             for step in _plan(section, saved, encoded)
         ]
+        entries = (entry for source in sources for entry in source.snapshot.entries)
+        self._together = frozenset(entry.fqn for entry in entries if entry.kind == "shared")
         # Data first: what the others are given must be there.
         run_all([step for step in steps if isinstance(step, Fill)])
         for step in steps:
