@@ -45,6 +45,7 @@ running = rank("one.py", False)
 order("go")
 running.kill(); running.wait()
 running = rank((base / "go").read_text(), True)
+(base / "running").write_text(str(running.pid))
 signal.pause()
 """
 RANK = """
@@ -230,6 +231,7 @@ def test_its_ranks_have_the_time_that_a_stop_gives(job: Any) -> None:
     warm(d)
     go(d, "one.py")
     d.wait(lambda: text(d, "runs") == "one.py one.py ")
+    d.wait(lambda: text(d, "running"))  # the launcher knows it, too: it may run before that
     d.order(Stop(1, 8.0))
     d.get(Stopped)
     assert text(d, "ended") == "7"
