@@ -1,7 +1,7 @@
 """CRC-32 of a snapshot file, one per chunk of 16 MiB from byte 0.
 
 The file is read through a small buffer, not mapped: a rank may cut its file short at any moment,
-and touching a mapping beyond the end would kill the reader. ``zlib.crc32`` and ``preadv`` release
+and touching a mapping beyond the end would kill the reader. ``crc32`` and ``preadv`` release
 the interpreter's lock, so several threads share the work.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 
+from robust_slurm.checkpoint.crc import crc32
 from robust_slurm.checkpoint.threads import share
 
 CHUNK = 16 << 20
@@ -94,7 +94,7 @@ def chunk_crc(fd: int, index: int, size: int, buffer: memoryview | None = None) 
         got = os.preadv(fd, [piece], at)
         if not got:
             raise FileChangedError(f"the file ends at byte {at} of {size}")
-        crc = zlib.crc32(piece[:got], crc)
+        crc = crc32(piece[:got], crc)
         at += got
         left -= got
     return crc

@@ -11,11 +11,11 @@ import json
 import os
 import re
 import stat
-import zlib
 from pathlib import Path
 from typing import Any
 
 from . import digest
+from .crc import crc32
 
 _NAME = re.compile(r"\.?[A-Za-z0-9][A-Za-z0-9._-]{0,240}")
 _REMEDY = {
@@ -103,7 +103,7 @@ def digest_inside(directory: Path, name: str) -> tuple[int, list[int]]:
 def digest_of(raw: bytes) -> list[int]:
     """The digest of what a file with this content would have."""
     step = digest.CHUNK
-    return [zlib.crc32(raw[at : at + step]) for at in range(0, len(raw), step)]
+    return [crc32(raw[at : at + step]) for at in range(0, len(raw), step)]
 
 
 def write_whole(path: Path, raw: bytes, tmp: Path | None = None) -> None:

@@ -8,7 +8,6 @@ import mmap
 import os
 import queue
 import threading
-import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Self
 
 from robust_slurm.checkpoint import digest
 from robust_slurm.checkpoint.channel import BrokenError, Channel, Message, number_list, numbers
+from robust_slurm.checkpoint.crc import crc32
 from robust_slurm.checkpoint.reserve import Reserve
 from robust_slurm.checkpoint.transfer import MAX_NEEDS, ROUNDS, AbandonedError, Offer
 
@@ -75,10 +75,10 @@ class _Chunk:
         self.index = index
         self.expected = crc
         self.head = head
-        self.crc = zlib.crc32(head)
+        self.crc = crc32(head)
 
     def add(self, piece: memoryview) -> None:
-        self.crc = zlib.crc32(piece, self.crc)
+        self.crc = crc32(piece, self.crc)
 
 
 class Incoming:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 
+from .crc import crc32
 from .layout import Entry
 
 
@@ -82,10 +82,10 @@ def checksum(tensors: Iterable[tuple[Entry, torch.Tensor | None]]) -> int:
     """crc32 over names, shapes and bytes of whole tensors, in their order. None: without bytes."""
     crc = 0
     for entry, tensor in tensors:
-        crc = zlib.crc32(repr((entry.fqn, entry.dtype, entry.shape)).encode(), crc)
+        crc = crc32(repr((entry.fqn, entry.dtype, entry.shape)).encode(), crc)
         if tensor is None:
             continue
         here = tensor.detach().to("cpu").contiguous()
         if here.nbytes:
-            crc = zlib.crc32((ctypes.c_char * here.nbytes).from_address(here.data_ptr()), crc)
+            crc = crc32((ctypes.c_char * here.nbytes).from_address(here.data_ptr()), crc)
     return crc

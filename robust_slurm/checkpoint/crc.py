@@ -1,0 +1,11 @@
+"""CRC-32 as zlib has it, several times as fast where isal is there; both give the same numbers.
+
+Neither holds the interpreter's lock while it sums up much.
+"""
+
+try:
+    from isal.isal_zlib import crc32
+except ImportError:  # not built for this machine
+    from zlib import crc32
+
+__all__ = ["crc32"]
