@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import runpy
+import sys
 import zlib
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robust_slurm.checkpoint import digest
+from robust_slurm.checkpoint import crc, digest
 from robust_slurm.checkpoint.pusher import give_way
 from robust_slurm.checkpoint.throttle import Bucket
 
@@ -31,6 +33,17 @@ def test_one_crc_for_each_chunk(tmp_path: Path, size: int, threads: int) -> None
     assert digest.take(fd, size, threads) == expected
     assert digest.of_file(str(tmp_path / "f")) == expected
     os.close(fd)
+
+
+@given(st.binary(max_size=100_000), st.integers(0, 2**32 - 1))
+def test_whoever_sums_up_gives_the_same(data: bytes, start: int) -> None:
+    assert crc.crc32(data) == zlib.crc32(data)
+    assert crc.crc32(memoryview(data), start) == zlib.crc32(data, start)
+
+
+def test_where_isal_is_not_zlib_sums_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
+    assert runpy.run_path(str(crc.__file__))["crc32"] is zlib.crc32
 
 
 @pytest.mark.parametrize(
