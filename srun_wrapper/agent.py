@@ -74,7 +74,7 @@ class Agent:
         self._numbers = 0
         self._unacked: list[Event] = []
         self._acked = 0
-        self._interval = 0.25
+        self._interval = 0.25  # s; robust-srun says in its first answer what it is to be
         self._start: Start | None = None
         self._stopped: dict[int, Stopped] = {}
         self._stopping_epoch = 0

@@ -138,7 +138,8 @@ class Ack(Message):
     """Answer to each Report: the supervisor lives. ``seen``: highest event number received."""
 
     seen: int
-    interval: float = 0.5
+    interval: float
+    """s between reports from now on."""
 
 
 class RankStart(msgspec.Struct, array_like=True):

@@ -167,10 +167,10 @@ def test_messages_both_ways_also_before_the_handshake(loop: Loop, sockets: Pair)
     client.link.send(PeerAsk(1))
     assert not client.link.ready
     client.link.send(PeerAsk(2))
-    server.link.send(Ack(9))
+    server.link.send(Ack(9, 0.25))
     turn_until(loop, lambda: len(server.got) == 2 and len(client.got) == 1)
     assert server.got == [encode(PeerAsk(1)), encode(PeerAsk(2))]
-    assert client.got == [encode(Ack(9))]
+    assert client.got == [encode(Ack(9, 0.25))]
     assert (server.ready, client.ready) == (1, 1)
     assert client.link.ready and client.link.ready_once and client.link.connected
 
@@ -243,14 +243,14 @@ def test_last_words_are_read_although_the_peer_is_gone(loop: Loop, sockets: Pair
     server = End(loop, sockets[0], server=True)
     client = End(loop, sockets[1], server=False)
     turn_until(loop, lambda: server.link.ready and client.link.ready)
-    server.link.send(Ack(1))
-    server.link.send(Ack(2))
+    server.link.send(Ack(1, 0.25))
+    server.link.send(Ack(2, 0.25))
     server.link.close()
     client.link.send(PeerAsk(1))
     client.link.send(PeerAsk(2))
     assert client.got == []
     turn_until(loop, lambda: bool(client.closed))
-    assert client.got == [encode(Ack(1)), encode(Ack(2))]
+    assert client.got == [encode(Ack(1, 0.25)), encode(Ack(2, 0.25))]
 
 
 def test_a_payload_handler_may_close(loop: Loop, sockets: Pair) -> None:

@@ -119,7 +119,7 @@ def test_doors_keep_directions_apart() -> None:
     with pytest.raises(msgspec.ValidationError):
         m.decode_from_agent(m.encode(m.Finish(((0, 0),))))
     with pytest.raises(msgspec.ValidationError):
-        m.decode_to_shim(m.encode(m.Ack(1)))
+        m.decode_to_shim(m.encode(m.Ack(1, 0.25)))
 
 
 def test_peer_questions() -> None:

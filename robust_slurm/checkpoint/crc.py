@@ -5,7 +5,7 @@ Neither holds the interpreter's lock while it sums up much.
 
 try:
     from isal.isal_zlib import crc32
-except ImportError:  # not built for this machine
+except ImportError:  # there are no wheels for this machine
     from zlib import crc32
 
 __all__ = ["crc32"]
