@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import resource
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from robust_slurm.checkpoint import digest, incoming, layout, reserve
 from robust_slurm.checkpoint.events import Restore, Wanted
 from robust_slurm.checkpoint.incoming import Incoming
-from robust_slurm.checkpoint.reserve import SNAPSHOTS, Reserve
+from robust_slurm.checkpoint.reserve import SNAPSHOTS, Reserve, Room
 from robust_slurm.checkpoint.shelf import TORN, Record, Shelf, open_snapshot
 from robust_slurm.checkpoint.store import Store
 from robust_slurm.checkpoint.transfer import Offer
@@ -98,8 +100,13 @@ def test_the_file_that_fits_best_is_taken(
     for number, size in enumerate(sizes):
         path = tmp_path / f"made-{number}"
         path.write_bytes(bytes(size))
-        room._files[path] = size
-    assert room.take(wanted, tmp_path / "mine")
+        with path.open("r+b") as file:
+            room._files[path] = Room(size, mmap.mmap(file.fileno(), size))
+    found = room.take(wanted, tmp_path / "mine")
+    assert found is not None
+    assert found.size == taken
+    assert found.mapped is not None
+    assert len(found.mapped) == taken
     assert (tmp_path / "mine").stat().st_size == taken
     assert room.sizes == sorted(set(sizes) - {taken})
     room.close()
@@ -208,6 +215,31 @@ def test_a_snapshot_is_received_into_room(
     assert info.st_size == size
     assert (tmp_path / "copy").read_bytes()[:8] == bytes(8)
     assert _files(tmp_path) == []
+    assert (taken._map is not None) == (mapped or size <= PIECE)  # pages that are there are used
+    taken.close()
+    assert taken._map is None
+
+
+def test_room_costs_no_faults_when_it_is_used(room: Reserve, tmp_path: Path) -> None:
+    pages = 256
+    _prepared(room, pages * mmap.PAGESIZE, 1)
+    taken = room.take(pages * mmap.PAGESIZE, tmp_path / "mine")
+    assert taken is not None
+    assert taken.mapped is not None
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    for page in range(pages):
+        taken.mapped[page * mmap.PAGESIZE] = 1
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < pages // 4
+
+
+def test_where_the_kernel_cannot_map_ahead_room_is_written_to(
+    room: Reserve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reserve, "populate", lambda *_: False)
+    _prepared(room, PIECE, 1)
+    taken = Incoming(tmp_path / "copy", _offer(PIECE), mapped=False, room=room)
+    assert taken._map is None
+    assert (tmp_path / "copy").stat().st_blocks * 512 >= PIECE
     taken.close()
 
 

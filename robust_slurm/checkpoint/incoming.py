@@ -84,10 +84,10 @@ class _Chunk:
 class Incoming:
     """A file that is being received; torn (first eight bytes zero) until it is complete.
 
-    A replica is received straight into a mapping, which is cheapest when the room is used again
-    and again; its pieces are summed by a second thread. What is received once is written instead
-    (by the second thread where there are cores): the first touch of a mapped page costs more than
-    copying it, even where the room has been prepared.
+    What comes is received straight into a mapping whose pages are there, that of the replica before
+    or of prepared room, and summed by a second thread. What is received once and without such room
+    is written instead (by the second thread where there are cores): the first touch of a mapped
+    page costs more than copying it.
     """
 
     def __init__(
@@ -126,8 +126,13 @@ class Incoming:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        if room is not None and room.take(offer.size, path):
+        there = room.take(offer.size, path) if room is not None else None
+        if there is not None:
             flags &= ~(os.O_CREAT | os.O_EXCL)
+            if there.size >= offer.size:
+                self._map = there.mapped
+            else:
+                there.close()
         self._fd = os.open(path, flags, 0o600)
         try:
             self._make_room(offer.size, mapped, room, busy)
@@ -145,7 +150,7 @@ class Incoming:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.inode = os.fstat(self._fd).st_ino
         os.ftruncate(self._fd, size)
-        if not mapped:
+        if not mapped or self._map is not None:
             return
         for at in range(0, size, _ROOM):
             os.posix_fallocate(self._fd, at, min(_ROOM, size - at))

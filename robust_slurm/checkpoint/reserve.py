@@ -1,19 +1,23 @@
 """Memory made ready for snapshots that may have to be received: files whose pages are there.
 
-New pages cost the receiver more than the network does (the kernel clears each of them). A node that
-waits without ranks has the time to do it before. Its room files are torn, as all files that are
-being written, and have no record: nobody takes one for a snapshot.
+New pages cost the receiver more than the network does (the kernel clears each of them, and each
+costs a fault where it is mapped). A node that waits without ranks has the time to do both before.
+Its room files are torn, as all files that are being written, and have no record: nobody takes one
+for a snapshot.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import mmap
 import os
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 from robust_slurm.checkpoint.layout import SUFFIX
+from robust_slurm.checkpoint.populate import populate
 
 SNAPSHOTS = 7  # of a rank that a node has room for: its own, replicas, one being written to disk
 _PIECE = 16 << 20  # bytes made ready at once; whoever needs the room waits for that long
@@ -41,6 +45,20 @@ def free(directory: str) -> int:
     return max(room, 0)
 
 
+class Room(NamedTuple):
+    """One file that is ready."""
+
+    size: int
+    """Bytes that are there; fewer than were asked for where it was stopped."""
+    mapped: mmap.mmap | None
+    """All of them, its pages in place; None where the kernel cannot put them there ahead."""
+
+    def close(self) -> None:
+        """Let go of the mapping."""
+        if self.mapped is not None:
+            self.mapped.close()
+
+
 class Reserve:
     """The room files of one store; all methods may be called from any thread."""
 
@@ -50,7 +68,7 @@ class Reserve:
         self._prefix = f".room-{name}-"
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._files: dict[Path, int] = {}  # with their sizes
+        self._files: dict[Path, Room] = {}
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()  # of this thread
         self._closed = False
@@ -61,7 +79,7 @@ class Reserve:
     def sizes(self) -> list[int]:
         """Bytes of each file that is ready."""
         with self._lock:
-            return sorted(self._files.values())
+            return sorted(room.size for room in self._files.values())
 
     def prepare(self, size: int, files: int) -> None:
         """Make so many files of ``size`` bytes in the background, as far as there is room.
@@ -77,23 +95,21 @@ class Reserve:
             )
             self._thread.start()
 
-    def take(self, size: int, path: Path) -> bool:
-        """Give up a file for ``size`` bytes, which is at ``path`` then. False if there is none.
+    def take(self, size: int, path: Path) -> Room | None:
+        """Give up a file for ``size`` bytes, which is at ``path`` then. None if there is none.
 
         The smallest that is large enough, else the largest: then less is missing. What is still
-        being prepared is left at that.
+        being prepared is left at that. The mapping is the caller's.
         """
         self._settle()
         with self._lock:
-            by_fit = sorted(
-                self._files, key=lambda f: (self._files[f] < size, abs(self._files[f] - size))
-            )
-            for file in by_fit:
-                del self._files[file]
+            sizes = {file: room.size for file, room in self._files.items()}
+            for file in sorted(sizes, key=lambda f: (sizes[f] < size, abs(sizes[f] - size))):
+                room = self._files.pop(file)
                 with contextlib.suppress(OSError):  # somebody has removed it
                     file.rename(path)
-                    return True
-        return False
+                    return room
+        return None
 
     def clear(self) -> None:
         """Give everything up."""
@@ -103,8 +119,9 @@ class Reserve:
         if thread is not None:
             thread.join(_PATIENCE)
         with self._lock:
-            files, self._files = list(self._files), {}
-        for path in files:
+            files, self._files = self._files, {}
+        for path, room in files.items():
+            room.close()
             _remove(path)
 
     def close(self) -> None:
@@ -129,8 +146,10 @@ class Reserve:
             if stop.is_set() or free(str(self._directory)) < left:
                 return
             try:
-                made = _make(path, size, stop)
+                made: Room | None = _make(path, size, stop)
             except OSError:  # full: then there is less
+                made = None
+            if made is None:
                 _remove(path)
                 return
             with self._lock:
@@ -138,12 +157,13 @@ class Reserve:
                 if mine:
                     self._files[path] = made
             if not mine:  # given up meanwhile
+                made.close()
                 _remove(path)
 
 
-def _make(path: Path, size: int, stop: threading.Event) -> int:
-    """Bytes that the file has got: less than ``size`` when it was stopped. Raises OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+def _make(path: Path, size: int, stop: threading.Event) -> Room | None:
+    """A file of fewer than ``size`` bytes when it was stopped, None if of none. Raises OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(path, flags, 0o600)
     try:
         at = 0
@@ -151,7 +171,14 @@ def _make(path: Path, size: int, stop: threading.Event) -> int:
             piece = min(_PIECE, size - at)
             os.posix_fallocate(fd, at, piece)
             at += piece
-        return at
+        if not at:
+            return None
+        mapped = mmap.mmap(fd, at)
+        for begin in range(0, at, _PIECE):
+            if stop.is_set() or not populate(mapped, begin, min(_PIECE, at - begin)):
+                mapped.close()
+                return Room(at, None)
+        return Room(at, mapped)
     finally:
         os.close(fd)
 

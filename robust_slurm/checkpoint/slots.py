@@ -7,7 +7,6 @@ alone, and a fourth is made for that time.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import stat
@@ -20,10 +19,10 @@ import torch
 
 from . import dtypes
 from .layout import SUFFIX, Entry, Plan, Snapshot, encode_header, lay_out
+from .populate import populate
 
 cuda: Any = torch.cuda  # torch does not type all of it
 OWN = 3  # ranks are one step apart and copying takes time: two would leave no common step
-_POPULATE_WRITE = 23  # madvise(2), Linux 5.14; not in Python's mmap module
 
 
 class Form:
@@ -149,11 +148,10 @@ class Slot:
             if fd >= 0:
                 os.close(fd)
         mapped.madvise(mmap.MADV_DONTFORK)  # data loader workers have no business in it
-        address = torch.frombuffer(mapped, dtype=torch.uint8).data_ptr()
-        _populate(address, size)
+        populate(mapped, 0, size)
         self._map = mapped
         if cuda.is_initialized():
-            self._pin(address, size)
+            self._pin(torch.frombuffer(mapped, dtype=torch.uint8).data_ptr(), size)
 
     def _pin(self, address: int, size: int) -> None:
         """Register it with CUDA, so that copies from the device need no host."""
@@ -255,17 +253,3 @@ def map_file(path: Path, plan: Plan) -> dict[str, torch.Tensor]:
         entry.name: dtypes.view(mapped, at, entry)
         for entry, at in zip(plan.entries, plan.offsets, strict=True)
     }
-
-
-_libc: Any = None
-
-
-def _populate(address: int, size: int) -> None:
-    """Fault all pages in by one call that does not hold the GIL; without it, they come one by one.
-
-    (mmap.madvise and MAP_POPULATE would hold it.)
-    """
-    global _libc
-    if _libc is None:
-        _libc = ctypes.CDLL(None)
-    _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(_POPULATE_WRITE))
