@@ -35,6 +35,11 @@ def test_one_crc_for_each_chunk(tmp_path: Path, size: int, threads: int) -> None
     os.close(fd)
 
 
+def test_isal_sums_up_where_it_is() -> None:
+    isal = pytest.importorskip("isal.isal_zlib")
+    assert crc.crc32 is isal.crc32
+
+
 @given(st.binary(max_size=100_000), st.integers(0, 2**32 - 1))
 def test_whoever_sums_up_gives_the_same(data: bytes, start: int) -> None:
     assert crc.crc32(data) == zlib.crc32(data)

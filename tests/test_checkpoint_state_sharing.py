@@ -159,6 +159,13 @@ def test_what_was_put_together_from_peers_parts_is_not_read_again(tmp_path: Path
     assert states[0].shared_crc(restored=True) != names
 
 
+def test_what_other_peers_put_together_is_read(tmp_path: Path) -> None:
+    opened = snapshots(tmp_path, 2)
+    state = State(objects(seed=0), rank=0, share=Share((0, 2)))  # it was (0, 1) at the save
+    state.restore(opened)
+    assert state.shared_crc(restored=True) == state.shared_crc()
+
+
 def test_what_each_rank_restored_for_itself_is_compared(tmp_path: Path) -> None:
     crcs = []
     for rank in range(2):

@@ -63,6 +63,11 @@ class Assembly:
                     self._mine[entry.fqn] = (entry, source)
         self._peers = sorted({source.snapshot.rank for source in sources})
 
+    @property
+    def together(self) -> frozenset[str]:
+        """Names of what is put together from the peers' parts."""
+        return frozenset(self._shared.keys() - self._mine.keys())
+
     def find(self, fqn: str) -> Whole:
         """What the snapshots hold under a name. Raises StateError if that is not all of it."""
         mine = self._mine.get(fqn)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
+import mmap
 import sys
-from functools import cache
-from typing import Any
 
 import torch
 
+from .advice import madvise
+
 HUGE = 2 << 20  # bytes
-_MADV_HUGEPAGE = 14
 
 
 def advise_huge(tensor: torch.Tensor) -> None:
@@ -19,9 +18,4 @@ def advise_huge(tensor: torch.Tensor) -> None:
         return
     begin = -(-tensor.data_ptr() // HUGE) * HUGE
     end = (tensor.data_ptr() + tensor.nbytes) // HUGE * HUGE
-    _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_HUGEPAGE)
-
-
-@cache
-def _libc() -> Any:
-    return ctypes.CDLL(None)
+    madvise(begin, end - begin, mmap.MADV_HUGEPAGE)

@@ -103,8 +103,8 @@ class Incoming:
         """OSError(ENOSPC) when there is not enough room; a mapped file takes it at once.
 
         ``reuse``: an older one at the same path whose room may be taken over; ``room``: prepared
-        files, of which it takes one if there is any; ``busy()`` is called now and then while room
-        is being made.
+        files, of which it takes one if there is any; ``mapped``: a file that was not prepared is
+        mapped too; ``busy()`` is called now and then while room is being made.
         """
         self.path = path
         self.offer = offer
@@ -129,16 +129,16 @@ class Incoming:
         there = room.take(offer.size, path) if room is not None else None
         if there is not None:
             flags &= ~(os.O_CREAT | os.O_EXCL)
-            if there.size >= offer.size:
-                self._map = there.mapped
-            else:
-                there.close()
-        self._fd = os.open(path, flags, 0o600)
         try:
+            self._fd = os.open(path, flags, 0o600)
+            if there is not None and there.is_whole(self._fd, offer.size):
+                self._map = there.mapped
+            elif there is not None:
+                there.close()
             self._make_room(offer.size, mapped, room, busy)
         except BaseException:
             self.close()
-            path.unlink()
+            path.unlink(missing_ok=True)
             raise
 
     def _make_room(

@@ -16,13 +16,14 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
+from robust_slurm.checkpoint.advice import populate
 from robust_slurm.checkpoint.layout import SUFFIX
-from robust_slurm.checkpoint.populate import populate
 
 SNAPSHOTS = 7  # of a rank that a node has room for: its own, replicas, one being written to disk
 _PIECE = 16 << 20  # bytes made ready at once; whoever needs the room waits for that long
 _NICE = 19
 _PATIENCE = 2.0  # s for one piece
+_MAPPED = 64  # files: each costs a descriptor of robust-task, and there may be one for each rank
 
 
 def free(directory: str) -> int:
@@ -50,8 +51,15 @@ class Room(NamedTuple):
 
     size: int
     """Bytes that are there; fewer than were asked for where it was stopped."""
+    inode: int
     mapped: mmap.mmap | None
-    """All of them, its pages in place; None where the kernel cannot put them there ahead."""
+    """All of them, its pages in place; None where that could not be done ahead."""
+
+    def is_whole(self, fd: int, size: int) -> bool:
+        """Whether the open file is still this one, with all pages of its first ``size`` bytes."""
+        about = os.fstat(fd)
+        there = min(about.st_size, about.st_blocks * 512)
+        return about.st_ino == self.inode and min(there, self.size) >= size
 
     def close(self) -> None:
         """Let go of the mapping."""
@@ -139,14 +147,14 @@ class Reserve:
     def _work(self, size: int, files: int, stop: threading.Event) -> None:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # of this thread
-        for _ in range(files):
+        for number in range(files):
             path = self._directory / f"{self._prefix}{next(self._numbers)}{SUFFIX}"
             # Room for what the ranks will save is worth more than room for what they start from.
             left = max(SNAPSHOTS, files) * size
             if stop.is_set() or free(str(self._directory)) < left:
                 return
             try:
-                made: Room | None = _make(path, size, stop)
+                made: Room | None = _make(path, size, stop, mapped=number < _MAPPED)
             except OSError:  # full: then there is less
                 made = None
             if made is None:
@@ -161,7 +169,7 @@ class Reserve:
                 _remove(path)
 
 
-def _make(path: Path, size: int, stop: threading.Event) -> Room | None:
+def _make(path: Path, size: int, stop: threading.Event, *, mapped: bool) -> Room | None:
     """A file of fewer than ``size`` bytes when it was stopped, None if of none. Raises OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(path, flags, 0o600)
@@ -173,14 +181,22 @@ def _make(path: Path, size: int, stop: threading.Event) -> Room | None:
             at += piece
         if not at:
             return None
-        mapped = mmap.mmap(fd, at)
-        for begin in range(0, at, _PIECE):
-            if stop.is_set() or not populate(mapped, begin, min(_PIECE, at - begin)):
-                mapped.close()
-                return Room(at, None)
-        return Room(at, mapped)
+        return Room(at, os.fstat(fd).st_ino, _map(fd, at, stop) if mapped else None)
     finally:
         os.close(fd)
+
+
+def _map(fd: int, size: int, stop: threading.Event) -> mmap.mmap | None:
+    """The whole file with its pages in place; None where that cannot be, or it was stopped."""
+    try:
+        mapped = mmap.mmap(fd, size)
+    except (OSError, ValueError):  # a limit of address space; somebody has cut the file
+        return None
+    for begin in range(0, size, _PIECE):
+        if stop.is_set() or not populate(mapped, begin, min(_PIECE, size - begin)):
+            mapped.close()
+            return None
+    return mapped
 
 
 def _remove(path: Path) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from . import dtypes
+from .advice import populate
 from .layout import SUFFIX, Entry, Plan, Snapshot, encode_header, lay_out
-from .populate import populate
 
 cuda: Any = torch.cuda  # torch does not type all of it
 OWN = 3  # ranks are one step apart and copying takes time: two would leave no common step

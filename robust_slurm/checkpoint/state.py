@@ -227,8 +227,9 @@ class State:
             for section, encoded in _pairs(key, tree, values[key])
             for step in _plan(section, saved, encoded)
         ]
-        entries = (entry for source in sources for entry in source.snapshot.entries)
-        self._together = frozenset(entry.fqn for entry in entries if entry.kind == "shared")
+        # Other peers than those of now have put it together from other parts.
+        same_peers = self.share is not None and set(saved.own.needs) == set(self.share.ranks)
+        self._together = saved.together if same_peers else frozenset()
         # Data first: what the others are given must be there.
         run_all([step for step in steps if isinstance(step, Fill)])
         for step in steps:
