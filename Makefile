@@ -1,4 +1,4 @@
-# make demo    a training on a real Slurm loses a node and goes on (root, Linux, about 90 s)
+# make demo    a training on a real Slurm loses a node and goes on (root, Linux, about 3 min)
 # make test    style, types and all tests (root for the tests that bring a Slurm up)
 # make bench   short runs of all benchmarks; the real ones: .venv/bin/python -m bench.recovery
 # make lint, make clean (outputs), make distclean (outputs and .venv)

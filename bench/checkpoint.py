@@ -13,11 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from bench import checkpoint_job
 from bench.checkpoint_nodes import Nodes, run_json, scratch
+from bench.checkpoint_peers import SAVERS as PEER_SAVERS
 from bench.checkpoint_peers import Peers
 from bench.checkpoint_restore import replica, restore_own, restore_peer
 from bench.checkpoint_work import SIZES
@@ -38,10 +40,18 @@ WENT_WRONG = (BenchError, LabError, OSError, subprocess.SubprocessError)
 class Bench:
     """One run: sizes, runs, what was found and what could not be measured."""
 
-    def __init__(self, results: Results, sizes: Sequence[str], peers: Peers | None) -> None:
+    def __init__(
+        self,
+        results: Results,
+        sizes: Sequence[str],
+        peers: Peers | None,
+        savers: Sequence[str] = (),
+    ) -> None:
+        """``savers``: the only ways to save, if there are any."""
         self.results = results
         self.sizes = sizes
         self.peers = peers
+        self.savers = savers
         self.runs = results.runs or (QUICK_RUNS if results.quick else MIN_SAMPLES)
         self.failed: list[str] = []
 
@@ -83,10 +93,10 @@ def save(bench: Bench) -> None:
     for size in bench.sizes:
         if not bench.room("save", size):
             continue
-        for name in OWN:
-            bench.attempt(f"{name}_{size}", save_own, bench, name, size)
-        for name in others:
-            bench.attempt(f"{name}_{size}", save_other, bench, name, size)
+        for name in (*OWN, *others):
+            if not bench.savers or name in bench.savers:
+                call = save_own if name in OWN else save_other
+                bench.attempt(f"{name}_{size}", call, bench, name, size)
 
 
 def save_own(bench: Bench, name: str, size: str) -> None:
@@ -178,6 +188,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser("checkpoint", CASES)
     options.add_argument("--size", action="append", choices=SIZES, help="only this (repeatable)")
     options.add_argument("--peers", action="store_true", help="DLRover and NVRx too (pip installs)")
+    savers = (*OWN, *OTHERS, *chain.from_iterable(PEER_SAVERS.values()))
+    options.add_argument(
+        "--saver", action="append", choices=savers, help="case save: only this (repeatable)"
+    )
     args = options.parse_args(argv)
     results = results_for("checkpoint", args)
     peers = Peers() if args.peers else None
@@ -185,7 +199,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         results.settings[peer] = version
     for peer, why in (peers.missing if peers else {}).items():
         results.settings[f"not measured: {peer}"] = why
-    bench = Bench(results, args.size or (list(SIZES)[:1] if args.quick else list(SIZES)), peers)
+    sizes = args.size or (list(SIZES)[:1] if args.quick else list(SIZES))
+    bench = Bench(results, sizes, peers, args.saver or ())
     for case in args.case or CASES:
         CASES[case](bench)
     return finish(results, args) or (1 if bench.failed else 0)
