@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from ckpt_jobs import WAIT, Undisturbed, undisturbed
+from ckpt_jobs import WAIT, CheckpointJob, Undisturbed, undisturbed
 from conftest import LabFactory
 from torch_forks import TorchForks
 
@@ -12,6 +14,11 @@ from torch_forks import TorchForks
 def fsdp(torch_forks: TorchForks, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     directory = tmp_path_factory.mktemp("fsdp")
     return undisturbed(torch_forks, "ckpt_fsdp.py", directory, world=2, steps=16)
+
+
+def room_is_mapped(training: CheckpointJob) -> bool:
+    tasks = training.processes("srun_wrapper.task")
+    return any("/.room-" in Path(f"/proc/{task.pid}/maps").read_text() for task in tasks)
 
 
 def test_rank_killed_then_nodes_lost_until_requeued(new_lab: LabFactory, fsdp: Undisturbed) -> None:
@@ -43,6 +50,7 @@ def test_shards_of_a_lost_node_come_from_their_replicas(
     training.start("--robust-spares=1", "--hold=1:7", sbatch=size, durable=False)
     training.wait_held(1, 7)
     training.wait_replicas(6)
+    training.until(lambda: room_is_mapped(training), "room on the spare for what it would fetch")
     lab.crash("n2")
     training.check_ended()
     assert training.resumed() == [0, 6], training.story()
