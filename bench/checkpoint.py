@@ -193,6 +193,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--saver", action="append", choices=savers, help="case save: only this (repeatable)"
     )
     args = options.parse_args(argv)
+    if not args.peers and (alone := set(args.saver or ()).difference(OWN, OTHERS)):
+        options.error(f"--saver {', '.join(sorted(alone))}: only with --peers")
     results = results_for("checkpoint", args)
     peers = Peers() if args.peers else None
     for peer, version in (peers.versions if peers else {}).items():

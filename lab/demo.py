@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -209,10 +210,15 @@ def _runs(lab: Lab, story: Story, timeout: float) -> bool:
     return same
 
 
+def _job_dir(lab: Lab, job: int) -> Path:
+    """What robust-srun has noted of a job."""
+    return lab.shared / ".robust-slurm" / "jobs" / str(job)
+
+
 def _warm(run: Run) -> int:
     """How many ranks would start warm now."""
-    directory = run.lab.shared / ".robust-slurm" / "jobs" / str(run.job)
-    rosters = [json.loads(path.read_text()) for path in directory.glob("roster.*.json")]
+    found = _job_dir(run.lab, run.job).glob("roster.*.json")
+    rosters = [json.loads(path.read_text()) for path in found]
     return sum(node["warm"] for roster in rosters for node in roster["nodes"])
 
 
@@ -233,7 +239,7 @@ def _status(lab: Lab, story: Story, job: int) -> None:
 
 
 def _incident(lab: Lab, job: int) -> dict[str, Any]:
-    path = lab.shared / ".robust-slurm" / "jobs" / str(job) / "incidents.jsonl"
+    path = _job_dir(lab, job) / "incidents.jsonl"
     try:
         lines = path.read_text().splitlines()
     except FileNotFoundError:
