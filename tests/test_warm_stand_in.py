@@ -42,6 +42,7 @@ def waiting(drive: Any, tmp_path: Path) -> tuple[Driver, int, int]:
     d: Driver = drive(sys.executable, str(path), warm=True, stand_in=0.0)
     rank = d.launch().pid
     own = stand_in(d)
+    d.wait(lambda: len(d.below()) == 3)  # whoever forked it may not be reaped yet
     (interpreter,) = set(d.below()) - {rank, own}
     return d, interpreter, own
 
