@@ -153,7 +153,7 @@ def test_plain_dcp_loads_it_without_us(
 
 
 SAVED_BY_RANKS = """
-import sys
+import os, sys
 import torch, torch.distributed as dist
 from pathlib import Path
 from torch.distributed.checkpoint.state_dict import (
@@ -193,6 +193,7 @@ if rank == 0:
     torch.save(out, scratch / "saved.pt")
 dist.barrier()
 dist.destroy_process_group()
+os._exit(0)  # programs/teardown.py says why
 """
 
 

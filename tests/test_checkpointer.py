@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,27 @@ def test_every_step_is_a_complete_snapshot_the_store_knows_of(store: FakeStore) 
     assert torch.equal(weight, training.model[0].weight)
     training.ckpt.close()
     assert training.ckpt.stats.snapshots == 3
+
+
+def test_closed_it_lets_go_of_model_and_optimizer(store: FakeStore) -> None:
+    """At once: what is trained or evaluated next needs their memory."""
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    checkpointer = Checkpointer(model=model, optimizer=optimizer)
+    checkpointer.resume()
+    for step in (1, 2):
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        checkpointer.save(step)
+    held = [weakref.ref(each) for each in (model, optimizer, *model.parameters())]
+    gc.collect()
+    gc.disable()
+    try:
+        checkpointer.close()
+        del model, optimizer
+        assert [each() for each in held] == [None] * len(held)
+    finally:
+        gc.enable()
 
 
 def test_the_optimizer_waits_until_the_step_before_is_replicated(store: FakeStore) -> None:

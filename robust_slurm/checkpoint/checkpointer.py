@@ -105,7 +105,7 @@ class Checkpointer:
         if not self._objects:
             raise ValueError("nothing to save: pass model=, optimizer=, loader= or extra=")
         self._objects["rng"] = None
-        State(self._objects, rank=world.rank)  # raises for what cannot be saved
+        State(self._objects, rank=world.rank).release()  # raises for what cannot be saved
         self._session: Session | None = None
         self._said: set[str] = set()
         self._pid = os.getpid()
@@ -153,7 +153,8 @@ class Checkpointer:
             self._closed = self._closed or self._session is None
 
     def close(self) -> None:
-        """Write the newest step to the durable tier, wait for it, and end. Also done at exit."""
+        """Write the newest step to the durable tier, wait for it, let go of model and optimizer,
+        and end. Also done at exit."""
         self._close(FLUSH_DEADLINE)
 
     def __enter__(self) -> Checkpointer:
@@ -234,6 +235,9 @@ class Checkpointer:
         self._closed = True
         for handle in self._handles:
             handle.remove()
+        self._objects = {}
+        if self._session is not None:
+            self._session.release()
 
     def _forked(self) -> None:
         self._closed = True

@@ -200,6 +200,7 @@ class Saver:
         if self._copy is not None:
             self._over.wait(COPY_DEADLINE)
         self._copier.close(10.0)
+        self._copy, self._items, self._late, self._early = None, (), [], []
         if self._ring is not None:
             if self._on_disk:
                 self._ring.remove()

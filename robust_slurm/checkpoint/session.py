@@ -116,6 +116,12 @@ class Session:
         if self.store is not None:
             self.store.close()
 
+    def release(self) -> None:
+        """Closed, let go of the training's objects: nobody has to wait for the garbage collector
+        to have their memory back."""
+        self._state.release()
+        self.saver, self._objects = None, {}
+
     def forked(self) -> None:
         """In a child, such as a data loader worker: all of this belongs to the parent."""
         if self.client is not None:

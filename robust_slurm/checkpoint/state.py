@@ -104,6 +104,11 @@ class State:
         ordered = sorted(objects, key=lambda key: (key == RNG, _kind(key) != "model"))
         self._tree = {key: self._sections(key, objects[key]) for key in ordered}
 
+    def release(self) -> None:
+        """Let go of all objects; this is of no use any more. Sections refer to it, so they would
+        stay until the garbage collector comes by."""
+        vars(self).clear()
+
     def _sections(self, key: str, found: Any) -> Any:
         """One section, or a list or dict of them as the objects come."""
         kind = _kind(key)

@@ -32,8 +32,10 @@ parser.add_argument("--compiler", action="store_true", help="as torch has it; it
 args = parser.parse_args()
 WAIT_AT = 25
 
+sys.path.append(str(Path(__file__).parents[1] / "programs"))
+from teardown import leave
+
 if not args.compiler:
-    sys.path.append(str(Path(__file__).parents[1] / "programs"))
     import without_compiler
 
     without_compiler.install()
@@ -81,3 +83,4 @@ dist.barrier()
 dist.destroy_process_group()
 # One write: torchrun's ranks share a pipe, and print() may write the newline by itself.
 os.write(1, f"rank {rank} done on {os.environ['SLURMD_NODENAME']}\n".encode())
+leave()

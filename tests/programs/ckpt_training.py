@@ -19,12 +19,13 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import without_compiler
+from teardown import leave
 from torch import Tensor, nn
 from torch.utils.data import Dataset, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -219,7 +220,8 @@ class Training:
             self._checkpointer.save(step)
         self._journal.write(saved=step)
 
-    def close(self) -> None:
+    def close(self) -> NoReturn:
+        """The program ends here."""
         stats = {}
         if self._checkpointer is not None:
             self._checkpointer.close()
@@ -227,6 +229,7 @@ class Training:
         self._journal.write(end=True, **stats)
         dist.barrier()
         dist.destroy_process_group()
+        leave()
 
 
 class Ballast(nn.Module):
