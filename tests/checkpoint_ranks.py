@@ -11,6 +11,7 @@ import gc
 gc.disable()  # torch's modules are no garbage; unsearched they load faster
 
 import json
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -262,6 +263,7 @@ def main() -> None:
                 break  # the other rank waits elsewhere now
     (DIRECTORY / f"result-{RANK}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
+    os._exit(0)  # programs/teardown.py says why
 
 
 if __name__ == "__main__":

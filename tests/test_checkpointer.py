@@ -7,7 +7,7 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from checkpointed_training import LONG, Training, fake_store, restart
 from fake_checkpoint_store import FakeStore
 from torch.utils.data import DataLoader
 
-from robust_slurm import Checkpointer, heartbeat
+from robust_slurm import Checkpointer, CheckpointError, heartbeat
 from robust_slurm.checkpoint.layout import read_snapshot
+from robust_slurm.checkpoint.saver import Saver
 from robust_slurm.checkpoint.slots import map_file
+from robust_slurm.checkpoint.state import State
 from tests.waiting import until
 
 
@@ -50,11 +52,11 @@ def test_every_step_is_a_complete_snapshot_the_store_knows_of(store: FakeStore) 
     assert training.ckpt.stats.snapshots == 3
 
 
-def test_closed_it_lets_go_of_model_and_optimizer(store: FakeStore) -> None:
-    """At once: what is trained or evaluated next needs their memory."""
+def test_closed_it_lets_go_of_everything(store: FakeStore) -> None:
+    """At once: what is trained or evaluated next needs the memory."""
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.AdamW(model.parameters())
-    checkpointer = Checkpointer(model=model, optimizer=optimizer)
+    checkpointer = Checkpointer(model=model, optimizer=optimizer, extra={"n": 1})
     checkpointer.resume()
     for step in (1, 2):
         model(torch.ones(2, 8)).sum().backward()
@@ -69,6 +71,70 @@ def test_closed_it_lets_go_of_model_and_optimizer(store: FakeStore) -> None:
         assert [each() for each in held] == [None] * len(held)
     finally:
         gc.enable()
+    assert checkpointer.extra == {"n": 1}
+
+
+@pytest.mark.parametrize("how", ["closed", "never begun", "interrupted"])
+def test_ended_it_holds_nothing(
+    store: FakeStore, how: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever keeps it keeps no training; no thread is left. A schedule refers to its optimizer,
+    which refers to itself: that is left to the garbage collector."""
+    threads = set(threading.enumerate())
+    training = Training(directory=store.path.parent, every=2)
+    checkpointer = training.ckpt
+    if how == "never begun":
+        checkpointer.save(1.5)  # type: ignore[arg-type]
+        assert "step 1.5 was not saved: TypeError" in capfd.readouterr().err
+    else:
+        checkpointer.resume()
+        training.run(1, 3)
+    if how == "interrupted":
+        monkeypatch.setattr(Saver, "flush", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            checkpointer.close()
+    checkpointer.close()
+    held = [weakref.ref(each) for each in (training.model, *training.model.parameters())]
+    del training
+    gc.collect()
+    assert [each() for each in held] == [None] * len(held)
+    until(lambda: set(threading.enumerate()) <= threads, "the end of its threads")
+
+
+def interrupted(_saver: Saver, _timeout: float) -> str:
+    raise KeyboardInterrupt
+
+
+def test_closed_again_while_it_closes(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As a signal handler does, or another thread: it is over when the first one is."""
+    training = Training(directory=store.path.parent, every=2)
+    training.ckpt.resume()
+    training.run(1, 3)
+    calls: list[float] = []
+
+    def flush(_saver: Saver, timeout: float) -> str:
+        calls.append(timeout)
+        training.ckpt.close()
+        return ""
+
+    monkeypatch.setattr(Saver, "flush", flush)
+    training.ckpt.close()
+    assert len(calls) == 1 and capfd.readouterr().err == ""
+
+
+def test_closed_while_it_resumes(store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training()
+    look = State.look
+
+    def closing(state: State, keys: Collection[str]) -> None:
+        training.ckpt.close()
+        look(state, keys)
+
+    monkeypatch.setattr(State, "look", closing)
+    with pytest.raises(CheckpointError, match="closed while it resumed"):
+        training.ckpt.resume()
 
 
 def test_the_optimizer_waits_until_the_step_before_is_replicated(store: FakeStore) -> None:

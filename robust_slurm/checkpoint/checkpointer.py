@@ -109,7 +109,7 @@ class Checkpointer:
         self._session: Session | None = None
         self._said: set[str] = set()
         self._pid = os.getpid()
-        self._resumed = self._closed = False
+        self._resumed = self._closing = self._closed = False
         self._handles = self._hook(named(optimizer).values())
         _alive.add(self)
         atexit.register(self._at_exit)
@@ -124,7 +124,12 @@ class Checkpointer:
             raise CheckpointError("resume() is called once, before the first save()")
         self._resumed = True
         heartbeat._expect_saves()
-        step = self._start().resume()
+        try:
+            step = self._start().resume()
+        except Exception:
+            if self._closed:
+                raise CheckpointError("closed while it resumed") from None
+            raise
         heartbeat._resumed_step(step)
         return step
 
@@ -148,13 +153,15 @@ class Checkpointer:
             heartbeat._saved_step(number)
             self._start().save(number)
         except Exception as error:  # noqa: BLE001 - a failing save must not end a training
-            self._say(f"step {step} was not saved: {type(error).__name__}: {error}")
-            # Starting is not tried again: other ranks would not take part in it.
-            self._closed = self._closed or self._session is None
+            if not self._closed:
+                self._say(f"step {step} was not saved: {type(error).__name__}: {error}")
+            if self._session is None:
+                # Starting is not tried again: other ranks would not take part in it.
+                self._close(0.0)
 
     def close(self) -> None:
-        """Write the newest step to the durable tier, wait for it, let go of model and optimizer,
-        and end. Also done at exit."""
+        """Write the newest step to the durable tier, wait for it, let go of all objects (``extra``
+        keeps plain values), and end. Also done at exit."""
         self._close(FLUSH_DEADLINE)
 
     def __enter__(self) -> Checkpointer:
@@ -223,21 +230,25 @@ class Checkpointer:
         self._close(CRASH_DEADLINE if alone else 0.0)
 
     def _close(self, flush_deadline: float) -> None:
-        if self._closed or os.getpid() != self._pid:
+        if self._closing or os.getpid() != self._pid:
             return
+        self._closing = True
         atexit.unregister(self._at_exit)
+        session = self._session
         try:
-            if self._session is not None:
+            if session is not None:
                 # The last step that was taken may be what the loss that is not finite came from.
-                self._session.close(0.0 if heartbeat._nan else flush_deadline)
+                session.close(0.0 if heartbeat._nan else flush_deadline)
         except Exception as error:  # noqa: BLE001 - as in save()
             self._say(f"the last step may not be saved: {type(error).__name__}: {error}")
-        self._closed = True
-        for handle in self._handles:
-            handle.remove()
-        self._objects = {}
-        if self._session is not None:
-            self._session.release()
+        finally:
+            self._closed = True
+            for handle in self._handles:
+                handle.remove()
+            self._objects = {}
+            self.extra = {name: v for name, v in self.extra.items() if not _has_state(v)}
+            if session is not None:
+                session.release()
 
     def _forked(self) -> None:
         self._closed = True

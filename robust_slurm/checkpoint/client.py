@@ -106,7 +106,9 @@ class Client:
     def abandon(self) -> None:
         """In a forked child: let go of the descriptor; the connection is the parent's."""
         self.dead = "this is a forked child"
-        os.close(self._socket.detach())
+        fd = self._socket.detach()
+        if fd >= 0:  # else it was a fork of a fork
+            os.close(fd)
 
     def _wait(self, done: Callable[[], bool], timeout: float) -> bool:
         with self._state:

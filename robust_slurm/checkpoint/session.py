@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -103,18 +104,18 @@ class Session:
             self.client.say("alarm", text=text)
 
     def close(self, flush_deadline: float) -> None:
-        """End; first write the newest step to the durable tier if ``flush_deadline`` > 0."""
-        if self.saver is not None:
-            if flush_deadline > 0 and self._options.directory:
+        """End; first write the newest step to the durable tier if ``flush_deadline`` > 0. Saver,
+        client and store are closed in this order, each whatever the others raise."""
+        saver = self.saver
+        with ExitStack() as closing:
+            for each in (self.store, self.client, saver):
+                if each is not None:
+                    closing.callback(each.close)
+            if saver is not None and flush_deadline > 0 and self._options.directory:
                 with heartbeat.phase("checkpoint"):  # no steps come meanwhile; it is no hang
-                    why = self.saver.flush(flush_deadline)
+                    why = saver.flush(flush_deadline)
                 if why:
                     self.say(f"the last step is not in {self._options.directory}: {why}")
-            self.saver.close()
-        if self.client is not None:
-            self.client.close()
-        if self.store is not None:
-            self.store.close()
 
     def release(self) -> None:
         """Closed, let go of the training's objects: nobody has to wait for the garbage collector
