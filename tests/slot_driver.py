@@ -125,10 +125,7 @@ class Driver:
         self.wait(lambda: text in self.stderr(), seconds)
 
     def wait(self, ready: Any, seconds: float = 10.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not ready():
-            assert time.monotonic() < deadline, "not in time"
-            select.select([], [], [], 0.005)
+        until(ready, "what the slot is to do", seconds, 0.005)
 
     def wait_warm(self, ready: bool = True, seconds: float = 30.0) -> None:
         """An interpreter is (or is not) ready to become the next rank."""
@@ -188,6 +185,7 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
     if "out" in plan:
         plan["out"] = plan["out"].replace("{dir}", str(base))
     warm.STAND_IN = config.get("stand_in", 3600.0)
+    warm.ANSWER = slot.TAIL_WAIT = 5.0  # a machine that does other things too
     options = SlotOptions(
         tuple(config["command"]),
         OutputPlan(**plan),
@@ -231,6 +229,7 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
         own, door = one._launcher.warm, one._launcher.door
         ahead = own._ahead if own is not None else None
         tell("warm", own is not None and own.ready)
+        tell("warm-off", own._off if own is not None else "")
         further = ahead is not None and ahead.further
         tell("warm-ahead", "ahead" if ahead is not None and further and ahead.ready else "")
         tell("stand-in", ahead.pid if ahead is not None and not further else 0)

@@ -13,7 +13,7 @@ import pytest
 from fake_slurm import FakeSlurm
 from fake_system import FakeSystem, context
 
-from health import rootfiles
+from health import act, rootfiles
 from health.act import PLACES, Drainer, Outcome, drain_event, open_door
 from health.breaker import Drain
 from health.reserve import fleet_size, parse, reserve
@@ -75,6 +75,12 @@ def own_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.environ["PATH"])
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that does other things too."""
+    monkeypatch.setattr(act, "LEDGER_S", 20.0)
+
+
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
@@ -100,8 +106,6 @@ def test_an_administrators_reason_is_kept(site: Site) -> None:
 def test_an_administrator_who_is_quicker_by_a_moment(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from health import act
-
     def late(*args: Any) -> Any:
         decision = reserve(*args)
         site.slurm.set(state="IDLE+DRAIN", reason="replace the fan")
@@ -116,8 +120,6 @@ def test_an_administrator_who_is_quicker_by_a_moment(
 def test_a_slurm_conf_that_does_not_answer_costs_the_reservation(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from health import act
-
     monkeypatch.setattr(act, "LEDGER_S", 0.3)
     monkeypatch.setattr(act, "fleet_size", lambda system: time.sleep(60))
     began = time.monotonic()
@@ -230,7 +232,8 @@ def test_slurms_own_records_stand_in_for_the_ledger(site: Site) -> None:
     assert len(shows) == 2  # before and after
 
 
-def test_a_dead_ledger_is_as_none(site: Site) -> None:
+def test_a_dead_ledger_is_as_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(act, "LEDGER_S", 1.5)
     held = rootfiles.lock(rootfiles.open_dir(str(site.state / "nodes")), "drains.lock")
     assert held
     outcome = site.drain()
@@ -301,8 +304,8 @@ def test_without_anything_its_own_memory_counts(site: Site) -> None:
 def test_it_keeps_its_time(site: Site) -> None:
     site.slurm.die(60.0)
     began = time.monotonic()
-    assert "timeout" in site.drain(seconds=1.0).error
-    assert time.monotonic() - began < 6
+    assert "timeout" in site.drain(seconds=3.0).error
+    assert time.monotonic() - began < 20
 
 
 def test_no_scontrol_at_all(site: Site) -> None:

@@ -197,8 +197,8 @@ def test_past_the_limit_it_is_asked_to_stop_first(
     monkeypatch.setattr(dcgm, "LEAST_S", {1: 0.1})
     stop = f"trap 'echo stopped > {tmp_path}/stopped; exit 1' TERM; echo x; sleep 60 & wait"
     began = time.monotonic()
-    [one], _ = dcgm.run("quick", 1.0, directories=fake(tmp_path, stop))
-    assert one.status == "ERROR" and "did not end within 1 s" in one.evidence
+    [one], _ = dcgm.run("quick", 3.0, directories=fake(tmp_path, stop))
+    assert one.status == "ERROR" and "did not end within" in one.evidence
     assert (tmp_path / "stopped").exists() and time.monotonic() - began < 20
 
 
@@ -208,7 +208,7 @@ def test_one_that_heeds_no_signal_is_killed_with_its_children(
     monkeypatch.setattr(dcgm, "LEAST_S", {1: 0.1})
     lines = f"trap '' TERM; sleep 60 & echo $! > {tmp_path}/pid; wait; wait"
     began = time.monotonic()
-    [one], _ = dcgm.run("quick", 1.0, directories=fake(tmp_path, lines))
+    [one], _ = dcgm.run("quick", 3.0, directories=fake(tmp_path, lines))
     assert one.status == "ERROR" and time.monotonic() - began < 20
     _until_gone(int((tmp_path / "pid").read_text()))
 

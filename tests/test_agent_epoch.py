@@ -59,6 +59,7 @@ def test_beats_are_read_and_old_records_forgotten(boss: Boss, shim: Shim, tmp_pa
         writer.close()
         wait(lambda e=epoch: boss.state.progress.best == 10 * e)  # type: ignore[misc]
     assert sorted(p.name for p in tmp_path.glob("*.beat")) == ["2-0.beat", "3-0.beat"]
+    wait(lambda: any(r.epoch == 3 and r.beats for r in boss.of(Report)))
     reports = [r for r in boss.of(Report) if r.epoch == 3 and r.beats]
     beat = reports[-1].beats[0]
     assert (beat.local, beat.step, beat.beats, beat.source) == (0, 30, 1, "regex")

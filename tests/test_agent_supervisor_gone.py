@@ -83,10 +83,10 @@ def test_a_mute_supervisor_is_not_stormed(
     """It takes connections but does not answer: the line is made anew now and then, not always."""
     monkeypatch.setattr(uplink, "QUIET", 0.3)
     wait(lambda: bool(boss.of(Hello)))
-    boss.mute = True
     began = time.monotonic()
+    boss.mute = True
     wait(lambda: len(boss.connections) >= 4)
-    assert time.monotonic() - began >= 3 * 0.3 - 0.1
+    assert time.monotonic() - began >= 2 * 0.3  # the first was quiet for some time before
     boss.mute = False
     heard = len(boss.heard)
     wait(lambda: len(boss.heard) > heard + 3)
@@ -117,8 +117,8 @@ def test_a_dead_supervisor(boss: Boss, shim: Shim, monkeypatch: pytest.MonkeyPat
     boss.activate()
     boss.order(start(1))
     wait(lambda: len(shim.orders) == 1)
-    boss.die()
     died = time.monotonic()
+    boss.die()
     wait(lambda: bool(shim.verdicts))
     assert 0.4 < time.monotonic() - died < 5.0
     assert shim.verdicts == [(Verdict.SUPERVISOR_DEAD, start(1))]
@@ -167,7 +167,7 @@ def test_peers_get_an_answer(
     boss: Boss, tmp_path: Path, companion: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also from a companion, whose own job has another number."""
-    monkeypatch.setattr("srun_wrapper.orphan.ASK", 0.4)
+    monkeypatch.setattr("srun_wrapper.orphan.ASK", 2.0)
     shim = Shim(boss, tmp_path, companion=companion, job_id=12 if not companion else 99)
     wait(lambda: bool(boss.of(Hello)))
     peer = Peer(4, "127.0.0.1", boss.of(Hello)[0].probe_port)

@@ -200,7 +200,7 @@ def test_what_an_epoch_that_is_over_waits_for_is_given_up_in_silence(
     until(lambda: ("commit", 4) in _asked(tmp_path), "committing the next epoch's")
     (tmp_path / "ckpt/go").touch()
     assert events.wait(Committed) == Committed(4, True, "")
-    assert [thread.name for thread in threading.enumerate()].count("ckpt-commit") == 0
+    until(lambda: not [t for t in threading.enumerate() if t.name == "ckpt-commit"], "their end")
 
 
 def test_a_write_whose_epoch_is_over_is_no_trouble(

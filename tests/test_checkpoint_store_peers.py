@@ -143,7 +143,7 @@ def test_a_peer_that_hangs_counts_as_lost(tmp_path: Path) -> None:
 
 
 def test_a_peer_that_comes_back_gets_the_newest(tmp_path: Path) -> None:
-    with stores(tmp_path, 2, patience=0.5) as [(a, events), (b, _)]:
+    with stores(tmp_path, 2, patience=2.0) as [(a, events), (b, _)]:
         proxy = Proxy(b.port, 0)
         rank = FakeRank(a, 0)
         a.place({0: at_port(proxy.port)})
@@ -193,11 +193,11 @@ def test_a_new_placement_is_served_at_once_although_the_old_peer_hangs(tmp_path:
 def test_while_a_peer_lags_the_slot_that_is_sent_is_held_and_the_newest_follows(
     tmp_path: Path,
 ) -> None:
-    with stores(tmp_path, 2, bandwidth=SIZE * 1.0) as [(a, _), (b, _)]:
+    with stores(tmp_path, 2, bandwidth=SIZE * 0.4) as [(a, _), (b, _)]:
         rank = FakeRank(a, 0)
         a.place({0: target(b)})
         rank.wait("welcome")
-        rank.save(1)  # about a second
+        rank.save(1)  # 2.5 s
         rank.wait("kept", step=1)
         rank.save(2)
         rank.wait("kept", step=2)

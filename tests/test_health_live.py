@@ -190,8 +190,8 @@ def test_a_command_that_is_not_there(argv: list[str]) -> None:
 
 def test_a_command_ends_at_its_deadline_with_all_it_started(tmp_path: Path) -> None:
     script = f"sleep 3600 & echo $! > {tmp_path}/pid; wait"
-    with pytest.raises(TimeoutError, match="within 1 s"):
-        run(["/bin/sh", "-c", script], 1.0)
+    with pytest.raises(TimeoutError, match="within 3 s"):
+        run(["/bin/sh", "-c", script], 3.0)
     pid = int((tmp_path / "pid").read_text())
     limit = time.monotonic() + 10
     while time.monotonic() < limit:
@@ -232,9 +232,9 @@ def _hangs(fd: int, path: str, write: bool) -> None:
 def test_a_probe_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(probe, "_look", _hangs)
     begin = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"within 0\.5 s, state S"):
-        probe.probe(str(tmp_path), False, 0.5)
-    assert time.monotonic() - begin < 10
+    with pytest.raises(TimeoutError, match=r"within 3 s, state S"):
+        probe.probe(str(tmp_path), False, 3.0)
+    assert time.monotonic() - begin < 20
 
 
 def test_a_probe_that_is_left_behind_is_not_repeated(

@@ -161,11 +161,11 @@ def test_a_hang_of_nvml_leaves_the_gpu_checks_time(
 
 
 def test_a_check_that_hangs_fails_and_the_rest_goes_on(node: Node) -> None:
-    checks = [family("before"), family("mounts", hangs, deadline_s=0.3), family("after")]
+    checks = [family("before"), family("mounts", hangs, deadline_s=3.0), family("after")]
     report = run(node, checks, "prolog", LONG_S)
     (finding,) = report.findings
     assert (finding.status, finding.cls, finding.check) == ("FAIL", "node", "mounts-hung")
-    assert "within 0.3 s" in finding.evidence and "state S" in finding.evidence
+    assert "within 3 s" in finding.evidence and "state S" in finding.evidence
     assert statuses(report) == {"before": "PASS", "mounts": "FAIL", "after": "PASS"}
 
 

@@ -32,7 +32,7 @@ def test_where_no_gpu_is_wanted_nvml_is_left_alone(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_decides_whether_nvml_is_asked_may_hang_as_well() -> None:
-    snapshot = Collector(0.5, needed=lambda: bool(time.sleep(3600))).wait()
+    snapshot = Collector(3.0, needed=lambda: bool(time.sleep(3600))).wait()
     assert snapshot["hung"] and snapshot["stage"].startswith("slurm.conf (state S")
 
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_killed_is_remembered_and_not_started_again(
     monkeypatch.setattr(nvml, "_collect", work)
     with monkeypatch.context() as held:
         held.setattr(child.Child, "stop", lambda self, grace_s=0.05: False)
-        first = Collector(1.0, stuck)
+        first = Collector(3.0, stuck)
         first.dies_s = 0.2
         pid = first._child.pid  # type: ignore[union-attr]
         snapshot: Snapshot = first.wait()
@@ -122,7 +122,7 @@ def test_what_dies_late_was_only_slow(
     stuck = Stuck(str(tmp_path / "stuck"))
     monkeypatch.setattr(nvml, "_collect", work)
     monkeypatch.setattr(child.Child, "stop", stop)
-    collector = Collector(1.0, stuck)
+    collector = Collector(3.0, stuck)
     snapshot = collector.wait()
     assert (snapshot["hung"], snapshot["killed"]) == (True, True)
     assert snapshot["stage"].startswith("init (state S")

@@ -157,11 +157,11 @@ def test_a_gpu_that_goes_while_it_is_asked_is_lost(collect: Collect, error: str)
 @needs_cc
 def test_a_hang_names_its_place_and_keeps_what_was_learnt(collect: Collect) -> None:
     state = "count = 4\ngpu2.hang.nvmlDeviceGetTotalEccErrors = sleep\n"
-    snapshot, took = collect(state, 1.5)
+    snapshot, took = collect(state, 3.0)
     assert snapshot["hung"] is True and snapshot["stage"].startswith("gpu2 ecc (state S")
     assert [device["index"] for device in snapshot["devices"]] == [0, 1]
-    assert snapshot["killed"] is True and 1.5 <= snapshot["waited"] < 5
-    assert 1.5 <= took < 5
+    assert snapshot["killed"] is True and 3.0 <= snapshot["waited"] < 10
+    assert 3.0 <= took < 10
 
 
 @needs_cc
@@ -174,7 +174,7 @@ def test_a_hang_names_its_place_and_keeps_what_was_learnt(collect: Collect) -> N
     ],
 )
 def test_a_hang_of_the_whole_library(collect: Collect, state: str, stage: str) -> None:
-    snapshot, _ = collect(state, 1.0)
+    snapshot, _ = collect(state, 3.0)
     assert snapshot["hung"] is True and snapshot["stage"].startswith(f"{stage} (state S")
     assert snapshot["killed"] is True
 

@@ -143,7 +143,7 @@ class Answerer:
 def test_ask_peer(
     say: PeerSay | None, key: bytes, answer: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("srun_wrapper.orphan.ASK", 0.3)
+    monkeypatch.setattr("srun_wrapper.orphan.ASK", 0.3 if answer is None else 5.0)
     peer = Answerer(say, key)
     assert ask_peer(peer.peer, KEY, 42) == answer
     peer.close()

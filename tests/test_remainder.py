@@ -201,7 +201,7 @@ def test_a_step_that_has_ended_and_holds_its_nodes(
     host: str, parent: str | None, held: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     door = Door(NODES[:3])
-    monkeypatch.setattr(remainder, "ENDING", 1.0 if parent == "" else 0.3)
+    monkeypatch.setattr(remainder, "ENDING", 20.0 if parent == "" else 0.3)
     with contextlib.ExitStack() as stack:
         pid = 1 << 22
         if parent is not None:

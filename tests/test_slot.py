@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,7 +173,7 @@ def test_only_the_newest_start_counts(drive: Any) -> None:
     d = drive("sh", "-c", IGNORES_TERM)
     d.launch(epoch=1)
     d.wait_stderr("ready")
-    d.start(epoch=2, grace=0.5)
+    d.start(epoch=2, grace=10.0)
     d.start(epoch=3, grace=0.5)
     assert d.get(Started).epoch == 3
     d.order(Stop(3, 0.0))
@@ -238,10 +239,13 @@ def test_an_inspection_sees_what_the_rank_does(drive: Any) -> None:
     d = drive("sh", "-c", "echo ready >&2; exec sleep 60")
     started = d.launch()
     d.wait_stderr("ready")
+    comm = Path(f"/proc/{started.pid}/comm")
+    d.wait(lambda: comm.read_text() == "sleep\n" and proc.usage([started.pid]).state == "S")
     d.order(Inspect(3, 0.1))
     asleep = d.get(Inspected)
     assert (asleep.token, asleep.samples[0].local, asleep.samples[0].state) == (3, 0, "S")
     os.kill(started.pid, signal.SIGSTOP)
+    d.wait(lambda: proc.usage([started.pid]).state == "T")
     d.order(Inspect(4, 0.1))
     assert d.get(Inspected).samples[0].state == "T"
 

@@ -42,8 +42,8 @@ def test_the_deadline_kills_the_whole_group(tmp_path: Path) -> None:
     script = f"sleep 60 & echo $! $$ > {pids}; echo half an answer >&2; wait"
     began = time.monotonic()
     with pytest.raises(SlurmError) as caught:
-        run_command(["bash", "-c", script], 0.5, None, ENV, None)
-    assert time.monotonic() - began < 3
+        run_command(["bash", "-c", script], 3.0, None, ENV, None)
+    assert time.monotonic() - began < 20
     assert caught.value.kind == "timeout"
     assert "half an answer" in caught.value.message
     for pid in pids.read_text().split():
@@ -62,8 +62,8 @@ def test_a_child_that_left_the_group_cannot_hold_us(tmp_path: Path) -> None:
     )
     began = time.monotonic()
     with pytest.raises(SlurmError):
-        run_command([sys.executable, "-c", script], 1.0, None, ENV, None)
-    assert time.monotonic() - began < 4
+        run_command([sys.executable, "-c", script], 3.0, None, ENV, None)
+    assert time.monotonic() - began < 20
     os.kill(int(pid_file.read_text()), 9)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -149,22 +150,29 @@ def test_start_runs_with_the_given_environment() -> None:
     assert asyncio.run(check()) == 0
 
 
-def test_srun_ends_with_its_parent() -> None:
+def test_srun_ends_with_its_parent(tmp_path: Path) -> None:
     """The kernel tells srun when robust-srun dies, however it dies."""
     code = (
-        "import asyncio, os\n"
+        "import asyncio, os, sys\n"
         "from srun_wrapper.steps import start\n"
         "async def go():\n"
-        "    p = await start(['sh', '-c', 'trap \"echo told; exit\" TERM; echo ready;'\n"
-        "                     ' while :; do sleep 0.05; done'], os.environ, own_session=True)\n"
-        "    await asyncio.sleep(0.3)\n"
+        "    p = await start(['sh', '-c', 'trap \"echo told; exit\" TERM; echo ready; > \"$0\";'\n"
+        "                     ' while :; do sleep 0.05; done', sys.argv[1]], os.environ,\n"
+        "                    own_session=True)\n"
+        "    while not os.path.exists(sys.argv[1]):\n"
+        "        await asyncio.sleep(0.01)\n"
         "    os.kill(os.getpid(), 9)\n"
         "asyncio.run(go())\n"
     )
 
     async def check() -> bytes:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, env=dict(os.environ)
+            sys.executable,
+            "-c",
+            code,
+            str(tmp_path / "ready"),
+            stdout=asyncio.subprocess.PIPE,
+            env=dict(os.environ),
         )
         out, _ = await asyncio.wait_for(process.communicate(), 20.0)
         return out

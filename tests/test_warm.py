@@ -249,7 +249,7 @@ def test_a_module_that_starts_a_thread_is_not_imported_ahead(drive: Any, tmp_pat
     d = drive(*command, warm=True, path=str(site), packages=["threaded"])
     d.launch()
     d.wait(lambda: any(d.base.glob("1-0.modules")))
-    d.wait(lambda: len(d.below()) == 2)
+    d.wait(lambda: (d.base / "warm-off").read_text() != "")
     d.wait(lambda: len(d.below()) == 1)
     assert not d.launch(epoch=2).warm
 

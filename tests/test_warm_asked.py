@@ -41,6 +41,7 @@ say(link, ready=1)
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Warm]]:
     """A ``Warm`` with an interpreter that goes on with this text."""
     monkeypatch.setattr(warm, "STAND_IN", 0.0)
+    monkeypatch.setattr(warm, "ANSWER", 60.0)
     monkeypatch.chdir(tmp_path)
     warms: list[Warm] = []
 

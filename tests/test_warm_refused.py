@@ -79,7 +79,7 @@ def test_a_module_beside_the_script_is_not_taken_for_an_installed_one(
     d = drive(*words, warm=True, path=str(tmp_path / "lib"), packages=["outer"])
     d.launch()
     d.wait(lambda: any(tmp_path.glob("1-0.modules")))
-    d.wait(lambda: len(d.below()) == 2)
+    d.wait(lambda: (d.base / "warm-off").read_text() != "")
     d.wait(lambda: len(d.below()) == 1)
     assert not d.launch(epoch=2).warm
     d.wait(lambda: d.stdout() == "own\nown\n")

@@ -165,7 +165,7 @@ def test_a_stop_while_it_is_made(drive: Any, tmp_path: Path) -> None:
     """Whoever is on the way is ended with all others, and one is made after the next start."""
     path = tmp_path / "script.py"
     path.write_text(WAITS)
-    d = drive(sys.executable, str(path), warm=True, stand_in=0.5)
+    d = drive(sys.executable, str(path), warm=True, stand_in=3.0)
     rank = d.launch().pid
     d.wait_warm()
     (interpreter,) = set(d.below()) - {rank}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import fcntl
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -154,8 +155,10 @@ def test_it_is_no_rank_that_the_script_has_set_up_otherwise(drive: Any, tmp_path
 def test_nobody_goes_ahead_beside_a_rank(drive: Any, tmp_path: Path) -> None:
     words, learnt = ahead(tmp_path, "open(sys.argv[1] + '/runs', 'a').write('x')")
     d = drive(*words, warm=True)
-    d.order(Warmup(pack(learnt)))
-    started = d.launch(rank=5)  # the node has ranks at once: the imports come too late
+    with (d.base / "warm.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the node has ranks at once: the imports come too late
+        d.order(Warmup(pack(learnt)))
+        started = d.launch(rank=5)
     d.order(Warmup(pack(learnt)))
     assert not started.warm
     d.wait_warm()  # by what the rank itself has learnt

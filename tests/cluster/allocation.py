@@ -16,7 +16,7 @@ from tests.waiting import until
 
 TOOLS = ("srun", "robust-srun")
 NODES = 3
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 @dataclass

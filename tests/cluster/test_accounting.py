@@ -77,7 +77,7 @@ def test_the_database_is_roots_alone(made: Cluster) -> None:
 
 
 def test_a_companion_is_accounted_to_the_jobs_owner(slurm: Cluster) -> None:
-    training = start(slurm, 2, steps=80, sbatch="--account=lab --qos=long")
+    training = start(slurm, 2, toy="--hold 8", sbatch="--account=lab --qos=long")
     training.wait_step(8)
     slurm.crash("n2")
     training.wait_says("recovered from")
@@ -97,7 +97,8 @@ def test_a_companion_is_accounted_to_the_jobs_owner(slurm: Cluster) -> None:
 
 def test_a_limit_that_keeps_the_companion_away_is_told(slurm: Cluster) -> None:
     limit(slurm, "long", 2)
-    training = start(slurm, 2, steps=80, sbatch="--qos=long", robust="--robust-standby-wait=5")
+    robust = "--robust-standby-wait=5"
+    training = start(slurm, 2, toy="--hold 8", sbatch="--qos=long", robust=robust)
     training.wait_step(8)
     slurm.crash("n2")
     training.wait_says(r"gave 0 of 1 nodes within 5 s \(Slurm's reason: QOSMaxNodePerUserLimit\)")
@@ -112,7 +113,8 @@ def test_the_pools_own_qos_goes_before_the_jobs(slurm: Cluster) -> None:
     limit(slurm, "pool", 1)
     pool.run("apply", "--yes", "--nodes", "s[1-2]", "--qos", "pool")
     assert pool.partition("standby")["QoS"] == "pool"
-    training = start(slurm, 2, steps=80, sbatch="--qos=long", robust="--robust-standby-wait=5")
+    robust = "--robust-standby-wait=5"
+    training = start(slurm, 2, toy="--hold 8", sbatch="--qos=long", robust=robust)
     training.wait_step(8)
     slurm.crash("n2")
     training.wait_says("recovered from")
@@ -125,7 +127,7 @@ def test_the_pools_own_qos_goes_before_the_jobs(slurm: Cluster) -> None:
 
 def test_a_slurmdbd_that_is_gone_keeps_nobody_from_going_on() -> None:
     with Cluster(nodes=4, standby=0, accounting=True) as lab:
-        training = start(lab, 2, spares=1, steps=80, sbatch="--account=lab")
+        training = start(lab, 2, spares=1, toy="--hold 8", sbatch="--account=lab")
         training.wait_step(8)
         lab.exec("head", ["sacctmgr", "shutdown"], user=False, check=True)
         until(lambda: "slurmdbd ended" in lab.spec.log("keeper").read_text(), "its end")

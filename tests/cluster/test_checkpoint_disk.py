@@ -50,6 +50,8 @@ def test_rank_and_its_replica_lost_at_once(new_lab: LabFactory, ddp: Undisturbed
     training.start(robust, "--every=4 --hold=1:7", sbatch=["-N3"])
     training.wait_held(1, 7)
     training.until(lambda: durable.newest(training.directory), "checkpoint on disk")
+    for node in ("n2", "n3"):
+        lab.partition(node)  # at once: a crash waits until all of the node's processes are gone
     lab.crash("n2")
     lab.crash("n3")
     training.check_ended()

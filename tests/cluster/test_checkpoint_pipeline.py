@@ -24,12 +24,16 @@ def test_pipeline_lost_then_two_nodes_one_amid_the_recovery_of_the_other(
     lab = new_lab(nodes=8, standby=0)
     training = pipelines.job(lab)
     size = ["-N8", "--ntasks-per-node=1"]
-    training.start("--robust-spares=4", sbatch=size, durable=False)
-    training.wait_saved(4)
-    assert training.says("survive the loss of any 1 node, .*any 1 pipeline group"), training.out()
-    lab.crash("n3")  # ranks 2 and 3: the second pipeline
+    training.start("--robust-spares=4", "--hold=1:5,2:10", sbatch=size, durable=False)
+    training.wait_held(1, 5)
+    training.wait_replicas(4)
+    training.wait_says("survive the loss of any 1 node, .*any 1 pipeline group")
+    for node in ("n3", "n4"):  # ranks 2 and 3: the second pipeline
+        lab.partition(node)  # at once: a crash waits until all of the node's processes are gone
+    lab.crash("n3")
     lab.crash("n4")
-    training.wait_saved(9, epoch=2)
+    training.wait_held(2, 10)
+    training.until(training.incidents, "its incident")
     first = training.incidents()[0]
     taken = dict(map(tuple, first["swaps"]))
     assert set(taken) == {"n3", "n4"}, first
@@ -52,10 +56,12 @@ def test_torchrun_with_a_pipeline_on_each_node(new_lab: LabFactory, pipelines: U
     lab = new_lab(nodes=1, standby=2)
     training = pipelines.job(lab)
     torchrun = "torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d"
-    torchrun += f" --rdzv-endpoint=$(hostname):29513 --max-restarts=1 {training.words('--apart')}"
+    torchrun += " --rdzv-endpoint=$(hostname):29513 --max-restarts=1 "
+    torchrun += training.words("--apart", "--hold=1:5")
     command = f"robust-srun --robust-standby-partition=train {torchrun}"
     training.submit(command, ["-pstandby", "-N2", "--ntasks-per-node=1", "-c2"])
-    training.wait_saved(4)
+    training.wait_held(1, 5)
+    training.wait_replicas(4)
     lab.crash("s2")
     training.check_ended()
     (record,) = training.check_lost(1)
@@ -74,8 +80,9 @@ def test_survivors_change_seats_for_the_network(pipelines: Undisturbed) -> None:
     with Cluster(nodes=4, standby=1, switches=["n[1,3]", "n[2,4],s1"]) as lab:
         training = pipelines.job(lab)
         place = "--robust-place --robust-place-alpha=0"
-        training.start(place, sbatch=["-N4", "--ntasks-per-node=1"], durable=False)
-        training.wait_saved(4)
+        training.start(place, "--hold=1:5", sbatch=["-N4", "--ntasks-per-node=1"], durable=False)
+        training.wait_held(1, 5)
+        training.wait_replicas(4)
         lab.crash("n4")
         training.check_ended()
         (record,) = training.check_lost(1)

@@ -87,7 +87,7 @@ def test_shrink_leaves_the_rest_running(lab: Cluster) -> None:
     call = f"slurm.shrink({job}, ['n1', 'n3'], Path('.'))"
     out = door(lab, f"{call}; {call}; out = slurm.job({job}).nodes")
     assert out == ["n1", "n3"]
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20
     until(lambda: lab.nodes()["n2"] == {"IDLE"}, "n2 is free")
     assert lab.job(job)["JobState"] == "RUNNING"
     assert not list(lab.shared.glob("*resize*"))
@@ -160,7 +160,7 @@ def test_no_controller(lab: Cluster) -> None:
     code = "slurm = Slurm(deadline_s=2); out = [slurm.ping(), kind(lambda: slurm.nodes())]"
     ping, kind = door(lab, code, env=env)
     assert ping is False and kind in ("timeout", "unreachable")
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 30
 
 
 def test_a_dead_file_system_does_not_hold_the_caller() -> None:

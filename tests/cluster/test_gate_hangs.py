@@ -27,19 +27,19 @@ HANGS = {
         "n1",
         lambda lab, node: lab.gpu(node, nvml_hang="dstate"),
         "robust:node:nvml-hung:-:reboot:job{job}",
-        3.0,
+        4.5,
     ),
     "one GPU": Hang(
         "n2",
         lambda lab, node: lab.gpu(node, 1, nvml_hang="dstate"),
         "robust:node:nvml-hung:gpu1:reboot:job{job}",
-        3.0,
+        4.5,
     ),
     "file server": Hang(
         "n3",
         lambda lab, node: lab.stale_mount(node),
         "robust:node:mount-hung:{dir}/node/scratch:none:job{job}",
-        3.0,
+        4.5,
     ),
 }
 

@@ -28,7 +28,7 @@ def test_crash_takes_all_at_once_and_lets_no_farewell_out(lab: Cluster) -> None:
             before = time.time()
             at = lab.crash("n2")
             assert before <= at <= time.time()
-            assert server.wait(1) == -signal.SIGKILL
+            assert server.wait(20) == -signal.SIGKILL
             assert client.stdout.readline() == "silence\n"
     assert lab.faults()["n2"] == "crashed"
     assert lab.exec("n2", ["true"]).returncode == 125
@@ -153,11 +153,11 @@ def test_a_slow_link_is_slow_in_one_direction_and_heals(lab: Cluster) -> None:
         take = (
             "import socket, time\n"
             "server = socket.create_server(('', %d)); print('up', flush=True)\n"
-            "link = server.accept()[0]; began = time.monotonic(); left = 1 << 20\n"
+            "link = server.accept()[0]; began = time.monotonic(); left = 1 << 21\n"
             "while left: left -= len(link.recv(min(left, 1 << 16)))\n"
             "print(time.monotonic() - began)"
         )
-        give = "import socket; socket.create_connection(('n2', %d)).sendall(bytes(1 << 20))"
+        give = "import socket; socket.create_connection(('n2', %d)).sendall(bytes(1 << 21))"
         with lab.popen(
             "n2", ["python", "-c", take % port], stdout=subprocess.PIPE, text=True
         ) as taker:
@@ -165,11 +165,11 @@ def test_a_slow_link_is_slow_in_one_direction_and_heals(lab: Cluster) -> None:
             lab.exec("n1", ["python", "-c", give % port], check=True)
             return float(taker.stdout.read())
 
-    assert seconds() < 0.5
-    lab.slow("n2", "8mbit")
+    assert seconds() < 2.5
+    lab.slow("n2", "4mbit")
     assert lab.faults()["n2"] == "slow"
-    assert seconds() > 0.5
+    assert seconds() > 2.5
     lab.heal("n2")
-    assert lab.faults()["n2"] == "up" and seconds() < 0.5
+    assert lab.faults()["n2"] == "up" and seconds() < 2.5
     with pytest.raises(LabError, match="rate"):
         lab.slow("n2", "quickly")

@@ -63,7 +63,7 @@ def test_restarts_without_progress_are_limited(lab: Cluster) -> None:
 
 def test_nothing_left_and_no_requeue(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=2, standby=0)
-    training = start(lab, 2, robust="--robust-requeue=never")
+    training = start(lab, 2, robust="--robust-requeue=never", toy="--hold 8")
     training.wait_step(8)
     lab.crash("n2")
     stopped(training, code=121, incidents=1)
@@ -76,7 +76,7 @@ def test_interactive_job_cannot_be_requeued(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=2, standby=0)
     training = prepared(lab, 2)
     out = (training.dir / "out").open("w")
-    line = training.line(["--robust-standby-partition="], [])
+    line = training.line(["--robust-standby-partition="], ["--hold", "8"])
     salloc = ["salloc", "--no-kill", "-N2", "bash", "-c", line]
     process = lab.popen("head", salloc, env=training.exports(), stdout=out, stderr=out)
     try:
@@ -108,7 +108,7 @@ def test_standby_exhausted_then_requeued(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=3)
     hog = lab.sbatch("#!/bin/sh\nexec sleep 600\n", ["-p", "standby", "--exclusive"])
     lab.wait_job(hog, "RUNNING")
-    training = start(lab, 2, robust="--robust-standby-wait=2")
+    training = start(lab, 2, robust="--robust-standby-wait=2", toy="--hold 8")
     training.wait_step(8)
     crashed = lab.crash("n2")
     training.until(training.incidents, "incident")
@@ -124,7 +124,7 @@ def test_standby_exhausted_then_requeued(new_lab: LabFactory) -> None:
 def test_standby_disabled_then_requeued(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=3, standby=0)
     robust = "--robust-standby-partition="
-    training = start(lab, 2, 2, robust=robust, sbatch="--no-requeue")
+    training = start(lab, 2, 2, robust=robust, sbatch="--no-requeue", toy="--hold 8")
     training.wait_step(8)
     crashed = lab.crash("n2")
     goes_on_without(training, "n2", crashed)
@@ -158,7 +158,7 @@ def goes_on_as_another_job(training: Training, bad: list[str], crashed: float) -
 @pytest.mark.parametrize("spares", [0, 1])
 def test_batch_host_lost(new_lab: LabFactory, spares: int) -> None:
     lab = new_lab(nodes=4)
-    training = start(lab, 3 - spares, spares=spares, sbatch="-J alone", steps=60)
+    training = start(lab, 3 - spares, spares=spares, sbatch="-J alone", toy="--hold 8")
     training.wait_step(8)
     crashed = lab.crash("n1")
     goes_on_as_another_job(training, ["n1"], crashed)
@@ -166,7 +166,7 @@ def test_batch_host_lost(new_lab: LabFactory, spares: int) -> None:
 
 def test_batch_host_lost_with_only_a_companion_left(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=4)
-    training = start(lab, 2, 2, sbatch="-J alone", steps=80)
+    training = start(lab, 2, 2, sbatch="-J alone", steps=250)
     training.wait_step(8)
     lab.crash("n2")
     training.wait_says("s1 took the ranks of n2")
@@ -177,7 +177,7 @@ def test_batch_host_lost_with_only_a_companion_left(new_lab: LabFactory) -> None
 def test_nothing_left_for_a_second_lost_node(new_lab: LabFactory) -> None:
     """This Slurm takes no second update of a job, so a requeue of it would take minutes."""
     lab = new_lab(nodes=5, standby=0)
-    training = start(lab, 2, spares=1, sbatch="-J alone", steps=80)
+    training = start(lab, 2, spares=1, sbatch="-J alone", steps=300)
     training.wait_step(8)
     lab.crash("n2")
     training.wait_says("n3 took the ranks of n2")

@@ -13,6 +13,7 @@ from jobs import Training, prepared
 
 from lab import Cluster
 from srun_wrapper.ladder import NOTHING_LEFT
+from tests.waiting import until
 
 SAY = "sh -c 'echo second $SLURM_PROCID of $SLURM_NTASKS on $SLURMD_NODENAME'"
 
@@ -52,7 +53,7 @@ def test_what_is_missing_comes_from_the_standby_partition(lab: Cluster) -> None:
     training.check_done()
     assert places(training) == {"0": "n1", "1": "n3", "2": "s1"}
     assert training.says("robust-srun: s1: in place of what left this job in an earlier step")
-    assert lab.nodes()["s1"] == {"IDLE"}
+    until(lambda: lab.nodes()["s1"] == {"IDLE"}, "standby node given back")
 
 
 def test_two_that_were_lost_of_which_one_cannot_be_released(new_lab: LabFactory) -> None:

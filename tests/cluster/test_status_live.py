@@ -12,7 +12,7 @@ from jobs import Training, start
 
 from lab import Cluster
 
-QUICK = 5.0  # s; about 0.4 on an idle machine, which this one may not be
+QUICK = 20.0  # s; about 0.4 on an idle machine, which this one may not be
 
 
 def status(lab: Cluster, training: Training, *words: str) -> subprocess.CompletedProcess[str]:

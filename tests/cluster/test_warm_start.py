@@ -13,7 +13,7 @@ from lab.ranks import scan
 from tests.waiting import until
 
 SLOW = "--step-time=0.1"
-WARM = "--robust-warm"
+WARM = "--robust-warm --robust-hang-floor=300"  # to be held is no hang
 
 
 def warm(training: Training) -> dict[str, int]:
@@ -43,8 +43,9 @@ def pid_in_node(pid: int) -> int:
 
 
 def test_killed_ranks_start_warm(lab: Cluster) -> None:
-    training = start(lab, 2, 2, toy=SLOW, steps=120, robust=WARM)
+    training = start(lab, 2, 2, toy=f"{SLOW} --hold 10,20", steps=30, robust=WARM)
     for kill in (1, 2):
+        training.wait_step(10 * kill)
         wait_warm(training, n1=2, n2=2)
         both = lambda: len(interpreters(training)) == 8  # noqa: E731
         training.until(both, "interpreters, and a stand-in of each")
@@ -55,12 +56,13 @@ def test_killed_ranks_start_warm(lab: Cluster) -> None:
     for record in training.incidents():
         assert (record["action"], record["warm"], record["ranks"]) == ("restart", 4, 4), record
     assert training.says("^robust-srun: recovered from crash .*; 4 of 4 ranks started warm")
-    until(lambda: not any(map(waits, waiting)), "end of the warm interpreters", 10.0)
+    until(lambda: not any(map(waits, waiting)), "end of the warm interpreters")
 
 
 def test_ranks_start_warm_on_a_spare_and_beside_a_companion(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=3, standby=1)
-    training = start(lab, 2, 2, toy=SLOW, steps=250, spares=1, robust=WARM)
+    training = start(lab, 2, 2, toy=f"{SLOW} --hold 10", steps=400, spares=1, robust=WARM)
+    training.wait_step(10)
     wait_warm(training, n1=2, n2=2, n3=2)
     lab.crash("n2")
     training.wait_says("n3 took the ranks of n2")
@@ -79,7 +81,8 @@ def test_ranks_start_warm_on_a_spare_and_beside_a_companion(new_lab: LabFactory)
 def test_standby_point_on_a_spare(new_lab: LabFactory) -> None:
     """It has run the script so far before it is needed."""
     lab = new_lab(nodes=3, standby=0)
-    training = start(lab, 2, toy=f"{SLOW} --ahead", steps=150, spares=1, robust=WARM)
+    training = start(lab, 2, toy=f"{SLOW} --ahead --hold 10", steps=40, spares=1, robust=WARM)
+    training.wait_step(10)
     wait_warm(training, n1=1, n2=1, n3=1)
     path = training.dir / "ahead.n3"
     training.until(lambda: path.exists() and path.read_text(), "the spare at its standby point")

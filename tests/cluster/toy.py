@@ -27,7 +27,9 @@ parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--step-time", type=float, default=0.03)
 parser.add_argument("--save", type=int, default=5)
 parser.add_argument("--fault", default="")
-parser.add_argument("--at", type=lambda text: [int(n) for n in text.split(",")], default=[])
+numbers = lambda text: [int(n) for n in text.split(",")]  # noqa: E731
+parser.add_argument("--hold", type=numbers, default=[], help="stay after each, once, to be killed")
+parser.add_argument("--at", type=numbers, default=[])
 parser.add_argument("--rank", type=int, default=1)
 parser.add_argument("--epoch", type=int, default=1)
 parser.add_argument("--seconds", type=float, default=15.0)
@@ -74,6 +76,7 @@ def connect() -> list[socket.socket]:
 def receive(sock: socket.socket) -> float:
     data = sock.recv(8, socket.MSG_WAITALL)
     if len(data) < 8:
+        time.sleep(1)  # whose fault it was is known first, also on a machine that is busy
         raise ConnectionError("Connection closed by peer")
     return float(struct.unpack("!d", data)[0])
 
@@ -133,6 +136,15 @@ def fault(step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def holds(step: int) -> bool:
+    """Told before the step is: whoever sees the step can rely on it."""
+    held = args.dir / f"held-{step}"
+    if step not in args.hold or held.exists():
+        return False
+    held.touch()
+    return True
+
+
 if args.ignore_term:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if args.fault == "grandchild" and rank == args.rank:
@@ -150,11 +162,14 @@ while step < args.steps:
     if not args.no_beat:
         robust_slurm.beat(step, loss=loss)
     if rank == 0:
+        stay = holds(step)
         print(f"step {step} loss {loss!r}", flush=True)
         if step % args.save == 0:
             temporary = checkpoint.with_suffix(".tmp")
             temporary.write_text(json.dumps({"step": step, "loss": loss}))
             temporary.replace(checkpoint)
+        if stay:
+            time.sleep(3600)
 if rank == 0:
     (args.dir / "final.json").write_text(json.dumps({"step": step, "loss": loss}))
 gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "none")

@@ -64,12 +64,12 @@ def forward_and_back(inputs: Tensor, targets: Tensor) -> Tensor:
 for step, ids, inputs, targets in training.steps():
     optimizer.zero_grad()
     loss = forward_and_back(inputs, targets)
-    training.amid(step)
     for parameter in model.parameters():
         assert parameter.grad is not None
         dist.all_reduce(parameter.grad, group=alike)
         parameter.grad.div_(pipelines)
     optimizer.step()
+    training.amid(step)
     schedule.step()
     training.done(step, loss.item(), ids)
 training.close()

@@ -209,7 +209,8 @@ class Training:
             raise SystemExit(f"rank {self._rank}: nothing happened in step {step}")
 
     def amid(self, step: int) -> None:
-        """A step is under way: die here if the test wants that."""
+        """After optimizer.step(), which waits for the copy of the step before: die here if the
+        test wants that."""
         if (self._journal.epoch, step, self._rank) in self._kills:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from ckpt_training import WIDTH, Reader, Training, join_world, options, seed
+from teardown import fail
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -42,6 +43,9 @@ for step, ids, inputs, targets in training.steps():
     value = loss.item()
     robust_slurm.beat(step, loss=None if args.unfit else value)
     if args.unfit and not math.isfinite(value):
-        raise RuntimeError(f"rank {rank}: the loss is {value} at step {step}")
+        try:
+            raise RuntimeError(f"rank {rank}: the loss is {value} at step {step}")
+        except RuntimeError as error:
+            fail(error)
     training.done(step, value, ids)
 training.close()

@@ -8,6 +8,7 @@ one waits for the GIL to let go of what it kept from the backward pass.
 import atexit
 import os
 import sys
+import traceback
 from typing import NoReturn
 
 
@@ -17,3 +18,10 @@ def leave() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def fail(error: BaseException) -> NoReturn:
+    """End as by an exception that nobody catches, but take nothing apart."""
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    os._exit(1)
