@@ -107,12 +107,15 @@ def _belongs(process: Process, job: int) -> bool:
 def scan(uid: int) -> list[Process]:
     """All processes of users (those of ``uid`` with their claims), and all slurmstepds.
 
-    One that ends between the list and the look at it may have forked another that was not in the
-    list yet: then all is looked at again, a few times at most.
+    One that ends between the list and the look at it, of which there may be a zombie by then, may
+    have forked another that was not in the list yet: then all is looked at again, a few times at
+    most.
     """
     found, gone = _scan(uid)
+    dead: set[tuple[int, int]] = set()
     for _ in range(_AGAIN):
-        if not gone:
+        before, dead = dead, {(p.pid, p.start) for p in found if p.state in "ZX"}
+        if not gone and dead <= before:
             break
         found, gone = _scan(uid)
     return found

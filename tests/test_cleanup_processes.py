@@ -132,6 +132,19 @@ def test_what_was_forked_behind_the_look_is_seen(monkeypatch: pytest.MonkeyPatch
     assert [p.pid for p in processes.scan(UID)] == [os.getpid()] and not lists
 
 
+def test_what_a_zombie_has_forked_behind_the_look_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended after the list was made, and is still there to be looked at."""
+    dead, forked = os.getpid(), os.getppid()
+    lists = [[str(dead)], [str(dead), str(forked)]]
+
+    def identity(pid: int) -> processes.Process:
+        return processes.Process(pid, 1, UID, 5, "Z" if pid == dead else "S", "python")
+
+    monkeypatch.setattr(os, "listdir", lambda _path: lists.pop(0))
+    monkeypatch.setattr(processes, "_identity", identity)
+    assert [p.pid for p in processes.scan(UID)] == [dead, forked] and not lists
+
+
 def fake_identity(pid: int) -> processes.Process:
     """Of a user's process if it is this one."""
     if pid != os.getpid():
