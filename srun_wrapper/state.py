@@ -42,6 +42,26 @@ SLOWEST = 1.0  # s, with more
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
+class Changes:
+    """Wakes all waiters at each change.
+
+    A flag that waiters clear would lose changes: on Python 3.11 ``wait_for`` begins to wait one
+    turn of the loop later, and another waiter may clear the flag in between.
+    """
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    def set(self) -> None:
+        changed, self._next = self._next, asyncio.Event()
+        changed.set()
+
+    @property
+    def next(self) -> asyncio.Event:
+        """Set at the next change, and never cleared."""
+        return self._next
+
+
 class JobState:
     """Roster, world and progress; ``changed`` is set after every message."""
 
@@ -56,7 +76,7 @@ class JobState:
         self.progress = Progress()
         self.nans = Nans()
         self.failures: list[Failure] = []
-        self.changed = asyncio.Event()
+        self.changed = Changes()
         self.stopping_epoch = 0  # exits of this epoch and older ones are of our own making
         self.inspections: dict[int, dict[AgentKey, Inspected]] = {}
         self.phases: dict[int, tuple[str, float]] = {}
@@ -83,9 +103,8 @@ class JobState:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return False
-            self.changed.clear()
             try:
-                await asyncio.wait_for(self.changed.wait(), left)
+                await asyncio.wait_for(self.changed.next.wait(), left)
             except TimeoutError:
                 return ready()
         return True

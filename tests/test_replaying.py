@@ -26,7 +26,7 @@ from srun_wrapper.messages import (
 from srun_wrapper.replaying import Asked, Replay
 from srun_wrapper.roster import Node, Role, World
 from srun_wrapper.server import Connection
-from srun_wrapper.state import JobState
+from srun_wrapper.state import Changes, JobState
 from srun_wrapper.stop_tests import Found
 from srun_wrapper.supervisor import Supervisor
 
@@ -111,7 +111,7 @@ class Job:
         chosen = Asked(STEPS, 5.0, 2, False)._replace(**asked)
 
         async def run() -> Found | None:
-            self.state.changed = asyncio.Event()
+            self.state.changed = Changes()
             return await Replay(cast(Supervisor, self), chosen).dual_phase()
 
         return asyncio.run(run())

@@ -275,6 +275,22 @@ def test_until() -> None:
     asyncio.run(check())
 
 
+def test_a_waiter_that_begins_takes_no_news_from_another() -> None:
+    """On Python 3.11 wait_for starts to wait one turn later; the second waiter cleared the flag."""
+    job = Job()
+
+    async def check() -> None:
+        state, loop = job.state, asyncio.get_running_loop()
+        first = asyncio.create_task(state.until(lambda: bool(state.failures), 5.0))
+        loop.call_soon(job.say, 0, SlotLost(1, 0))
+        second = asyncio.create_task(state.until(lambda: len(state.failures) > 1, 60.0))
+        done, _ = await asyncio.wait([first], timeout=2.0)
+        second.cancel()
+        assert done, "the first waiter has not heard of the failure"
+
+    asyncio.run(check())
+
+
 def test_a_companion_that_comes_too_late_is_sent_away() -> None:
     job = Job()
     line = Line()
