@@ -101,6 +101,12 @@ class Config:
     replay_fixed: bool = _setting(
         False, "the program feeds every group the same data and weights: compare their losses"
     )
+    stall_limit: float = _setting(
+        600.0,
+        "how long a recovery waits for a shared file system, or for silent nodes whose kernels "
+        "answer, before the nodes are replaced",
+        unit="s",
+    )
     stop_grace: float = _setting(1.0, "time between SIGTERM and SIGKILL for a rank", unit="s")
     interval: float = _setting(
         0.0, "time between a node's reports; 0: 0.25 s, above 64 nodes 0.5, above 256 1", unit="s"
