@@ -7,11 +7,13 @@ holds, ``BeatReader.read`` returns a Beat or None.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import time
 from collections.abc import Mapping
 from math import isfinite
+from struct import Struct
 from struct import error as struct_error
 from typing import NamedTuple
 
@@ -27,6 +29,7 @@ _SOURCES: Mapping[int, str | None] = {
     layout.REGEX: "regex",
 }
 _TRIES = 8
+_LOCK = Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _MAX_LOCAL_RANKS = 1024
 
 
@@ -176,6 +179,21 @@ class BeatReader:
         except OSError:
             self.close()
         return self._last
+
+    def ended(self) -> bool:
+        """Return whether the process that claimed the record has ended.
+
+        The claim is a lock that the kernel drops with the process, so a zombie, a reused pid or a
+        container's own pids mislead nobody. False for a record that nobody has claimed.
+        """
+        if self._fd < 0 or self._last is None or not self._last.pid:
+            return False
+        asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        try:
+            held = fcntl.fcntl(self._fd, fcntl.F_GETLK, asked)
+        except OSError:
+            return False
+        return bool(_LOCK.unpack(held)[0] == fcntl.F_UNLCK)
 
     def close(self) -> None:
         """Give the descriptor back; a later read opens the record anew."""

@@ -51,6 +51,7 @@ class NodeBeats:
                     beat.loss,
                     beat.grad_norm,
                     beat.nan,
+                    reader.ended(),
                 )
             )
         return tuple(beats)

@@ -64,6 +64,7 @@ class RankBeat(msgspec.Struct, array_like=True):
     loss: float | None = None
     grad_norm: float | None = None
     nan: NotFinite | None = None
+    ended: bool = False  # the process that made these steps has ended
 
 
 class Report(Message):

@@ -5,6 +5,9 @@ configured floor. Start-up, the first steps and phases not seen before have the 
 a phase seen before has five times its longest duration (or, where steps are made inside it, five
 times the longest time between two of them).
 
+Once a rank has ended well the job is ending: the others may evaluate, save or upload at their own
+pace, within the start allowance, and no rank stands out.
+
 Beyond the limit nothing is assumed: the ranks are inspected. A stopped rank, or all ranks quiet
 (no CPU, no I/O, stacks not moving), is a hang; ranks that work get up to ``busy_limit``, because
 an unannounced evaluation or a save that takes longer than the last one looks just like that.
@@ -134,12 +137,13 @@ def judge(
     steps: Mapping[int, int | None],
     frozen_rounds: int,
     frozen_for: float,
+    ending: bool = False,
 ) -> HangVerdict:
     """Decide on one inspection of all ranks.
 
     ``samples`` by rank; ``steps`` the last step of each rank; ``frozen_rounds`` consecutive
     inspections (this one included) in which ranks worked but no stack moved, over ``frozen_for``
-    seconds.
+    seconds. ``ending``: some ranks have ended well.
     """
     silent = pace.silent(now)
     stopped = tuple(sorted(r for r, s in samples.items() if s.state == "T"))
@@ -148,7 +152,9 @@ def judge(
         return HangVerdict(True, f"rank {names} is stopped (state T)", stopped)
     if silent < pace.limit():
         return HangVerdict(False, "within the limit")
-    odd = outliers(samples, steps)
+    if ending and silent < pace.start_limit:
+        return HangVerdict(False, "the job is ending: some ranks have ended well")
+    odd = () if ending else outliers(samples, steps)
     if pace.unknown:
         what = f"phase {pace.phase!r}" if pace.phase else "start-up"
         return HangVerdict(True, f"{what} took longer than {pace.limit():.0f} s", odd)

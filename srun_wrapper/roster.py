@@ -76,6 +76,7 @@ class Rank:
     nan: NotFinite | None = None
     odd_norms: int = 0  # reported steps in a row whose gradient norm was not finite
     odd_since: int | None = None  # the first of them
+    ended: bool = False  # the process that made the steps has: inside a torchrun, or a shell
 
     def take(self, beat: RankBeat, now: float) -> int:
         """Store a heartbeat; returns how many steps it is ahead of the last one known."""
@@ -84,6 +85,7 @@ class Rank:
         self.step = beat.step
         self.source = beat.source
         self.loss, self.grad_norm, self.nan = beat.loss, beat.grad_norm, beat.nan
+        self.ended = beat.ended
         norm = beat.grad_norm
         if norm is not None and ahead > 0:
             if norm - norm == 0.0:  # finite
@@ -171,6 +173,14 @@ class World:
 
     def all_exited(self) -> bool:
         return self.exited >= len(self.by_rank)
+
+    def is_ending(self) -> bool:
+        """Whether a rank has ended well: the others will, each in its own time. Searched: rare.
+
+        A process that ended badly inside its torchrun or shell soon ends that as well, badly.
+        """
+        ranks = (*self.by_rank.values(), *self.inner.values())
+        return any(r.ended if r.exit is None else r.exit == (0, 0) for r in ranks)
 
     def all_started(self) -> bool:
         return self.started >= len(self.by_rank)

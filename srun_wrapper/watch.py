@@ -7,7 +7,7 @@ import time
 
 from srun_wrapper.diagnose import Failure
 from srun_wrapper.messages import Inspect, Sample
-from srun_wrapper.pace import is_frozen, judge
+from srun_wrapper.pace import START_INSPECT, is_frozen, judge
 from srun_wrapper.roster import Node, Rank, Role
 from srun_wrapper.server import probe
 from srun_wrapper.state import JobState
@@ -177,7 +177,10 @@ class HangWatch:
             {number: rank.step for number, rank in ranks.items()},
             self._frozen_rounds,
             now - self._frozen_since,
+            ending := state.world.is_ending(),
         )
+        if ending:
+            self._next = now + START_INSPECT  # only stopped ranks are looked for
         stopped = all(samples[r].state == "T" for r in verdict.ranks) and verdict.ranks
         if verdict.hung and (self._beating() or stopped or state.pace.phase):
             self._hung(verdict.why, verdict.ranks, ranks, samples)

@@ -44,10 +44,15 @@ def stepping(step: float = 1.0, count: int = 10, floor: float = FLOOR) -> tuple[
 
 
 def look(
-    p: Pace, now: float, *samples: Sample, rounds: int = 0, frozen_for: float = 0.0
+    p: Pace,
+    now: float,
+    *samples: Sample,
+    rounds: int = 0,
+    frozen_for: float = 0.0,
+    ending: bool = False,
 ) -> HangVerdict:
     by_rank = dict(enumerate(samples))
-    return judge(p, now, by_rank, 1.0, dict.fromkeys(by_rank), rounds, frozen_for)
+    return judge(p, now, by_rank, 1.0, dict.fromkeys(by_rank), rounds, frozen_for, ending)
 
 
 def test_start_up_has_the_start_allowance() -> None:
@@ -220,6 +225,27 @@ def test_judge(
     verdict = look(p, now + silent, *samples, rounds=rounds, frozen_for=frozen_for)
     assert verdict.hung is hung
     assert why in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("silent", "samples", "rounds", "hung"),
+    [
+        (20.0, (QUIET, QUIET, WORKING), 0, False),  # a last evaluation on one rank
+        (20.0, (QUIET, QUIET), 0, False),
+        (START - 1, (QUIET, QUIET), 0, False),
+        (BUSY, (WORKING,), 0, False),
+        (80.0, (SPINNING, SPINNING), FROZEN_ROUNDS, False),
+        (START_INSPECT, (STOPPED, QUIET), 0, True),
+        (START, (QUIET, QUIET, WORKING), 0, True),
+    ],
+)
+def test_ranks_that_end_at_different_times_are_no_hang(
+    silent: float, samples: tuple[Sample, ...], rounds: int, hung: bool
+) -> None:
+    p, now = stepping(0.5)
+    found = look(p, now + silent, *samples, rounds=rounds, frozen_for=FROZEN_TIME, ending=True)
+    assert found.hung is hung
+    assert STOPPED in samples or not found.ranks  # those that work at the end do not stand out
 
 
 def test_a_stopped_rank_during_start_up() -> None:

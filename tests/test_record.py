@@ -112,6 +112,24 @@ def test_unwritten_sections_read_as_nothing_yet(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["0-0.beat"]  # no draft stays behind
 
 
+def test_the_end_of_the_process_that_reports_is_seen(tmp_path: Path) -> None:
+    path = record_path(str(tmp_path), 0, 0)
+    create(path, epoch=0, local_rank=0)
+    reader = BeatReader(path)
+    assert reader.read() is not None and not reader.ended()  # nobody has claimed it
+    code = "import sys, robust_slurm as r; r.beat(1); print(flush=True); sys.stdin.read()"
+    env = {**os.environ, "ROBUST_BEAT_DIR": str(tmp_path), "LOCAL_RANK": "0"}
+    pipe = subprocess.PIPE
+    rank = subprocess.Popen([sys.executable, "-c", code], env=env, stdin=pipe, stdout=pipe)
+    assert rank.stdin is not None and rank.stdout is not None
+    with rank.stdout, rank:
+        assert rank.stdout.readline() == b"\n"
+        assert reader.read() is not None and not reader.ended()
+        rank.stdin.close()
+        assert os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT) is not None
+        assert reader.ended()  # a zombie has
+
+
 @given(st.binary(max_size=300))
 def test_parse_never_raises(raw: bytes) -> None:
     parse(raw)

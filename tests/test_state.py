@@ -238,6 +238,25 @@ def test_phases_of_several_ranks() -> None:
     assert pace.phase == ""
 
 
+@pytest.mark.parametrize(
+    ("message", "ending"),
+    [
+        (Exited(1, 1, 0, 0, None, 0.0, ""), True),
+        (Exited(1, 1, 0, 1, None, 0.0, ""), False),
+        (Exited(1, 1, 0, None, 9, 0.0, ""), False),
+        (Report(1, (beat(0, 9, 9), beat(1, 9, 9))), False),
+        (Report(1, (beat(0, 9, 9), beat(1, 9, 9, ended=True))), True),
+        (Report(1, (beat(7, 9, 9, ended=True),)), True),  # inside a torchrun that still runs
+    ],
+)
+def test_which_ranks_end_the_job(message: Message, ending: bool) -> None:
+    job = Job()
+    job.say(1, message)
+    assert job.state.world.is_ending() is ending
+    job.state.new_epoch()
+    assert not job.state.world.is_ending()
+
+
 def test_inspections_reach_who_asked() -> None:
     job = Job()
     replies = job.state.inspections[7] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import LabFactory
-from jobs import Training, check_incident, prepared, reference, start
+from jobs import TOY, Training, check_incident, prepared, reference, start
 
 from health.verdict import parse_reason
 from lab import Cluster
@@ -309,6 +309,23 @@ def test_no_false_alarm(lab: Cluster, toy: str) -> None:
     training.check_done()
     assert not training.incidents()
     assert training.rosters()[-1]["epoch"] == 1
+
+
+def test_ranks_that_end_some_seconds_apart_are_no_hang(lab: Cluster) -> None:
+    training = start(lab, 2, 2, toy="--fault linger --rank 3 --seconds 8", robust=QUICK_HANG)
+    training.check_done()
+    assert not training.incidents() and training.rosters()[-1]["epoch"] == 1
+
+
+def test_commands_that_outlive_their_training_are_no_hang(lab: Cluster) -> None:
+    """A shell uploads when its program has ended well; torchrun waits for its other ranks."""
+    training = prepared(lab, 2)
+    script = training.dir / "run.sh"
+    words = f"python {TOY} --dir {training.dir} --steps {training.steps}"
+    script.write_text(f"{words} || exit 1\nsleep 8\n")
+    training.submit(f"robust-srun {QUICK_HANG} bash {script}", ["-N2", "--ntasks-per-node=1"])
+    training.check_done()
+    assert not training.incidents() and training.rosters()[-1]["epoch"] == 1
 
 
 def test_node_that_hangs_twice_is_swapped(new_lab: LabFactory) -> None:

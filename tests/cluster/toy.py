@@ -172,5 +172,7 @@ while step < args.steps:
             time.sleep(3600)
 if rank == 0:
     (args.dir / "final.json").write_text(json.dumps({"step": step, "loss": loss}))
+if args.fault == "linger" and rank == args.rank:
+    time.sleep(args.seconds)  # a last evaluation or upload, on one rank only
 gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "none")
 print(f"rank {rank} done on {node} in epoch {robust_slurm.epoch()} gpus {gpus}", flush=True)
