@@ -131,7 +131,7 @@ class Training:
         """How many ranks would start warm now, those on spare nodes included."""
         found = (self.directory / "state" / "jobs" / str(self.job)).glob("roster.*.json")
         nodes = [node for path in found for node in json.loads(path.read_text())["nodes"]]
-        return sum(int(node["warm"]) for node in nodes if node["role"] != "lost")
+        return sum(int(node["warm"]) for node in nodes if node["role"] in ("active", "spare"))
 
     def wait_warm(self, ranks: int) -> None:
         """Wait until so many would: as it is when faults are rare."""

@@ -117,7 +117,7 @@ class Companions:
     def _over(self) -> set[int]:
         """Numbers of those whose srun or node is gone."""
         ended = {c.number for c in self._companions.values() if c.ended}
-        return ended | {n.companion for n in self._state.nodes.values() if n.role is Role.LOST}
+        return ended | {n.companion for n in self._state.nodes.values() if n.gone}
 
     def _sweep(self) -> None:
         """Forget those that went before they were needed."""
@@ -289,7 +289,7 @@ class Companions:
         self._state.awaited.discard(number)
         for node in self._state.nodes.values():
             if node.companion == number and node.role is Role.SPARE:
-                node.role = Role.LOST
+                self._state.move(node, Role.RELEASED)
                 if node.connection is not None:
                     node.connection.send(Finish(tuple((0, 0) for _ in range(node.slots))))
         self.end(number)

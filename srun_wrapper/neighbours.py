@@ -16,7 +16,7 @@ from robust_slurm.checkpoint.topology import leaves
 from robust_slurm.slurm import SlurmError
 from srun_wrapper.aside import aside
 from srun_wrapper.report import say
-from srun_wrapper.roster import Node, Role
+from srun_wrapper.roster import Node
 from srun_wrapper.srun_options import UsageError
 from srun_wrapper.torchrun import sorts_nodes, starts_ranks
 from standby.choose import UNKNOWN, choose
@@ -141,7 +141,7 @@ class Neighbours:
             say(f"--robust-place: nodes stay where they are: {err or 'no answer in time'}")
             return
         chosen = [known[name] for name in names[:places]]
-        if any(node.role is Role.LOST for node in chosen):
+        if any(node.gone for node in chosen):
             return  # meanwhile; that is the next recovery's
         if any(n.slots < len(own) for n, own in zip(chosen, world.ranks, strict=True)):
             say("--robust-place: nodes stay where they are: they have different numbers of tasks")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +56,8 @@ class Replacement:
             node = self._state.named(name)
             if node is None:
                 continue
-            if node.role is not Role.LOST:
-                node.role = Role.LOST
+            if not node.gone:
+                self._state.move(node, Role.EVICTED)
                 self._suspected.add(node.key)
                 if node.connection is not None:
                     node.connection.send(Stop(self._state.world.epoch, 0.0))
@@ -71,7 +70,7 @@ class Replacement:
         for node in self._state.nodes.values():
             if node.name in names and node.key in self._suspected and node.connection:
                 self._suspected.discard(node.key)
-                node.role = Role.ACTIVE
+                self._state.move(node, Role.ACTIVE)
 
     def _accuse(self, node: Node, incident: Incident) -> None:
         diagnosis = incident.diagnosis
@@ -86,7 +85,7 @@ class Replacement:
 
     def release(self, incident: Incident) -> None:
         """Give the nodes that left back to Slurm, beside the running recovery."""
-        gone = [n for n in self._state.nodes.values() if n.role is Role.LOST]
+        gone = [n for n in self._state.nodes.values() if n.gone]
         for node in gone:
             if node.connection is not None:
                 exits = tuple((0, 0) for _ in range(node.slots))
@@ -143,7 +142,7 @@ class Replacement:
         """Put a node in every vacant place. False: not enough came in time, or a new failure."""
         assert incident.plan is not None
         world = self._state.world
-        vacant = [i for i, n in enumerate(world.places) if n.role is Role.LOST]
+        vacant = [i for i, n in enumerate(world.places) if n.gone]
         spares = {n.name: n for n in self._state.spares() if n.slots >= 1}
         best = self._boss.neighbours.prefer([world.places[p].name for p in vacant], list(spares))
         wanted: list[int] = []
@@ -172,16 +171,16 @@ class Replacement:
     def _take_place(self, place: int, node: Node, incident: Incident) -> None:
         old = self._state.world.places[place]
         self._state.world.places[place] = node
-        node.role = Role.ACTIVE
+        self._state.move(node, Role.ACTIVE)
         incident.swaps.append((old.name, node.name))
 
-    def suspect(self) -> None:
+    def suspect(self, now: float) -> None:
         """Ask for companions while nodes are in doubt; called all the time while the job runs.
 
         Not when the step is being ended, nor when more fall silent than could be replaced: then
         it is rather this host that hears nobody.
         """
-        now, doubted = time.monotonic(), self._boss.node_watch.doubted
+        doubted = self._boss.node_watch.doubted
         doubtful = {
             place: node.name
             for place, node in enumerate(self._state.world.places)
@@ -193,7 +192,7 @@ class Replacement:
     def expect(self) -> None:
         """Ask for companions for the vacant places now: that the ranks end takes time as well."""
         places = enumerate(self._state.world.places)
-        self._expect({place: node.name for place, node in places if node.role is Role.LOST})
+        self._expect({place: node.name for place, node in places if node.gone})
 
     def _expect(self, leaving: dict[int, str]) -> None:
         if self._config.standby_partition:

@@ -29,7 +29,7 @@ from srun_wrapper.checkpoints import StoreAt
 from srun_wrapper.elsewhere import Elsewhere
 from srun_wrapper.messages import Message
 from srun_wrapper.report import say
-from srun_wrapper.roster import Node, Role
+from srun_wrapper.roster import Node
 from srun_wrapper.seats import Seen
 from srun_wrapper.seats import seats as expected_seats
 
@@ -204,9 +204,7 @@ class Restoring:
         asked = [n for n in boss.state.nodes.values() if n.connection is not None and n.stores]
         for node in asked:
             boss.send(node, TakeStock(token, step))
-        staying = {
-            name for name, at in self._stores(asked).items() if at.node.role is not Role.LOST
-        }
+        staying = {name for name, at in self._stores(asked).items() if not at.node.gone}
         # A node that does not answer to probes either is not waited for.
         everyone = self._stores(n for n in asked if not n.unreachable).keys() | staying
 

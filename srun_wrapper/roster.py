@@ -13,9 +13,25 @@ AgentKey = tuple[int, str, int]  # job id, step id, node index in the real step
 
 
 class Role(enum.Enum):
+    """Part of a node in the job; the last four have left it."""
+
     ACTIVE = "active"
     SPARE = "spare"
-    LOST = "lost"  # left the job: dead, evicted or released
+    DEAD = "dead"  # it does not answer, or its robust-task is gone
+    EVICTED = "evicted"  # it answers, but the evidence is against it
+    RELEASED = "released"  # a standby node that was not needed in the end
+    TOO_LATE = "too late"  # a standby node that reported after its place was filled
+
+
+GONE = frozenset({Role.DEAD, Role.EVICTED, Role.RELEASED, Role.TOO_LATE})
+MOVES: dict[Role, frozenset[Role]] = {
+    Role.SPARE: frozenset({Role.ACTIVE, Role.DEAD, Role.EVICTED, Role.RELEASED}),
+    Role.ACTIVE: frozenset({Role.DEAD, Role.EVICTED}),
+    Role.EVICTED: frozenset({Role.ACTIVE}),  # no node could replace it
+    Role.DEAD: frozenset({Role.ACTIVE}),  # it answers again and its place is still empty
+    Role.RELEASED: frozenset(),
+    Role.TOO_LATE: frozenset(),
+}
 
 
 @dataclass(slots=True)
@@ -46,6 +62,11 @@ class Node:
     stores: dict[int, int] = field(default_factory=dict)  # local id -> port of the slot's store
     warm: dict[int, int] = field(default_factory=dict)  # local id -> ranks that would start warm
     order: Message | None = None  # last Start, Stop or Finish: sent again on a new connection
+
+    @property
+    def gone(self) -> bool:
+        """It has left the job, for whatever reason."""
+        return self.role in GONE
 
     @property
     def job_id(self) -> int:
@@ -188,7 +209,7 @@ class World:
     def all_tried(self) -> bool:
         """No rank is still to be started: each was, or ended before, or its node is lost."""
         return all(
-            rank.started or rank.exit is not None or rank.node.role is Role.LOST
+            rank.started or rank.exit is not None or rank.node.gone
             for rank in self.by_rank.values()
         )
 
@@ -222,11 +243,11 @@ def first_places(
         LookupError: a place stays empty.
         ValueError: a node has fewer tasks than the ranks that it should run.
     """
-    live = [n for n in nodes if n.role is not Role.LOST]
+    live = [n for n in nodes if not n.gone]
     places, ranks = real_world(live) if planned is None else planned_world(live, planned)
     wanted = len(nodes) if planned is None else len(planned)
     if len(places) < wanted:
-        gone = ", ".join(n.name for n in nodes if n.role is Role.LOST and not n.companion)
+        gone = ", ".join(n.name for n in nodes if n.gone and not n.companion)
         raise LookupError(
             f"{gone or 'a node'} left before any rank was started: "
             f"nodes for {len(places)} of {wanted} places"

@@ -34,7 +34,7 @@ from srun_wrapper.messages import (
 from srun_wrapper.nans import Nans
 from srun_wrapper.pace import Pace
 from srun_wrapper.progress import Progress
-from srun_wrapper.roster import AgentKey, Node, Rank, Role, World
+from srun_wrapper.roster import MOVES, AgentKey, Node, Rank, Role, World
 from srun_wrapper.server import Connection
 
 INTERVALS = ((64, 0.25), (256, 0.5))  # up to so many nodes: s between reports
@@ -64,6 +64,8 @@ class Changes:
 
 class JobState:
     """Roster, world and progress; ``changed`` is set after every message."""
+
+    strict = False  # whether an impossible move of a node raises: in tests
 
     def __init__(self, config: Config, job_id: int, own_node: str) -> None:
         self.config = config
@@ -118,7 +120,7 @@ class JobState:
         return next((s for most, s in INTERVALS if len(self.nodes) <= most), SLOWEST)
 
     def live(self) -> list[Node]:
-        return [n for n in self.nodes.values() if n.role is not Role.LOST]
+        return [n for n in self.nodes.values() if not n.gone]
 
     def spares(self) -> list[Node]:
         """Idle nodes of the allocation that answer, the freshest word first."""
@@ -130,14 +132,27 @@ class JobState:
         return sorted(ready, key=lambda n: -n.last_word)
 
     def vacant(self) -> tuple[str, ...]:
-        return tuple(n.name for n in self.world.places if n.role is Role.LOST)
+        return tuple(n.name for n in self.world.places if n.gone)
 
     def named(self, name: str) -> Node | None:
         """The node of that name that is in the job now, else any."""
         matches = [n for n in self.nodes.values() if n.name == name]
-        return next(
-            (n for n in matches if n.role is not Role.LOST), matches[0] if matches else None
-        )
+        return next((n for n in matches if not n.gone), matches[0] if matches else None)
+
+    # -- members
+
+    def move(self, node: Node, role: Role) -> None:
+        """Give a node another part in the job; nothing else writes roles.
+
+        An impossible move is a slip of ours: it is reported and refused, and raises in tests.
+        """
+        if role in MOVES[node.role]:
+            node.role = role
+            return
+        text = f"internal error: {node.name} cannot become {role.value}: it is {node.role.value}"
+        self.on_news(text)
+        if self.strict:
+            raise AssertionError(text)
 
     # -- messages
 
@@ -146,11 +161,10 @@ class JobState:
         node = self.nodes.get(key)
         now = time.monotonic()
         if node is None:
-            role = Role.SPARE
+            late = hello.companion and hello.companion not in self.awaited
+            role = Role.TOO_LATE if late else Role.SPARE
             node = Node(key, hello.node, connection.peer, hello, None, role, now, hello.free_port)
             node.companion = hello.companion
-            if hello.companion and hello.companion not in self.awaited:
-                node.role = Role.LOST  # too late: another way was taken without it
             self.nodes[key] = node
             if not hello.companion:
                 self.step_id = hello.step_id
@@ -164,7 +178,7 @@ class JobState:
         node.unreachable = 0
         connection.agent = node
         connection.send(Ack(node.seen, self.interval))
-        if node.role is Role.LOST or (self.ending and node.order is None):
+        if node.gone or (self.ending and node.order is None):
             # It has been given up, and others may have its ranks: nothing of it may go on. Or it
             # comes when all is over.
             connection.send(Finish(tuple((0, 0) for _ in hello.tasks)))
@@ -308,9 +322,10 @@ class JobState:
 
     def _fail_node(self, node: Node, symptom: Symptom, why: str) -> None:
         """A node is lost: ACTIVE ones are failures, idle ones only leave."""
-        was, node.role = node.role, Role.LOST
-        if was is Role.LOST:
+        if node.gone:
             return
+        was = node.role
+        self.move(node, Role.DEAD)
         at = time.monotonic()
         self.on_news(f"{node.name} is lost: {why}")
         if was is Role.ACTIVE:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from srun_wrapper.messages import Stop
-from srun_wrapper.roster import Node, Role
+from srun_wrapper.roster import Node
 
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
@@ -21,11 +21,11 @@ async def stop_ranks(boss: Supervisor, nodes: Sequence[Node], over: Callable[[],
     for node in nodes:
         boss.send(node, Stop(epoch, grace))
     done = await state.until(
-        lambda: over() or all(n.stopped >= epoch or n.role is Role.LOST for n in nodes),
+        lambda: over() or all(n.stopped >= epoch or n.gone for n in nodes),
         grace + STOP_MARGIN,
     )
     for node in nodes:
-        if node.role is Role.LOST:
+        if node.gone:
             continue
         if node.stopped >= epoch and node.stuck:
             pids = ", ".join(map(str, node.stuck))

@@ -11,6 +11,7 @@ import os
 import secrets
 import signal
 import time
+from collections.abc import Callable, Iterator
 
 from robust_slurm.config import Config
 from robust_slurm.ledger import JobLedger
@@ -32,7 +33,7 @@ from srun_wrapper.server import Connection, listen
 from srun_wrapper.state import JobState
 from srun_wrapper.stop_tests import StopTests
 from srun_wrapper.torchrun import restarts_itself
-from srun_wrapper.watch import TICK, HangWatch, NodeWatch
+from srun_wrapper.watch import TICK, Guard, HangWatch, NodeWatch
 
 ALL_HELLO = 60.0  # s between the first and the last shim's report
 NOTHING_RAN = 1.0  # s for shims to end that have had no rank; others may not even have started
@@ -201,7 +202,7 @@ class Supervisor:
         state.world = World(0, places, ranks)
         await self.neighbours.arrange_first()
         for node in state.world.places:
-            node.role = Role.ACTIVE
+            state.move(node, Role.ACTIVE)
         asked = restarts_itself(self.launch.command.command, self.env)
         if asked and all(len(numbers) == 1 for numbers in ranks):
             say(f"torchrun's --max-restarts={asked} is set to 0: robust-srun restarts its ranks")
@@ -294,7 +295,7 @@ class Supervisor:
             self.send(node, finish_order(self.state.world, node))
 
     def _swapped(self) -> bool:
-        return any(n.role is Role.LOST or n.companion for n in self.state.nodes.values())
+        return any(n.gone or n.companion for n in self.state.nodes.values())
 
     # -- signals
 
@@ -327,27 +328,28 @@ class Supervisor:
         self.state.message(connection, message)
 
     async def _watch(self) -> None:
-        hang = HangWatch(self.state)
-        told: set[str] = set()
+        hang, guard = HangWatch(self.state), Guard(say)
         while not self.state.ending:
-            try:
-                self._look(time.monotonic(), hang)
-            except Exception as err:  # noqa: BLE001 - a slip in a watch must not end the job
-                text = f"{type(err).__name__}: {err}"
-                if text not in told:
-                    told.add(text)
-                    say(f"internal error while watching, going on: {text}")
+            for watch in self._watches(hang):
+                guard.call(watch, time.monotonic())
             await asyncio.sleep(TICK)
 
-    def _look(self, now: float, hang: HangWatch) -> None:
-        self.node_watch.look(now)
-        if self.account.first_step is None and self.state.progress.beats:
-            self.account.first_step = now
+    def _watches(self, hang: HangWatch) -> Iterator[Callable[[float], None]]:
+        """Return the watches to be called now."""
+        yield self.node_watch.look
+        yield self._note_first_step
         # Ranks that are being stopped make no step, and that is no hang.
         if not self.state.failures and self.state.stopping_epoch < self.state.world.epoch:
-            hang.look(now)
-            self.checkpoints.look(now)
-            self._replacement.suspect()
+            yield hang.look
+            yield self.checkpoints.look
+            yield self._replacement.suspect
+        yield self._update_roster
+
+    def _note_first_step(self, now: float) -> None:
+        if self.account.first_step is None and self.state.progress.beats:
+            self.account.first_step = now
+
+    def _update_roster(self, now: float) -> None:
         if now >= self._next_roster:
             self._next_roster = now + ROSTER_EVERY
             self.write_roster()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from srun_wrapper.diagnose import Failure
 from srun_wrapper.messages import Inspect, Sample
@@ -25,6 +26,23 @@ TURNED_AWAY = 2  # failed probes of a node that is well: there is a firewall bet
 MUTE = 10.0  # s of silence of a node whose kernel still answers
 WINDOW = 1.0  # s over which ranks are inspected
 REPLY = 12.0
+
+
+class Guard:
+    """Calls watches so that a failing one neither ends the job nor silences another."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said: set[str] = set()
+
+    def call(self, watch: Callable[[float], None], now: float) -> None:
+        try:
+            watch(now)
+        except Exception as err:  # noqa: BLE001 - whatever it is, the job goes on
+            text = f"{watch.__qualname__}: {type(err).__name__}: {err}"
+            if text not in self._said:
+                self._said.add(text)
+                self._say(f"internal error in a watch, the job goes on: {text}")
 
 
 class NodeWatch:
@@ -83,7 +101,7 @@ class NodeWatch:
                     node.second_way = False
                     self._state.on_news(f"{node.name}: port {port} is {answer} though it is well")
             return
-        if node.last_word > before or node.role is Role.LOST:
+        if node.last_word > before or node.gone:
             return
         where = f"{node.address}:{port}"
         if node.second_way is False or (node.second_way is None and node.turned_away):

@@ -13,7 +13,8 @@ import pytest
 from robust_slurm.config import Config
 from srun_wrapper import companions, steps
 from srun_wrapper.companions import Companions
-from srun_wrapper.roster import Role
+from srun_wrapper.messages import Hello
+from srun_wrapper.roster import Node, Role
 from srun_wrapper.state import JobState
 
 BUSY = "import sys; sys.exit(1)"
@@ -69,11 +70,11 @@ class Boss:
 
     def comes(self, number: int) -> None:
         """The agent of a companion says hello."""
-        node = SimpleNamespace(
-            companion=number, role=Role.SPARE, connection=SimpleNamespace(send=lambda _m: None),
-            slots=8, name=f"s{number}",
-        )  # fmt: skip
-        self.state.nodes[(number, "0", 0)] = node  # type: ignore[assignment]
+        key, name = (number, "0", 0), f"s{number}"
+        hello = Hello(number, "0", 0, name, tuple(range(8)), 1, 8, 7000, 7001, number, 0, 0)
+        line: Any = SimpleNamespace(send=lambda _m: None)
+        node = Node(key, name, "10.0.0.9", hello, line, Role.SPARE, 0.0, 7001, companion=number)
+        self.state.nodes[key] = node
         self.state.changed.set()
 
 

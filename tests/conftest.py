@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from srun_wrapper.state import JobState
+
 if TYPE_CHECKING:
     from torch_forks import TorchForks
 
@@ -20,6 +22,7 @@ settings.register_profile(
     "untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("untimed")
+JobState.strict = True  # a slip of ours must not pass unseen
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -39,7 +39,7 @@ def test_one_that_is_not_needed_is_given_back(boss: Boss) -> None:
         boss.companions.expect([], [])
         assert companion.process is not None
         assert await asyncio.wait_for(companion.process.wait(), 10.0) < 0
-        assert boss.state.nodes[(1, "0", 0)].role is Role.LOST and not boss.state.awaited
+        assert boss.state.nodes[(1, "0", 0)].role is Role.RELEASED and not boss.state.awaited
         assert boss.events == ["companions_asked", "companion_sent_away"]
 
     play(boss, scene)

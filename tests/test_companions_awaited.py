@@ -22,7 +22,7 @@ def test_its_node_died_while_it_waited(boss: Boss) -> None:
         boss.companions.expect([(2, "n2")], ["n2"])
         await asked(boss, 1)
         boss.comes(1)
-        boss.state.nodes[(1, "0", 0)].role = Role.LOST
+        boss.state.nodes[(1, "0", 0)].role = Role.DEAD
         boss.companions._next_ask = 0.0
         assert boss.companions._asking is not None
         await boss.companions._asking  # while it asks, no other is asked for
@@ -45,7 +45,7 @@ def test_its_node_dies_while_another_is_awaited(boss: Boss) -> None:
         async def come_and_go() -> None:
             await srun_count(boss, 2)
             boss.comes(1)
-            boss.state.nodes[(1, "0", 0)].role = Role.LOST
+            boss.state.nodes[(1, "0", 0)].role = Role.DEAD
             boss.state.changed.set()
 
         coming = asyncio.create_task(come_and_go())

@@ -72,7 +72,7 @@ def test_ranks_of_another_epoch_or_of_a_lost_node_are_not_heard(said: list[str])
     late = Enrolled(1, 7, 0, 0, 4, {}, (0,), "", 0, 1)
     boss.checkpoints.heard(boss.nodes[0], late)
     assert not boss.checkpoints.ranks
-    stranger = Node((13, "0", 0), "s1", "10.0.0.9", boss.nodes[0].hello, None, Role.LOST, 0.0, 7001)
+    stranger = Node((13, "0", 0), "s1", "10.0.0.9", boss.nodes[0].hello, None, Role.DEAD, 0.0, 7001)
     boss.checkpoints.heard(stranger, Enrolled(1, 1, 0, 0, 4, {}, (0,), "", 0, 1))
     assert not boss.checkpoints.ranks
 
@@ -169,7 +169,7 @@ def test_nodes_that_wait_are_told_once_to_make_room_for_what_a_node_would_fetch(
     line = cast(Connection, SimpleNamespace(send=lambda _message: None))
     spare, gone = (
         Node((12, "0", i), f"n{i}", f"10.0.0.{i}", boss.nodes[0].hello, line, role, 0.0, 7001)
-        for i, role in ((4, Role.SPARE), (5, Role.LOST))
+        for i, role in ((4, Role.SPARE), (5, Role.DEAD))
     )
     for node in (spare, gone):
         boss.state.nodes[node.key] = node

@@ -11,7 +11,6 @@ import pytest
 from robust_slurm.config import Config
 from srun_wrapper import neighbours
 from srun_wrapper.neighbours import Neighbours, layout
-from srun_wrapper.roster import Role
 from srun_wrapper.srun_options import UsageError
 
 TREE = """SwitchName=w0 Level=1 Nodes=n[1-6] Switches=w[1-2]
@@ -66,7 +65,7 @@ class Job:
         self.config = Config(place=True, mesh=mesh, place_alpha=0.0)
         every = [
             SimpleNamespace(
-                name=f"n{i + 1}", key=(7, "0", i), role=Role.SPARE, slots=ranks if i == 0 else slots
+                name=f"n{i + 1}", key=(7, "0", i), gone=False, slots=ranks if i == 0 else slots
             )
             for i in range(nodes)
         ]

@@ -89,7 +89,7 @@ def test_a_silent_node(
     job = Job(1, 0)
     job.node(0).second_way = second_way
     news = ask(job, answers, *given, silent=silent)
-    assert (job.node(0).role is Role.LOST) is lost
+    assert (job.node(0).role is Role.DEAD) is lost
     assert [f.symptom for f in job.state.failures] == ["node_lost"] * lost
     assert len(news) == lost
 
@@ -102,7 +102,7 @@ def test_one_that_could_not_be_asked_while_it_was_well(answers: list[str]) -> No
     ask(job, answers, "unreachable", "unreachable", silent=MUTE - 1)
     assert job.node(0).role is Role.ACTIVE
     ask(job, answers, "unreachable", silent=MUTE + 1)
-    assert job.node(0).role is Role.LOST
+    assert job.node(0).role is Role.DEAD
 
 
 def test_one_that_speaks_while_it_is_asked(
@@ -173,7 +173,7 @@ class Expected:
         self._suspects = suspects
 
     def now(self) -> list[str]:
-        self._replacement.suspect()
+        self._replacement.suspect(time.monotonic())
         return self._suspects
 
 
@@ -251,3 +251,17 @@ def test_more_silent_nodes_than_can_be_replaced() -> None:
     assert len(expected.now()) == MAX_COMPANIONS
     job.node(MAX_COMPANIONS).last_word -= 5.0
     assert expected.now() == []
+
+
+def test_a_failing_watch_silences_no_other() -> None:
+    said, looked = list[str](), list[float]()
+    guard = watch.Guard(said.append)
+
+    def fails(_now: float) -> None:
+        raise KeyError("n1")
+
+    for now in (1.0, 2.0):
+        for each in (fails, looked.append):
+            guard.call(each, now)
+    assert looked == [1.0, 2.0]
+    assert len(said) == 1 and "fails: KeyError: 'n1'" in said[0]

@@ -51,14 +51,14 @@ def test_a_lost_node_that_answers_no_probe_is_not_waited_for(
     class Answering(Boss):
         def send(self, node: Node, message: Message) -> None:
             super().send(node, message)
-            if isinstance(message, TakeStock) and node.role is not Role.LOST:
+            if isinstance(message, TakeStock) and not node.gone:
                 self.checkpoints.heard(node, Stock(message.token, 0, ()))
 
     async def run() -> list[str]:
         boss = Answering()
         for rank, node in enumerate(boss.nodes):
             node.stores[0] = 8000 + rank
-        boss.nodes[3].role, boss.nodes[3].unreachable = Role.LOST, 0 if reachable else 2
+        boss.nodes[3].role, boss.nodes[3].unreachable = Role.DEAD, 0 if reachable else 2
         found = Restoring(cast(Supervisor, boss))
         places = await asyncio.wait_for(found._stock(lambda: False), 60)
         assert len([m for _, m in boss.sent if isinstance(m, TakeStock)]) == 4  # all are asked

@@ -34,8 +34,8 @@ PLANNED = ((0, 1), (2, 3))
 
 
 def test_the_first_places_go_to_nodes_that_are_still_there() -> None:
-    lost = node(1, (2, 3), Role.LOST)
-    late = node(0, (0, 1), Role.LOST)  # another one came before it
+    lost = node(1, (2, 3), Role.DEAD)
+    late = node(0, (0, 1), Role.TOO_LATE)  # another one came before it
     late.companion = 1
     came = node(0, (0, 1), Role.SPARE)
     came.companion = 2
@@ -45,7 +45,7 @@ def test_the_first_places_go_to_nodes_that_are_still_there() -> None:
 
 @pytest.mark.parametrize("planned", [PLANNED, None])
 def test_a_place_that_nobody_can_take(planned: tuple[tuple[int, ...], ...] | None) -> None:
-    lost = node(1, (2, 3), Role.LOST)
+    lost = node(1, (2, 3), Role.DEAD)
     with pytest.raises(LookupError, match=r"n1 left before .*: nodes for 1 of 2 places"):
         first_places([node(0, (0, 1)), lost], planned)
 

@@ -99,7 +99,7 @@ def test_a_lost_node_that_comes_back_is_ended() -> None:
     job = Job()
     job.state.lose(job.node(1), "no word")
     line = job.join(1, epoch=1)
-    assert job.node(1).role is Role.LOST
+    assert job.node(1).role is Role.DEAD
     assert Finish(((0, 0), (0, 0))) in line.sent
 
 
@@ -316,3 +316,16 @@ def test_a_companion_that_comes_too_late_is_sent_away() -> None:
     job.state.message(as_connection(line), hello(9, companion=7))
     assert isinstance(line.sent[-1], Finish)
     assert not any(n.companion for n in job.state.live())
+
+
+def test_an_impossible_move_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job()
+    node, news = job.node(0), list[str]()
+    job.state.on_news = news.append
+    job.state.move(node, Role.EVICTED)
+    with pytest.raises(AssertionError, match="n0 cannot become released"):
+        job.state.move(node, Role.RELEASED)
+    monkeypatch.setattr(job.state, "strict", False)
+    job.state.move(node, Role.SPARE)
+    assert node.role is Role.EVICTED
+    assert news[1] == "internal error: n0 cannot become spare: it is evicted"

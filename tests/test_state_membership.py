@@ -130,9 +130,9 @@ class Membership(RuleBasedStateMachine):
         state.failures.clear()
         for place, node in enumerate(state.world.places):
             spares = state.spares()
-            if node.role is Role.LOST and spares:
+            if node.gone and spares:
                 state.world.places[place] = spares[0]
-                spares[0].role = Role.ACTIVE
+                state.move(spares[0], Role.ACTIVE)
         before = state.world.epoch
         assert state.new_epoch() == before + 1
         assert state.failures == []
@@ -140,7 +140,7 @@ class Membership(RuleBasedStateMachine):
     @invariant()
     def lost_stays_lost(self) -> None:
         for index in self.lost:
-            assert self.job.node(index).role is Role.LOST
+            assert self.job.node(index).role is Role.DEAD
         assert {n.name for n in self.state.live()} == {f"n{i}" for i in set(range(5)) - self.lost}
 
     @invariant()

@@ -153,7 +153,7 @@ def test_companion_that_arrives_too_late_is_sent_away(new_lab: LabFactory) -> No
     try:
         training.until(lambda: len(training.events("epoch")) == 2, "restart without it")
         let_go(training)
-        training.until(lambda: ("s1", "lost") in roles(training), "companion that reports")
+        training.until(lambda: ("s1", "too late") in roles(training), "companion that reports")
         training.until(lambda: not shims(training, "s1"), "end of its robust-task")
         assert standby_jobs(lab)  # its srun still holds the node
     finally:

@@ -142,7 +142,7 @@ def test_spare_takes_over(new_lab: LabFactory) -> None:
     assert record["lost_steps"] <= 5 and record["phases"]["detect"] < 8
     assert "n3 took the ranks of n2" in training.out()
     assert training.says("^rank 2 done on n3 in epoch 2")
-    assert roles(training) == {"n1": "active", "n2": "lost", "n3": "active"}
+    assert roles(training) == {"n1": "active", "n2": "dead", "n3": "active"}
 
 
 def test_an_operators_job_drains_the_bad_node(new_lab: LabFactory) -> None:

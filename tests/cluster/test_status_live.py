@@ -76,7 +76,7 @@ def test_through_a_node_crash(new_lab: LabFactory) -> None:
     assert job["status"] == "running" and job["incidents"] == 1
     assert job["unproductive_s"] > 0 and 0 < job["ettr"] < 1
     members = by_name(job["nodes"])
-    assert (members["n2"]["role"], members["n3"]["role"]) == ("lost", "active")
+    assert (members["n2"]["role"], members["n3"]["role"]) == ("dead", "active")
     assert members["n3"]["ranks"] == [1] and members["n2"]["ranks"] == []
     accused = by_name(after["nodes"])["n2"]
     assert accused["accusations"] == 1 and f"job {training.job}: " in accused["newest_evidence"]

@@ -19,7 +19,7 @@ WARM = "--robust-warm --robust-hang-floor=300"  # to be held is no hang
 def warm(training: Training) -> dict[str, int]:
     """Node → ranks that would start warm."""
     nodes: list[dict[str, Any]] = training.rosters()[-1]["nodes"] if training.rosters() else []
-    return {node["name"]: node["warm"] for node in nodes if node["role"] != "lost"}
+    return {node["name"]: node["warm"] for node in nodes if node["role"] in ("active", "spare")}
 
 
 def wait_warm(training: Training, **nodes: int) -> None:
