@@ -95,7 +95,7 @@ def clear(
     left = [Process(*row) for row in said["left"]]
     findings = _found(left, said["server"])
     removed = 0
-    if said["alone"] and not left and uid >= processes.FIRST_USER:
+    if said["gone"] and not left and uid >= processes.FIRST_USER:
         time_left = max(0.5, until - time.monotonic())
         before = float(said["looked"]) - _CLOCK_S
         answer, error = aside(lambda: remove_files(uid, dirs, before, 0.9 * time_left), time_left)
@@ -112,7 +112,7 @@ def still_there(job: int, uid: int, mode: str, steps: Iterable[int], deadline_s:
     def look() -> bool:
         found = processes.scan(uid)
         alone = not processes.others(found, steps, job, uid)
-        return bool(processes.leftovers(found, job, uid, mode, alone))
+        return bool(processes.leftovers(found, job, uid, mode, alone, processes.own_unit()))
 
     answer, error = aside(look, deadline_s)
     return bool(error or answer)
@@ -121,24 +121,30 @@ def still_there(job: int, uid: int, mode: str, steps: Iterable[int], deadline_s:
 def end_leftovers(
     job: int, uid: int, mode: str, steps: Sequence[int], budget_s: float
 ) -> dict[str, Any]:
-    """SIGTERM, a grace, SIGKILL until none is left or the time is over. May hang: in a child."""
+    """SIGTERM, a grace, SIGKILL until none is left or the time is over. May hang: in a child.
+
+    ``gone``: the user has no other job here, and no other process.
+    """
     until = time.monotonic() + budget_s
     ended: set[tuple[int, int]] = set()
     looked = 0.0
+    slurmd = processes.own_unit()
 
     def look() -> tuple[list[Process], bool]:
         nonlocal looked
         looked = time.time()
         found = processes.scan(uid)
         alone = not processes.others(found, steps, job, uid)
-        return processes.leftovers(found, job, uid, mode, alone), alone
+        left = processes.leftovers(found, job, uid, mode, alone, slurmd)
+        there = {p.pid for p in found if p.uid == uid and p.state not in "ZX"}
+        return left, alone and there == {p.pid for p in left}
 
-    left, alone = look()
+    left, gone = look()
     asked = [p for p in left if processes.send(p, signal.SIGTERM)]
     processes.wait_gone(asked, min(until, time.monotonic() + GRACE_S))
     ended.update((p.pid, p.start) for p in asked)
     while left:
-        left, alone = look()
+        left, gone = look()
         if not left or time.monotonic() >= until:
             break
         for p in left:
@@ -148,7 +154,7 @@ def end_leftovers(
     return {
         "ended": len(ended - {(p.pid, p.start) for p in left}),
         "left": left,
-        "alone": alone,
+        "gone": gone,
         "looked": looked,
         "server": [p.pid for p in left if p.state == "D" and _waits_for_server(p.pid)],
     }

@@ -1,7 +1,8 @@
 """A user's processes on this node: which of them a job left behind, and ending those.
 
-Only processes whose real user is the job's are ever signalled. Reading another process's
-environment can hang with that process, so all of this runs in a child with a deadline.
+Only processes whose real user is the job's are ever signalled, and of those never what somebody
+else but Slurm started: login sessions and system services (``of_others``). Reading another
+process's environment can hang with that process, so all of this runs in a child with a deadline.
 """
 
 from __future__ import annotations
@@ -13,12 +14,20 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from health.aside import aside
+
+PROC = "/proc"
 FIRST_USER = 1000  # uids below are the system's: there "all processes of the user" is too much
 _ENVIRON_LIMIT = 128 << 10  # bytes
 _STEPD = re.compile(r"slurmstepd: \[(\d+)[.+_]")
 _CGROUP = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)
+_MANAGER = re.compile(r"/user@\d+\.service(?:/|$)")  # systemd --user, also without a login
+_SLURM = ("slurmd", "slurmstepd")
+_INIT = 1
 _AGAIN = 4  # looks at all processes beyond the first
 _POLL_S = 0.02
+_STUCK_EACH_S = 0.3  # for the environment of a process in state D
+_STUCK_S = 1.0  # and for all of them in one look
 
 
 class Process(NamedTuple):
@@ -26,7 +35,8 @@ class Process(NamedTuple):
 
     ``job``: the job whose cgroup it is in, the kernel's word; ``claims``: the job that its
     environment names, its user's word; ``stepd``: the job whose slurmstepd it is, -1 if it is
-    one but says not of which. 0: none.
+    one but says not of which. 0: none. ``unit``: the cgroup in which systemd keeps it; "/" for
+    all processes of a node without systemd.
     """
 
     pid: int
@@ -38,6 +48,17 @@ class Process(NamedTuple):
     job: int = 0
     claims: int = 0
     stepd: int = 0
+    unit: str = "/"
+
+
+def unit_of(cgroup: str) -> str:
+    """The path in systemd's own hierarchy, from the text of /proc/PID/cgroup. Pure."""
+    paths = {}
+    for line in cgroup.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        paths[controllers] = path
+    return paths.get("name=systemd") or paths.get("") or "/"
 
 
 def job_of(cgroup: str) -> int:
@@ -81,31 +102,63 @@ def others(processes: Iterable[Process], steps: Iterable[int], job: int, uid: in
 
 
 def leftovers(
-    processes: Iterable[Process], job: int, uid: int, mode: str, alone: bool
+    processes: Iterable[Process], job: int, uid: int, mode: str, alone: bool, slurmd: str = "/"
 ) -> list[Process]:
     """What the job left: see ``leftovers`` of [epilog] for the mode. Pure.
 
-    ``alone``: the user has no other job here.
+    ``alone``: the user has no other job here; ``slurmd``: the unit that slurmd runs in.
     """
     if mode == "never" or uid <= 0:
         return []
+    listed = list(processes)
+    strangers = of_others(listed)
     everything = mode == "user" and alone and uid >= FIRST_USER
-    return [
-        p
-        for p in processes
-        if p.uid == uid and p.state not in "ZX" and (everything or _belongs(p, job))
-    ]
+
+    def left(p: Process) -> bool:
+        if p.job:  # the kernel's word
+            return everything or p.job == job
+        if p.pid in strangers or not _may_claim(p.unit, slurmd):
+            return False
+        return (p.claims == job > 0) or (everything and p.unit == slurmd)
+
+    return [p for p in listed if p.uid == uid and p.state not in "ZX" and left(p)]
 
 
-def _belongs(process: Process, job: int) -> bool:
-    return job > 0 and (process.job or process.claims) == job
+def _may_claim(unit: str, slurmd: str) -> bool:
+    """Whether what a process here says of itself counts: no service's does, and no login's."""
+    if unit == slurmd:
+        return True
+    return bool(_MANAGER.search(unit)) or not unit.startswith(("/system.slice/", "/user.slice/"))
+
+
+def of_others(processes: Iterable[Process]) -> set[int]:
+    """The pids of processes that a program of root's other than Slurm's keeps: sshd, cron. Pure.
+
+    What a job leaves behind has slurmd, a slurmstepd or init above it. The parent of a process
+    that came into a container from outside is 0.
+    """
+    above = {p.pid: p for p in processes}
+    return {pid for pid in above if not _slurms(pid, above)}
+
+
+def _slurms(pid: int, above: dict[int, Process]) -> bool:
+    for _ in range(len(above) + 1):  # a parent that ended while it was read may make a circle
+        process = above.get(pid)
+        if process is None:
+            return pid != 0  # it has ended by now, and its children are init's
+        if pid == _INIT or (process.uid == 0 and process.name in _SLURM):
+            return True
+        if process.uid == 0:
+            return False
+        pid = process.parent
+    return False
 
 
 # -- the machine
 
 
 def scan(uid: int) -> list[Process]:
-    """All processes of users (those of ``uid`` with their claims), and all slurmstepds.
+    """All processes, those of ``uid`` with what they claim, and of whom each slurmstepd is.
 
     One that ends between the list and the look at it, of which there may be a zombie by then, may
     have forked another that was not in the list yet: then all is looked at again, a few times at
@@ -129,7 +182,8 @@ def _scan(uid: int) -> tuple[list[Process], bool]:
     found: list[Process] = []
     stepds: list[int] = []
     gone = False
-    for entry in os.listdir("/proc"):  # noqa: PTH208
+    until = time.monotonic() + _STUCK_S
+    for entry in os.listdir(PROC):  # noqa: PTH208
         if not entry.isdigit():
             continue
         pid = int(entry)
@@ -138,10 +192,13 @@ def _scan(uid: int) -> tuple[list[Process], bool]:
             if process.uid == 0:
                 if process.name == "slurmstepd":
                     stepds.append(pid)
+                else:
+                    found.append(process)
                 continue
-            job = job_of(_read(pid, "cgroup").decode("ascii", "replace"))
-            claims = claim_of(_environ(pid, process.state)) if process.uid == uid else 0
-            found.append(process._replace(job=job, claims=claims))
+            cgroup = _read(pid, "cgroup").decode("ascii", "replace")
+            job = job_of(cgroup)
+            claims = _claim(process, until) if process.uid == uid and not job else 0
+            found.append(process._replace(job=job, claims=claims, unit=unit_of(cgroup)))
         except (OSError, ValueError):  # gone while it was read
             gone = True
     for pid in stepds:
@@ -153,6 +210,11 @@ def _scan(uid: int) -> tuple[list[Process], bool]:
         stepd = stepd_of(process.name, process.uid, title)
         found.append(process._replace(stepd=stepd))
     return found, gone
+
+
+def own_unit() -> str:
+    """The unit of this process, which is slurmd's: slurmd starts the epilog and the sweep."""
+    return unit_of(_read("self", "cgroup").decode("ascii", "replace"))
 
 
 def _identity(pid: int) -> Process:
@@ -169,18 +231,23 @@ def _identity(pid: int) -> Process:
     raise ValueError(pid)
 
 
-def _environ(pid: int, state: str) -> bytes:
-    """Of a process that is stuck in the kernel it might never be answered."""
-    if state == "D":
-        return b""
-    try:
-        return _read(pid, "environ")
-    except PermissionError:
-        return b""
+def _claim(process: Process, until: float) -> int:
+    """The job in its environment. One that is stuck in the kernel might never answer."""
+
+    def read() -> int:
+        try:
+            return claim_of(_read(process.pid, "environ"))
+        except PermissionError:
+            return 0
+
+    if process.state != "D":
+        return read()
+    answer, _ = aside(read, max(0.0, min(_STUCK_EACH_S, until - time.monotonic())))
+    return int(answer or 0)
 
 
-def _read(pid: int, name: str) -> bytes:
-    fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+def _read(pid: int | str, name: str) -> bytes:
+    fd = os.open(f"{PROC}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts: list[bytes] = []
         size = 0

@@ -49,9 +49,10 @@ LEMON: Mapping[str, Setting] = {
 }
 EPILOG: Mapping[str, Setting] = {
     "leftovers": Setting(
-        "user",
-        'kill what the job left: "user": every process of its user when that has no other job '
-        'here, "job": those of the job, "never"',
+        "job",
+        'end what the job left: "job": the processes in its cgroup, or with its id in their '
+        'environment; "user": all that Slurm started for its user, once that has no other job '
+        'here; never login sessions or services; "never"',
     ),
     "clean_shm": Setting(True, "remove the job's files in /dev/shm"),
     "clean_dirs": Setting([], "directories whose files of the job's user are removed"),

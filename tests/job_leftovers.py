@@ -25,6 +25,8 @@ def proc(pid: int, uid: int = UID, **more: Any) -> Process:
 
 
 def run(*argv: str, uid: int = UID, env: dict[str, str] | None = None, **more: Any) -> Any:
+    """A process as a job has it: slurmd is above it."""
+    Path("/proc/self/comm").write_text("slurmd")
     return subprocess.Popen(argv, user=uid, group=uid, env=env or {}, cwd="/", **more)
 
 

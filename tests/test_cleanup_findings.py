@@ -13,7 +13,7 @@ from epilog.processes import Process
 
 
 def left(*rows: Process, server: list[int] | None = None) -> Any:
-    said = {"ended": 0, "left": list(rows), "alone": True, "looked": 0.0, "server": server or []}
+    said = {"ended": 0, "left": list(rows), "gone": True, "looked": 0.0, "server": server or []}
     return lambda *_: said
 
 

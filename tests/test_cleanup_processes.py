@@ -62,6 +62,20 @@ def test_never() -> None:
 
 
 @isolated
+def test_files_stay_while_the_user_has_other_processes_here() -> None:
+    """In the mode "job" a service or a login of the user goes on, and may use them."""
+    mine, free = sleeper(SLURM_JOB_ID="7"), sleeper()
+    theirs = make(Path("/dev/shm/of-the-service"))
+    wait_old_enough(theirs.stat().st_ctime)
+    result = clear("job", dirs=["/dev/shm"])
+    assert (result.ended, result.removed) == (1, 0)
+    assert running(mine, free) == [False, True] and theirs.exists()
+    free.kill()
+    free.wait()
+    assert clear("job", dirs=["/dev/shm"]).removed == 1
+
+
+@isolated
 def test_another_job_of_the_user_keeps_its_processes(tmp_path: Path) -> None:
     daemon = stepd(tmp_path, 9)
     mine, next_job = sleeper(SLURM_JOB_ID="7"), sleeper(SLURM_JOB_ID="9")
@@ -120,7 +134,7 @@ def test_what_forks_as_it_is_killed_is_ended_too() -> None:
     process = run(sys.executable, "-c", code, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"on\n"
     assert clear(deadline_s=20.0).findings == []
-    assert not [p for p in processes.scan(UID) if p.state not in "ZX"]
+    assert not [p for p in processes.scan(UID) if p.uid == UID and p.state not in "ZX"]
 
 
 def test_what_was_forked_behind_the_look_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

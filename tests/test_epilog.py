@@ -97,6 +97,9 @@ def test_switched_off_and_dry_run(site: GateSite) -> None:
 @needs_root
 def test_leftovers_are_cleared_and_told(site: GateSite) -> None:
     uid = 4_000_000 + os.getpid()  # nobody else's on this machine
+    comm = Path("/proc/self/comm")
+    name = comm.read_text()
+    comm.write_text("slurmd")  # above the processes of jobs
     process = subprocess.Popen(["/bin/sleep", "600"], user=uid, env={"SLURM_JOB_ID": "7"})
     try:
         site.environ(uid=uid)
@@ -106,6 +109,7 @@ def test_leftovers_are_cleared_and_told(site: GateSite) -> None:
         assert site.slurm.calls == []
     finally:
         process.kill()
+        comm.write_text(name)
 
 
 @pytest.mark.parametrize(
@@ -135,11 +139,11 @@ def test_the_settings_of_the_clean_up(site: GateSite, monkeypatch: pytest.Monkey
     monkeypatch.setattr(cleanup, "clear", clear)
     (site.path / "n1_9.0").touch()  # a step of job 9 listens in slurmd's spool
     main([])
-    text = "[epilog]\nleftovers = 'job'\nclean_shm = false\nclean_dirs = ['/scratch']\n"
+    text = "[epilog]\nleftovers = 'user'\nclean_shm = false\nclean_dirs = ['/scratch']\n"
     site.settings(text)
     main([])
-    assert asked[0][:5] == (7, GONE, "user", frozenset({9}), ["/dev/shm"])
-    assert asked[1][2:5] == ("job", frozenset({9}), ["/scratch"])
+    assert asked[0][:5] == (7, GONE, "job", frozenset({9}), ["/dev/shm"])
+    assert asked[1][2:5] == ("user", frozenset({9}), ["/scratch"])
 
 
 # -- accusations ------------------------------------------------------------------------------

@@ -152,5 +152,5 @@ def test_leftovers_must_really_be_gone(site: GateSite, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(cleanup, "clear", clear)
     main([])
-    assert asked == [(7, GONE, "user")]
+    assert asked == [(7, GONE, "job")]
     assert site.slurm.drained == []

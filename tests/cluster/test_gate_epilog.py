@@ -60,6 +60,22 @@ def test_leftovers_are_cleared(site: GateLab) -> None:
     assert (cleared.data["ended"], cleared.data["removed"]) == (1, 1)
 
 
+def test_a_service_and_a_login_of_the_same_user_go_on(site: GateLab) -> None:
+    """The service was started by no job; the login is a shell that Slurm did not start."""
+    daemon = "(setsid sleep 1004 </dev/null >/dev/null 2>&1 &)"
+    site.lab.exec("n1", ["sh", "-c", daemon], check=True)
+    login = site.lab.popen("n1", ["sleep", "1005"])
+    try:
+        for mode, service in (("job", True), ("user", False)):
+            site.settings(more=f'[epilog]\nleftovers = "{mode}"\n')
+            site.run("n1", script=LEAVES.format(mark="1006"))
+            there = [running(site, "n1", mark) for mark in ("1004", "1005", "1006")]
+            assert there == [service, True, False], mode
+    finally:
+        login.kill()
+        login.wait()
+
+
 def test_another_job_of_the_same_user_goes_on(site: GateLab) -> None:
     stays = site.submit("-wn1", script=STAYS.format(mark="1002"))
     until((site.lab.shared / "1002.started").exists, "the job that stays")
