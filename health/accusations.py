@@ -1,8 +1,10 @@
 """What a job's user says against this node: found, checked, and believed in nothing but form.
 
 robust-srun leaves ``<state_dir>/jobs/<job>/accusations/<node>.<incident>.json``. Everything below
-``jobs`` is the users': each step on the way must be the job's user's own and no link, the file
-small, and its fields what robust-srun writes. Whatever is not so is a rejection, with who and why.
+``jobs`` is the users': a job's directory (under one of its names, see ``job_dirs``) is that of the
+job's user, and what others made there is ignored. Each step below it must be that user's own and no
+link, the file small, and its fields what robust-srun writes. Whatever is not so is a rejection,
+with who and why.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from health.aside import aside
+from robust_slurm import job_dirs
 
 VERSION = 1
 SIZE_LIMIT = 64 << 10  # bytes of one file
@@ -116,11 +119,12 @@ def _found(state_dir: str, node: str, accused: Accused, known: Collection[str]) 
     accepted: list[Accusation] = []
     opened: list[int] = []
     try:
+        own = job_dirs.find(f"{state_dir}/jobs", accused.of, accused.uid)
+        if own is None or "accusations" in known:  # refused before
+            return Found((), ())
         above = os.open(f"{state_dir}/jobs", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.append(above)
-        for name in (str(accused.of), "accusations"):
-            if name in known:  # refused before
-                return Found((), ())
+        for name in (own, "accusations"):
             above = _open_own(above, name, accused.uid)
             opened.append(above)
         with os.scandir(above) as entries:

@@ -146,9 +146,6 @@ class Config:
     )
     verbose: bool = _setting(False, "say every decision on stderr, not only recoveries")
 
-    def job_dir(self, job_id: int) -> Path:
-        return self.state_dir / "jobs" / str(job_id)
-
 
 FIELDS = dict(Config.__dataclass_fields__)
 

@@ -1,8 +1,9 @@
 """The job's files in the state directory: incidents, roster, accusations.
 
-``<state_dir>/jobs/<jobid>/`` belongs to the user. All writing happens in one thread behind a
-queue, because the directory is on a shared file system that may be slow or dead, and nothing
-that watches the job may ever wait for it.
+``<state_dir>/jobs/<jobid>/`` belongs to the user (``job_dirs`` has its other names). A job that
+cannot have such a directory runs without records. All writing happens in one thread behind a queue,
+because the directory is on a shared file system that may be slow or dead, and nothing that watches
+the job may ever wait for it.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import errno
 import json
 import os
 import queue
-import stat
 import tempfile
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from robust_slurm import job_dirs
 
 VERSION = 1
 MAX_WAITING = 4096
@@ -26,43 +28,43 @@ _END = object()
 
 
 class StateDirError(OSError):
-    """The state directory cannot be used."""
+    """No directory for the job's records can be had."""
 
 
-def prepare(job_dir: Path, deadline: float = 10.0) -> None:
+def prepare(state_dir: Path, job: int, deadline: float = 10.0) -> Path:
     """Create the job's directory and prove that it can be written, within ``deadline`` seconds.
 
-    Raises StateDirError naming the directory, the reason and the setting to change.
+    Raises StateDirError naming the directory and the reason.
     """
+    found: list[Path] = []
     failure: list[str] = []
 
     def attempt() -> None:
         try:
-            make_job_dir(job_dir)
-            with tempfile.NamedTemporaryFile(dir=job_dir, prefix=".probe-"):
+            made = make_job_dir(state_dir, job)
+            with tempfile.NamedTemporaryFile(dir=made, prefix=".probe-"):
                 pass
-            failure.append("")
+            found.append(made)
         except OSError as err:
             failure.append(err.strerror or str(err))
 
     thread = threading.Thread(target=attempt, daemon=True)
     thread.start()
     thread.join(deadline)
+    if found:
+        return found[0]
     reason = failure[0] if failure else f"no answer from the file system in {deadline:g} s"
-    if reason:
-        raise StateDirError(
-            f"cannot write {job_dir}: {reason}; set state_dir (--robust-state-dir=DIR, "
-            "ROBUST_STATE_DIR or robust.toml) to a directory that you can write on all nodes"
-        )
+    raise StateDirError(f"cannot write {state_dir / 'jobs' / str(job)}: {reason}")
 
 
-def make_job_dir(job_dir: Path) -> None:
-    """Make ``<state_dir>/jobs/<id>`` of our own; ``jobs`` is everybody's, as /tmp is.
+def make_job_dir(state_dir: Path, job: int) -> Path:
+    """Make the job's directory of our own in ``jobs``, which is everybody's, as /tmp is.
 
-    Raises OSError, also when the job's directory is a link or another user's.
+    The first of its names that is ours already (a requeued job), or else the first that nobody has
+    taken (see ``job_dirs``). Raises OSError, also when other users have taken all of them.
     """
-    jobs = job_dir.parent
-    jobs.parent.mkdir(parents=True, exist_ok=True)
+    jobs = state_dir / "jobs"
+    state_dir.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + OTHER_USER
     while not jobs.is_dir():
         try:
@@ -71,11 +73,24 @@ def make_job_dir(job_dir: Path) -> None:
             if time.monotonic() > until:
                 raise
             time.sleep(0.02)
-    job_dir.mkdir(exist_ok=True)
-    status = job_dir.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise PermissionError(errno.EPERM, "it is a link or belongs to another user")
-    (job_dir / "accusations").mkdir(exist_ok=True)
+    uid = os.getuid()
+    name = job_dirs.find(str(jobs), job, uid) or _taken_now(jobs, job, uid)
+    (jobs / name / "accusations").mkdir(exist_ok=True)
+    return jobs / name
+
+
+def _taken_now(jobs: Path, job: int, uid: int) -> str:
+    for name in job_dirs.names(job, uid):
+        try:
+            (jobs / name).mkdir()
+            return name
+        except FileExistsError:
+            if job_dirs.owner(str(jobs / name)) == uid:  # by another step of this job, just now
+                return name
+    other = job_dirs.owner(str(jobs / str(job)))
+    whose = "are links or files" if other is None else f"belong to other users (uid {other})"
+    why = f"it and its {job_dirs.PLACES - 1} alternatives {whose}"
+    raise PermissionError(errno.EPERM, why)
 
 
 def _make_everybodys(jobs: Path) -> None:
@@ -91,10 +106,10 @@ def _make_everybodys(jobs: Path) -> None:
 
 
 class JobLedger:
-    """Writes one job's records without ever making its caller wait."""
+    """Writes one job's records without ever making its caller wait; "" for the directory: none."""
 
-    def __init__(self, job_dir: Path) -> None:
-        self._dir = job_dir
+    def __init__(self, job_dir: Path | str) -> None:
+        self.dir = Path(job_dir) if job_dir else None
         self._queue: queue.Queue[Any] = queue.Queue(MAX_WAITING)
         self.error = ""  # why the last write failed; empty when it did not
         self.dropped = 0  # records lost because the file system did not take them
@@ -133,14 +148,16 @@ class JobLedger:
     def _run(self) -> None:
         while (item := self._queue.get()) is not _END:
             how, name, record = item
+            if self.dir is None:
+                continue
             try:
                 if how == "append":
-                    append_line(self._dir / name, record)
+                    append_line(self.dir / name, record)
                 else:
-                    replace_file(self._dir / name, record)
+                    replace_file(self.dir / name, record)
                 self.error = ""
             except OSError as err:
-                self.error = f"{self._dir / name}: {err.strerror or err}"
+                self.error = f"{self.dir / name}: {err.strerror or err}"
                 self.dropped += 1
 
 

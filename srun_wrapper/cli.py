@@ -47,7 +47,7 @@ _NO_KILL = re.compile(
 def main() -> NoReturn:
     try:
         code = run(sys.argv[1:], os.environ)
-    except (UsageError, ConfigError, StateDirError) as err:
+    except (UsageError, ConfigError) as err:
         say(f"error: {err}")
         code = BAD_INPUT
     sys.stdout.flush()
@@ -55,7 +55,7 @@ def main() -> NoReturn:
 
 
 def run(argv: list[str], env: Mapping[str, str]) -> int:
-    """Returns the exit code. Raises UsageError, ConfigError or StateDirError for bad input."""
+    """Returns the exit code. Raises UsageError or ConfigError for bad input."""
     command = split(argv, flags())
     if "robust-help" in command.robust:
         print(help_text())
@@ -72,9 +72,9 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
     refuse_multi_prog(request)
     plan = plan_step(request, nodes, config.spares, env.get("SLURM_TASKS_PER_NODE"))
     job_id, size = int(env["SLURM_JOB_ID"]), job_size(env)
-    prepare(config.job_dir(job_id))
-    if accused(config.job_dir(job_id)):
-        plan, env = remains(config, request, plan, nodes, env)
+    records = prepared(config, job_id)
+    if accused(records):
+        plan, env = remains(config, records, request, plan, nodes, env)
     warn(config, env)
     command, kept, out, companion = take_output(command, request, env)
     options = TaskOptions(
@@ -82,7 +82,7 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         config.auto,
         config.progress_regex,
         request.pty,
-        str(config.state_dir),
+        str(records or ""),
         config.standby_partition,
         config.requeue == "auto",
         size,
@@ -104,13 +104,31 @@ async def supervise(config: Config, launch: Launch) -> int:
     return code
 
 
+def prepared(config: Config, job_id: int) -> Path | None:
+    """The directory for the job's records; None, with a warning, where none can be had."""
+    try:
+        return prepare(config.state_dir, job_id)
+    except StateDirError as err:
+        say(
+            f"warning: {err}; the job runs without records: robust-status does not show it, and "
+            "bad nodes are not reported; if state_dir is wrong, set it (--robust-state-dir=DIR, "
+            "ROBUST_STATE_DIR or robust.toml) to a directory that you can write on all nodes"
+        )
+        return None
+
+
 def remains(
-    config: Config, request: StepRequest, plan: StepPlan, nodes: int, env: Mapping[str, str]
+    config: Config,
+    records: Path | None,
+    request: StepRequest,
+    plan: StepPlan,
+    nodes: int,
+    env: Mapping[str, str],
 ) -> tuple[StepPlan, Mapping[str, str]]:
     """Plan and environment for a job that may have lost nodes in an earlier step."""
     job_id = int(env["SLURM_JOB_ID"])
     own = env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-    left = look(Slurm(), job_id, config.job_dir(job_id), nodes, own, request.exclude)
+    left = look(Slurm(), job_id, records, nodes, own, request.exclude)
     if left is None:
         return plan, env
     per_node = env.get("SLURM_TASKS_PER_NODE")

@@ -68,8 +68,10 @@ def ask_peer(peer: Peer, key: bytes, job_id: int) -> float | None:
     return None
 
 
-def accused(job_dir: Path) -> list[str]:
+def accused(job_dir: Path | None) -> list[str]:
     """Nodes that the job has lost before; Slurm may still take them for good ones."""
+    if job_dir is None:
+        return []
     try:
         names = [path.name for path in (job_dir / "accusations").glob("*.json")]
     except OSError:
@@ -77,8 +79,10 @@ def accused(job_dir: Path) -> list[str]:
     return sorted({name.rsplit(".", 2)[0] for name in names})  # NODE.INCIDENT.json
 
 
-def claim(job_dir: Path, job: Job) -> bool:
+def claim(job_dir: Path | None, job: Job) -> bool:
     """Be the only one to act, by an exclusive file beside the job's records."""
+    if job_dir is None:
+        return True  # the election alone decides
     path = job_dir / f"rescued.{job.restarts}"
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -93,7 +97,7 @@ def rescue(
     place: Place,
     key: bytes,
     start: Start,
-    job_dir: Path,
+    job_dir: Path | None,
     standby: str,
     size: Mapping[str, str],
     report: Callable[[str], None],

@@ -40,7 +40,12 @@ class Left(NamedTuple):
 
 
 def look(
-    slurm: Slurm, job_id: int, job_dir: Path, allocated: int, own: str, excluded: str | None = None
+    slurm: Slurm,
+    job_id: int,
+    job_dir: Path | None,
+    allocated: int,
+    own: str,
+    excluded: str | None = None,
 ) -> Left | None:
     """What the job has left; None if that is all of its ``allocated`` nodes, or Slurm is silent.
 
@@ -105,7 +110,7 @@ def _parent(pid: int) -> str | None:
         return None
 
 
-def gone(job_dir: Path, since: float) -> set[str]:
+def gone(job_dir: Path | None, since: float) -> set[str]:
     """Nodes that left the job in this run of it, which began at ``since``: swapped out, or lost."""
     found = set[str]()
     for record in _records(job_dir):
@@ -120,8 +125,10 @@ def gone(job_dir: Path, since: float) -> set[str]:
     return found
 
 
-def _records(job_dir: Path) -> Iterator[dict[str, Any]]:
+def _records(job_dir: Path | None) -> Iterator[dict[str, Any]]:
     """Incidents, and accusations: those are written first."""
+    if job_dir is None:
+        return
     texts = []
     with contextlib.suppress(OSError):
         texts += (job_dir / "incidents.jsonl").read_text(errors="replace").splitlines()

@@ -33,7 +33,7 @@ class Replacement:
         self._state = supervisor.state
         self._config = supervisor.config
         self._bad: list[str] = []  # every node that ever left this job
-        earlier = accused(supervisor.config.job_dir(supervisor.state.job_id))
+        earlier = accused(supervisor.ledger.dir)
         self._companions = Companions(supervisor, secrets, self._bad, earlier)
         self._released: set[str] = set()  # those that Slurm has back
         self._suspected: set[AgentKey] = set()  # alive, but to leave the job

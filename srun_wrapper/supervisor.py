@@ -68,7 +68,7 @@ class Supervisor:
         how = (config.replay, config.replay_limit, config.replay_rounds, config.replay_fixed)
         self.replay = Replay(self, Asked(*how))
         self.checkpoints.on_enrolled = self.restoring.elsewhere.enrolled
-        self.ledger = JobLedger(config.job_dir(job_id))
+        self.ledger = JobLedger(launch.options.records)
         self.account = Account()
         self.key = secrets.token_bytes(32)
         self.phase = "starting"

@@ -40,7 +40,7 @@ from srun_wrapper.messages import (
     Stop,
     decode_to_shim,
 )
-from srun_wrapper.place import Place, job_of, shim_address
+from srun_wrapper.place import Place, shim_address
 from srun_wrapper.silence import Verdict
 from srun_wrapper.sinks import OutputPlan
 from srun_wrapper.slot import SECRETS, Slot
@@ -68,7 +68,7 @@ class TaskOptions(msgspec.Struct, frozen=True):
     auto: bool = True
     regex: str = ""
     inherit: bool = False
-    state_dir: str = ""
+    records: str = ""  # the job's directory in the state directory; empty: it has none
     standby_partition: str = ""
     requeue: bool = False
     size: dict[str, str] = {}  # of the job, as robust-srun's environment has it (resubmit.SIZE)
@@ -307,8 +307,7 @@ class Shim:
         from srun_wrapper import orphan  # not needed by the thousands of shims that never do this
 
         place, options = self._place, self._options
-        job = job_of(place, start) if start is not None else place.job_id
-        job_dir = Path(options.state_dir) / "jobs" / str(job)
+        job_dir = Path(options.records) if options.records else None
 
         def report(text: str) -> None:
             self._report(job_dir, text)
@@ -324,11 +323,12 @@ class Shim:
         assert self._agent is not None
         self._agent.broadcast(Finish(tuple((1, 0) for _ in range(self._place.local_tasks))))
 
-    def _report(self, job_dir: Path, text: str) -> None:
+    def _report(self, job_dir: Path | None, text: str) -> None:
         """Write it down and say it: srun may be gone, and stderr with it."""
         event = {"time": time.time(), "event": "orphan", "node": self._place.node, "text": text}
         with contextlib.suppress(OSError):
-            append_line(job_dir / "events.jsonl", event)
+            if job_dir is not None:
+                append_line(job_dir / "events.jsonl", event)
         with contextlib.suppress(OSError):
             sys.stderr.write(f"robust-task: {self._place.node}: {text}\n")
             sys.stderr.flush()

@@ -22,7 +22,7 @@ from standby.history import (
     roster_spans,
 )
 from standby.observed import Observed, observe
-from status.files import MAX_STEPS, ROSTER_BYTES, job_ids, read_capped
+from status.files import MAX_STEPS, ROSTER_BYTES, job_dirs, read_capped
 from status.records import Roster, clean, decode, roster_from
 
 MAX_JOBS = 5000  # the newest
@@ -59,16 +59,16 @@ class Ledger:
     def _jobs(self) -> None:
         jobs = self._dir / "jobs"
         try:
-            ids = job_ids(self._dir)
+            found, older = job_dirs(self._dir, most=MAX_JOBS)
         except FileNotFoundError:
             return
         except OSError as error:
             self.problems.append(f"cannot read {jobs}: {error.strerror or error}")
             return
-        if len(ids) > MAX_JOBS:
-            self.problems.append(f"{len(ids) - MAX_JOBS} older jobs in {jobs} were not looked into")
-        for job in ids[:MAX_JOBS]:
-            self._job(job, jobs / str(job))
+        if older:
+            self.problems.append(f"{older} older jobs in {jobs} were not looked into")
+        for job, directory in found:
+            self._job(job, directory)
             if self._bytes <= 0 or self._entries <= 0:
                 self.problems.append(
                     f"{jobs}: too much to read; jobs {job} and older are left out, or in part"
@@ -76,9 +76,6 @@ class Ledger:
                 break
 
     def _job(self, job: int, directory: Path) -> None:
-        if directory.is_symlink():  # another job's records, once more
-            self.problems.append(f"{directory} is a link; left out")
-            return
         rosters = self._rosters(job, directory)
         for record in self._of_job(directory / "incidents.jsonl", INCIDENTS_BYTES):
             loss = incident(record, job)

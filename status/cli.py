@@ -24,22 +24,23 @@ JSON_VERSION = 1
 
 
 def ask_slurm(slurm: Slurm, with_nodes: bool = True, with_places: bool = False) -> SlurmView:
-    """One node call, one partition call and one job list, side by side; where the jobs run, too.
+    """One node call, one partition call and two job lists, side by side; where the jobs run, too.
 
     ``ping`` goes first because it answers at once when slurmctld is down; the others block 9 s.
     """
     if not slurm.ping():
         return SlurmView(error="no slurmctld answers `scontrol ping`; is SLURM_CONF right?")
     try:
-        with ThreadPoolExecutor(3) as pool:
+        with ThreadPoolExecutor(4) as pool:
             states = pool.submit(slurm.job_states)
+            owners = pool.submit(slurm.job_owners)
             if not with_nodes:
-                return SlurmView(job_states=states.result())
+                return SlurmView(job_states=states.result(), owners=owners.result())
             nodes = pool.submit(slurm.nodes)
             partitions = pool.submit(slurm.partitions)
             names = tuple(partitions.result())
             places = slurm.placements() if with_places else None
-            return SlurmView(nodes.result(), names, states.result(), places)
+            return SlurmView(nodes.result(), names, states.result(), owners.result(), places)
     except SlurmError as error:
         return SlurmView(error=clean(str(error)))
 
@@ -89,7 +90,7 @@ def main(
 def _show_all(config: Config, door: Slurm, as_json: bool, out: IO[str]) -> int:
     pool, wrong = read_pool(config.state_dir)
     view = ask_slurm(door, with_places=pool is not None)
-    files = read_state(config.state_dir)
+    files = read_state(config.state_dir, view.owners)
     if wrong:
         files.problems.append(wrong)
     done = report(
@@ -111,8 +112,9 @@ def _show_all(config: Config, door: Slurm, as_json: bool, out: IO[str]) -> int:
 
 
 def _show_job(job_id: int, state_dir: Path, door: Slurm, as_json: bool, out: IO[str]) -> int:
-    files = read_state(state_dir, job_id)
-    incidents, problems = read_incidents(state_dir, job_id)
+    view = ask_slurm(door, with_nodes=False)
+    files = read_state(state_dir, view.owners, job_id)
+    incidents, problems = read_incidents(files.directory)
     if not files.rosters and not incidents:
         print(
             f"robust-status: no record of job {job_id} under {state_dir / 'jobs'}; was it started "
@@ -122,7 +124,6 @@ def _show_job(job_id: int, state_dir: Path, door: Slurm, as_json: bool, out: IO[
         for problem in (*files.problems, *problems):
             print(f"robust-status: {problem}", file=sys.stderr)
         return 1
-    view = ask_slurm(door, with_nodes=False)
     done = job_report(
         job_id, files.rosters, incidents, [*files.problems, *problems], view, time.time()
     )

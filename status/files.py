@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
+from robust_slurm import job_dirs as names
 from status.records import (
     Accusation,
     Incident,
@@ -28,15 +31,17 @@ INCIDENTS_BYTES = 4 << 20  # the newest end of the file is read
 MAX_JOBS = 500  # the newest job directories that are looked into
 MAX_ACCUSATIONS = 1000  # per job
 MAX_STEPS = 100  # rosters per job
+MAX_ENTRIES = 1_000_000  # of the jobs' directory, listed
 
 
 @dataclass
 class StateFiles:
-    """All that was read, and what could not be."""
+    """All that was read, and what could not be. ``directory``: of the job that was read last."""
 
     rosters: list[Roster] = field(default_factory=list)
     accusations: list[Accusation] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    directory: Path | None = None
 
 
 def read_capped(path: Path, limit: int, tail: bool = False) -> bytes:
@@ -57,41 +62,81 @@ def read_capped(path: Path, limit: int, tail: bool = False) -> bytes:
         return file.read(limit).partition(b"\n")[2]
 
 
-def job_ids(state_dir: Path) -> list[int]:
-    """Jobs with a directory of their own, newest (highest id) first. Raises OSError."""
-    with os.scandir(state_dir / "jobs") as entries:
-        names = [e.name for e in entries if e.name.isascii() and e.name.isdigit()]
-    return sorted({int(name) for name in names if len(name) < 11}, reverse=True)
+def job_dirs(
+    state_dir: Path,
+    owners: Mapping[int, int] | None = None,
+    most: int = MAX_JOBS,
+    only: int | None = None,
+) -> tuple[list[tuple[int, Path]], int]:
+    """The newest jobs with a directory, newest first, and how many older ones are left out.
+
+    Every user can make directories there, also for jobs of others and for jobs to come. What Slurm
+    knows (``owners``: job id → uid) decides which directory is the job's and which ids can exist.
+    ``only``: this job alone. Raises OSError.
+    """
+    jobs = state_dir / "jobs"
+    known = owners or {}
+    if only is not None and only in known:
+        name = names.find(str(jobs), only, known[only])
+        return [(only, jobs / name)] if name else [], 0
+    found: dict[int, list[tuple[str, int | None]]] = {}
+    with os.scandir(jobs) as entries:
+        for entry in islice(entries, MAX_ENTRIES):
+            named = names.parse(entry.name)
+            if named is not None and only in (None, named[0]):
+                found.setdefault(named[0], []).append((entry.name, named[1]))
+    newest = max(known, default=max(found, default=0))
+    ids = sorted((job for job in found if job <= newest), reverse=True)
+    chosen: list[tuple[int, Path]] = []
+    for number, job in enumerate(ids):
+        if len(chosen) >= most:
+            return chosen, len(ids) - number
+        name = _of_job(jobs, job, found[job], known.get(job))
+        if name:
+            chosen.append((job, jobs / name))
+    return chosen, 0
 
 
-def read_state(state_dir: Path, only_job: int | None = None) -> StateFiles:
-    """Rosters and accusations of all jobs, or the rosters and accusations of one."""
+def _of_job(
+    jobs: Path, job: int, found: Sequence[tuple[str, int | None]], uid: int | None
+) -> str | None:
+    """The name of a job's directory. Where Slurm knows no owner, a name with the owner's uid comes
+    first: such a directory is only made where the usual name was taken by another user."""
+    if uid is not None:
+        return names.find(str(jobs), job, uid)
+    for name, said in sorted(found, key=lambda one: one[1] is None):
+        owner = names.owner(str(jobs / name))
+        if owner is not None and said in (None, owner):
+            return name
+    return None
+
+
+def read_state(
+    state_dir: Path, owners: Mapping[int, int] | None = None, only: int | None = None
+) -> StateFiles:
+    """Rosters and accusations of all jobs, or of one; ``owners`` and ``only``: see ``job_dirs``."""
     found = StateFiles()
-    if only_job is not None:
-        ids = [only_job]
-    else:
-        try:
-            ids = job_ids(state_dir)
-        except FileNotFoundError:
-            return found
-        except OSError as error:
-            found.problems.append(f"cannot read {state_dir / 'jobs'}: {error.strerror or error}")
-            return found
-        if len(ids) > MAX_JOBS:
-            found.problems.append(
-                f"{len(ids) - MAX_JOBS} older jobs in {state_dir / 'jobs'} were not looked into"
-            )
-    for job_id in ids[:MAX_JOBS]:
-        _read_job(state_dir / "jobs" / str(job_id), found)
+    try:
+        dirs, older = job_dirs(state_dir, owners, only=only)
+    except FileNotFoundError:
+        return found
+    except OSError as error:
+        found.problems.append(f"cannot read {state_dir / 'jobs'}: {error.strerror or error}")
+        return found
+    if older:
+        found.problems.append(f"{older} older jobs in {state_dir / 'jobs'} were not looked into")
+    for job, directory in dirs:
+        found.directory = directory
+        _read_job(job, directory, found)
     return found
 
 
-def _read_job(job_dir: Path, found: StateFiles) -> None:
+def _read_job(job: int, job_dir: Path, found: StateFiles) -> None:
     for path in _listed(job_dir, "roster.", MAX_STEPS, found.problems):
         if (raw := _content(path, ROSTER_BYTES, found.problems)) is None:
             continue
         roster = roster_from(decode(raw))
-        if roster is not None and str(roster.job_id) == job_dir.name:
+        if roster is not None and roster.job_id == job:
             found.rosters.append(roster)
         else:
             found.problems.append(f"{clean(str(path))} is no roster of this job; skipped")
@@ -132,9 +177,11 @@ def _content(path: Path, limit: int, problems: list[str]) -> bytes | None:
         return None
 
 
-def read_incidents(state_dir: Path, job_id: int) -> tuple[list[Incident], list[str]]:
+def read_incidents(job_dir: Path | None) -> tuple[list[Incident], list[str]]:
     """A job's incidents, oldest first, and what is wrong with their file."""
-    path = state_dir / "jobs" / str(job_id) / "incidents.jsonl"
+    if job_dir is None:
+        return [], []
+    path = job_dir / "incidents.jsonl"
     try:
         raw = read_capped(path, INCIDENTS_BYTES, tail=True)
     except FileNotFoundError:

@@ -21,6 +21,7 @@ class SlurmView:
     nodes: Mapping[str, Node] | None = None
     partitions: tuple[str, ...] | None = None
     job_states: Mapping[int, str] | None = None
+    owners: Mapping[int, int] | None = None  # uid of each job
     places: Mapping[int, Placement] | None = None  # asked for where there is a pool
     error: str = ""
 

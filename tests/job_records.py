@@ -25,7 +25,7 @@ class Job:
         self.dir = state_dir / "jobs" / str(number)
         self.number = number
         self._now = now
-        make_job_dir(self.dir)
+        make_job_dir(state_dir, number)
 
     def at(self, days: float) -> float:
         return self._now - days * DAY

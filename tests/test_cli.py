@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from robust_slurm.config import FIELDS, Config, flag, flags
+from robust_slurm.config import FIELDS, Config, flag, flags, load
+from srun_wrapper import cli
 from srun_wrapper.cli import allocation, check_regex, has_no_kill, take_output
 from srun_wrapper.sinks import OutputPlan
 from srun_wrapper.srun_options import UsageError, split
@@ -197,7 +198,6 @@ def shell(tmp_path: Path) -> Shell:
         (("--robust-spares=x", "hostname"), {}, "spares = 'x'"),
         (("--robust-spares",), {}, "--robust-spares needs a value"),
         (("--robust-progress-regex=(", "hostname"), {}, "--robust-progress-regex='('"),
-        (("hostname",), {"ROBUST_STATE_DIR": "/proc/nowhere"}, "set state_dir"),
         (("hostname",), {"PATH": "/nowhere"}, "srun is not on PATH"),
         (("hostname",), {"ROBUST_REQUEUE": "perhaps"}, "environment ROBUST_REQUEUE"),
         (("-N2",), {}, "no command given"),
@@ -242,11 +242,17 @@ def test_sruns_own_help_is_sruns(shell: Shell) -> None:
     assert (done.returncode, done.stdout) == (0, "srun got: --mpi=list -N2\n")
 
 
-def test_a_file_in_the_way_of_the_state_dir(shell: Shell) -> None:
-    (shell.base / "state").write_text("")
-    done = shell("hostname")
-    assert done.returncode == 2
-    assert f"cannot write {shell.base}/state/jobs/7: " in done.stderr
+@pytest.mark.parametrize("kind", ["file", "nowhere"])
+def test_a_state_directory_that_cannot_be_used_stops_no_job(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    state = {"file": tmp_path / "state", "nowhere": Path("/proc/nowhere")}[kind]
+    (tmp_path / "state").write_text("")
+    config = load({"robust-state-dir": str(state)}, {}, tmp_path, tmp_path / "none")
+    assert cli.prepared(config, 7) is None
+    told = capfd.readouterr().err
+    assert told.startswith(f"robust-srun: warning: cannot write {state}/jobs/7: ")
+    assert "the job runs without records" in told and told.count("\n") == 1
 
 
 LATE = """

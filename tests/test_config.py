@@ -30,7 +30,6 @@ def test_defaults(tmp_path: Path) -> None:
     config = get(tmp_path)
     assert config.spares == 0 and config.hang and config.requeue == "auto"
     assert config.state_dir == Path.home() / ".robust-slurm"
-    assert config.job_dir(7) == config.state_dir / "jobs" / "7"
 
 
 def test_precedence(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from robust_slurm import ledger
+from robust_slurm import job_dirs, ledger
 from robust_slurm.ledger import (
     JobLedger,
     StateDirError,
@@ -117,8 +117,7 @@ def test_replace_leaves_nothing_beside(tmp_path: Path) -> None:
 
 
 def test_the_ledger_writes_all_kinds(tmp_path: Path) -> None:
-    prepare(tmp_path / "jobs" / "7")
-    book = JobLedger(tmp_path / "jobs" / "7")
+    book = JobLedger(prepare(tmp_path, 7))
     book.incident({"id": "0-1"})
     book.event("epoch", epoch=2)
     book.roster("0", {"step": 3})
@@ -163,18 +162,14 @@ def test_a_dead_file_system_holds_nobody_up(
 
 
 @pytest.mark.parametrize("kind", ["file", "missing", "accusations"])
-def test_prepare_names_the_directory_and_the_setting(tmp_path: Path, kind: str) -> None:
+def test_prepare_names_the_directory(tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").write_text("")
-    where = {"file": tmp_path / "file" / "jobs", "missing": Path("/proc/nowhere/jobs")}.get(
-        kind, tmp_path
-    )
+    where = {"file": tmp_path / "file", "missing": Path("/proc/nowhere")}.get(kind, tmp_path)
     if kind == "accusations":
-        (tmp_path / "accusations").write_text("")
-    with pytest.raises(StateDirError) as caught:
-        prepare(where)
-    text = str(caught.value)
-    assert f"cannot write {where}: " in text
-    assert "--robust-state-dir" in text
+        (tmp_path / "jobs" / "7").mkdir(parents=True)
+        (tmp_path / "jobs" / "7" / "accusations").write_text("")
+    with pytest.raises(StateDirError, match=f"cannot write {where}/jobs/7: "):
+        prepare(where, 7)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root tries as another user; others need no trick")
@@ -185,7 +180,7 @@ def test_prepare_without_permission() -> None:
         os.setgid(65534)
         os.setuid(65534)
         try:
-            prepare(where / "7")
+            prepare(where, 7)
         except StateDirError as err:
             os._exit(3 if "Permission denied" in str(err) else 4)
         os._exit(0)
@@ -201,7 +196,7 @@ def test_prepare_without_permission() -> None:
 
 def test_prepare_is_repeatable_and_leaves_no_probe(tmp_path: Path) -> None:
     for _ in range(2):
-        prepare(tmp_path / "jobs" / "7")
+        assert prepare(tmp_path, 7) == tmp_path / "jobs" / "7"
     assert [p.name for p in (tmp_path / "jobs" / "7").iterdir()] == ["accusations"]
 
 
@@ -213,7 +208,7 @@ def test_prepare_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Path, "mkdir", stuck)
     with pytest.raises(StateDirError, match=r"no answer from the file system in 0\.1 s"):
-        prepare(tmp_path / "jobs" / "7", deadline=0.1)
+        prepare(tmp_path, 7, deadline=0.1)
     release.set()
 
 
@@ -221,8 +216,9 @@ def test_jobs_that_come_first_at_the_same_time(tmp_path: Path) -> None:
     """One makes what is everybody's: no other may ever find it closed."""
     fork = multiprocessing.get_context("fork")
     for number in range(10):
-        jobs = tmp_path / str(number) / "jobs"
-        makers = [fork.Process(target=make_job_dir, args=(jobs / str(job),)) for job in range(4)]
+        state = tmp_path / str(number)
+        jobs = state / "jobs"
+        makers = [fork.Process(target=make_job_dir, args=(state, job)) for job in range(4)]
         for maker in makers:
             maker.start()
         seen: set[int] = set()
@@ -248,8 +244,86 @@ def test_who_may_not_make_it_waits_for_who_does(
 
     calls: list[Path] = []
     monkeypatch.setattr(ledger, "_make_everybodys", denied)
-    make_job_dir(jobs / "7")
+    make_job_dir(tmp_path, 7)
     assert len(calls) == 4 and (jobs / "7" / "accusations").is_dir()
     monkeypatch.setattr(ledger, "OTHER_USER", 0.1)
     with pytest.raises(PermissionError):
-        make_job_dir(tmp_path / "other" / "jobs" / "7")
+        make_job_dir(tmp_path / "other", 7)
+
+
+# -- what others made there -------------------------------------------------------------------
+
+OTHER = 20002
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
+
+
+def squat(jobs: Path, *squats: str) -> None:
+    for name in squats:
+        (jobs / name).mkdir(parents=True)
+        os.chown(jobs / name, OTHER, OTHER)
+
+
+@needs_root
+def test_a_directory_that_another_user_made_is_passed_over(tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs"
+    squat(jobs, "7")
+    made = prepare(tmp_path, 7)
+    assert made == jobs / "7.0.1" and not list((jobs / "7").iterdir())
+    assert prepare(tmp_path, 7) == made, "a requeued job finds its own again"
+    (jobs / "7").rmdir()
+    assert prepare(tmp_path, 7) == made, "also when the other one is gone"
+    assert job_dirs.find(str(jobs), 7, 0) == "7.0.1"
+    assert job_dirs.find(str(jobs), 7, OTHER) is None
+
+
+@needs_root
+def test_with_all_names_taken_there_are_no_records(tmp_path: Path) -> None:
+    squat(tmp_path / "jobs", *job_dirs.names(7, 0))
+    with pytest.raises(
+        StateDirError, match=r"its 7 alternatives belong to other users \(uid 20002"
+    ):
+        prepare(tmp_path, 7)
+    book = JobLedger("")
+    book.incident({"id": "0-1"})
+    book.accuse("n1", "0-1", {})
+    book.close()
+    assert (book.dir, book.error, book.dropped) == (None, "", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("7", (7, None)),
+        ("7.20001.3", (7, 20001)),
+        ("07", None),
+        ("7.20001", None),
+        ("7.20001.13", None),
+        ("7.x.1", None),
+        ("99999999999", None),
+        ("\u0667", None),
+        ("7\n", None),
+        ("", None),
+    ],
+)
+def test_names_of_directories(name: str, named: tuple[int, int | None] | None) -> None:
+    assert job_dirs.parse(name) == named
+
+
+@given(st.integers(1, (1 << 32) - 1), st.integers(0, (1 << 32) - 2))
+def test_every_name_leads_back_to_its_job(job: int, uid: int) -> None:
+    found = job_dirs.names(job, uid)
+    assert len(set(found)) == job_dirs.PLACES
+    assert [job_dirs.parse(name) for name in found] == [(job, None), *[(job, uid)] * 7]
+
+
+def test_many_entries_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names are looked up; the directory, which anybody can fill, is not listed."""
+    made = prepare(tmp_path, 7)
+
+    def never(*_: object) -> None:
+        raise AssertionError("listed")
+
+    for listing in ("scandir", "listdir"):
+        monkeypatch.setattr(os, listing, never)
+    assert job_dirs.find(str(tmp_path / "jobs"), 7, os.getuid()) == made.name
+    assert prepare(tmp_path, 7) == made

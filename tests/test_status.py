@@ -249,9 +249,34 @@ def test_only_the_newest_end_of_a_huge_incident_file_is_read(tmp_path: Path) -> 
     line = json.dumps(incident(evidence=["x" * 1000])).encode() + b"\n"
     count = INCIDENTS_BYTES // len(line) + 100
     (job / "incidents.jsonl").write_bytes(line * count)
-    found, problems = read_incidents(tmp_path, 7)
+    found, problems = read_incidents(job)
     assert 0 < len(found) < count
     assert problems == []
+
+
+def test_what_others_made_for_a_job_is_not_its_record(tmp_path: Path) -> None:
+    """Also a listing full of jobs to come keeps nobody from seeing the jobs that run."""
+    jobs, uid = tmp_path / "jobs", os.getuid()
+    for number in (7, *range(1000, 1600)):
+        (jobs / str(number)).mkdir(parents=True)
+    (jobs / "7" / "roster.0.json").write_text(json.dumps(roster(job_name="squatter")))
+    mine = jobs / f"7.{uid}.1"
+    mine.mkdir()
+    (mine / "roster.0.json").write_text(json.dumps(roster(job_name="mine")))
+    if uid == 0:
+        os.chown(jobs / "7", 20002, 20002)
+        owners = {7: 0, 9: 20001}
+        for only in (None, 7):
+            assert [r.job_name for r in read_state(tmp_path, owners, only).rosters] == ["mine"]
+        os.chown(jobs / "7", 0, 0)
+        os.chown(mine, 20002, 20002)
+        for only in (None, 7):
+            assert [r.job_name for r in read_state(tmp_path, owners, only).rosters] == ["squatter"]
+        assert [r.job_name for r in read_state(tmp_path, None, 7).rosters] == ["squatter"], (
+            "a directory that names another owner than its own is nobody's"
+        )
+        os.chown(mine, uid, uid)
+    assert [r.job_name for r in read_state(tmp_path, None, 7).rosters] == ["mine"]
 
 
 NODE_TEXT = (

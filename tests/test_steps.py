@@ -124,7 +124,7 @@ def test_containers_are_kept() -> None:
 def test_the_key_travels_by_environment_only() -> None:
     words = [
         *main_argv(command(), {}),
-        *task_argv("", TaskOptions(state_dir="/s"), ("python", "train.py")),
+        *task_argv("", TaskOptions(records="/s/jobs/7"), ("python", "train.py")),
         *companion_argv(launch(), job(), "standby", 1, (), 1),
     ]
     assert SECRETS.key.hex() not in " ".join(words)

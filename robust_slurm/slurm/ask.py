@@ -123,6 +123,11 @@ class Questions:
         """Job id → base state of every job that slurmctld still knows: short, no free text."""
         return {number: row[0] for number, row in self._squeue("%T", self._until()).items()}
 
+    def job_owners(self) -> dict[int, int]:
+        """Job id → uid of the owner of every job that slurmctld still knows."""
+        rows = self._squeue("%U", self._until())
+        return {number: int(row[0]) for number, row in rows.items() if row[0].isdecimal()}
+
     def waiting_reasons(self, name: str) -> set[str]:
         """Why the own jobs of that name wait, as the scheduler says it ("Resources", …)."""
         argv = ("squeue", "-h", "-a", "-t", "PD", "-u", str(os.getuid()), "-n", name, "-o", "%r")
