@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from srun_wrapper import steps
+from srun_wrapper.roster import Node
 from srun_wrapper.state import JobState
 
 END = 20.0  # s for shims and srun to end
@@ -44,11 +45,14 @@ class RealStep:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signum)
 
-    async def end(self, swapped: bool = False, patience: float = END) -> None:
+    async def end(
+        self, swapped: bool = False, patience: float = END, silent: Collection[Node] = ()
+    ) -> None:
         """Wait for srun; one that does not end in ``patience`` seconds is terminated.
 
         After a swap srun waits for ever for the tasks of the node that left, although Slurm has
-        completed the step; there is nothing more to hear from it once the shims are gone.
+        completed the step, and so it does for the tasks of ``silent`` nodes; there is nothing more
+        to hear from it once the other shims are gone.
         """
         if self._task is None:
             return
@@ -58,8 +62,10 @@ class RealStep:
             (signal.SIGTERM, 10.0),
             (signal.SIGKILL, 5.0),
         )
-        if swapped:
-            await state.until(lambda: not any(n.connection for n in state.live()), END)
+        if swapped or silent:
+            await state.until(
+                lambda: not any(n.connection and n not in silent for n in state.live()), END
+            )
             measures = ((0, LAST_OUTPUT), (signal.SIGKILL, 5.0))
         for signum, seconds in measures:
             if self._task.done():

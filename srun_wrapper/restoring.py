@@ -201,7 +201,11 @@ class Restoring:
         """
         boss, token = self._boss, next(self._tokens)
         answers = boss.checkpoints.stocks.setdefault(token, [])
-        asked = [n for n in boss.state.nodes.values() if n.connection is not None and n.stores]
+        asked = [
+            n
+            for n in boss.state.nodes.values()
+            if n.connection is not None and n.stores and boss.ending.answers(n)
+        ]
         for node in asked:
             boss.send(node, TakeStock(token, step))
         staying = {name for name, at in self._stores(asked).items() if not at.node.gone}

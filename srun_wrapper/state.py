@@ -279,14 +279,21 @@ class JobState:
                     other.connection.send(Signal(signum))
         if signum in ENDING:
             node.signalled = signum
-            if all(n.signalled for n in own):
-                self.signalled = signum
+            self.note_ending(lambda _node: True)
             return
         self.pass_on(signum)
         died = [f for f in self.failures if f.signal == signum]
         if died:  # a rank's death of it was reported first
             self.failures[:] = [f for f in self.failures if f not in died]
             self.signalled = signum
+
+    def note_ending(self, answers: Callable[[Node], bool]) -> None:
+        """Note that the step is being ended: every node of it that ``answers`` was signalled."""
+        own = [n for n in self.live() if not n.companion] or self.live()
+        told = [n.signalled for n in own if n.signalled or answers(n)]
+        if told and all(told) and not self.signalled:
+            self.signalled = told[0]
+            self.changed.set()
 
     def _rank(self, node: Node, epoch: int, local: int) -> Rank | None:
         if epoch != self.world.epoch or node.role is not Role.ACTIVE:

@@ -11,7 +11,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from robust_slurm.config import Config
 from robust_slurm.ledger import JobLedger
@@ -19,6 +19,7 @@ from robust_slurm.slurm import Slurm, SlurmError
 from srun_wrapper import ladder, restoring, steps
 from srun_wrapper.aside import aside
 from srun_wrapper.checkpoints import Checkpoints
+from srun_wrapper.ending import Ending
 from srun_wrapper.messages import Finish, Message, Signal, Start, Stop
 from srun_wrapper.neighbours import Neighbours
 from srun_wrapper.orders import finish_order, start_orders
@@ -76,6 +77,7 @@ class Supervisor:
         self._interrupts: list[float] = []
         self._next_roster = 0.0
         self.node_watch = NodeWatch(self.state)
+        self.ending = Ending(self.state, self.node_watch.doubted)
 
     # -- the whole life
 
@@ -134,7 +136,8 @@ class Supervisor:
         state = self.state
         if state.signalled:
             stopped = state.stopping_epoch >= state.world.epoch
-            return stopped or state.world.all_exited() or not state.live() or self.step.ended
+            done = state.world.all_exited() or self.ending.over
+            return stopped or done or self.step.ended
         return bool(state.failures) or state.world.all_exited() or self.step.ended
 
     # -- start
@@ -263,6 +266,10 @@ class Supervisor:
         """Let every shim end like its rank; returns the step's exit code as srun computes it."""
         state = self.state
         await self.restoring.flush(await self._time_to_flush())
+        silent = self.ending.silent if state.signalled else []
+        if silent:
+            self._dismiss([n for n in state.live() if self.ending.answers(n)])
+            silent = await self.ending.wait_for_silent(lambda: self.step.ended)
         self._dismiss()
         codes = [
             128 + r.exit[1] if r.exit[1] else r.exit[0]
@@ -270,7 +277,7 @@ class Supervisor:
             if r.exit is not None
         ]
         swapped = self._swapped()
-        await self.step.end(swapped)
+        await self.step.end(swapped, silent=silent)
         if not swapped and self.step.code is not None:
             return self.step.code
         if state.signalled and not any(codes):
@@ -288,10 +295,10 @@ class Supervisor:
             return restoring.SIGNALLED
         return min(restoring.SIGNALLED, restoring.OF_KILL_WAIT * wait)
 
-    def _dismiss(self) -> None:
-        """Tell every shim to end, also those that are still to come."""
+    def _dismiss(self, nodes: Iterable[Node] | None = None) -> None:
+        """Tell the shims of these nodes (None: all, later ones included) to end."""
         self.state.ending = True
-        for node in self.state.nodes.values():
+        for node in self.state.nodes.values() if nodes is None else nodes:
             self.send(node, finish_order(self.state.world, node))
 
     def _swapped(self) -> bool:
@@ -337,6 +344,7 @@ class Supervisor:
     def _watches(self, hang: HangWatch) -> Iterator[Callable[[float], None]]:
         """Return the watches to be called now."""
         yield self.node_watch.look
+        yield self.ending.look
         yield self._note_first_step
         # Ranks that are being stopped make no step, and that is no hang.
         if not self.state.failures and self.state.stopping_epoch < self.state.world.epoch:

@@ -18,6 +18,7 @@ from srun_wrapper.checkpoint_messages import (
     StoreReady,
 )
 from srun_wrapper.checkpoints import Checkpoints
+from srun_wrapper.ending import Ending
 from srun_wrapper.messages import Hello, Message
 from srun_wrapper.roster import Node, Role, World
 from srun_wrapper.server import Connection
@@ -49,6 +50,7 @@ class Boss:
         self.slurm = SimpleNamespace(topology=self._ask)
         self.step = SimpleNamespace(ended=False)
         self.launch = SimpleNamespace(command=SimpleNamespace(command=("train.py",)), env={})
+        self.ending = Ending(self.state, lambda _node, _now: False)
         self.checkpoints = Checkpoints(cast(Supervisor, self))
 
     def _ask(self) -> str:

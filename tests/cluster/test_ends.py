@@ -1,0 +1,32 @@
+"""Jobs that are ended while something is wrong: who ends at once, and what stays behind."""
+
+from __future__ import annotations
+
+from conftest import LabFactory
+from jobs import Training, start
+
+KILL_WAIT = 120  # s until Slurm kills: nobody may need it
+
+
+def on(training: Training, node: str) -> list[int]:
+    """The job's tasks on a node."""
+    return [
+        p.pid
+        for p in training.processes()
+        if p.environ.get("SLURMD_NODENAME") == node and "SLURM_PROCID" in p.environ
+    ]
+
+
+def test_scancel_while_a_node_hangs(new_lab: LabFactory) -> None:
+    """Nodes that answer end at once, and leave nothing; the other one when it lives again."""
+    lab = new_lab(nodes=3, standby=0, KillWait=KILL_WAIT)
+    training = start(lab, 3, toy="--hold 8")
+    training.wait_step(8)
+    lab.hang("n3")
+    lab.exec("head", ["scancel", str(training.job)], check=True)
+    training.until(lambda: not on(training, "n1") and not on(training, "n2"), "the end", 15.0)
+    assert not training.in_memory()
+    assert not training.incidents() and not training.says("Traceback .*\\n.*srun_wrapper")
+    lab.ask("heal", node="n3")  # and no waiting until Slurm uses it again
+    training.until(lambda: not training.processes(), "the end on n3", 30.0)
+    training.until(lambda: not training.in_memory(), "empty memory of n3")
