@@ -8,6 +8,7 @@ user was seen to have no other job here: what is younger may be of a job that ha
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -56,7 +57,11 @@ def _clear(directory: int, whose: Whose, until: float, depth: int) -> tuple[int,
             return removed, [*left, "no time for the rest"]
         try:
             info = os.lstat(name, dir_fd=directory)
-            if info.st_uid != whose.uid or (depth == 0 and info.st_ctime > whose.before):
+            if info.st_uid != whose.uid:
+                if depth:
+                    left.append(f"{name}: not the user's")
+                continue
+            if info.st_ctime > whose.before:
                 continue
             if stat.S_ISDIR(info.st_mode):
                 gone, stay = _remove(directory, name, whose, until, depth)
@@ -91,7 +96,8 @@ def _remove(
     except FileNotFoundError:
         pass
     except OSError as error:
-        left.append(f"{name}: {error.strerror}")
+        if error.errno != errno.ENOTEMPTY:  # what stays in it is told, or younger
+            left.append(f"{name}: {error.strerror}")
     return removed, left
 
 

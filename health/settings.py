@@ -32,6 +32,12 @@ GATE: Mapping[str, Setting] = {
     ),
     "allow_skip": Setting(True, "jobs may leave the checks out: --comment or --extra robust:skip"),
     "disabled": Setting([], "families not to run, or ids of findings to drop: the kill switch"),
+    "on_missing": Setting(
+        "skip",
+        "what Slurm's scripts do while the gate's packages cannot be loaded (their file system is "
+        'not mounted): "skip": log it, admit the job; "drain": drain the node. Takes effect at the '
+        "next robust-admin install",
+    ),
     "spool": Setting("/var/lib/robust-slurm", "the node's own records (a local disk, root's)"),
     "slurm_bin": Setting("", "directory of scontrol; empty: the standard places"),
     "scontrol_deadline": Setting(3.0, "one scontrol call", "s"),
@@ -103,6 +109,7 @@ XID_HELP = 'a code and the action it calls for here: "79" = "reboot"; "none": do
 NODES_HELP = 'any of these tables for some nodes only: [nodes."gpu[1-8]".health.disk]; later wins'
 
 _CHOICES = {
+    ("gate", "on_missing"): ("skip", "drain"),
     ("epilog", "leftovers"): ("user", "job", "never"),
     ("active", "accused"): ("never", "quick"),
     ("active", "undrain"): ("never", "quick"),

@@ -82,7 +82,7 @@ def test_what_others_put_into_the_users_directory_stays(tmp_path: Path) -> None:
     inner = make_dir(tree / "others", OTHER)
     make(inner / "file", OTHER)
     removed, stayed = clear_dir(tmp_path)
-    assert removed == 1 and stayed == ["tree: Directory not empty"]
+    assert removed == 1 and stayed == ["tree/others: not the user's"]
     assert (inner / "file").exists()
 
 
@@ -90,6 +90,21 @@ def test_what_others_put_into_the_users_directory_stays(tmp_path: Path) -> None:
 def test_what_is_younger_than_the_look_stays(tmp_path: Path) -> None:
     make(tmp_path / "of-the-next-job")
     assert files.clear_dir(str(tmp_path), UID, NOW() - 5, time.monotonic() + 10) == (0, [])
+
+
+@needs_root
+def test_what_is_younger_stays_at_every_depth(tmp_path: Path) -> None:
+    """Another job of the user, which has come since, writes into a directory that was there."""
+    inner = make_dir(make_dir(tmp_path / "cache") / "deep")
+    old = make(inner / "old")
+    wait_old_enough(max(p.stat().st_ctime for p in (old, inner, inner.parent)))
+    before = NOW()
+    wait_old_enough(before)
+    old.write_text("of the next job")  # which changes nothing of its directory
+    make(tmp_path / "young")
+    assert files.clear_dir(str(tmp_path), UID, before, time.monotonic() + 10) == (0, [])
+    assert old.read_text() == "of the next job"
+    assert files.clear_dir(str(tmp_path), UID, NOW() + 5, time.monotonic() + 10) == (4, [])
 
 
 @isolated

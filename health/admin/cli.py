@@ -118,7 +118,8 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
     if args.nodes and found.problems:
         raise InstallError(f"{own} has faults, put right first: {'; '.join(found.problems)}")
     prefix = render.find_prefix(args.prefix)
-    site = render.Site(prefix, args.etc, args.tmpfiles, found.gate["spool"])
+    gate = found.gate
+    site = render.Site(prefix, args.etc, args.tmpfiles, gate["spool"], gate["on_missing"])
     template = render.robust_toml(ALL)
     # What the admin edited here goes to the nodes; here itself it is compared with the template.
     toml = own.read_text(encoding="utf-8") if args.nodes and there else template

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -21,7 +22,8 @@ FRAGMENT = "slurm.conf.lines"
 SETTINGS = "robust.toml"
 _LOOK_S = 30.0
 _WIDTH = 96
-_SHEBANG = 127  # bytes that every kernel reads of a first line
+LOAD_S = 10  # for a stub to load its packages, 0.1 s on a healthy node
+_UNLOADED = 97  # the exit code of a stub's python that could not
 _TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 
 # Where the interpreter of a prefix finds what the stubs import, in the order in which it looks.
@@ -79,8 +81,6 @@ def find_prefix(prefix: str) -> Prefix:
             f"--prefix {prefix}: there is no bin/python3; make one: python3 -m venv {prefix} && "
             f"{prefix}/bin/pip install 'robust-slurm[admin]'"
         )
-    if len(f"#!{python} -IS\n") > _SHEBANG or len(str(python).split()) != 1:
-        raise InstallError(f"{python}: too long, or with blanks, for the #! line of a script")
     try:
         done = subprocess.run(
             [str(python), "-I", "-c", _LOOK],
@@ -103,35 +103,44 @@ def find_prefix(prefix: str) -> Prefix:
 
 
 class Site(NamedTuple):
-    """All that the files depend on. ``tmpfiles`` empty: no such file."""
+    """All that the files depend on. ``tmpfiles`` empty: no such file; ``on_missing``: [gate]'s."""
 
     prefix: Prefix
     etc: str
     tmpfiles: str
     spool: str
+    on_missing: str = "skip"
 
 
 def node_files(site: Site, toml: str) -> list[Wanted]:
     """What every node needs."""
-    files = [
-        Wanted(
-            f"{site.etc}/{stub.name}",
-            fill(
-                "stub.j2",
-                **stub._asdict(),
-                python=site.prefix.python,
-                dirs=site.prefix.dirs,
-                config=f"{site.etc}/{SETTINGS}",
-            ),
-            0o755,
-        )
-        for stub in STUBS
-    ]
+    files = [Wanted(f"{site.etc}/{stub.name}", _stub(stub, site), 0o755) for stub in STUBS]
     files.append(Wanted(f"{site.etc}/{SETTINGS}", toml, 0o644, settings=True))
     if site.tmpfiles:
         text = fill("tmpfiles.j2", spool=site.spool)
         files.append(Wanted(f"{site.tmpfiles}/robust-slurm.conf", text, 0o644))
     return files
+
+
+def _stub(stub: Stub, site: Site) -> str:
+    """The script that slurmd runs: a shell, which is there also while the packages are not."""
+    known = {
+        "load_s": LOAD_S,
+        "unloaded": _UNLOADED,
+        "dirs": site.prefix.dirs,
+        "config": f"{site.etc}/{SETTINGS}",
+        **stub._asdict(),
+    }
+    drains = site.on_missing == "drain" and stub.name != "healthcheck"
+    then = "the node is drained" if drains else "the node stays in service, unchecked"
+    return fill(
+        "stub.j2",
+        **known,
+        program=fill("gate.py.j2", **known),
+        python=site.prefix.python,
+        consequence=f"{then} ([gate] on_missing = {site.on_missing}); see robust-admin doctor",
+        code=int(drains),
+    )
 
 
 def lacks(error: ModuleNotFoundError) -> str:
@@ -236,4 +245,5 @@ def fill(template: str, **values: object) -> str:
     )
     environment.filters["comment"] = _comment
     environment.filters["literal"] = json.dumps
+    environment.filters["quoted"] = shlex.quote
     return environment.get_template(template).render(**values)
