@@ -1,69 +1,118 @@
-"""Whose files fill a file system: a bounded look into the directories that everybody can write.
+"""Whose files fill a file system: a look into the directories that users can write.
 
-What lies there is hostile: no link is followed, no name is repeated, nothing is opened, and
-neither millions of entries nor a file that claims to be huge can make the look long or wrong.
+What lies there is hostile: no link is followed, no name is repeated, nothing is opened but
+directories, and each of them is read as a stream. The look ends after LOOK_S. A look that ended
+early, or that could not enter a directory, decides nothing: the missing part may be a user's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import stat
+import time
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from health.mountinfo import Mount, holding
-from health.system import System
+from health.system import System, Usage
 
-EVERYBODYS = ("/tmp", "/var/tmp", "/dev/shm")
+EVERYBODYS = ("/tmp", "/var/tmp", "/dev/shm", "/home")
 FIRST_USER = 1000  # uid; lower ones are the system's (UID_MIN of login.defs)
-ENTRIES = 2000  # looked at
-DIRECTORY_BYTES = 1 << 20  # of a directory itself; a larger one holds too many entries to list
-_ENTRY_BYTES = 64  # at least what an entry takes in such a directory
+LOOK_S = 1.0
+_BLOCK = 512  # bytes; the unit of st_blocks (stat(2))
+_EVERY = 256  # entries between two looks at the clock
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Holdings(NamedTuple):
-    """What users hold there, as far as it was seen. ``said``: the largest holder, in words."""
+    """What users hold there, as far as it was seen. ``said``: the largest holder, in words.
+
+    ``whole``: everything was seen, so that what is missing there is not users' files.
+    """
 
     bytes: int
     files: int
     said: str
+    whole: bool
 
 
-def holdings(system: System, path: str, mounts: Mapping[str, Mount], total: int) -> Holdings:
-    """Users' files on the file system of ``path``, which has ``total`` bytes."""
+def holdings(
+    system: System, path: str, mounts: Mapping[str, Mount], total: int, systems: Sequence[str] = ()
+) -> Holdings:
+    """Users' files on the file system of ``path``, which has ``total`` bytes.
+
+    ``systems``: paths below which only the system writes; any other path is looked through whole.
+    """
     disk = _device(mounts, path)
-    waiting = [top for top in EVERYBODYS if _device(mounts, top) == disk]
-    if not mounts and path in EVERYBODYS:
-        waiting = [path]
-    sizes: dict[int, int] = {}
+    tops = [top for top in EVERYBODYS if _device(mounts, top) == disk] if mounts else []
+    if path not in systems:
+        tops = [top for top in tops if not top.startswith(f"{path}/")]
+        if not any(f"{path}/".startswith(f"{top}/") for top in tops):
+            tops.append(path)
+    return judge(system.usage(tops, LOOK_S), total)
+
+
+def judge(usage: Usage, total: int) -> Holdings:
+    """What users hold of a file system of ``total`` bytes. Pure."""
+    users = [row for row in usage.owners if row[0] >= FIRST_USER]
+    said = []
+    if users:
+        uid, size, files = max(users, key=lambda row: (row[1], row[2]))
+        said.append(f"uid {uid} holds {min(size, total) / (1 << 30):.1f} GiB in {files} files")
+    if not usage.whole:
+        said.append(f"the look at whose files fill it ended after {usage.entries} entries")
+    held = min(sum(row[1] for row in users), total)
+    return Holdings(held, sum(row[2] for row in users), ", ".join(said), usage.whole)
+
+
+def walk(tops: Sequence[str], deadline_s: float) -> Usage:
+    """What lies below these directories, by owner; other file systems are not entered."""
+    until = time.monotonic() + deadline_s
+    size: dict[int, int] = {}
     files: dict[int, int] = {}
-    left = ENTRIES
-    while waiting and left > 0:
-        top = waiting.pop(0)
+    seen, whole = 0, True
+    waiting: list[tuple[str, int]] = []
+    for top in tops:
         try:
-            entries = system.names(top)
+            info = os.lstat(top)
         except OSError:
+            continue  # not there
+        if stat.S_ISDIR(info.st_mode):  # what a link leads to is another of the directories
+            waiting.append((top, info.st_dev))
+    while waiting:
+        here, device = waiting.pop()
+        try:
+            fd = os.open(here, _OPEN)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # gone since, or exchanged
+        except OSError:
+            whole = False  # a way too long, or a link in its place
             continue
-        for name in entries[:left]:
-            left -= 1
-            here = f"{top}/{name}"
-            if here in mounts:
-                continue
-            try:
-                entry = system.entry(here)
-            except OSError:
-                continue
-            large = entry.kind == "dir" and entry.size > DIRECTORY_BYTES
-            if entry.kind == "dir" and not large:
-                waiting.append(here)
-            if entry.uid >= FIRST_USER:
-                count = entry.size // _ENTRY_BYTES if large else 1
-                files[entry.uid] = files.get(entry.uid, 0) + count
-                sizes[entry.uid] = sizes.get(entry.uid, 0) + min(entry.size, total)
-    most = max(sizes, key=lambda uid: (sizes[uid], files[uid]), default=None)
-    said = ""
-    if most is not None:
-        cut = f" (first {ENTRIES} entries)" if left <= 0 else ""
-        said = f"uid {most} holds {sizes[most] / (1 << 30):.1f} GiB in {files[most]} files{cut}"
-    return Holdings(sum(sizes.values()), sum(files.values()), said)
+        try:
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    if seen % _EVERY == 0 and time.monotonic() > until:
+                        return _usage(size, files, seen, whole=False)
+                    seen += 1
+                    try:
+                        info = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    if info.st_dev != device:
+                        continue
+                    size[info.st_uid] = size.get(info.st_uid, 0) + info.st_blocks * _BLOCK
+                    files[info.st_uid] = files.get(info.st_uid, 0) + 1
+                    if stat.S_ISDIR(info.st_mode):
+                        waiting.append((f"{here}/{entry.name}", device))
+        except OSError:
+            whole = False
+        finally:
+            os.close(fd)
+    return _usage(size, files, seen, whole=whole)
+
+
+def _usage(size: Mapping[int, int], files: Mapping[int, int], seen: int, *, whole: bool) -> Usage:
+    return Usage([[uid, size[uid], files[uid]] for uid in sorted(size)], seen, whole)
 
 
 def _device(mounts: Mapping[str, Mount], path: str) -> str:

@@ -15,7 +15,7 @@ from health.probe import probe, run
 from health.settings import Settings
 from health.snapshot import Snapshot
 from health.stuck import Stuck
-from health.system import READ_LIMIT, Context, Disk, Entry, Event, LogRecord, Output
+from health.system import READ_LIMIT, Context, Disk, Entry, Event, LogRecord, Output, Usage
 
 _KINDS = {
     stat.S_IFREG: "file",
@@ -97,6 +97,11 @@ class LiveSystem:
         kind = _KINDS.get(stat.S_IFMT(info.st_mode), "file")
         mode = stat.S_IMODE(info.st_mode)
         return Entry(kind, mode, info.st_uid, info.st_size, info.st_mtime)
+
+    def usage(self, tops: Sequence[str], deadline_s: float) -> Usage:
+        from health.leftover_files import walk
+
+        return walk(tops, deadline_s)
 
     def disk(self, path: str) -> Disk:
         info = os.statvfs(path)

@@ -20,7 +20,7 @@ from health.lane import Outcome
 from health.live import LiveSystem
 from health.nvml import Collector
 from health.snapshot import Snapshot
-from health.system import Context, Disk, Entry, Event, LogRecord, Output
+from health.system import Context, Disk, Entry, Event, LogRecord, Output, Usage
 
 T = TypeVar("T")
 
@@ -139,6 +139,10 @@ class RecordingSystem:
 
     def entry(self, path: str) -> Entry:
         return self._ask("entry", path, lambda: self._system.entry(path))
+
+    def usage(self, tops: Sequence[str], deadline_s: float) -> Usage:
+        key = tree.usage_key(tops)
+        return self._ask("usage", key, lambda: self._system.usage(tops, deadline_s))
 
     def disk(self, path: str) -> Disk:
         return self._ask("disk", path, lambda: self._system.disk(path))

@@ -19,7 +19,7 @@ from health.nvml import empty
 from health.report import Report
 from health.runner import run_inline
 from health.snapshot import Snapshot
-from health.system import Context, Disk, Entry, Event, LogRecord, Output
+from health.system import Context, Disk, Entry, Event, LogRecord, Output, Usage
 
 _NOW = 1_700_000_000.0  # for trees that do not say
 _UPTIME = 86_400.0
@@ -136,6 +136,27 @@ class ReplaySystem:
         directory = os.path.isdir(self._place(path))  # noqa: PTH112
         kind, mode = ("dir", 0o755) if directory else ("file", 0o644)
         return Entry(kind, mode, 0, info.st_size, self._now - self._uptime)
+
+    def usage(self, tops: Sequence[str], deadline_s: float) -> Usage:
+        kept = self._call("usage", tree.usage_key(tops))
+        if kept is not None:
+            return cast(Usage, self._made(Usage, kept, tree.usage_key(tops)))
+        owners: dict[int, list[int]] = {}
+        waiting, seen = list(tops), 0
+        while waiting:  # a tree from before there was this question, or built by hand
+            here = waiting.pop()
+            try:
+                found = {path: self.entry(path) for path in self._below(here)}
+            except OSError:
+                continue
+            for path, entry in found.items():
+                row = owners.setdefault(entry.uid, [entry.uid, 0, 0])
+                row[1], row[2], seen = row[1] + entry.size, row[2] + 1, seen + 1
+                waiting += [path] if entry.kind == "dir" else []
+        return Usage(list(owners.values()), seen, whole=True)
+
+    def _below(self, directory: str) -> list[str]:
+        return [f"{directory}/{name}" for name in self.names(directory)]
 
     def disk(self, path: str) -> Disk:
         return cast(Disk, self._made(Disk, self._known("disk", path), path))

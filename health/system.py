@@ -33,6 +33,17 @@ class Disk(NamedTuple):
     read_only: bool
 
 
+class Usage(NamedTuple):
+    """What lies below some directories. ``owners``: rows of uid, bytes on disk, number of entries.
+
+    ``whole``: false where not everything was seen; ``entries``: how many were.
+    """
+
+    owners: Sequence[Sequence[int]]
+    entries: int
+    whole: bool
+
+
 class Entry(NamedTuple):
     """What lstat says of one path."""
 
@@ -98,6 +109,10 @@ class System(Protocol):
 
     def entry(self, path: str) -> Entry:
         """lstat of one path."""
+        ...
+
+    def usage(self, tops: Sequence[str], deadline_s: float) -> Usage:
+        """Whose files lie below these directories; what could not be seen in time is left out."""
         ...
 
     def disk(self, path: str) -> Disk:

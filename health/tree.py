@@ -24,7 +24,7 @@ FLEET = "fleet.json"
 UNFINISHED = "unfinished"
 
 # Kinds of answers in calls.json: {kind: {key: answer}}.
-KINDS = ("read", "names", "link", "entry", "disk", "probe", "command", "once")
+KINDS = ("read", "names", "link", "entry", "usage", "disk", "probe", "command", "once")
 
 
 def failure(err: OSError) -> dict[str, Any]:
@@ -53,6 +53,10 @@ def place(path: str) -> str | None:
 
 def probe_key(path: str, write: bool) -> str:
     return f"{path} write" if write else path
+
+
+def usage_key(tops: Sequence[str]) -> str:
+    return "\n".join(tops)
 
 
 def command_key(argv: Sequence[str]) -> str:

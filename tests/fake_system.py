@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from health.snapshot import Snapshot
-from health.system import READ_LIMIT, Context, Disk, Entry, Event, LogRecord, Output
+from health.system import READ_LIMIT, Context, Disk, Entry, Event, LogRecord, Output, Usage
 
 GIB = 1 << 30
 NOW = 1_700_000_000.0
@@ -89,6 +89,7 @@ class FakeSystem:
         self._now, self._uptime, self._boot = now, uptime, boot
         self._clock_offset = clock_offset
         self.asked: Counter[str] = Counter()
+        self.whole = True  # ``usage`` sees everything
 
     @property
     def context(self) -> Context:
@@ -151,6 +152,16 @@ class FakeSystem:
         if self._is_dir(place):
             return Entry("dir", 0o755, 0, 4096, self._now)
         raise _absent(path)
+
+    def usage(self, tops: Sequence[str], deadline_s: float) -> Usage:
+        for top in tops:
+            self._ask("usage", top)
+        found: dict[int, list[int]] = {}
+        for path, entry in self.entries.items():
+            if any(path.startswith(f"{top}/") for top in tops):
+                row = found.setdefault(entry.uid, [entry.uid, 0, 0])
+                row[1], row[2] = row[1] + entry.size, row[2] + 1
+        return Usage(list(found.values()), len(self.entries), self.whole)
 
     def disk(self, path: str) -> Disk:
         self._ask("disk", path)

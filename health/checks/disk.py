@@ -23,18 +23,25 @@ from health.system import Disk, System
 GIB = 1 << 30
 
 FULL = Condition(
-    "disk-full", "FAIL", "node", "none", "less free than the limit, and not by users' leftovers"
+    "disk-full",
+    "FAIL",
+    "node",
+    "none",
+    "less free than the limit, and not by users' files; class user where 1 s was not enough to see "
+    "whose files they are, and on a network file system",
 )
 LEFTOVERS = Condition(
     "disk-full-leftovers",
     "FAIL",
     "user",
     "clear-leftovers",
-    "less free than the limit, and users' files in /tmp, /var/tmp or /dev/shm are what fills it; "
+    "less free than the limit, and users' files are what fills it; "
     "WARN while a job runs here that may own them (not in the prolog)",
 )
 LOW = Condition("disk-low", "WARN", "node", "none", "little free")
-INODES_FULL = Condition("inodes-full", "FAIL", "node", "none", "hardly any inodes free")
+INODES_FULL = Condition(
+    "inodes-full", "FAIL", "node", "none", "hardly any inodes free; the class as for disk-full"
+)
 INODES_LOW = Condition("inodes-low", "WARN", "node", "none", "few inodes free")
 BROKEN = Condition(
     "disk-broken", "FAIL", "node", "reboot", "the file system fails when asked for its size"
@@ -53,6 +60,7 @@ FULL_BYTES, FULL_SHARE = GIB // 2, 0.05
 LOW_BYTES, LOW_SHARE = 10 * GIB, 0.10
 FULL_INODES, FULL_INODE_SHARE = 5_000, 0.01
 LOW_INODES, LOW_INODE_SHARE = 50_000, 0.05
+_SYSTEMS = ("/", "/var")
 PROBE_S = 1.0  # for a network file system to answer before its size is asked
 
 _MD = re.compile(r"^(md\S+) : active", re.MULTILINE)
@@ -126,6 +134,7 @@ class _Node(NamedTuple):
     system: System
     conf: slurmconf.Conf
     mounts: Mapping[str, Mount]
+    systems: tuple[str, ...]  # paths below which only the system writes
 
 
 def _run(system: System) -> list[Finding]:
@@ -134,8 +143,10 @@ def _run(system: System) -> list[Finding]:
     found: list[Finding] = []
     minimum = _minimum(options["minimum"], found)
     paths = [*minimum, *options["paths"]]
+    systems = list(_SYSTEMS)
     if conf.path:
-        paths.append(slurmconf.spool_dir(system, conf))
+        systems.append(slurmconf.spool_dir(system, conf))
+        paths.append(systems[-1])
     mounts = _mounts(system)
     seen = set()  # file systems
     for path in dict.fromkeys(map(posixpath.normpath, paths)):
@@ -160,13 +171,14 @@ def _run(system: System) -> list[Finding]:
             found.append(BROKEN.found(f"statvfs: {error.strerror}", path))
             continue
         seen.add(key)
-        found += _space(path, disk, minimum.get(path), _Node(system, conf, mounts))
+        node = _Node(system, conf, mounts, tuple(systems))
+        found += _space(path, real, disk, minimum.get(path), node)
     found += _nvme(system, options["nvme"])
     arrays = degraded_arrays(text(system, "/proc/mdstat"))
     return found + [RAID.found(evidence, name) for name, evidence in arrays]
 
 
-def _space(path: str, disk: Disk, minimum: int | None, node: _Node) -> list[Finding]:
+def _space(path: str, real: str, disk: Disk, minimum: int | None, node: _Node) -> list[Finding]:
     space, inodes = judge_space(disk, minimum), judge_inodes(disk)
     found = []
     if space.level == "low":
@@ -175,21 +187,26 @@ def _space(path: str, disk: Disk, minimum: int | None, node: _Node) -> list[Find
         found.append(INODES_LOW.found(inodes.said, path))
     if "full" not in (space.level, inodes.level):
         return found
-    held = holdings(node.system, path, node.mounts, disk.total)
+    mount = holding(node.mounts, real)
+    if mount is not None and mount.may_hang:
+        held = Holdings(0, 0, "a network file system: no node's own fault", False)
+    else:
+        held = holdings(node.system, real, node.mounts, disk.total, node.systems)
     if space.level == "full":
-        whose = held.bytes >= space.missing and held.bytes > 0
-        found.append(_full(LEFTOVERS if whose else FULL, space, path, held, whose, node))
+        theirs = held.bytes >= space.missing and held.bytes > 0
+        found.append(_full(LEFTOVERS if theirs else FULL, space, path, held, theirs, node))
     if inodes.level == "full":
-        whose = held.files >= inodes.missing and held.files > 0
-        found.append(_full(INODES_FULL, inodes, path, held, whose, node))
+        theirs = held.files >= inodes.missing and held.files > 0
+        found.append(_full(INODES_FULL, inodes, path, held, theirs, node))
     return found
 
 
 def _full(
-    condition: Condition, shortage: Shortage, path: str, held: Holdings, users: bool, node: _Node
+    condition: Condition, shortage: Shortage, path: str, held: Holdings, theirs: bool, node: _Node
 ) -> Finding:
+    """``theirs``: users' files are proven to fill it. A node is blamed only if they are not."""
     said = f"{shortage.said}; {held.said}" if held.said else shortage.said
-    if not users:
+    if held.whole and not theirs:
         return condition.found(said, path)
     finding = condition.found(said, path, cls="user", action="clear-leftovers")
     if node.system.context.where == "prolog":
