@@ -8,14 +8,11 @@ that robust-srun adds, and hands on neither of those to the rank.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import resource
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -24,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from robust_slurm.ledger import append_line
+from robust_slurm.memory_dir import MemoryDir
 from srun_wrapper import proc
 from srun_wrapper.agent import Agent
 from srun_wrapper.checkpoint_messages import StoreReady
@@ -99,29 +97,6 @@ def place_from(env: Mapping[str, str]) -> Place:
     )
 
 
-def make_run_dir(name: str) -> tuple[Path, int]:
-    """A private directory in memory for the beat records, locked while this process lives.
-
-    What an agent that was killed left behind is nobody's any more (its lock is gone) and is
-    removed here. Returns the directory and the descriptor that holds its lock.
-    """
-    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK | os.X_OK) else None
-    path = Path(tempfile.mkdtemp(prefix=f"robust-{name}-", dir=base))
-    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    for old in path.parent.glob("robust-*-*"):
-        with contextlib.suppress(OSError):
-            if old == path or old.lstat().st_uid != os.getuid():
-                continue
-            fd = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(old, ignore_errors=True)
-            finally:
-                os.close(fd)
-    return path, lock
-
-
 class Shim:
     """One process: a slot, and on local id 0 the node's agent as well."""
 
@@ -135,8 +110,7 @@ class Shim:
         self._keeper: Keeper | None = None
         self._agent: Agent | None = None
         self._link: Link | None = None
-        self._run_dir: Path | None = None
-        self._run_lock = -1
+        self._run_dir: MemoryDir | None = None
         self._exit: tuple[int, int] = (1, 0)
         self._give_up_at = time.monotonic() + FIND_AGENT
         proc.become_subreaper()
@@ -147,10 +121,11 @@ class Shim:
         """Serve until told to finish. Returns the exit code and signal to end with."""
         if self._place.local == 0:
             name = f"{self._place.job_id}.{self._place.step_id}"
-            self._run_dir, self._run_lock = make_run_dir(name)
-            self._make_slot(self._run_dir)
+            self._run_dir = MemoryDir(name)
+            run_dir = self._run_dir.path
+            self._make_slot(run_dir)
             self._agent = Agent(
-                self._loop, self._place, self._key, self._run_dir, self._order, self._abandon
+                self._loop, self._place, self._key, run_dir, self._order, self._abandon
             )
             self._announce()
         else:
@@ -165,7 +140,7 @@ class Shim:
             if self._agent is not None:
                 self._agent.close()
             if self._run_dir is not None:
-                shutil.rmtree(self._run_dir, ignore_errors=True)
+                self._run_dir.close()
         return self._exit
 
     def _make_slot(self, run_dir: Path) -> None:

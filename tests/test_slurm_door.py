@@ -36,7 +36,6 @@ class Recorded:
         self.calls: list[tuple[str, ...]] = []
         self.inputs: list[str | None] = []
         self.envs: list[Mapping[str, str]] = []
-        self.cwds: list[Path | None] = []
 
     def __call__(
         self,
@@ -50,7 +49,6 @@ class Recorded:
         self.calls.append(tuple(argv))
         self.inputs.append(input)
         self.envs.append(env)
-        self.cwds.append(cwd)
         for words, answer in self.table.items():
             if all(word in argv for word in words.split()):
                 if isinstance(answer, list):
@@ -184,13 +182,10 @@ def test_a_busy_controller_is_asked_once_more() -> None:
     assert len(runner.calls) == 2
 
 
-def test_shrink_folds_and_runs_in_a_directory_of_its_own(tmp_path: Path) -> None:
+def test_shrink_folds() -> None:
     slurm, runner = door({"show job": job_text("n[1-4]"), "update": OK})
-    slurm.shrink(5, ["n1", "n2", "n4"], tmp_path)
+    slurm.shrink(5, ["n1", "n2", "n4"])
     assert runner.orders() == [("scontrol", "update", "JobId=5", "NodeList=n[1-2,4]")]
-    assert runner.cwds[-1] is not None
-    assert runner.cwds[-1].parent == tmp_path
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_shrink_that_is_done_already_is_no_error() -> None:

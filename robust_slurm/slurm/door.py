@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,13 +39,13 @@ class Slurm(Objects):
 
     # ---- orders about jobs
 
-    def shrink(self, job_id: int | str, keep: Sequence[str], cwd: Path | None = None) -> None:
+    def shrink(self, job_id: int | str, keep: Sequence[str]) -> None:
         """Release every node from a running job but ``keep``. It is no error if that is done.
 
         Reads the job first: on a pending job the same order would pin it to these nodes.
-        scontrol may leave resize scripts in its directory, so it gets a private one (under
-        ``cwd``, default the system's) that is deleted. SlurmError ``conflict`` if the job does not
-        run, or if this release takes no second update of it (see the message).
+        scontrol writes no resize scripts, because no variable says that it runs in the job.
+        SlurmError ``conflict`` if the job does not run, or if this release takes no second update
+        of it (see the message).
         """
         until = self._until()
         job = self._job(job_id, until)
@@ -61,10 +60,7 @@ class Slurm(Objects):
             return
         argv = (*argv, f"NodeList={self._folded(argv, left)}")
         try:
-            with tempfile.TemporaryDirectory(prefix="robust-shrink-", dir=cwd) as scratch:
-                self._run(argv, until=until, cwd=Path(scratch))
-        except OSError as error:
-            raise SlurmError("other", argv, f"no directory to run it in: {error}") from error
+            self._run(argv, until=until)
         except SlurmError as error:
             if error.kind in ("unreachable", "version", "denied"):
                 raise

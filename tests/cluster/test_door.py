@@ -84,13 +84,13 @@ def test_shrink_leaves_the_rest_running(lab: Cluster) -> None:
     job = lab.sbatch(script, ["-N3", "--no-kill"])
     until(lambda: len(list(lab.shared.glob("at.*"))) == 3, "three tasks")
     began = time.monotonic()
-    call = f"slurm.shrink({job}, ['n1', 'n3'], Path('.'))"
+    call = f"slurm.shrink({job}, ['n1', 'n3'])"
     out = door(lab, f"{call}; {call}; out = slurm.job({job}).nodes")
     assert out == ["n1", "n3"]
     assert time.monotonic() - began < 20
     until(lambda: lab.nodes()["n2"] == {"IDLE"}, "n2 is free")
     assert lab.job(job)["JobState"] == "RUNNING"
-    assert not list(lab.shared.glob("*resize*"))
+    assert not list(lab.shared.rglob("*resize*"))
     assert door(lab, f"out = kind(lambda: slurm.shrink({job}, ['s1']))") == "invalid"
 
 

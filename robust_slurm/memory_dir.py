@@ -1,0 +1,62 @@
+"""A process's private directory in memory, which outlives neither it nor its successor's start.
+
+The process holds a lock on its directory, and the kernel drops the lock when the process dies.
+So every process that makes such a directory first removes those of its user that nobody holds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+LOCAL = ("/dev/shm", "/tmp")  # of this node alone: a lock seen here is the holder's
+PREFIX = "robust-"
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class MemoryDir:
+    """A new directory ``robust-NAME-*``, 0700. Raises OSError."""
+
+    def __init__(self, name: str, base: str = "") -> None:
+        """``base``: where; "" is the first place in memory, else on disk, that can be written."""
+        usable = (place for place in LOCAL if os.access(place, os.W_OK | os.X_OK))
+        base = base or next(usable, tempfile.gettempdir())
+        remove_stale(base)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}-", dir=base))
+            self._lock = os.open(self.path, _OPEN)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if self.path.exists():
+                return
+            os.close(self._lock)  # a successor of others took it for a stale one before the lock
+
+    def close(self) -> None:
+        """Remove the directory with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def remove_stale(base: str) -> None:
+    """Remove this user's directories there whose processes have died."""
+    try:
+        with os.scandir(base) as entries:
+            found = [entry.path for entry in entries if entry.name.startswith(PREFIX)]
+    except OSError:
+        return
+    for path in found:
+        try:
+            if os.lstat(path).st_uid != os.getuid():
+                continue
+            lock = os.open(path, _OPEN)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        except OSError:
+            pass  # its process lives
+        finally:
+            os.close(lock)
