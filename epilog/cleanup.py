@@ -82,6 +82,7 @@ def clear(
 
     ``mode``: "user", "job" or "never"; ``steps``: jobs with steps here (slurmd's spool); ``dirs``:
     where files of the user are removed once no other job of that user is here, and no process.
+    Before that, only what robust-task has named after the job goes.
     """
     if uid <= 0 or mode == "never":
         return Cleared(0, 0, [])
@@ -95,10 +96,14 @@ def clear(
     left = [Process(*row) for row in said["left"]]
     findings = _found(left, said["server"])
     removed = 0
-    if said["gone"] and not left and uid >= processes.FIRST_USER:
+    everything = said["gone"] and not left
+    if uid >= processes.FIRST_USER and (everything or SHM in dirs):
         time_left = max(0.5, until - time.monotonic())
         before = float(said["looked"]) - _CLOCK_S
-        answer, error = aside(lambda: remove_files(uid, dirs, before, 0.9 * time_left), time_left)
+        whose = 0 if everything else job
+        answer, error = aside(
+            lambda: remove_files(uid, dirs, before, 0.9 * time_left, whose), time_left
+        )
         removed, stayed = answer if not error else (0, [error])
         if stayed:
             text = printable("; ".join(stayed))
@@ -172,15 +177,18 @@ def _waits_for_server(pid: int) -> bool:
 
 
 def remove_files(
-    uid: int, dirs: Sequence[str], before: float, budget_s: float
+    uid: int, dirs: Sequence[str], before: float, budget_s: float, job: int = 0
 ) -> tuple[int, list[str]]:
-    """Remove the user's shared memory and files: how much went, what did not. May hang."""
+    """Remove the user's shared memory and files: how much went, what did not. May hang.
+
+    ``job``: only the snapshots that the shims of this job have left in memory; 0: everything.
+    """
     until = time.monotonic() + budget_s
-    removed = files.clear_ipc(uid, before) if SHM in dirs else 0
+    removed = files.clear_ipc(uid, before) if SHM in dirs and not job else 0
     stayed: list[str] = []
-    for path in dirs:
+    for path in [SHM] if job else dirs:
         try:
-            gone, left = files.clear_dir(path, uid, before, until)
+            gone, left = files.clear_dir(path, uid, before, until, f"robust-{job}." if job else "")
         except OSError as error:
             gone, left = 0, [error.strerror or str(error)]
         removed += gone

@@ -28,16 +28,20 @@ class Whose(NamedTuple):
     device: int
     top: int  # descriptor of the directory that is being cleared
     deep: list[str]  # names there of what lay too deep
+    prefix: str  # of names in the top directory; others stay
 
 
-def clear_dir(path: str, uid: int, before: float, until: float) -> tuple[int, list[str]]:
+def clear_dir(
+    path: str, uid: int, before: float, until: float, prefix: str = ""
+) -> tuple[int, list[str]]:
     """Remove everything of the user's in one directory: how much went, and what did not.
 
-    Raises OSError if the directory itself cannot be opened. ``until``: monotonic seconds.
+    Raises OSError if the directory itself cannot be opened. ``until``: monotonic seconds;
+    ``prefix``: only what has such a name.
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        whose = Whose(uid, before, os.fstat(fd).st_dev, fd, [])
+        whose = Whose(uid, before, os.fstat(fd).st_dev, fd, [], prefix)
         removed, left = _clear(fd, whose, until, 0)
         while whose.deep:
             gone, stay = _remove(fd, whose.deep.pop(), whose, until, 0)
@@ -51,7 +55,8 @@ def _clear(directory: int, whose: Whose, until: float, depth: int) -> tuple[int,
     removed = 0
     left: list[str] = []
     with os.scandir(directory) as entries:
-        names = [entry.name for entry in entries]
+        start = "" if depth else whose.prefix
+        names = [entry.name for entry in entries if entry.name.startswith(start)]
     for name in names:
         if time.monotonic() > until:
             return removed, [*left, "no time for the rest"]

@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 from isolated import isolated
-from job_leftovers import OTHER, UID, clear, make, make_dir, needs_root, own, wait_old_enough
+from job_leftovers import (
+    OTHER,
+    UID,
+    clear,
+    make,
+    make_dir,
+    needs_root,
+    own,
+    sleeper,
+    wait_old_enough,
+)
 
 from epilog import files
 
@@ -180,6 +190,19 @@ def test_memory_and_directories_go_when_the_user_is_alone(tmp_path: Path) -> Non
     assert [f.check for f in result.findings] == ["leftover-files"]
     assert "absent/No such file" in result.findings[0].evidence
     assert result.findings[0].status == "WARN"
+
+
+@isolated
+def test_snapshots_of_the_job_go_though_its_user_has_another_job_here() -> None:
+    sleeper(SLURM_JOB_ID="8")  # ends with the test's namespace
+    made = [Path("/dev/shm/robust-7.0-abc"), Path("/dev/shm/robust-8.0-x")]
+    for path in made:
+        make(make_dir(path) / "snapshot")
+    others = make_dir(Path("/dev/shm/robust-7.0-theirs"), OTHER)
+    wait_old_enough(*(path.stat().st_ctime for path in made))
+    result = clear("job", dirs=["/dev/shm"])
+    assert (result.removed, result.findings) == (2, [])
+    assert [path.exists() for path in (*made, others)] == [False, True, True]
 
 
 def _make_ipc() -> None:
