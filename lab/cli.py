@@ -8,8 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from lab import host
-from lab.breakage_cli import add_verbs
+from lab import breakage_cli, disruption_cli, host
 from lab.cluster import Lab
 from lab.errors import LabError
 from lab.records import parse_state
@@ -77,7 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     slow.add_argument("node")
     slow.add_argument("rate", help="as tc has it: 100mbit, 1gbit")
     verb("heal", _heal, "undo all faults of a node; a crashed one boots").add_argument("node")
-    add_verbs(verb, Lab, lambda what, at: print(f"{what} at {_clock(at)}"))
+    for module in (breakage_cli, disruption_cli):
+        module.add_verbs(verb, Lab, lambda what, at: print(f"{what} at {_clock(at)}"))
     for name, made in verbs.choices.items():
         made.set_defaults(verb=name)
     return parser

@@ -17,6 +17,7 @@ import msgspec
 
 from lab import host, records
 from lab.breakage import Breakage
+from lab.disruption import Disruption
 from lab.errors import LabError
 from lab.logs import complaints
 from lab.spec import HEAD, ROOT, ROOTS, UID, USER, LabSpec, check_name, user_env
@@ -28,7 +29,7 @@ _READY_S = 30.0
 _numbers = itertools.count(1)
 
 
-class Lab(Breakage):
+class Lab(Breakage, Disruption):
     """A lab that is up. Every method raises LabError with a text for the user."""
 
     def __init__(self, name: str) -> None:
@@ -194,6 +195,13 @@ class Lab(Breakage):
                 )
             time.sleep(_POLL_S)
 
+    def _wait_controller(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while self.exec(HEAD, ["scontrol", "ping"], timeout=_SLURM_S).returncode != 0:
+            if time.monotonic() > deadline:
+                raise LabError(f"slurmctld does not answer after {timeout:.0f} s")
+            time.sleep(_POLL_S)
+
     # -- faults -----------------------------------------------------------------------------
 
     def ask(self, op: str, **more: Any) -> dict[str, Any]:
@@ -241,14 +249,19 @@ class Lab(Breakage):
         # the reboot it would keep the jobs that died there for a minute or more.
         time.sleep(max(0.0, min(4.0, math.floor(died) + 4 - time.time())))
         reply = self.ask("heal", node=node)
+        for name in reply["stopped"]:
+            self.daemon(node, name, "start")
+        if node == HEAD:
+            self._wait_controller(timeout)
+            return
         began = float(reply["time"]) if reply["was"] == "crashed" else 0.0
         self._wait_usable([node], timeout, resume=True, began=began)
 
     def faults(self) -> dict[str, str]:
         """What the lab did to each node: "up", "crashed", "hung", "rank-hung", "cut", "slow".
 
-        What is broken in its hardware is named too: "gpu3", "nvml", "mlx5_0", "full:/tmp",
-        "stale:/path".
+        Also "paused", "slurmd-frozen", "slurmd-stopped". What is broken in its hardware is named
+        too: "gpu3", "nvml", "mlx5_0", "full:/tmp", "stale:/path", "stalled:/path".
         """
         return {name: str(node["state"]) for name, node in self.ask("state")["nodes"].items()}
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lab import outages
 from lab.errors import LabError
 from lab.spec import HEAD
 
@@ -33,7 +34,8 @@ def serve(keeper: Keeper, listener: socket.socket, lifeline: int) -> None:
             selector.register(fd, selectors.EVENT_READ)
         keeper.reap()
         while True:
-            ready = {key.fd for key, _ in selector.select()}
+            ready = {key.fd for key, _ in selector.select(outages.next_end(keeper))}
+            outages.end_due(keeper)
             if wake_r in ready:
                 os.read(wake_r, 4096)
             keeper.reap()
@@ -76,9 +78,15 @@ def _answer(keeper: Keeper, request: dict[str, Any]) -> dict[str, Any]:
         "partition": keeper.partition,
         "heal": keeper.heal,
     }
+    if op in outages.OPS:
+        names, seconds = [str(name) for name in request["nodes"]], float(request["seconds"])
+        return {"time": outages.serve(keeper, op, names, seconds, str(request["path"]))}
     one = keeper.find(str(request["node"]))
-    if one.name == HEAD:
-        raise LabError("the head is what the lab stands on: no faults there")
+    if op == "daemon":
+        name, action = str(request["daemon"]), str(request["action"])
+        return {"time": outages.daemon(keeper, one, name, action)}
+    if one.name == HEAD and op != "heal":
+        raise LabError("the head is what the lab stands on: no faults there, but for its daemons")
     if op in faults:
         return faults[op](one)
     if op == "slow":

@@ -54,6 +54,7 @@ class Gear:
         gpus = sorted(key for key in keys if key.startswith("gpu"))
         found = [*gpus, *(["nvml"] if keys - set(gpus) else []), *sorted(self.hardware.down)]
         found += [f"full:{path}" for path in self.full]
+        found += [f"stalled:{path}" for path, mount in self.mounts.items() if mount.stalled]
         stale = [path for path, mount in self.mounts.items() if mount.stale]
         return found + [f"stale:{path}" for path in stale if path != self._stuck_dir]
 
@@ -125,16 +126,23 @@ class Gear:
             self._mount(path)
         self.mounts[path].make_stale()
 
-    def heal_mount(self, path: str) -> None:
-        """End a stale mount; who waits for it gets an error. A node's scratch is mounted anew."""
+    def mounted(self, path: str) -> Mount:
+        """Return the mount at a path; LabError if it is none of the lab's."""
         if path not in self.mounts:
             raise LabError(f"{path} is no mount of the lab's in {self.hardware.node}")
-        self.mounts.pop(path).take_away(self.pid)
+        return self.mounts[path]
+
+    def heal_mount(self, path: str) -> None:
+        """End a stale mount; who waits for it gets an error. A node's scratch is mounted anew."""
+        self.mounted(path).take_away(self.pid)
+        del self.mounts[path]
         if self.spec.scratch and path == str(self.spec.scratch_dir):
             self._mount(path)
 
     def heal(self) -> None:
         """Undo everything but what the kernel's log says."""
+        for mount in self.mounts.values():
+            mount.stall(False)
         for path in [path for path, mount in self.mounts.items() if mount.stale]:
             if path != self._stuck_dir:
                 self.heal_mount(path)

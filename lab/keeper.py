@@ -4,6 +4,7 @@ Its death takes the whole lab with it, by the kernel: PID namespaces nest, and n
 namespaces have no other holder. The reaper (lab/reaper.py) is its parent on the host.
 """
 
+import math
 import os
 import selectors
 import signal
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lab import control, inside, linux, node, ranks
+from lab import control, inside, linux, node, outages, ranks
 from lab.errors import LabError
 from lab.gear import Gear
 from lab.logs import complaints
@@ -39,6 +40,9 @@ class Node:
     cut: bool = False
     slowed: bool = False
     stopped: bool = False
+    paused: bool = False  # cut and stopped as one
+    back_at: float = math.inf  # monotonic: the end of an outage or a pause
+    daemons: dict[str, str] = field(default_factory=dict)  # name: frozen or stopped
     stopped_ranks: dict[int, int] = field(default_factory=dict)  # pid: pidfd
     gear: Gear | None = None  # None: the head
 
@@ -51,8 +55,15 @@ class Node:
     def state(self) -> str:
         if not self.pid:
             return "crashed"
-        faults = [("hung", self.stopped), ("rank-hung", bool(self.stopped_ranks))]
-        found = [name for name, on in [*faults, ("cut", self.cut), ("slow", self.slowed)] if on]
+        faults = [
+            ("paused", self.paused),
+            ("hung", self.stopped and not self.paused),
+            ("rank-hung", bool(self.stopped_ranks)),
+            ("cut", self.cut and not self.paused),
+            ("slow", self.slowed),
+        ]
+        found = [name for name, on in faults if on]
+        found += [f"{name}-{how}" for name, how in self.daemons.items()]
         return "+".join(found + (self.gear.faults if self.gear else [])) or "up"
 
 
@@ -75,7 +86,8 @@ class Keeper:
     def _boot(self, fresh: list[Node]) -> None:
         for one in fresh:
             one.boots += 1
-            one.cut = one.stopped = one.slowed = False
+            one.cut = one.stopped = one.paused = one.slowed = False
+            one.daemons.clear()
             one.gear = None if one.name == HEAD else Gear(self.spec, one.name)
             one.pid, self.links[one.name] = node.spawn(self.spec, one.name, self.covers)
         _ip(
@@ -140,7 +152,7 @@ class Keeper:
         one.stopped_ranks.clear()
         if one.gear:
             one.gear.end()
-        one.pid, one.died = 0, time.time()
+        one.pid, one.died, one.back_at = 0, time.time(), math.inf
 
     def hang(self, one: Node) -> dict[str, Any]:
         """SIGSTOP to all processes of the node at once; its kernel still answers."""
@@ -177,8 +189,7 @@ class Keeper:
         """Only the node's link goes down."""
         self.must_run(one)
         at = time.time()
-        linux.set_link(one.port, False)
-        one.cut = True
+        outages.cut(one)
         return {"time": at}
 
     def slow(self, one: Node, rate: str) -> dict[str, Any]:
@@ -197,6 +208,8 @@ class Keeper:
             self._boot([one])
         elif one.gear:
             one.gear.heal()
+        outages.restore(one)
+        outages.thaw_all(one)
         if one.stopped:
             os.kill(one.pid, node.CONTINUE_ALL)
             one.stopped = False
@@ -207,13 +220,10 @@ class Keeper:
                 pass
             os.close(fd)
         one.stopped_ranks.clear()
-        if one.cut:
-            linux.set_link(one.port, True)
-            one.cut = False
         if one.slowed:
             _tc(f"del dev {one.port} root")
             one.slowed = False
-        return {"time": at, "was": was}
+        return {"time": at, "was": was, "stopped": list(one.daemons)}
 
     # -- the nodes --------------------------------------------------------------------------
 

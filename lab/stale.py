@@ -20,6 +20,7 @@ class Mount:
     path: str
     server: int
     stale: bool = False
+    stalled: bool = False
 
     @classmethod
     def make(cls, pid: int, path: str, own: str, fstype: str = SCRATCH_TYPE) -> Self:
@@ -47,6 +48,12 @@ class Mount:
         """From now on nothing is answered."""
         os.kill(self.server, signal.SIGUSR1)
         self.stale = True
+
+    def stall(self, on: bool) -> None:
+        """Stop the server, or let it go on: who asked meanwhile waits, and is answered then."""
+        if self.stalled != on:
+            os.kill(self.server, signal.SIGSTOP if on else signal.SIGCONT)
+            self.stalled = on
 
     def end(self) -> None:
         """Kill the server: the kernel wakes all who wait for it, with an error."""
