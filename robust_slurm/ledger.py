@@ -24,6 +24,7 @@ from robust_slurm import job_dirs
 VERSION = 1
 MAX_WAITING = 4096
 OTHER_USER = 2.0  # s
+WITHDRAWN = ".withdrawn.json"  # ends the name of what takes an accusation back
 _END = object()
 
 
@@ -133,6 +134,12 @@ class JobLedger:
         """Leave an accusation for the root plane to verify."""
         name = f"accusations/{node}.{incident}.json"
         self._put(("replace", name, {"v": VERSION, "node": node, "incident": incident, **record}))
+
+    def withdraw(self, node: str, incident: str, job: int, why: str) -> None:
+        """Leave word beside an accusation that it was wrong, and why."""
+        name = f"accusations/{node}.{incident}{WITHDRAWN}"
+        about = {"v": VERSION, "node": node, "incident": incident, "job": job}
+        self._put(("replace", name, {**about, "time": time.time(), "withdrawn": why}))
 
     def close(self, deadline: float = 5.0) -> None:
         """Write what waits, for at most ``deadline`` seconds."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Symptom = Literal["crash", "node_lost", "hang", "stuck", "nan"]
-Cause = Literal["node", "user", "transient", "unknown"]
+Cause = Literal["node", "shared", "user", "transient", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class Diagnosis:
     root: Failure
     proven: tuple[str, ...] = ()  # of the suspects: those that tests or a replay have named
     cleared: frozenset[str] = frozenset()  # nodes that have passed tests now
+    seen: tuple[str, ...] = ()  # nodes on which ranks died of this very error
 
 
 # Errors that a rank reports when *another* rank has died: never the root while there is another.
@@ -53,23 +54,34 @@ CASCADE = re.compile(
     re.IGNORECASE,
 )
 
-# Words of the driver, the runtime or the kernel that mean the machine, with the reason to give.
-NODE_ERRORS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern, re.IGNORECASE), reason)
-    for pattern, reason in (
-        (r"uncorrectable ECC error|ECC error encountered", "uncorrectable memory error of a GPU"),
-        (r"GPU (has )?fallen off the bus|GPU is lost", "GPU fell off the bus"),
-        (r"no CUDA-capable device|CUDA driver initialization failed", "no usable GPU"),
-        (r"CUDA.*(system not yet initialized|system driver mismatch)", "GPU driver or fabric"),
-        (r"\bXid\b.*\b\d+", "Xid in the rank's output"),
-        (r"hardware stack error|CUDA error: unspecified launch failure", "GPU hardware exception"),
-        (r"Stale file handle|Transport endpoint is not connected", "file system mount"),
-        (r"Input/output error", "I/O error"),
-        (r"Read-only file system", "file system went read-only"),
+
+
+class NodeError(NamedTuple):
+    """Words of the driver, the runtime or the kernel that point to the machine."""
+
+    pattern: re.Pattern[str]
+    reason: str
+    sure: bool  # no program, data or file server makes this error on one node alone
+
+
+NODE_ERRORS = tuple(
+    NodeError(re.compile(pattern, re.IGNORECASE), reason, sure)
+    for pattern, reason, sure in (
+        (r"uncorrectable ECC error|ECC error encountered", "uncorrectable GPU memory error", True),
+        (r"GPU (has )?fallen off the bus|GPU is lost", "GPU fell off the bus", True),
+        (r"no CUDA-capable device|CUDA driver initialization failed", "no usable GPU", True),
+        (r"CUDA.*(system not yet initialized|driver mismatch)", "GPU driver or fabric", True),
+        (r"hardware stack error", "GPU hardware exception", True),
+        (r"\bXid\b.*\b\d+", "Xid in the rank's output", False),
+        (r"CUDA error: unspecified launch failure", "GPU exception", False),  # also a kernel's slip
+        (r"Stale file handle|Transport endpoint is not connected", "file system mount", False),
+        (r"Input/output error", "I/O error", False),
+        (r"Read-only file system", "read-only file system", False),
     )
 )
+BUS_ERROR = "bus error"  # memory or storage of the node, or a file that was cut while mapped
+NODES_SHOWN = 8
 NANS_SHOWN = 8  # ranks that are named one by one
-FATAL_SIGNALS = {signal.SIGBUS: "bus error (memory or storage of the node)"}
 
 
 WARNING = re.compile(r"(\[rank\d+\]:?\s*)?\[[WI]\d{3,4} ")  # as torch logs them: no cause of an end
@@ -85,9 +97,21 @@ def last_error(tail: str) -> str:
     return lines[-1].strip() if lines else ""
 
 
+def node_error(failure: Failure) -> tuple[str, bool]:
+    """Return what in a crash points to the machine ("": nothing), and whether that is sure."""
+    for error in NODE_ERRORS:
+        if error.pattern.search(failure.tail):
+            return error.reason, error.sure
+    return (BUS_ERROR, False) if killed_by(failure) == signal.SIGBUS else ("", False)
+
+
 def signature(failure: Failure) -> str:
     """Equal for the same error on any rank, address or step."""
+    if failure.symptom == "crash" and (reason := node_error(failure)[0]):
+        return f"crash: {reason}"
     how = f"signal {failure.signal}" if failure.signal else f"exit {failure.code}"
+    if killed_by(failure) == signal.SIGKILL:
+        return f"{failure.symptom}: {how}"  # it cannot have said why
     text = re.sub(r"^\[rank\d+\]:?\s*", "", last_error(failure.tail))
     text = re.sub(r"0x[0-9a-fA-F]+|\d+", "#", text)
     return f"{failure.symptom}: {how}: {text}"[:300]
@@ -138,7 +162,7 @@ def diagnose(failures: Sequence[Failure], world_nodes: int = 1) -> Diagnosis:
         first = unable[0]
         lines = (f"{', '.join(nodes)} cannot run the command", last_error(first.tail))
         return Diagnosis("crash", "node", nodes, lines, signature(first), first)
-    return _diagnose_crash(root)
+    return _diagnose_crash(root, failures)
 
 
 def _diagnose_nan(failures: Sequence[Failure]) -> Diagnosis:
@@ -154,7 +178,7 @@ def _diagnose_nan(failures: Sequence[Failure]) -> Diagnosis:
         lines.append(f"and of {len(found) - NANS_SHOWN} more ranks")
     for failure in failures:
         if failure.symptom == "crash":
-            crash = _diagnose_crash(failure)
+            crash = _diagnose_crash(failure, failures)
             if crash.cause == "node":
                 return replace(crash, evidence=(*crash.evidence, *lines))
     first = found[0]
@@ -163,7 +187,11 @@ def _diagnose_nan(failures: Sequence[Failure]) -> Diagnosis:
     return Diagnosis("nan", "unknown", (first.node,) if alone else (), tuple(lines), "nan", root)
 
 
-def _diagnose_crash(root: Failure) -> Diagnosis:
+def _diagnose_crash(root: Failure, failures: Sequence[Failure]) -> Diagnosis:
+    """Blame the node only for what no other node shows as well.
+
+    What also a program, its data or a file server can cause blames nobody the first time.
+    """
     how = f"killed by {signal_name(root.signal)}" if root.signal else f"exit code {root.code}"
     killer = killed_by(root)
     if killer and not root.signal:
@@ -171,21 +199,37 @@ def _diagnose_crash(root: Failure) -> Diagnosis:
     error = last_error(root.tail)
     evidence = [f"rank {root.rank} on {root.node}: {how}", *([error] if error else [])]
     sign = signature(root)
-    for pattern, reason in NODE_ERRORS:
-        if pattern.search(root.tail):
-            evidence.append(f"points to the node: {reason}")
-            return Diagnosis("crash", "node", (root.node,), tuple(evidence), sign, root)
-    if killer in FATAL_SIGNALS:
-        evidence.append(f"points to the node: {FATAL_SIGNALS[signal.Signals(killer)]}")
-        return Diagnosis("crash", "node", (root.node,), tuple(evidence), sign, root)
+    alike = nodes_alike(failures, sign)
+    reason, sure = node_error(root)
+    if len(alike) > 1 and (reason or (killer and not is_cascade(root))):
+        evidence.append(shared(alike))
+        return Diagnosis("crash", "shared", (), tuple(evidence), sign, root, seen=alike)
+    if sure:
+        evidence.append(f"points to the node: {reason}")
+        return Diagnosis("crash", "node", (root.node,), tuple(evidence), sign, root, seen=alike)
+    if reason:
+        evidence.append(f"points to the node, its program or what nodes share: {reason}")
     cause: Cause = "unknown"
     if not root.launched:
         cause = "user"
     elif is_cascade(root):
         cause = "transient"
-    elif killer is None:
+    elif killer is None and not reason:
         cause = "user"
-    return Diagnosis("crash", cause, (), tuple(evidence), sign, root)
+    return Diagnosis("crash", cause, (), tuple(evidence), sign, root, seen=alike)
+
+
+def nodes_alike(failures: Sequence[Failure], sign: str) -> tuple[str, ...]:
+    """The nodes on which ranks died of the error with this signature, the first death first."""
+    crashes = sorted((f for f in failures if f.symptom == "crash"), key=lambda f: f.at)
+    return tuple(dict.fromkeys(f.node for f in crashes if signature(f) == sign))
+
+
+def shared(nodes: Collection[str]) -> str:
+    """The line of evidence that acquits nodes."""
+    names = ", ".join(list(nodes)[:NODES_SHOWN])
+    more = f" and {len(nodes) - NODES_SHOWN} more" if len(nodes) > NODES_SHOWN else ""
+    return f"the same error on {names}{more}: the program, its data or a shared service"
 
 
 def signal_name(signum: int | None) -> str:

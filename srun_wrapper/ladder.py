@@ -7,11 +7,11 @@ is spent: recoveries in a row without progress. Only progress refills it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from srun_wrapper.diagnose import Diagnosis
+from srun_wrapper.diagnose import Diagnosis, shared
 
 Action = Literal["restart", "swap_spare", "swap_companion", "requeue", "stop"]
 GAVE_UP = 120
@@ -30,9 +30,13 @@ class Budget:
     failures: int = 0
     signatures: dict[str, int] = field(default_factory=dict)
     nodes: dict[str, int] = field(default_factory=dict)  # root failures by node
+    seen: dict[str, set[str]] = field(default_factory=dict)  # nodes by the signature they showed
+    # Suspects that left, and what came in their places, by the signature of the error.
+    evicted: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def spend(self, diagnosis: Diagnosis) -> None:
         self.failures += 1
+        self.seen.setdefault(diagnosis.signature, set()).update(diagnosis.seen)
         self.signatures[diagnosis.signature] = self.signatures.get(diagnosis.signature, 0) + 1
         for node in diagnosis.suspects or (diagnosis.root.node,):
             if node and not _unproven_nan(diagnosis):
@@ -42,6 +46,16 @@ class Budget:
         self.failures = 0
         self.signatures.clear()
         self.nodes.clear()
+        self.seen.clear()
+        self.evicted.clear()
+
+    def evict(
+        self, diagnosis: Diagnosis, swaps: Iterable[tuple[str, str]], sure: Collection[str]
+    ) -> None:
+        """Note which nodes left on suspicion; ``sure``: those that are lost."""
+        for old, new in swaps:
+            if old not in sure and old not in diagnosis.proven:
+                self.evicted.setdefault(diagnosis.signature, {})[old] = new
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +103,32 @@ def plan(diagnosis: Diagnosis, vacant: tuple[str, ...], budget: Budget, means: M
     return Plan("stop", leave, why, NOTHING_LEFT)
 
 
+def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, ...]]:
+    """Acquit the nodes of an error that others have shown as well since the last progress.
+
+    Then it is the program, its data or a shared service. Two nodes in turn acquit each other,
+    but where the error itself names the machine only a replacement with the same error acquits
+    the node before it. Of a hang nobody knows for sure where it began: the next one acquits the
+    nodes that were evicted for it. Returns the diagnosis, and the nodes whose reports are wrong.
+    """
+    evicted = budget.evicted.get(diagnosis.signature, {})
+    nodes = budget.seen.get(diagnosis.signature, set())
+    if diagnosis.symptom == "hang":
+        again, why = bool(evicted), f"the same hang without {', '.join(sorted(evicted))}"
+    elif diagnosis.cause == "node":
+        again, why = not nodes.isdisjoint(evicted.values()), shared(sorted(nodes))
+    else:
+        again, why = diagnosis.cause == "unknown" and len(nodes) > 1, shared(sorted(nodes))
+    if again:
+        evidence = (*diagnosis.evidence, why)
+        diagnosis = replace(diagnosis, cause="shared", suspects=(), evidence=evidence)
+    if diagnosis.cause != "shared":
+        return diagnosis, ()
+    for node in nodes.union(evicted):
+        budget.nodes.pop(node, None)
+    return diagnosis, tuple(sorted(evicted))
+
+
 def _over(diagnosis: Diagnosis, budget: Budget, means: Means) -> Plan | None:
     """The end of the job, where nothing more is tried."""
     repeats = budget.signatures.get(diagnosis.signature, 0)
@@ -118,7 +158,8 @@ def suspect_nodes(diagnosis: Diagnosis, failures_by_node: Mapping[str, int]) -> 
     if diagnosis.cause == "node":
         return diagnosis.suspects
     blamed = diagnosis.suspects or (diagnosis.root.node,)
-    if diagnosis.cause == "user" or len(blamed) > 1 or _unproven_nan(diagnosis):
+    innocent = diagnosis.cause in ("shared", "user") or _unproven_nan(diagnosis)
+    if innocent or len(blamed) > 1:
         return ()
     return tuple(
         node

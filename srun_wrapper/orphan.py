@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from robust_slurm.ledger import WITHDRAWN
 from robust_slurm.slurm import Job, Slurm, SlurmError
 from robust_slurm.wire import Codec, WireError
 from srun_wrapper.messages import Peer, PeerAsk, PeerSay, Start, decode_say, encode
@@ -69,14 +70,19 @@ def ask_peer(peer: Peer, key: bytes, job_id: int) -> float | None:
 
 
 def accused(job_dir: Path | None) -> list[str]:
-    """Nodes that the job has lost before; Slurm may still take them for good ones."""
+    """Nodes that the job has lost before; Slurm may still take them for good ones.
+
+    Those whose report was withdrawn are good.
+    """
     if job_dir is None:
         return []
     try:
-        names = [path.name for path in (job_dir / "accusations").glob("*.json")]
+        names = {path.name for path in (job_dir / "accusations").glob("*.json")}
     except OSError:
         return []
-    return sorted({name.rsplit(".", 2)[0] for name in names})  # NODE.INCIDENT.json
+    wrong = {name for name in names if name.endswith(WITHDRAWN)}
+    wrong |= {name.removesuffix(WITHDRAWN) + ".json" for name in wrong}
+    return sorted({name.rsplit(".", 2)[0] for name in names - wrong})  # NODE.INCIDENT.json
 
 
 def claim(job_dir: Path | None, job: Job) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from srun_wrapper import ladder, restoring
 from srun_wrapper.culprit import Culprit
-from srun_wrapper.diagnose import Failure, diagnose, is_cascade, killed_by
+from srun_wrapper.diagnose import Failure, diagnose, is_cascade, killed_by, node_error
 from srun_wrapper.incident import Incident
 from srun_wrapper.replace import Replacement
 from srun_wrapper.report import say
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
 
 SETTLE = 0.3  # s to wait for the root of a failure that looks like a consequence
+SETTLE_ALIKE = 1.0  # s for other nodes to show the error for which a node would be blamed
 SETTLE_MAX = 4.0
 SETTLE_NODES = 1.5  # s for other silent nodes to be judged when one is lost
 # Signals that people send: the news that Slurm sent one to all may come after a rank's death of it.
@@ -65,6 +66,8 @@ class Recovery:
         state.progress.failed()
         diagnosis = diagnose(failures, len(state.world.places))
         self._culprit.budget.spend(diagnosis)
+        diagnosis, wrong = ladder.acquit(diagnosis, self._culprit.budget)
+        self._replacement.withdraw(wrong, diagnosis.evidence[-1] if wrong else "")
         root = diagnosis.root
         incident = Incident(
             f"{self._state.step_id}-{next(self._numbers)}",
@@ -79,6 +82,7 @@ class Recovery:
             return None
         diagnosis = incident.diagnosis
         means = self._replacement.means()
+        lost = state.vacant()
         while True:
             incident.plan = ladder.plan(diagnosis, state.vacant(), self._culprit.budget, means)
             incident.mark("decide")
@@ -108,6 +112,7 @@ class Recovery:
             # No replacement came: the next rung, with what is left.
             self._replacement.take_back(plan.replace)
             means = self._replacement.means(companions=0)
+        self._culprit.budget.evict(diagnosis, incident.swaps, lost)
         if not await self._boss.restoring.prepare():
             outcome = ENDED if state.signalled else SUPERSEDED
             self._close(incident, outcome)
@@ -133,12 +138,19 @@ class Recovery:
 
         While all failures seen look like consequences, their root is still to come; when a node
         is lost, others that are silent now (the same switch, the same power) go with it; and what
-        one node cannot run, the others may only be slower to refuse.
+        one node cannot run or reports of itself, the others may only be slower to refuse or show.
         """
         state = self._state
         began = time.monotonic()
         while any(f.symptom == "node_lost" for f in state.failures) and (
             self._boss.node_watch.doubtful() and time.monotonic() - began < SETTLE_NODES
+        ):
+            await asyncio.sleep(0.02)
+        while (  # an error that points to the machine: here only, or everywhere?
+            any(f.symptom == "crash" and node_error(f)[0] for f in state.failures)
+            and not state.signalled
+            and not state.world.all_nodes_ended()
+            and time.monotonic() - began < SETTLE_ALIKE
         ):
             await asyncio.sleep(0.02)
         while (  # a command that cannot be run: here only, or everywhere?

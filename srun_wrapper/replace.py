@@ -32,7 +32,8 @@ class Replacement:
         self._boss = supervisor
         self._state = supervisor.state
         self._config = supervisor.config
-        self._bad: list[str] = []  # every node that ever left this job
+        self._bad: list[str] = []  # every node that ever left this job, less those acquitted
+        self._reports: dict[str, tuple[str, int]] = {}  # node -> incident, job of the report
         earlier = accused(supervisor.ledger.dir)
         self._companions = Companions(supervisor, secrets, self._bad, earlier)
         self._released: set[str] = set()  # those that Slurm has back
@@ -82,6 +83,15 @@ class Replacement:
             "evidence": list(diagnosis.evidence),
         }
         self._boss.ledger.accuse(node.name, incident.id, record)
+        self._reports[node.name] = (incident.id, node.job_id)
+
+    def withdraw(self, names: tuple[str, ...], why: str) -> None:
+        """Take back wrong reports: the gate drops them, and the nodes may be used again."""
+        for name in names:
+            if name in self._bad and (report := self._reports.pop(name, None)):
+                self._bad.remove(name)
+                self._boss.ledger.withdraw(name, *report, why)
+                say(f"the report against {name} is withdrawn: {why}")
 
     def release(self, incident: Incident) -> None:
         """Give the nodes that left back to Slurm, beside the running recovery."""

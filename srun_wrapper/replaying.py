@@ -55,7 +55,9 @@ class Running:
 
 def due(diagnosis: Diagnosis, failures: int, blamed: Sequence[str], replayed: bool) -> bool:
     """Whether the job must be replayed before the next rung; arguments as ``stop_tests.due``."""
-    if replayed or blamed or diagnosis.cause == "node" or not diagnosis.root.launched:
+    if replayed or blamed or not diagnosis.root.launched:
+        return False
+    if diagnosis.cause in ("node", "shared"):
         return False
     return failures >= 2 and not PROGRAM_ERRORS.match(last_error(diagnosis.root.tail))
 

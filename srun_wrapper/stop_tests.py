@@ -60,7 +60,7 @@ def due(diagnosis: Diagnosis, failures: int, tested: bool) -> bool:
     against a node when it comes again: the first is mostly transient, and a restart is quicker
     than a test.
     """
-    if tested or diagnosis.cause == "node" or not diagnosis.root.launched:
+    if tested or diagnosis.cause in ("node", "shared") or not diagnosis.root.launched:
         return False
     if diagnosis.symptom == "nan":
         return True
