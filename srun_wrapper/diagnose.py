@@ -55,7 +55,6 @@ CASCADE = re.compile(
 )
 
 
-
 class NodeError(NamedTuple):
     """Words of the driver, the runtime or the kernel that point to the machine."""
 

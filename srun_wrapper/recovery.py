@@ -67,7 +67,8 @@ class Recovery:
         diagnosis = diagnose(failures, len(state.world.places))
         self._culprit.budget.spend(diagnosis)
         diagnosis, wrong = ladder.acquit(diagnosis, self._culprit.budget)
-        self._replacement.withdraw(wrong, diagnosis.evidence[-1] if wrong else "")
+        if wrong:
+            self._replacement.withdraw(wrong, diagnosis.evidence[-1])
         root = diagnosis.root
         incident = Incident(
             f"{self._state.step_id}-{next(self._numbers)}",

@@ -216,7 +216,7 @@ class World:
     def all_nodes_ended(self) -> bool:
         """Each node that lives has a rank that has ended: it has said what it had to say."""
         ended = {id(rank.node) for rank in self.by_rank.values() if rank.exit is not None}
-        return all(id(node) in ended for node in self.places if node.role is not Role.LOST)
+        return all(id(node) in ended for node in self.places if not node.gone)
 
     def all_stepped(self) -> bool:
         """All ranks that have made steps before have made one in this epoch."""

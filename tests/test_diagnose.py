@@ -106,6 +106,8 @@ def test_last_error(tail: str, error: str) -> None:
         (crash("ValueError: a"), crash("ValueError: b"), False),
         (crash("x", code=1), crash("x", code=2), False),
         (crash("x", code=None, signal=9), crash("x", code=None, signal=11), False),
+        (crash("x", code=None, signal=9), crash("y", code=None, signal=9), True),  # last words
+        (crash("OSError: [Errno 5] Input/output error: '/a'"), crash("Input/output error"), True),
     ],
 )
 def test_signature(one: Failure, other: Failure, same: bool) -> None:
@@ -141,14 +143,17 @@ def test_is_cascade(failure: Failure, cascade: bool) -> None:
         (crash("", code=None, signal=9), "unknown", ()),
         (crash("", code=137), "unknown", ()),  # a shell around a program that was killed
         (crash("", code=None, signal=11), "unknown", ()),
-        (crash("", code=None, signal=signal.SIGBUS), "node", ("n1",)),
-        (crash("", code=128 + signal.SIGBUS), "node", ("n1",)),
+        (crash("", code=None, signal=signal.SIGBUS), "unknown", ()),  # or a file cut while mapped
+        (crash("", code=128 + signal.SIGBUS), "unknown", ()),
+        (crash("RuntimeError: CUDA error: unspecified launch failure"), "unknown", ()),
+        (crash("OSError: [Errno 30] Read-only file system: '/data'"), "unknown", ()),
         (crash(GLOO), "transient", ()),
         (crash("", code=2, launched=False), "user", ()),
         (crash("RuntimeError: CUDA error: uncorrectable ECC error encountered"), "node", ("n1",)),
-        (crash("OSError: [Errno 116] Stale file handle: '/data/x'"), "node", ("n1",)),
-        (crash("OSError: [Errno 5] Input/output error"), "node", ("n1",)),
+        (crash("OSError: [Errno 116] Stale file handle: '/data/x'"), "unknown", ()),
+        (crash("OSError: [Errno 5] Input/output error"), "unknown", ()),
         (crash("NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus"), "node", ("n1",)),
+        (crash("NVRM: Xid (PCI:0000:17:00): 13, Graphics Exception"), "unknown", ()),
         (crash("torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB"), "user", ()),
         (crash("", code=255), "user", ()),
     ],
@@ -157,6 +162,40 @@ def test_causes(failure: Failure, cause: str, suspects: tuple[str, ...]) -> None
     found = diagnose([failure])
     assert (found.cause, found.suspects) == (cause, suspects)
     assert found.evidence[0].startswith("rank 0 on n1: ")
+
+
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+EIO = "OSError: [Errno 5] Input/output error: '/data/{}'"
+SEGV: dict[str, object] = {"code": None, "signal": 11}
+
+
+@pytest.mark.parametrize(
+    ("failures", "cause", "suspects"),
+    [
+        ([crash(ECC, node="n1"), crash(GLOO, node="n2")], "node", ("n1",)),
+        ([crash(ECC, node="n1"), crash(ECC, node="n1", rank=1)], "node", ("n1",)),
+        ([crash(ECC, node="n1"), crash(TRACEBACK, node="n2", at=10.1)], "node", ("n1",)),
+        ([crash(ECC, node="n1"), crash(ECC, node="n2")], "shared", ()),
+        ([crash(EIO.format(1), node="n1"), crash(GLOO, node="n2")], "unknown", ()),
+        ([crash(EIO.format(1), node="n1"), crash(EIO.format(2), node="n2")], "shared", ()),
+        ([crash("", node=n, **SEGV) for n in ("n1", "n2")], "shared", ()),
+        ([crash(TRACEBACK, node=n) for n in ("n1", "n2")], "user", ()),
+        ([crash(GLOO, node=n) for n in ("n1", "n2")], "transient", ()),
+        ([crash(EIO.format(n), node=f"n{n}") for n in range(3)] + [lost("n9")], "node", ("n9",)),
+    ],
+)
+def test_the_same_error_on_several_nodes_blames_none(
+    failures: list[Failure], cause: str, suspects: tuple[str, ...]
+) -> None:
+    for order in permutations(failures):
+        found = diagnose(order, 8)
+        assert (found.cause, found.suspects) == (cause, suspects)
+
+
+def test_the_nodes_that_share_an_error_are_named() -> None:
+    found = diagnose([crash(EIO.format(n), node=f"n{n:02}") for n in range(20)], 20)
+    assert found.evidence[-1].startswith("the same error on n00, n01") and len(found.seen) == 20
+    assert found.evidence[-1].endswith("n07 and 12 more: the program, its data or a shared service")
 
 
 def test_killed_by() -> None:

@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srun_wrapper.diagnose import Cause, Diagnosis, Failure, diagnose
-from srun_wrapper.ladder import GAVE_UP, NOTHING_LEFT, Budget, Means, Plan, plan, suspect_nodes
+from srun_wrapper.ladder import (
+    GAVE_UP,
+    NOTHING_LEFT,
+    Budget,
+    Means,
+    Plan,
+    acquit,
+    plan,
+    suspect_nodes,
+)
 
 
 def crash(tail: str = "", node: str = "n1", **fields: Any) -> Diagnosis:
@@ -103,6 +112,79 @@ def test_plan(
     chosen = decide(history, vacant, have)
     assert (chosen.action, chosen.replace) == (action, replace)
     assert chosen.why
+
+
+EIO, LAUNCH = "OSError: [Errno 5] Input/output error", "CUDA error: unspecified launch failure"
+
+
+def at_once(tail: str, *nodes: str, **fields: Any) -> list[Failure]:
+    values: dict[str, Any] = {"code": 1} | fields
+    return [Failure("crash", 1.0, 0.9, node, tail=tail, **values) for node in nodes]
+
+
+def hung(*suspects: str) -> list[Failure]:
+    return [Failure("hang", 1.0, 0.0, suspects[0], suspects=suspects)]
+
+
+@pytest.mark.parametrize(
+    ("history", "passed", "left", "withdrawn"),
+    [
+        # What the machine says of itself costs the node at once; on several nodes it is no machine.
+        ([at_once(ECC, "n1")], (), ["n1"], []),
+        ([at_once(ECC, "n1", "n2")] * 3, (), [], []),
+        ([at_once(ECC, "n1"), at_once(ECC, "s1")], (), ["n1"], ["n1"]),  # the replacement, too
+        ([at_once(ECC, "n1"), at_once(ECC, "s1"), at_once(ECC, "s1")], (), ["n1"], ["n1"]),
+        ([at_once(ECC, "n1"), at_once(ECC, "n5")], (), ["n1", "n5"], []),  # two bad machines
+        ([at_once(ECC, "n1"), at_once(ECC, "n2", "n3")], (), ["n1"], ["n1"]),
+        # What a program or a file server can cause as well takes a second time on the same node.
+        ([at_once(EIO, "n1")], (), [], []),
+        ([at_once(EIO, "n1")] * 2, (), ["n1"], []),
+        ([at_once(EIO, "n1"), at_once(LAUNCH, "n1")], (), ["n1"], []),  # a second hint
+        ([at_once(EIO, "n1")] * 2, ("n1",), [], []),  # tests passed: once more
+        ([at_once(EIO, "n1")] * 3, ("n1",), ["n1"], []),
+        ([at_once(EIO, "n1"), at_once(EIO, "n2")] * 2, (), [], []),  # in turn
+        ([at_once(EIO, "n1", "n2"), at_once(EIO, "n1")], (), [], []),
+        ([at_once(EIO, "n1")] * 2 + [at_once(EIO, "s1")], (), ["n1"], ["n1"]),
+        ([at_once(LAUNCH, "n1")] * 2 + [at_once(LAUNCH, "s1")] * 2, (), ["n1"], ["n1"]),
+        ([at_once("", "n1", **KILLED)] * 2, (), ["n1"], []),
+        ([at_once("", "n1", **KILLED)] * 3, ("n1",), ["n1"], []),
+        ([at_once("", "n1", **KILLED)] * 2 + [at_once("", "s1", **KILLED)], (), ["n1"], ["n1"]),
+        ([at_once("", "n1", **KILLED)] * 2 + [at_once(EIO, "s1")], (), ["n1"], []),
+        ([at_once("", "n1", code=2, launched=False)], (), ["n1"], []),
+        # Of a hang the next one acquits whoever was evicted for it.
+        ([hung("n1")] * 2, (), ["n1"], []),
+        ([hung("n1")] * 2 + [hung("s1")] * 2, (), ["n1"], ["n1"]),
+        ([hung("n1")] * 2 + [hung("n3")], (), ["n1"], ["n1"]),
+        ([hung("n1"), hung("n3"), hung("n3")], (), ["n3"], []),
+    ],
+)
+def test_who_is_blamed_and_acquitted(
+    history: list[list[Failure]], passed: tuple[str, ...], left: list[str], withdrawn: list[str]
+) -> None:
+    """``history``: what failed at once, one recovery after another without progress; a node of
+    ``passed`` has passed tests; a node that leaves is replaced by s1, s2, …"""
+    budget, gone, wrong = Budget(), list[str](), dict[str, None]()
+    for failures in history:
+        diagnosis = diagnose(failures, 9)
+        budget.spend(diagnosis)
+        diagnosis, acquitted = acquit(diagnosis, budget)
+        wrong |= dict.fromkeys(acquitted)
+        cleared = frozenset(passed if budget.failures > 1 else ())
+        diagnosis = replace(diagnosis, cleared=cleared)
+        chosen = plan(diagnosis, (), budget, means(spares=9, max_restarts=9))
+        swaps = [(node, f"s{len(gone) + 1}") for node in chosen.replace]
+        budget.evict(diagnosis, swaps, ())
+        gone += chosen.replace
+    assert (gone, list(wrong)) == (left, withdrawn)
+
+
+def test_what_is_proven_is_never_withdrawn() -> None:
+    budget = Budget()
+    proven = replace(hang("n1"), cause="node", proven=("n1",))
+    budget.spend(proven)
+    budget.evict(proven, [("n1", "s1"), ("n2", "s2")], ("n2",))  # one proven bad, one lost
+    budget.spend(hang("s1"))
+    assert acquit(hang("s1"), budget) == (hang("s1"), ())
 
 
 @pytest.mark.parametrize(

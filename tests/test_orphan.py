@@ -97,6 +97,9 @@ def test_accused_nodes_by_their_files(tmp_path: Path) -> None:
     for name in ("n2.0-1", "n2.0-3", "gpu-7.site.org.1-1"):
         (tmp_path / "accusations" / f"{name}.json").touch()
     assert accused(tmp_path) == ["gpu-7.site.org", "n2"]
+    for name in ("n2.0-1", "gpu-7.site.org.1-1"):
+        (tmp_path / "accusations" / f"{name}.withdrawn.json").touch()
+    assert accused(tmp_path) == ["n2"]  # there is another report
 
 
 class Answerer:

@@ -14,6 +14,7 @@ from typing import Any
 
 from lab import Lab, LabError
 from lab.ranks import Process, scan
+from robust_slurm.ledger import WITHDRAWN
 from srun_wrapper.incident import PHASES
 from tests.waiting import until
 
@@ -112,9 +113,17 @@ class Training:
         return [json.loads(path.read_text()) for path in found]
 
     def accusations(self, job: int = 0) -> dict[str, dict[str, Any]]:
+        """By node; those that were withdrawn as well."""
+        return self._reports(job, withdrawn=False)
+
+    def withdrawals(self, job: int = 0) -> dict[str, dict[str, Any]]:
         """By node."""
+        return self._reports(job, withdrawn=True)
+
+    def _reports(self, job: int, *, withdrawn: bool) -> dict[str, dict[str, Any]]:
         found = self.job_dir(job).glob("accusations/*.json")
-        records = [json.loads(path.read_text()) for path in found]
+        wanted = [path for path in found if path.name.endswith(WITHDRAWN) is withdrawn]
+        records = [json.loads(path.read_text()) for path in wanted]
         return {record["node"]: record for record in records}
 
     def final(self) -> dict[str, Any]:

@@ -281,6 +281,25 @@ def test_uncorrectable_memory_error_costs_the_node_at_once(new_lab: LabFactory) 
     assert any("memory error" in line for line in training.accusations()["n2"]["evidence"])
 
 
+def test_an_error_on_all_nodes_costs_none(lab: Cluster) -> None:
+    training = start(lab, 2, 2, spares=1, toy="--fault ecc --at 8 --rank -1")
+    training.check_done()
+    record = training.only_incident(symptom="crash", cause="shared", action="restart", swaps=[])
+    assert any("the same error on n" in line for line in record["evidence"])
+    assert not training.accusations()
+
+
+def test_an_error_that_the_replacement_shows_as_well_is_withdrawn(lab: Cluster) -> None:
+    training = start(lab, 2, spares=1, toy="--fault ecc --at 8 --epoch 1,2 --save 100")
+    training.check_done()
+    first, second = training.incidents()
+    check_incident(first, cause="node", action="swap_spare", suspects=["n2"])
+    check_incident(second, cause="shared", action="restart", suspects=[], swaps=[])
+    assert set(training.accusations()) == set(training.withdrawals()) == {"n2"}
+    assert "the same error on n2, n3" in training.withdrawals()["n2"]["withdrawn"]
+    assert training.says("^robust-srun: the report against n2 is withdrawn: the same error on ")
+
+
 # -- hangs ------------------------------------------------------------------------------------
 
 

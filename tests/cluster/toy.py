@@ -2,8 +2,8 @@
 
 Every step all ranks exchange a number through rank 0 (as an all-reduce does), report the step,
 and every ``--save`` steps rank 0 writes a checkpoint (atomic rename). The loss depends on every
-step before it, so a wrong resume shows. Faults on command at the steps ``--at``: in epoch
-``--epoch`` only (0: in all), on the node ``--node`` only, each but once with ``--once``.
+step before it, so a wrong resume shows. Faults on command at the steps ``--at``: in the
+epochs ``--epoch`` only (0: in all), on the node ``--node`` only, each but once with ``--once``.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ parser.add_argument("--fault", default="")
 numbers = lambda text: [int(n) for n in text.split(",")]  # noqa: E731
 parser.add_argument("--hold", type=numbers, default=[], help="stay after each, once, to be killed")
 parser.add_argument("--at", type=numbers, default=[])
-parser.add_argument("--rank", type=int, default=1)
-parser.add_argument("--epoch", type=int, default=1)
+parser.add_argument("--rank", type=int, default=1, help="-1: all")
+parser.add_argument("--epoch", type=numbers, default=[1])
 parser.add_argument("--seconds", type=float, default=15.0)
 parser.add_argument("--node", default="")
 parser.add_argument("--once", action="store_true")
@@ -92,9 +92,9 @@ def all_reduce(value: float) -> float:
 
 
 def fault(step: int) -> None:
-    if not (args.fault and step in args.at and rank == args.rank):
+    if not (args.fault and step in args.at and args.rank in (rank, -1)):
         return
-    if args.epoch and robust_slurm.epoch() != args.epoch:
+    if args.epoch != [0] and robust_slurm.epoch() not in args.epoch:
         return
     if args.node and node != args.node:
         return
