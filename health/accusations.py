@@ -4,7 +4,7 @@ robust-srun leaves ``<state_dir>/jobs/<job>/accusations/<node>.<incident>.json``
 ``jobs`` is the users': a job's directory (under one of its names, see ``job_dirs``) is that of the
 job's user, and what others made there is ignored. Each step below it must be that user's own and no
 link, the file small, and its fields what robust-srun writes. Whatever is not so is a rejection,
-with who and why.
+with who and why. ``<node>.<incident>.withdrawn.json`` beside an accusation takes it back.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Collection
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple, TypeVar
 
 from health.aside import aside
 from robust_slurm import job_dirs
@@ -24,10 +24,12 @@ VERSION = 1
 SIZE_LIMIT = 64 << 10  # bytes of one file
 MOST = 8  # files of one job against one node that are looked at
 _NAMES_LIMIT = 20_000  # entries of a directory
+_WITHDRAWN = ".withdrawn.json"
 _EVIDENCE = 20  # lines kept
 _TEXT = 300  # characters of one
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _DIRECTORY = _READ | os.O_DIRECTORY
+R = TypeVar("R")
 
 
 class Accused(NamedTuple):
@@ -60,9 +62,20 @@ class Rejection(NamedTuple):
     why: str
 
 
+class Withdrawal(NamedTuple):
+    """The job's word that its accusation in the file ``of`` was wrong."""
+
+    name: str  # of the file
+    job: int
+    uid: int
+    of: str
+    why: str
+
+
 class Found(NamedTuple):
     accusations: tuple[Accusation, ...]
     rejections: tuple[Rejection, ...]
+    withdrawals: tuple[Withdrawal, ...] = ()
 
 
 class _Refused(Exception):
@@ -98,7 +111,8 @@ def find(
         for one in map(_named(Accusation), answer["accusations"])
     )
     rejections = tuple(Rejection(*one) for one in answer["rejections"])
-    return Found(accusations, rejections), ""
+    withdrawals = tuple(Withdrawal(*one) for one in answer["withdrawals"])
+    return Found(accusations, rejections, withdrawals), ""
 
 
 def _named(kind: Any) -> Any:
@@ -117,6 +131,7 @@ def become(uid: int, gid: int) -> None:
 def _found(state_dir: str, node: str, accused: Accused, known: Collection[str]) -> Found:
     rejected: list[Rejection] = []
     accepted: list[Accusation] = []
+    withdrawn: list[Withdrawal] = []
     opened: list[int] = []
     try:
         own = job_dirs.find(f"{state_dir}/jobs", accused.of, accused.uid)
@@ -130,9 +145,16 @@ def _found(state_dir: str, node: str, accused: Accused, known: Collection[str]) 
         with os.scandir(above) as entries:
             names = [entry.name for entry in itertools.islice(entries, _NAMES_LIMIT)]
         mine = sorted(n for n in names if n.startswith(f"{node}.") and n.endswith(".json"))
+        mine.sort(key=lambda n: not n.endswith(_WITHDRAWN))  # first: what is taken back is skipped
         for name in [n for n in mine if n not in known][: max(0, MOST - len(known))]:
+            if name in [one.of for one in withdrawn]:
+                continue
             try:
-                accepted.append(_one(above, name, node, accused))
+                raw = _content(above, name, accused)
+                if name.endswith(_WITHDRAWN):
+                    withdrawn.append(_judged(parse_withdrawal, raw, name, node, accused))
+                else:
+                    accepted.append(_judged(parse, raw, name, node, accused))
             except FileNotFoundError:
                 continue
             except _Refused as refused:
@@ -149,7 +171,7 @@ def _found(state_dir: str, node: str, accused: Accused, known: Collection[str]) 
         for fd in opened:
             os.close(fd)
     clean = [r._replace(name=printable(r.name), why=printable(r.why)) for r in rejected]
-    return Found(tuple(accepted), tuple(clean))
+    return Found(tuple(accepted), tuple(clean), tuple(withdrawn))
 
 
 def _owner(directory: int, name: str) -> int:
@@ -174,8 +196,8 @@ def _open_own(above: int, name: str, uid: int) -> int:
     return fd
 
 
-def _one(directory: int, name: str, node: str, accused: Accused) -> Accusation:
-    """One accusation; _Refused says why it is none."""
+def _content(directory: int, name: str, accused: Accused) -> bytes:
+    """A small file of the user's own; _Refused if it is anything else."""
     info = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if not stat.S_ISREG(info.st_mode):
         what = "a link" if stat.S_ISLNK(info.st_mode) else "no regular file"
@@ -195,14 +217,47 @@ def _one(directory: int, name: str, node: str, accused: Accused) -> Accusation:
         os.close(fd)
     if len(raw) > SIZE_LIMIT:
         raise _Refused(name, info.st_uid, f"it is larger than {SIZE_LIMIT} bytes")
+    return raw
+
+
+def _judged(
+    reader: Callable[[bytes, str, str, Accused], R],
+    raw: bytes,
+    name: str,
+    node: str,
+    accused: Accused,
+) -> R:
+    """What the reader makes of a file's content; _Refused says why it is none."""
     try:
-        return parse(raw, name, node, accused)
+        return reader(raw, name, node, accused)
     except ValueError as error:
-        raise _Refused(name, info.st_uid, str(error)) from None
+        raise _Refused(name, accused.uid, str(error)) from None
+
+
+def parse_withdrawal(raw: bytes, name: str, node: str, accused: Accused) -> Withdrawal:
+    """The withdrawal in a file's bytes. ValueError names what is wrong with it. Pure."""
+    record = _record(raw, name, _WITHDRAWN, node, accused)
+    why = record.get("withdrawn")
+    if not isinstance(why, str):
+        raise ValueError("its reason is no text")
+    of = name.removesuffix(_WITHDRAWN) + ".json"
+    return Withdrawal(name, accused.job, accused.uid, of, printable(why))
 
 
 def parse(raw: bytes, name: str, node: str, accused: Accused) -> Accusation:
-    """The record in a file's bytes. ValueError names what is wrong with it. Pure."""
+    """The accusation in a file's bytes. ValueError names what is wrong with it. Pure."""
+    record = _record(raw, name, ".json", node, accused)
+    symptom, evidence = record.get("symptom"), record.get("evidence")
+    if not isinstance(symptom, str) or not re.fullmatch(r"[a-z_]{1,32}", symptom, re.ASCII):
+        raise ValueError("its symptom is no word")
+    if not isinstance(evidence, list) or not all(isinstance(text, str) for text in evidence):
+        raise ValueError("its evidence is no list of texts")
+    lines = tuple(printable(text) for text in evidence[:_EVIDENCE])
+    return Accusation(name, accused.job, accused.uid, float(record["time"]), symptom, lines)
+
+
+def _record(raw: bytes, name: str, end: str, node: str, accused: Accused) -> dict[str, Any]:
+    """What both kinds of files have: version, node, incident, job and time are right."""
     try:
         record = json.loads(raw)
     except (ValueError, RecursionError):
@@ -214,20 +269,14 @@ def parse(raw: bytes, name: str, node: str, accused: Accused) -> Accusation:
     if record.get("node") != node:
         raise ValueError("it is about another node")
     incident = record.get("incident")
-    if not isinstance(incident, str) or name != f"{node}.{incident}.json":
+    if not isinstance(incident, str) or name != f"{node}.{incident}{end}":
         raise ValueError("its incident is not that of its name")
     if not _is(record.get("job"), int) or record["job"] != accused.job:
         raise ValueError(f"it is not of job {accused.job}")
     time: Any = record.get("time")
     if not (_is(time, int) or _is(time, float)) or not 0 <= time < 1e11:  # no NaN is
         raise ValueError("its time is no time")
-    symptom, evidence = record.get("symptom"), record.get("evidence")
-    if not isinstance(symptom, str) or not re.fullmatch(r"[a-z_]{1,32}", symptom, re.ASCII):
-        raise ValueError("its symptom is no word")
-    if not isinstance(evidence, list) or not all(isinstance(text, str) for text in evidence):
-        raise ValueError("its evidence is no list of texts")
-    lines = tuple(printable(text) for text in evidence[:_EVIDENCE])
-    return Accusation(name, accused.job, accused.uid, float(time), symptom, lines)
+    return record
 
 
 def _is(value: object, kind: type) -> bool:

@@ -31,7 +31,7 @@ _SHARED = "shared.json"  # how far that has come
 LASTING = frozenset(
     {
         "xid", "sxid", "lost", "boot", "reset", "driver", "drain", "undrain", "strike", "repaired",
-        "burn-in",
+        "burn-in", "withdrawn",
     }
 )  # fmt: skip
 

@@ -25,7 +25,7 @@ from health.accusations import (
 from health.check import Condition
 from health.finding import Finding
 from health.settings import Settings
-from health.state import Rules, node_state
+from health.state import Rules, node_state, strikes_of
 from health.system import Context, Event, System
 from health.verdict import Verdict
 
@@ -208,11 +208,15 @@ class Inquiry:
     def _take(self, note: Note, accused: Accused, found: Found) -> None:
         names = [one.name for one in found.accusations]
         names += [one.name for one in found.rejections]
+        names += [name for one in found.withdrawals for name in (one.name, one.of)]
         if not names:
             return
         old = self._dealt.get(note.job, note)
         self._dealt[note.job] = old._replace(known=(*old.known, *names))
         self._found += found.accusations
+        for withdrawn in found.withdrawals:
+            data = {"job": withdrawn.job, "uid": withdrawn.uid, "name": withdrawn.of}
+            self.events.append(self._event("withdrawn", {**data, "why": withdrawn.why}))
         for rejection in found.rejections:
             self.events.append(self._event("rejected", of_rejection(rejection, accused)))
             self.errors.append(
@@ -310,7 +314,13 @@ def lemon(events: Iterable[Event], settings: Settings, now: float, boot: str) ->
 
 def struck(events: Iterable[Event], job: int) -> bool:
     """Whether this job has a strike against the node already: it gets one only. Pure."""
-    return any(event.kind == "strike" and event.data.get("job") == job for event in events)
+    return any(event.data.get("job") == job for event in strikes_of(events))
+
+
+def acquitted(events: Sequence[Event], settings: Settings, now: float, drained: float) -> bool:
+    """Whether a lemon, drained at this time, is none without what was withdrawn since. Pure."""
+    taken_back = any(event.kind == "withdrawn" and event.time >= drained for event in events)
+    return taken_back and lemon(events, settings, now, "") is None
 
 
 def of_accusation(accusation: Accusation, result: str, why: Sequence[str]) -> dict[str, Any]:

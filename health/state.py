@@ -293,9 +293,17 @@ def _power_smoothing(notes: Sequence[Note]) -> list[Note]:
     ]
 
 
+def strikes_of(events: Iterable[Event]) -> list[Event]:
+    """The strikes whose accusation was not withdrawn."""
+    known = list(events)
+    wrong = {(e.data.get("job"), e.data.get("name")) for e in known if e.kind == "withdrawn"}
+    strikes = [event for event in known if event.kind == "strike"]
+    return [e for e in strikes if (e.data.get("job"), e.data.get("name")) not in wrong]
+
+
 def _lemon(events: Iterable[Event], now: float, rules: Rules) -> str:
     """Strikes over enough jobs of enough users; "" if not."""
-    recent = [e for e in events if e.kind == "strike" and e.time > now - rules.lemon_days * DAY]
+    recent = [e for e in strikes_of(events) if e.time > now - rules.lemon_days * DAY]
     jobs = {xid.number(event, "job") for event in recent}
     users = {xid.number(event, "uid") for event in recent}
     if len(jobs) < rules.strikes or len(users) < rules.users:

@@ -21,7 +21,7 @@ from health.cures import noticed_resets
 from health.finding import Finding
 from health.fleet_copy import copy_fleet
 from health.gate import RECORD_S, Gate, alarm, broke, say, told
-from health.inquiry import Inquiry, notes
+from health.inquiry import LEMON, Inquiry, acquitted, notes
 from health.proof import due
 from health.report import Report
 from health.settings import SITE_FILE
@@ -95,7 +95,8 @@ class Sweep:
             report, verdict = self._check(mine, known)
             kept = ""
             if standing and mine and not verdict.closed:
-                kept = self._why_not(standing, mine, [*known, *self._events], booted)
+                now = [*known, *self._events, *self._inquiry.events]
+                kept = self._why_not(standing, mine, now, booted)
                 if not kept:
                     report, verdict, kept = self._test(report, verdict, mine, known)
             if verdict.closed:
@@ -236,7 +237,12 @@ class Sweep:
     ) -> str:
         boot = self._system.boot_id()
         places = self._places() if mine.reason.device.startswith("gpu") else {}
-        return why_not(standing, mine, events, boot, booted, places)
+        known = list(events)
+        now, drained = time.time(), mine.event.time
+        free = mine.reason.check == LEMON.check and acquitted(
+            known, self._gate.settings, now, drained
+        )
+        return why_not(standing, mine, known, boot, booted, places, free)
 
     def _test(
         self, report: Report, verdict: Verdict, mine: Ours, known: Iterable[Event]

@@ -76,7 +76,8 @@ class Event(NamedTuple):
     """One line of the node's own history (health/history.py); ``data`` depends on ``kind``.
 
     Kinds: "xid" and "sxid" (gpu, code), "lost" (gpu), "boot", "reset" (gpu, or "" for all),
-    "driver" (the driver was loaded), "drain", "undrain", "strike" (job, uid, check), "repaired".
+    "driver" (the driver was loaded), "drain", "undrain", "strike" (job, uid, check), "repaired",
+    "withdrawn" (job, name: the accusation whose strike counts no more).
     """
 
     time: float  # wall clock

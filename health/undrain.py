@@ -86,14 +86,18 @@ def why_not(
     boot: str,
     booted: float,
     places: Mapping[str, str],
+    acquitted: bool = False,
 ) -> str:
     """Why the drain must stay although all checks pass; "" if it may be taken back.
 
     ``booted``: wall clock of the running boot; ``places``: PCI addresses by "gpu0", …
+    ``acquitted``: the drain rests on nothing but accusations that were withdrawn.
     """
     other = sorted(set(standing.flags) - HARMLESS)
     if other:
         return f"the node is also {'+'.join(other)}"
+    if acquitted:
+        return ""
     device = mine.reason.device
     gpu = places.get(device, device)
     return cured(mine.reason.action, gpu, mine.event, events, boot, booted)

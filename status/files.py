@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 from robust_slurm import job_dirs as names
+from robust_slurm.ledger import WITHDRAWN
 from status.records import (
     Accusation,
     Incident,
@@ -140,14 +141,20 @@ def _read_job(job: int, job_dir: Path, found: StateFiles) -> None:
             found.rosters.append(roster)
         else:
             found.problems.append(f"{clean(str(path))} is no roster of this job; skipped")
+    said: list[Accusation] = []
+    wrong: dict[tuple[str, str], str] = {}
     for path in _listed(job_dir / "accusations", "", MAX_ACCUSATIONS, found.problems):
         if (raw := _content(path, ACCUSATION_BYTES, found.problems)) is None:
             continue
         accusation = accusation_from(decode(raw))
-        if accusation is not None:
-            found.accusations.append(accusation)
-        else:
+        if accusation is None:
             found.problems.append(f"{clean(str(path))} is no accusation; skipped")
+        elif path.name.endswith(WITHDRAWN):
+            wrong[accusation.node, accusation.incident] = accusation.withdrawn or "wrong"
+        else:
+            said.append(accusation)
+    for one in said:
+        found.accusations.append(replace(one, withdrawn=wrong.get((one.node, one.incident), "")))
 
 
 def _listed(directory: Path, prefix: str, most: int, problems: list[str]) -> list[Path]:

@@ -37,6 +37,7 @@ class NodeRow:
     accusations: int
     newest_evidence: str
     newest_time: float | None
+    withdrawn: int = 0  # accusations that their jobs took back
 
 
 @dataclass(frozen=True)
@@ -159,10 +160,13 @@ def _node_rows(
 def _node_row(
     name: str, node: Node | None, against: Sequence[Accusation], standby_partition: str
 ) -> NodeRow:
-    newest = max(against, key=lambda accusation: accusation.time, default=None)
+    standing = [accusation for accusation in against if not accusation.withdrawn]
+    newest = max(standing or against, key=lambda accusation: accusation.time, default=None)
     evidence = ""
     if newest is not None:
         told = newest.evidence[-1] if newest.evidence else newest.symptom
+        if newest.withdrawn:
+            told = f"withdrawn: {newest.withdrawn}"
         evidence = f"job {newest.job_id}: {told}"
     pool = ""
     if node is not None:
@@ -172,7 +176,8 @@ def _node_row(
         state=tuple(sorted(node.state)) if node else (),
         reason=clean((node.reason or "") if node else ""),
         pool=pool,
-        accusations=len(against),
+        accusations=len(standing),
+        withdrawn=len(against) - len(standing),
         newest_evidence=evidence,
         newest_time=newest.time if newest else None,
     )

@@ -96,6 +96,7 @@ class Accusation:
     symptom: str
     evidence: tuple[str, ...]
     incident: str
+    withdrawn: str = ""  # why it was wrong, as the job says
 
 
 def clean(value: object, limit: int = MAX_TEXT) -> str:
@@ -223,6 +224,7 @@ def accusation_from(data: object) -> Accusation | None:
         symptom=clean(data.get("symptom"), 40),
         evidence=_words(data.get("evidence"), MAX_TEXT),
         incident=clean(data.get("incident"), 60),
+        withdrawn=clean(data.get("withdrawn")),
     )
 
 

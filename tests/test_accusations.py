@@ -189,6 +189,44 @@ def test_of_a_companion(state: State) -> None:
     assert [a.job for a in state.find(Accused(9, UID, UID, of=7)).accusations] == [9]
 
 
+WITHDRAWN = "n1.e3.withdrawn.json"
+
+
+def test_a_withdrawal_takes_its_accusation_back(state: State) -> None:
+    state.write(NAME, raw())
+    state.write("n1.e4.json", raw(incident="e4"))
+    state.write(WITHDRAWN, raw(withdrawn="the same error\non n1, n2"))
+    found = state.find()
+    assert [one.name for one in found.accusations] == ["n1.e4.json"]
+    (one,) = found.withdrawals
+    assert (one.name, one.of, one.job, one.uid) == (WITHDRAWN, NAME, 7, UID)
+    assert one.why == "the same error on n1, n2" and found.rejections == ()
+    assert state.find(known=(NAME, WITHDRAWN)).withdrawals == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({}, "reason"), ({"withdrawn": 1}, "reason"), ({"withdrawn": "x", "job": 8}, "not of job 7")],
+)
+def test_a_withdrawal_that_is_none_takes_nothing_back(
+    state: State, change: dict[str, Any], why: str
+) -> None:
+    state.write(NAME, raw())
+    state.write(WITHDRAWN, raw(**change))
+    found = state.find()
+    assert [one.name for one in found.accusations] == [NAME] and found.withdrawals == ()
+    assert why in found.rejections[0].why
+
+
+@needs_root
+def test_nobody_else_withdraws(state: State) -> None:
+    state.write(NAME, raw())
+    state.write(WITHDRAWN, raw(withdrawn="x"), uid=666)
+    found = state.find()
+    assert [one.name for one in found.accusations] == [NAME]
+    assert [(one.name, one.uid) for one in found.rejections] == [(WITHDRAWN, 666)]
+
+
 def rejected(found: Found) -> tuple[str, int, str]:
     assert found.accusations == ()
     (one,) = found.rejections

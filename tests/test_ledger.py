@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from health.accusations import Accused, parse_withdrawal
 from robust_slurm import job_dirs, ledger
 from robust_slurm.ledger import (
     JobLedger,
@@ -122,6 +123,7 @@ def test_the_ledger_writes_all_kinds(tmp_path: Path) -> None:
     book.event("epoch", epoch=2)
     book.roster("0", {"step": 3})
     book.accuse("n3", "0-1", {"symptom": "crash"})
+    book.withdraw("n3", "0-1", 7, "the same error on n3, s1")
     book.close()
     where = tmp_path / "jobs" / "7"
     assert lines(where / "incidents.jsonl") == [{"v": 1, "id": "0-1"}]
@@ -130,6 +132,9 @@ def test_the_ledger_writes_all_kinds(tmp_path: Path) -> None:
     assert json.loads((where / "roster.0.json").read_text()) == {"version": 1, "step": 3}
     accusation = json.loads((where / "accusations" / "n3.0-1.json").read_text())
     assert accusation["node"] == "n3" and accusation["symptom"] == "crash"
+    taken_back = (where / "accusations" / "n3.0-1.withdrawn.json").read_bytes()
+    found = parse_withdrawal(taken_back, "n3.0-1.withdrawn.json", "n3", Accused(7, 1, 1, 7))
+    assert (found.of, found.why) == ("n3.0-1.json", "the same error on n3, s1")
     assert (book.error, book.dropped) == ("", 0)
 
 

@@ -151,6 +151,24 @@ def test_report_of_a_cluster() -> None:
     assert done.problems == ()
 
 
+def test_a_withdrawn_accusation_is_shown_as_such(tmp_path: Path) -> None:
+    directory = tmp_path / "jobs" / "7" / "accusations"
+    directory.mkdir(parents=True)
+    files: dict[str, dict[str, Any]] = {"n2.i1": {}}
+    files["n2.i2"] = {"incident": "i2", "time": NOW, "evidence": ["ECC"]}
+    files["n2.i1.withdrawn"] = {"withdrawn": "the same error on n2, s1"}
+    files["n3.i1"] = {"node": "n3"}
+    files["n3.i1.withdrawn"] = {"node": "n3", "withdrawn": "the same error on n3, s1"}
+    for name, changes in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(accusation(**changes)))
+    found = read_state(tmp_path)
+    assert found.problems == []
+    done = report([], found.accusations, [], view(), "standby", NOW)
+    rows = {row.name: (row.accusations, row.withdrawn, row.newest_evidence) for row in done.nodes}
+    assert rows["n2"] == (1, 1, "job 7: ECC")
+    assert rows["n3"] == (0, 1, "job 7: withdrawn: the same error on n3, s1")
+
+
 def test_without_slurm_the_files_still_speak() -> None:
     told, against = roster_from(roster()), accusation_from(accusation(node="n9"))
     assert told is not None

@@ -47,3 +47,39 @@ def test_a_late_forged_one_is_refused(site: GateSite) -> None:
     main([])
     assert site.event("rejected")["owner"] == 666
     assert site.events("strike") == []
+
+
+@needs_root
+def test_a_drain_that_rests_on_a_withdrawn_accusation_is_lifted(site: GateSite) -> None:
+    from epilog.cli import main as epilog
+
+    for job, uid in ((1, GONE), (2, GONE), (3, GONE + 1)):
+        site.environ(job=job, uid=uid)
+        site.accuse(job=job, uid=uid)
+        epilog([])
+    assert site.slurm.node()["reason"] == "robust:node:lemon:-:service:job3"
+    site.environ(job=0)
+    main([])
+    assert site.slurm.drained == ["n1"]
+    site.accuse(job=3, uid=GONE + 1, name="n1.e3.withdrawn.json", withdrawn="on n1 and s1")
+    main([])
+    assert site.event("withdrawn")["why"] == "on n1 and s1"
+    assert site.slurm.drained == []
+    site.environ(job=4, uid=GONE + 1)  # the strikes that stand count on
+    site.accuse(job=4, uid=GONE + 1)
+    epilog([])
+    assert site.slurm.node()["reason"] == "robust:node:lemon:-:service:job4"
+
+
+@needs_root
+def test_what_is_withdrawn_at_once_is_no_strike(site: GateSite) -> None:
+    from epilog.cli import main as epilog
+
+    site.environ(job=7)
+    site.accuse()
+    site.accuse(name="n1.e3.withdrawn.json", withdrawn="on n1 and s1")
+    epilog([])
+    site.environ(job=0)
+    main([])
+    assert site.events("accusation", "strike", "rejected") == []
+    assert len(site.events("withdrawn")) == 1
