@@ -7,6 +7,7 @@ reads the ranks' beat records, and decides alone what to do when the supervisor 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from srun_wrapper.messages import (
     Exited,
     Finish,
     Hello,
+    Inspect,
     Inspected,
     Message,
     PeerAsk,
@@ -34,6 +36,7 @@ from srun_wrapper.messages import (
     SlotHello,
     SlotLost,
     SlotWelcome,
+    Stalled,
     Start,
     Started,
     Stop,
@@ -42,6 +45,7 @@ from srun_wrapper.messages import (
     decode_from_shim,
     decode_to_agent,
 )
+from srun_wrapper.node_files import NodeFiles
 from srun_wrapper.place import Place, job_of, shim_address
 from srun_wrapper.ports import free_port
 from srun_wrapper.silence import Verdict
@@ -61,7 +65,9 @@ class Agent:
         run_dir: Path,
         own: Callable[[Message], None],
         abandoned: Callable[[Verdict, Start | None], None],
+        paths: Callable[[], set[str]] = set,
     ) -> None:
+        """``paths``: what starting a rank here touches."""
         self._loop = loop
         self._place = place
         self._key = key
@@ -83,6 +89,11 @@ class Agent:
         self._saved: dict[int, Saved] = {}
         self._samples: dict[int, dict[int, Inspected]] = {}
         self._report_at = 0.0
+        self._pids: dict[int, int] = {place.local: os.getpid()}
+        self._files = NodeFiles(
+            loop, lambda: list(self._pids.values()), paths, self._stalled, self._answer_inspection
+        )
+        self._held: list[Inspected] = []
         self._finished = False
         self._uplink = Uplink(
             loop, place.server, place.port, key, self._introduce, self._from_server
@@ -124,6 +135,7 @@ class Agent:
         if isinstance(message, SlotHello):
             self._links[message.local] = link
             self._tasks[message.local] = message.task
+            self._pids[message.local] = message.pid
             self._slot_of[link] = message.local
             link.send(SlotWelcome(str(self._run_dir)))
             if len(self._tasks) == self._place.local_tasks:
@@ -149,8 +161,11 @@ class Agent:
             if len(got) >= len(self._links) + 1:
                 samples = tuple(m.samples[0] for _, m in sorted(got.items()))
                 del self._samples[message.token]
-                self._to_server(Inspected(message.token, message.window, samples))
+                self._held.append(Inspected(message.token, message.window, samples))
+                if not self._files.looking:
+                    self._answer_inspection()
         elif isinstance(message, Started | Exited):
+            self._files.started(message.epoch, message.local)
             if isinstance(message, Exited):
                 self._report()  # the rank's last step, before the news of its end
             self._event(message)
@@ -164,6 +179,15 @@ class Agent:
     def signalled(self, signum: int) -> None:
         self._event(Signalled(0, signum))
 
+    def _stalled(self, mounts: tuple[str, ...], starting: bool) -> None:
+        self._event(Stalled(0, mounts, starting))
+
+    def _answer_inspection(self) -> None:
+        """Only now: that a file system does not answer must be known before ranks are judged."""
+        held, self._held = self._held, []
+        for message in held:
+            self._to_server(message)
+
     def _check_stopped(self) -> None:
         waiting = {self._place.local, *self._links} - set(self._stopped)
         if waiting or not self._stopping_epoch:
@@ -171,6 +195,7 @@ class Agent:
         stuck = tuple(pid for message in self._stopped.values() for pid in message.stuck)
         epoch, self._stopping_epoch = self._stopping_epoch, 0
         self._stopped.clear()
+        self._files.stopped()
         self._report(epoch)
         self._event(Stopped(0, epoch, free_port(), stuck))
 
@@ -220,12 +245,18 @@ class Agent:
         if isinstance(order, Start):
             self._stopping_epoch = self._start.epoch if self._start else -1
             self._start = order
+            self._files.starts(
+                order.epoch, [r.local for r in order.ranks if r.local in self._tasks]
+            )
             self._first_beats.clear()
             self._beats.begin(order.epoch)
             self._next_tick.cancel()
             self._next_tick = self._loop.later(FAST, self._tick)
         elif isinstance(order, Stop):
             self._stopping_epoch = order.epoch or -1
+            self._files.stops()
+        elif isinstance(order, Inspect):
+            self._files.look()
         elif isinstance(order, Finish):
             self._finish()
         self.broadcast(order)
@@ -289,6 +320,7 @@ class Agent:
             return
         self._watch_supervisor()
         beats = self._beats.read()
+        self._files.tick(beats)
         fresh = {b.local for b in beats if b.beats} - self._first_beats
         self._first_beats |= fresh
         now = time.monotonic()

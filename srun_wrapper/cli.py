@@ -21,7 +21,7 @@ from srun_wrapper import neighbours, output
 from srun_wrapper.layout import StepPlan, plan_step
 from srun_wrapper.orphan import accused
 from srun_wrapper.remainder import corrected, fit, look
-from srun_wrapper.report import say
+from srun_wrapper.report import flush, say
 from srun_wrapper.resubmit import SCRIPT_WORDS, SIZE
 from srun_wrapper.sinks import OutputPlan
 from srun_wrapper.srun_options import SrunCommand, UsageError, split
@@ -50,6 +50,7 @@ def main() -> NoReturn:
     except (UsageError, ConfigError) as err:
         say(f"error: {err}")
         code = BAD_INPUT
+    flush()
     sys.stdout.flush()
     sys.exit(code)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,13 +11,13 @@ from pathlib import Path
 from robust_slurm.auto import HOOK_DIR, launched
 from robust_slurm.auto.learnt import path_beside
 from robust_slurm.record import create
-from srun_wrapper import proc
 from srun_wrapper.imports import Learnt
 from srun_wrapper.keeper import Keeper
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import RankStart, Start
 from srun_wrapper.pump import Pump
-from srun_wrapper.sinks import OutputPlan
+from srun_wrapper.sinks import OutputPlan, are_open, open_sinks
+from srun_wrapper.starting import Start as Starting
 from srun_wrapper.streams import Streams
 from srun_wrapper.torchrun import torchrun_overrides
 from srun_wrapper.warm import Forked, Warm, at_start
@@ -111,6 +110,7 @@ class Launcher:
             self.warm = self._make_warm(lambda own: learnt(own, 0, {}))
             self.door = self._open_door(learnt)
         self._forking: Launch | None = None
+        self._starting: Starting[Running] | None = None
         self._unclaimed: dict[int, int] = {}
 
     def _make_warm(self, learnt: Callable[[Learnt], None]) -> Warm:
@@ -155,10 +155,9 @@ class Launcher:
         except (OSError, ValueError) as err:
             self._on_failed(launch, err)
             return
-        if self.warm is None or not self.warm.fits(command, env):
-            self.spawn(launch)
-            return
-        if not self._fork(launch):
+        if self.warm is not None and self.warm.fits(command, env):
+            self._fork(launch)
+        else:
             self.spawn(launch)
 
     def _environ(self, more: Mapping[str, str]) -> dict[str, str]:
@@ -179,29 +178,47 @@ class Launcher:
         """A fresh process."""
         if self.warm is not None:
             self.warm.cold()
-        try:
+
+        def make(start: Starting[Running]) -> Running:
             if self._options.inherit:
-                process = subprocess.Popen(
-                    launch.command, env=launch.env, preexec_fn=_die_with_shim
-                )
-                self._started(launch, process, [])
-                return
+                return Running(launch.order.epoch, start.popen(launch.command, launch.env))
             with self._streams(launch) as streams:
-                process = subprocess.Popen(
+                process = start.popen(
                     launch.command,
-                    env=launch.env,
+                    launch.env,
                     stdout=streams.out,
                     stderr=streams.err,
                     start_new_session=True,
-                    preexec_fn=_die_with_shim,
                 )
-        except (OSError, ValueError) as err:
-            self._on_failed(launch, err)
-            return
-        self._started(launch, process, streams.pumps)
+            return Running(launch.order.epoch, process, streams.pumps)
 
-    def _fork(self, launch: Launch) -> bool:
-        """A child of the warm interpreter; False when it cannot be asked."""
+        def done(running: Running, status: int | None) -> None:
+            self._started(launch, running.process, running.pumps)
+            if status is not None:
+                self._on_ended({running.process.pid: status})
+
+        failed = lambda err: self._on_failed(launch, err)  # noqa: E731
+        self._starting = Starting(self._loop, make, done, failed)
+
+    def _fork(self, launch: Launch) -> None:
+        """Get a child of the warm interpreter, or a fresh process if it cannot be asked."""
+        self._forking = launch
+        plan, rank, env = self._options.output, launch.rank.rank, launch.env
+        if are_open(plan, rank, env):
+            self._ask(launch, None)
+            return
+
+        def open_files() -> Exception | None:
+            try:
+                open_sinks(plan, rank, env, truncate=launch.order.first)
+            except (OSError, ValueError) as err:
+                return err
+            return None
+
+        self._loop.aside(open_files, lambda error: self._ask(launch, error))
+
+    def _ask(self, launch: Launch, error: Exception | None) -> None:
+        """Ask the warm interpreter; ``error``: why the rank's output cannot be opened."""
         assert self.warm is not None
         pumps: list[Pump] = []
 
@@ -214,19 +231,23 @@ class Launcher:
             else:
                 self._on_cold(launch)
 
+        if self._forking is not launch:
+            return  # cancelled
         try:
-            with self._streams(launch) as streams:
-                pumps += streams.pumps
-                fds = (streams.out, streams.err)
-                self._forking = launch
-                wait = head_start(launch.rank)
-                if self.warm.ask(launch.command, launch.env, fds, forked, wait=wait):
-                    return True
+            if error is not None:
+                raise error
+            if self.warm.fits(launch.command, launch.env):
+                with self._streams(launch) as streams:
+                    pumps += streams.pumps
+                    fds, wait = (streams.out, streams.err), head_start(launch.rank)
+                    if self.warm.ask(launch.command, launch.env, fds, forked, wait=wait):
+                        return
         except (OSError, ValueError) as err:
+            self._forking = None
             self._on_failed(launch, err)
-            return True
+            return
         self._forking = None
-        return False
+        self.spawn(launch)
 
     def _streams(self, launch: Launch) -> Streams:
         options, first = self._options, launch.order.first
@@ -265,8 +286,8 @@ class Launcher:
             self.door.warm_up(learnt, ranks, {**kept, **environ})
 
     def forking(self) -> bool:
-        """Whether a rank is just being forked."""
-        return self._forking is not None
+        """Whether a rank is just being started."""
+        return self._forking is not None or (self._starting is not None and not self._starting.over)
 
     def warm_ranks(self) -> int:
         """How many ranks of this slot could be forked now: torchrun's, if it is torchrun."""
@@ -295,6 +316,9 @@ class Launcher:
         """Everything is being ended: nobody may be left who is just being forked."""
         self._forking = None
         self._unclaimed.clear()
+        if self._starting is not None:
+            self._starting.cancel()
+            self._starting = None
         if self.warm is not None:
             self.warm.cancel()
         if self.door is not None:
@@ -306,11 +330,10 @@ class Launcher:
         return found + (self.door.processes() if self.door is not None else [])
 
     def close(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+            self._starting = None
         if self.warm is not None:
             self.warm.stop()
         if self.door is not None:
             self.door.stop()
-
-
-def _die_with_shim() -> None:
-    proc.die_with_parent(signal.SIGKILL)

@@ -12,11 +12,14 @@ import os
 import selectors
 import signal
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 Callback = Callable[[], None]
+T = TypeVar("T")
 
 
 class Timer:
@@ -92,6 +95,15 @@ class Loop:
         """Have the loop do something soon; safe to use from another thread."""
         self._calls.append(call)
         self.wake()
+
+    def aside(self, work: Callable[[], T], done: Callable[[T], None]) -> None:
+        """Do ``work()``, which may take long, in a thread; ``done`` gets its result in the loop."""
+
+        def run() -> None:
+            result = work()
+            self.call(lambda: done(result))
+
+        threading.Thread(target=run, daemon=True).start()
 
     def wake(self) -> None:
         """Make the loop turn once; safe to call from another thread."""

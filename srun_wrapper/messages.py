@@ -115,6 +115,14 @@ class Signalled(Event):
     signum: int
 
 
+class Stalled(Event):
+    """Shared file systems in use on this node do not answer; () when all of them do again."""
+
+    mounts: tuple[str, ...]
+    starting: bool
+    """A rank is to be started and is not through exec."""
+
+
 class Sample(msgspec.Struct, array_like=True):
     """What one rank's process tree did during an inspection."""
 
@@ -274,7 +282,7 @@ _FromSlot = Started | Exited | Stopped | Inspected | Imports | WarmRanks | Worke
 _ToSlot = Start | Stop | Signal | Inspect | Finish | Warmup | RunTests | ToStore
 FromShim = SlotHello | _FromSlot
 ToShim = SlotWelcome | _ToSlot
-FromAgent = Hello | Report | SlotLost | Signalled | PeerAsk | _FromSlot
+FromAgent = Hello | Report | SlotLost | Signalled | Stalled | PeerAsk | _FromSlot
 ToAgent = Ack | _ToSlot
 
 encode = msgspec.msgpack.Encoder().encode

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import os
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -15,7 +13,7 @@ from srun_wrapper.culprit import Culprit
 from srun_wrapper.diagnose import Failure, diagnose, is_cascade, killed_by, node_error
 from srun_wrapper.incident import Incident
 from srun_wrapper.replace import Replacement
-from srun_wrapper.report import say
+from srun_wrapper.report import put, say
 from srun_wrapper.roster import Role
 from srun_wrapper.stopping import stop_ranks
 
@@ -225,7 +223,7 @@ class Recovery:
         def over() -> bool:
             return bool(state.failures) or state.signalled > 0 or self._boss.step.ended
 
-        launched = await state.until(lambda: over() or world.all_started(), LAUNCH)
+        launched = await self._boss.stalls.until(lambda: over() or world.all_started(), LAUNCH)
         incident.mark("launch")
         incident.warm, incident.ranks = world.warm, world.started
         if not launched:
@@ -261,8 +259,7 @@ class Recovery:
         say(f"stopped: {incident.plan.why}: {'; '.join(incident.diagnosis.evidence)}")
         if root.tail.strip():
             say(f"last output of rank {root.rank} on {root.node}:")
-            with contextlib.suppress(OSError):
-                os.write(2, root.tail.rstrip().encode(errors="replace") + b"\n")
+            put(root.tail.rstrip().encode(errors="replace") + b"\n")
         self._boss.phase = "failed"
         await self._boss.finish()
         return code

@@ -62,7 +62,7 @@ class Replacement:
                 self._suspected.add(node.key)
                 if node.connection is not None:
                     node.connection.send(Stop(self._state.world.epoch, 0.0))
-            if name not in self._bad:
+            if name not in self._bad and not node.stalled:  # its file system is to blame
                 self._bad.append(name)
                 self._accuse(node, incident)
 

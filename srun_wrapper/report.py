@@ -6,21 +6,73 @@ import getpass
 import os
 import socket
 import statistics
-import sys
+import threading
 import time
+from collections import deque
 from typing import Any
 
 from srun_wrapper.incident import Incident, ettr
 from srun_wrapper.roster import Role
 from srun_wrapper.state import JobState
 
+PATIENCE = 0.2  # s for a line to get through, while none waits
+MAX_LINES = 1000
+
 
 def say(text: str) -> None:
     """One line to the user, by one write, so that it does not mix with the ranks' output."""
-    try:
-        os.write(2, f"robust-srun: {text}\n".encode(errors="backslashreplace"))
-    except OSError:
-        pass
+    put(f"robust-srun: {text}\n".encode(errors="backslashreplace"))
+
+
+def put(data: bytes) -> None:
+    """Write to stderr; where that is a file on a file system that does not answer, do not wait."""
+    _stderr.put(data)
+
+
+def flush(seconds: float = 2.0) -> None:
+    """Wait for what is still to be written."""
+    _stderr.flush(seconds)
+
+
+class _Stderr:
+    """A thread that writes, in order. Its caller waits a moment, then goes on without it."""
+
+    def __init__(self) -> None:
+        self._lines: deque[bytes] = deque(maxlen=MAX_LINES)
+        self._changed = threading.Condition()
+        self._writing = False
+
+    def put(self, data: bytes) -> None:
+        with self._changed:
+            waiting = bool(self._lines)
+            self._lines.append(data)
+            if not self._writing:
+                self._writing = True
+                threading.Thread(target=self._run, daemon=True).start()
+        if not waiting:
+            self.flush(PATIENCE)
+
+    def flush(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lines, seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._lines:
+                    self._writing = False
+                    return
+                data = self._lines[0]
+            try:
+                os.write(2, data)
+            except OSError:
+                pass
+            with self._changed:
+                self._lines.popleft()
+                self._changed.notify_all()
+
+
+_stderr = _Stderr()
 
 
 class Account:
@@ -101,8 +153,3 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
-
-
-def flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()

@@ -61,6 +61,9 @@ class Node:
     closed_at: float | None = None  # when its connection broke
     stores: dict[int, int] = field(default_factory=dict)  # local id -> port of the slot's store
     warm: dict[int, int] = field(default_factory=dict)  # local id -> ranks that would start warm
+    stalled: tuple[str, ...] = ()  # shared file systems in use that do not answer
+    stalled_at: float = 0.0  # since when
+    starting: bool = False  # a rank waits for them in exec
     order: Message | None = None  # last Start, Stop or Finish: sent again on a new connection
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -45,6 +46,7 @@ class Sinks:
 
 
 _opened: dict[str, int] = {}
+_opening = threading.Lock()  # a start that waits in open() must not truncate what a later one wrote
 
 
 def open_sinks(plan: OutputPlan, rank: int, env: Mapping[str, str], *, truncate: bool) -> Sinks:
@@ -67,6 +69,12 @@ def open_sinks(plan: OutputPlan, rank: int, env: Mapping[str, str], *, truncate:
     return Sinks(out, err, labels[0], labels[1], direct)
 
 
+def are_open(plan: OutputPlan, rank: int, env: Mapping[str, str]) -> bool:
+    """Whether ``open_sinks`` would have no file to open, and so cannot wait for a file system."""
+    patterns = filter(None, (plan.out, plan.err))
+    return all(expand(pattern, _context(rank, env)) in _opened for pattern in patterns)
+
+
 def _sink(
     fd: int,
     pattern: str,
@@ -81,12 +89,13 @@ def _sink(
     if not pattern:
         return fd
     path = expand(pattern, _context(rank, env))
-    if path not in _opened:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        if truncate and not plan.append:
-            flags |= os.O_TRUNC
-        _opened[path] = os.open(path, flags, 0o666)
-    return _opened[path]
+    with _opening:
+        if path not in _opened:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            if truncate and not plan.append:
+                flags |= os.O_TRUNC
+            _opened[path] = os.open(path, flags, 0o666)
+        return _opened[path]
 
 
 def _context(rank: int, env: Mapping[str, str]) -> PatternContext:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from srun_wrapper import proc
+from srun_wrapper import filesystems, proc, starting
 from srun_wrapper.imports import Learnt, pack, unpack
 from srun_wrapper.keeper import Keeper
 from srun_wrapper.launcher import Launch, Launcher, Running, SlotOptions
@@ -35,6 +35,8 @@ from srun_wrapper.warm import Forked
 
 KILL_DEADLINE = 10.0  # a process that survives SIGKILL this long is stuck in the kernel
 CHECK = 0.01
+UNBORN = 1.0  # s for a process that is killed in its start to end, until nobody waits for it
+ANSWER = 1.0  # s for a file system to answer, when a process survives SIGKILL
 TAIL_WAIT = 0.05
 READY = 30.0  # s for a new rank to get ready for a signal that came before it
 NOT_FOUND = 2  # srun's own exit code when a task's command cannot be run
@@ -80,6 +82,7 @@ class Slot:
         self._stopping = False
         self._kill_at = 0.0
         self._stuck_at = 0.0
+        self._asking = False
         self._next_check = loop.later(0.0, self._check_stopped)
         self._sampler = Sampler(loop)
 
@@ -152,6 +155,7 @@ class Slot:
 
     def _reap(self) -> None:
         ended = proc.reap()
+        starting.reaped(ended)
         self._launcher.reaped(ended)
         if self._tester is not None:
             self._tester.reaped(ended)
@@ -176,6 +180,8 @@ class Slot:
             return
         self._stopping = True
         self._launcher.cancel()
+        if self._tester is not None:
+            self._tester.cancel()
         self._kill_at = now + grace if self._running is not None else now
         self._stuck_at = self._kill_at + KILL_DEADLINE
         if self._running is not None and grace > 0:
@@ -191,13 +197,36 @@ class Slot:
             # The rank itself is gone, or has had its time: nothing it started may stay.
             self.kill()
             self._reap()
-        if proc.childless(self._staying()):
+        spared = self._staying()
+        if now >= self._kill_at + UNBORN:
+            spared += starting.unborn()
+        if proc.childless(spared):
             self._stopped(())
         elif now >= self._stuck_at:
-            self._stopped(tuple(proc.descendants(os.getpid(), self._staying()))[:16])
+            self._stuck(proc.descendants(os.getpid(), spared))
         else:
             self._next_check.cancel()  # also every child that ends leads here
             self._next_check = self._loop.later(CHECK, self._check_stopped)
+
+    def _stuck(self, pids: list[int]) -> None:
+        """They survive SIGKILL: wait on while a file system that they use does not answer."""
+        if self._asking:
+            return
+
+        def answered(silent: tuple[str, ...]) -> None:
+            self._asking = False
+            if not self._stopping:
+                return
+            if silent:
+                self._stuck_at = time.monotonic() + ANSWER
+                self._check_stopped()
+            elif pids and not proc.childless([*self._staying(), *starting.unborn()]):
+                self._stopped(tuple(pids)[:16])
+            else:
+                self._check_stopped()
+
+        self._asking = True
+        self._loop.aside(lambda: filesystems.look(pids, (), ANSWER), answered)
 
     def _stopped(self, stuck: tuple[int, ...]) -> None:
         self._stopping = False

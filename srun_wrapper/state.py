@@ -23,6 +23,7 @@ from srun_wrapper.messages import (
     Signal,
     Signalled,
     SlotLost,
+    Stalled,
     Start,
     Started,
     Stop,
@@ -247,6 +248,10 @@ class JobState:
             node.stuck = message.stuck
         elif isinstance(message, SlotLost):
             self._fail_node(node, "node_lost", f"a robust-task of {node.name} died")
+        elif isinstance(message, Stalled):
+            if message.mounts and not node.stalled:
+                node.stalled_at = node.last_word
+            node.stalled, node.starting = message.mounts, message.starting
         elif isinstance(message, Signalled):
             self._signalled(node, message.signum)
         elif isinstance(message, WarmRanks):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -150,6 +152,11 @@ def _is_task_option(option: Option) -> bool:
     return option.name in TASK_OPTIONS or option.name.startswith("container-")
 
 
+@functools.cache
+def _program(name: str, path: str | None) -> str:
+    return shutil.which(name, path=path) or name
+
+
 async def start(
     argv: Sequence[str],
     env: Mapping[str, str],
@@ -158,8 +165,11 @@ async def start(
     stdin: int | None = None,
 ) -> asyncio.subprocess.Process:
     """Start srun on our own stdin (or ``stdin``), stdout and stderr; it is told when we die."""
+    # Found once: a directory of PATH may be on a file system that does not answer any more.
+    program = _program(argv[0], env.get("PATH"))
     return await asyncio.create_subprocess_exec(
         *argv,
+        executable=program,
         env=dict(env),
         stdin=stdin,
         start_new_session=own_session,

@@ -20,7 +20,7 @@ async def stop_ranks(boss: Supervisor, nodes: Sequence[Node], over: Callable[[],
     epoch, grace = state.world.epoch, boss.config.stop_grace
     for node in nodes:
         boss.send(node, Stop(epoch, grace))
-    done = await state.until(
+    done = await boss.stalls.until(
         lambda: over() or all(n.stopped >= epoch or n.gone for n in nodes),
         grace + STOP_MARGIN,
     )

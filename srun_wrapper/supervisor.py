@@ -31,6 +31,7 @@ from srun_wrapper.report import Account, roster, say
 from srun_wrapper.restoring import Restoring
 from srun_wrapper.roster import Node, Role, World, first_places
 from srun_wrapper.server import Connection, listen
+from srun_wrapper.stalls import Stalls
 from srun_wrapper.state import JobState
 from srun_wrapper.stop_tests import StopTests
 from srun_wrapper.torchrun import restarts_itself
@@ -77,6 +78,7 @@ class Supervisor:
         self._interrupts: list[float] = []
         self._next_roster = 0.0
         self.node_watch = NodeWatch(self.state)
+        self.stalls = Stalls(self.state)
         self.ending = Ending(self.state, self.node_watch.doubted)
 
     # -- the whole life
@@ -335,7 +337,7 @@ class Supervisor:
         self.state.message(connection, message)
 
     async def _watch(self) -> None:
-        hang, guard = HangWatch(self.state), Guard(say)
+        hang, guard = HangWatch(self.state, self.stalls.standing), Guard(say)
         while not self.state.ending:
             for watch in self._watches(hang):
                 guard.call(watch, time.monotonic())
@@ -345,6 +347,7 @@ class Supervisor:
         """Return the watches to be called now."""
         yield self.node_watch.look
         yield self.ending.look
+        yield self.stalls.look
         yield self._note_first_step
         # Ranks that are being stopped make no step, and that is no hang.
         if not self.state.failures and self.state.stopping_epoch < self.state.world.epoch:

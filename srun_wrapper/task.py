@@ -25,6 +25,7 @@ from robust_slurm.memory_dir import MemoryDir
 from srun_wrapper import proc
 from srun_wrapper.agent import Agent
 from srun_wrapper.checkpoint_messages import StoreReady
+from srun_wrapper.filesystems import command_paths
 from srun_wrapper.keeper import Keeper
 from srun_wrapper.launcher import SlotOptions
 from srun_wrapper.link import Link
@@ -125,7 +126,13 @@ class Shim:
             run_dir = self._run_dir.path
             self._make_slot(run_dir)
             self._agent = Agent(
-                self._loop, self._place, self._key, run_dir, self._order, self._abandon
+                self._loop,
+                self._place,
+                self._key,
+                run_dir,
+                self._order,
+                self._abandon,
+                self._paths,
             )
             self._announce()
         else:
@@ -164,7 +171,12 @@ class Shim:
             self._finish,
             self._keeper,
             SlotTests(
-                self._place.local, self._place.node, self._place.server, self._key, self._emit
+                self._loop,
+                self._place.local,
+                self._place.node,
+                self._place.server,
+                self._key,
+                self._emit,
             ),
         )
 
@@ -188,6 +200,13 @@ class Shim:
     def _announce(self) -> None:
         port = self._keeper.port if self._keeper is not None else 0
         self._emit(StoreReady(0, self._place.local, port))
+
+    def _paths(self) -> set[str]:
+        """What starting a rank here touches."""
+        directory = str(Path.cwd())
+        output = [self._options.output.out, self._options.output.err]
+        files = command_paths([*filter(None, output)], {}, directory)
+        return files | command_paths(self._command, os.environ, directory)
 
     # -- a shim that is not the agent
 

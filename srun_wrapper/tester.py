@@ -14,7 +14,9 @@ import sys
 from collections.abc import Callable
 from typing import IO
 
+from srun_wrapper.loop import Loop
 from srun_wrapper.messages import RunTests, WorkerEnded
+from srun_wrapper.starting import Start as Starting
 
 WORKER = "health.active.worker"
 TAIL = 2000  # bytes of what it said
@@ -29,14 +31,23 @@ class SlotTests:
     """At most one worker of this slot; orders in, ``WorkerEnded`` out."""
 
     def __init__(
-        self, local: int, node: str, server: str, key: bytes, emit: Callable[[WorkerEnded], None]
+        self,
+        loop: Loop,
+        local: int,
+        node: str,
+        server: str,
+        key: bytes,
+        emit: Callable[[WorkerEnded], None],
     ) -> None:
+        self._loop = loop
         self._local = local
         self._node = node
         self._server = server
         self._key = key
         self._emit = emit
-        self._worker: subprocess.Popen[bytes] | None = None
+        self._starting: Starting[int] | None = None
+        self._worker = 0
+        """Its pid."""
         self._said: IO[bytes] | None = None
         self._token = 0
 
@@ -44,11 +55,11 @@ class SlotTests:
         """Start the worker, if this slot is to have one; one that is left over is ended."""
         if self._local and not order.every_slot:
             return
-        if self._worker is not None and self._said is not None:
-            os.killpg(self._worker.pid, signal.SIGKILL)  # not reaped yet, so the number is its own
-            self._worker.returncode = -signal.SIGKILL  # the slot reaps it, not subprocess
+        self.cancel()
+        if self._worker and self._said is not None:
+            os.killpg(self._worker, signal.SIGKILL)  # not reaped yet, so the number is its own
             self._said.close()
-            self._worker = self._said = None
+            self._worker, self._said = 0, None
         self._token = order.token
         host = f"[{self._server}]" if ":" in self._server else self._server
         env = {
@@ -60,29 +71,46 @@ class SlotTests:
             "ROBUST_TEST_LIFE": f"{order.life:g}",
         }
         said = os.fdopen(os.memfd_create("robust-tests"), "w+b")
-        try:
+        python = order.python or sys.executable
+
+        def make(start: Starting[int]) -> int:
             # Not -I: torch may be where the user's PYTHONPATH says.
-            self._worker = subprocess.Popen(
-                [order.python or sys.executable, "-P", "-m", WORKER],
-                env=env,
+            words = [python, "-P", "-m", WORKER]
+            return start.popen(
+                words,
+                env,
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
                 start_new_session=True,
-            )
-        except OSError as err:
+            ).pid
+
+        def started(pid: int, status: int | None) -> None:
+            self._starting, self._worker, self._said = None, pid, said
+            if status is not None:
+                self.reaped({pid: status})
+
+        def failed(error: Exception) -> None:
+            self._starting = None
             said.close()
-            self._emit(WorkerEnded(0, order.token, self._local, 127, f"cannot be started: {err}"))
-            return
-        self._said = said
+            text = f"cannot be started: {error}"
+            self._emit(WorkerEnded(0, order.token, self._local, 127, text))
+
+        self._starting = Starting(self._loop, make, started, failed)
+
+    def cancel(self) -> None:
+        """Ranks are to run here: end a worker that is just being started."""
+        if self._starting is not None:
+            self._starting.cancel()
+            self._starting = None
 
     def reaped(self, ended: dict[int, int]) -> None:
         """Children of the shim have ended: pid -> raw wait status."""
         worker, said = self._worker, self._said
-        if worker is None or said is None or worker.pid not in ended:
+        if said is None or worker not in ended:
             return
-        self._worker = self._said = None
-        code = worker.returncode = os.waitstatus_to_exitcode(ended[worker.pid])
+        self._worker, self._said = 0, None
+        code = os.waitstatus_to_exitcode(ended[worker])
         with said:
             size = said.seek(0, os.SEEK_END)
             said.seek(max(0, size - TAIL))

@@ -13,7 +13,6 @@ import itertools
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from robust_slurm.auto.warm import VARIABLE
 from srun_wrapper import proc
 from srun_wrapper.imports import Learnt, is_interpreter, read_learnt
 from srun_wrapper.loop import Loop, Timer
+from srun_wrapper.starting import Start as Starting
 from srun_wrapper.warm_ahead import Ahead
 from srun_wrapper.warm_link import ANSWER, Said, WarmLink
 
@@ -62,6 +62,8 @@ class Warm:
         self._loop = loop
         self._named = tuple(named)
         self._pid = 0
+        self._starting: Starting[int] | None = None
+        """Not through exec yet."""
         self._link: WarmLink | None = None
         self._command: list[str] = []
         self._arguments = 0
@@ -89,20 +91,28 @@ class Warm:
     ) -> None:
         """A rank was started: when it has told in one of ``paths`` what it imports, get an
         interpreter ready for the next start."""
-        if self._off or self._pid:
+        if self._off or self._runs:
             return
         self._watching += 1
         turn = self._watching
 
         def look() -> None:
-            if turn != self._watching or self._pid:
+            if turn != self._watching or self._runs:
                 return
-            for learnt in filter(None, map(read_learnt, paths)):
-                if learnt.pid == pid and is_interpreter(learnt.words, command, env):
-                    self._tell(learnt)
-                    self.start(learnt, command, env)
-                    return
-            self._loop.later(LOOK, look)
+            told = (learnt for learnt in map(read_learnt, paths) if learnt and learnt.pid == pid)
+            learnt = next(told, None)
+            if learnt is None:
+                self._loop.later(LOOK, look)
+                return
+            words = learnt.words  # it looks at the user's files
+            self._loop.aside(
+                lambda: is_interpreter(words, command, env), lambda sure: decided(sure, learnt)
+            )
+
+        def decided(sure: bool, learnt: Learnt) -> None:
+            if sure and turn == self._watching and not self._runs:
+                self._tell(learnt)
+                self.start(learnt, command, env)
 
         self._loop.later(LOOK, look)
 
@@ -120,9 +130,9 @@ class Warm:
     ) -> None:
         """Unless there is one for the same; another is ended. ``further``: ahead of the first rank;
         if the script has a standby_point, then run it as far as that."""
-        if self._pid and not self._is_for(command, env):
+        if self._runs and not self._is_for(command, env):
             self.stop()
-        if self._off or self._pid:
+        if self._off or self._runs:
             return
         ours, theirs = socket.socketpair()
         self._command, self._environ = list(command), dict(env)
@@ -130,27 +140,44 @@ class Warm:
         try:
             self._lock.touch(0o600)
             self._list.write_bytes(msgspec.json.encode(learnt))
-            process = subprocess.Popen(
-                self._command,
-                env=self._environ | {VARIABLE: str(theirs.fileno()), PAD: PADDING},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                preexec_fn=_die_with_shim,
-            )
         except OSError as err:
             self._off = str(err)
             ours.close()
-            return
-        finally:
             theirs.close()
-        process.returncode = 0  # it is reaped with all others
-        self._pid, self.ready = process.pid, False
+            return
+        self.ready = False
         self._link = WarmLink(self._loop, ours, self._heard, self.stop)
         order = {"learnt": str(self._list), "named": self._named, "lock": str(self._lock)}
+        words, own = self._command, self._environ
+
+        def make(start: Starting[int]) -> int:
+            with theirs:
+                fd = theirs.fileno()
+                environ = own | {VARIABLE: str(fd), PAD: PADDING}
+                return start.popen(words, environ, pass_fds=[fd], start_new_session=True).pid
+
+        self._starting = Starting(self._loop, make, self._started, self._failed)
         try:
             self._link.send(order)
         except OSError:
             self.stop()
+
+    @property
+    def _runs(self) -> bool:
+        """Whether there is one, if only in its start."""
+        return bool(self._pid or self._starting)
+
+    def _started(self, pid: int, status: int | None) -> None:
+        self._starting = None
+        if status is None:
+            self._pid = pid
+        else:
+            self.stop()  # it has ended at once
+
+    def _failed(self, error: Exception) -> None:
+        self._starting = None
+        self._off = str(error)
+        self.stop()
 
     # -- asking it
 
@@ -327,7 +354,8 @@ class Warm:
     def processes(self) -> list[int]:
         """What must not be ended with a rank."""
         ahead = self._ahead.pid if self._ahead is not None else 0
-        return [pid for pid in (self._pid, ahead) if pid]
+        starting = self._starting.pid if self._starting is not None else 0
+        return [pid for pid in (self._pid, starting, ahead) if pid]
 
     def reaped(self, pids: Collection[int]) -> None:
         if self._making:  # who is just being forked may be among them
@@ -349,6 +377,9 @@ class Warm:
     def stop(self) -> None:
         """End it; whoever waits for a rank is told that none comes."""
         pid, self._pid, self.ready = self._pid, 0, False
+        if self._starting is not None:
+            self._starting.cancel()
+            self._starting = None
         link, self._link = self._link, None
         if link is not None:
             link.close()
@@ -372,7 +403,3 @@ def _request(command: Sequence[str], env: Mapping[str, str], directory: str) -> 
 def at_start(env: Mapping[str, str]) -> dict[str, str]:
     """What of an environment counts when an interpreter starts."""
     return {name: value for name, value in env.items() if name.startswith(_AT_START)}
-
-
-def _die_with_shim() -> None:
-    proc.die_with_parent(signal.SIGKILL)

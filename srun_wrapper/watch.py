@@ -132,8 +132,10 @@ def _broken(node: Node, now: float) -> bool:
 class HangWatch:
     """Asks the ranks what they do when no step comes in time, and judges the answers."""
 
-    def __init__(self, state: JobState) -> None:
+    def __init__(self, state: JobState, excused: Callable[[], bool] = lambda: False) -> None:
+        """``excused``: whether the ranks wait for a file system that does not answer."""
         self._state = state
+        self._excused = excused
         self._token = 0
         self._busy: asyncio.Task[None] | None = None
         self._next = 0.0
@@ -143,6 +145,8 @@ class HangWatch:
     def look(self, now: float) -> None:
         """Start an inspection when one is due."""
         pace = self._state.pace
+        if self._excused():
+            pace.hold(now)
         if not self._state.config.hang or now < self._next:
             return
         if pace.silent(now) < pace.inspect_after():
@@ -174,7 +178,7 @@ class HangWatch:
         del state.inspections[token]
         now = time.monotonic()
         self._next = now + min(5.0, max(1.0, state.pace.floor / 2))
-        if state.world.epoch != epoch or state.failures:
+        if state.world.epoch != epoch or state.failures or self._excused():
             return
         ranks: dict[int, Rank] = {}
         samples: dict[int, Sample] = {}

@@ -20,6 +20,7 @@ from srun_wrapper.replace import Replacement
 from srun_wrapper.restoring import Restoring
 from srun_wrapper.roster import Node, Role, World
 from srun_wrapper.server import Connection
+from srun_wrapper.stalls import Stalls
 from srun_wrapper.state import JobState
 from srun_wrapper.supervisor import Supervisor
 
@@ -46,6 +47,7 @@ class Boss:
         state.nodes[node.key] = node
         state.world = World(0, [node], [(0, 1)])
         self.phase = ""
+        self.stalls = Stalls(self.state)
         self.node_watch = SimpleNamespace(doubtful=lambda: False)
         self.step = SimpleNamespace(ended=False)
         nothing = SimpleNamespace(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from srun_wrapper.loop import Loop
 from srun_wrapper.messages import RunTests, WorkerEnded
 from srun_wrapper.tester import SlotTests, session_key
 
@@ -21,13 +22,15 @@ class Slot:
 
     def __init__(self, local: int = 0, server: str = "10.0.0.1") -> None:
         self.over: list[WorkerEnded] = []
-        self.tester = SlotTests(local, "n3", server, KEY, self.over.append)
+        self.loop = Loop()
+        self.tester = SlotTests(self.loop, local, "n3", server, KEY, self.over.append)
 
     @property
     def pid(self) -> int:
         """Of its worker; 0: it has none."""
-        worker = self.tester._worker
-        return 0 if worker is None else worker.pid
+        while self.tester._starting is not None:
+            self.loop.turn(1.0)
+        return self.tester._worker
 
     def wait(self) -> WorkerEnded:
         pid, status = os.waitpid(self.pid, 0)
@@ -95,6 +98,7 @@ def test_one_that_is_left_over_gives_way(python: Path) -> None:
 def test_what_cannot_be_started(tmp_path: Path) -> None:
     slot = Slot()
     slot.tester.run(order(tmp_path / "none"))
+    assert slot.pid == 0
     (over,) = slot.over
     assert over.code == 127 and "none" in over.tail
 

@@ -38,6 +38,7 @@ parser.add_argument("--once", action="store_true")
 parser.add_argument("--no-beat", action="store_true")
 parser.add_argument("--ignore-term", action="store_true")
 parser.add_argument("--ahead", action="store_true")
+parser.add_argument("--reads", type=Path, help="a file that is read at each step")
 args = parser.parse_args()
 if args.ahead:
     if "RANK" not in os.environ:
@@ -158,6 +159,8 @@ while step < args.steps:
     step += 1
     fault(step)
     time.sleep(args.step_time)
+    if args.reads:
+        args.reads.read_bytes()
     loss = loss * 0.99 + all_reduce((rank + 1) * step) * 1e-6
     if not args.no_beat:
         robust_slurm.beat(step, loss=loss)

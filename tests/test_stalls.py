@@ -1,0 +1,101 @@
+"""File systems that do not answer, as the supervisor sees them: what it says, how long it waits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from made_job import Job, as_connection
+
+from srun_wrapper.messages import Stalled
+from srun_wrapper.stalls import AGAIN, SETTLE, Stalls
+
+HOME = "/home"
+
+
+class Told:
+    """A job with three nodes, and what is said of it."""
+
+    def __init__(self, **config: float) -> None:
+        self.job = Job(3, 0, **config)
+        self.said: list[str] = []
+        self.stalls = Stalls(self.job.state, self.said.append)
+        self._numbers = 0
+
+    def report(
+        self, *nodes: int, mounts: tuple[str, ...] = (HOME,), starting: bool = False
+    ) -> None:
+        for node in nodes:
+            self._numbers += 1
+            message = Stalled(self._numbers, mounts, starting)
+            self.job.state.message(as_connection(self.job.lines[node]), message)
+
+    def look(self, after: float = 0.0) -> list[str]:
+        """What is said ``after`` so many seconds."""
+        self.said.clear()
+        self.stalls.look(time.monotonic() + after)
+        return self.said
+
+
+def test_it_is_said_once_for_all_nodes_and_again_now_and_then() -> None:
+    told = Told()
+    told.report(0, 2, starting=True)
+    assert told.look() == []  # others may be about to report the same
+    told.report(1)
+    assert told.look(SETTLE) == [
+        "processes cannot start on n[0-2]: file system /home does not answer; "
+        "waiting for up to 600 s (stall_limit), no node is blamed for it"
+    ]
+    assert told.look(AGAIN - 1) == []
+    (again,) = told.look(AGAIN + SETTLE)
+    assert again.startswith(
+        "processes cannot start on n[0-2]: file system /home does not answer si"
+    )
+    told.report(0, 1, 2, mounts=())
+    assert told.look(30.0) == ["file system /home answers again on n[0-2] after 30 s"]
+    assert told.look(90.0) == []
+
+
+def test_each_file_system_is_named_with_its_nodes() -> None:
+    told = Told()
+    told.report(0)
+    told.report(1, mounts=("/data",))
+    first, second = told.look(SETTLE)
+    assert first.startswith("ranks wait on n0: file system /home does not answer; ")
+    assert second.startswith("ranks wait on n1: file system /data does not answer; ")
+
+
+def test_a_short_stall_is_not_worth_a_line() -> None:
+    told = Told()
+    told.report(0)
+    told.report(0, mounts=())
+    assert told.look(SETTLE) == []
+
+
+@pytest.mark.parametrize(("limit", "standing"), [(60.0, True), (0.0, False)])
+def test_it_excuses_for_a_limited_time(limit: float, standing: bool) -> None:
+    told = Told(stall_limit=limit)
+    assert not told.stalls.standing()
+    told.report(1)
+    assert told.stalls.standing() is standing
+    told.job.state.lose(told.job.node(1), "gone")
+    assert not told.stalls.standing()
+
+
+@pytest.mark.parametrize(("limit", "came"), [(60.0, True), (0.05, False)])
+def test_time_counts_anew_when_it_answers_again(limit: float, came: bool) -> None:
+    told = Told(stall_limit=limit)
+    told.report(0)
+    ready: list[bool] = []
+
+    async def scene() -> bool:
+        waiting = asyncio.create_task(told.stalls.until(lambda: bool(ready), 0.2))
+        await asyncio.sleep(0.6)
+        told.report(0, mounts=())
+        await asyncio.sleep(0.05)
+        ready.append(True)
+        told.job.state.changed.set()
+        return await waiting
+
+    assert asyncio.run(scene()) is came

@@ -1,0 +1,88 @@
+"""Starting processes in threads: the loop never waits for exec."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from srun_wrapper import proc, starting
+from srun_wrapper.loop import Loop
+from tests.waiting import until
+
+
+class Starts:
+    """A loop, and what came of one start."""
+
+    def __init__(self, command: list[str], opens: Path | None = None) -> None:
+        self.loop = Loop()
+        self.began: list[tuple[int, int | None]] = []
+        self.failed: list[Exception] = []
+
+        def make(start: starting.Start[int]) -> int:
+            if opens is not None:
+                os.close(os.open(opens, os.O_RDONLY))  # a fifo waits for its writer
+            return start.popen(command, os.environ, stdout=subprocess.DEVNULL).pid
+
+        self.start = starting.Start(
+            self.loop,
+            make,
+            lambda pid, status: self.began.append((pid, status)),
+            self.failed.append,
+        )
+
+    def turn(self) -> None:
+        self.loop.turn(0.05)
+        starting.reaped(proc.reap())
+
+    def wait(self) -> None:
+        def over() -> bool:
+            self.turn()
+            return self.start.over
+
+        until(over, "the start to be over", every=0.0)
+
+
+def test_a_process_is_started_and_dies_with_us() -> None:
+    one = Starts(["sleep", "100"])
+    one.wait()
+    ((pid, status),) = one.began
+    assert status is None and not one.failed
+    time.sleep(0.1)  # the thread that has forked must not end: the process would die with it
+    assert proc.usage([pid]).state == "S"
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: pid in proc.reap(), "its end")
+
+
+def test_a_command_that_is_not_there() -> None:
+    one = Starts(["/no/such/command"])
+    one.wait()
+    assert isinstance(one.failed[0], FileNotFoundError) and not one.began
+
+
+@pytest.mark.parametrize("go_on", [True, False])
+def test_the_loop_goes_on_while_a_start_waits(tmp_path: Path, go_on: bool) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    one = Starts(["true"], tmp_path / "fifo")
+    for _ in range(3):
+        one.turn()
+    assert not one.start.over and not one.start.pid
+    if not go_on:
+        one.start.cancel()
+    os.close(os.open(tmp_path / "fifo", os.O_WRONLY))
+    one.wait()
+    assert len(one.began) == go_on and not one.failed
+    assert starting.unborn() == []
+
+
+def test_a_process_that_ends_at_once_has_its_status() -> None:
+    one = Starts(["false"])
+    until(lambda: one.start.pid, "its pid")
+    until(lambda: one.start.pid in (done := proc.reap()) and not starting.reaped(done), "its end")
+    one.wait()
+    ((_, status),) = one.began
+    assert status is not None and os.waitstatus_to_exitcode(status) == 1
