@@ -163,6 +163,7 @@ class Expected:
             config=Config(standby_partition="standby"),
             node_watch=NodeWatch(job.state),
             step=SimpleNamespace(ended=False),
+            ledger=SimpleNamespace(dir=None),
         )
         self.boss = boss
         self._replacement = Replacement(boss, SimpleNamespace())  # type: ignore[arg-type]
