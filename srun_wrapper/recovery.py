@@ -33,7 +33,6 @@ STEADY = 3600.0  # s: an epoch that ran this long was progress, whatever it repo
 SRUN_END = 1.0  # s for srun to end when its tasks have
 ENDED = "ended by a signal"
 SUPERSEDED = "superseded by another failure"
-LAUNCH = 30.0  # s for a node to start its ranks
 
 
 class Recovery:
@@ -223,14 +222,9 @@ class Recovery:
         def over() -> bool:
             return bool(state.failures) or state.signalled > 0 or self._boss.step.ended
 
-        launched = await self._boss.stalls.until(lambda: over() or world.all_started(), LAUNCH)
+        await state.until(lambda: over() or world.all_started(), None)
         incident.mark("launch")
         incident.warm, incident.ranks = world.warm, world.started
-        if not launched:
-            for node in {
-                id(r.node): r.node for r in world.by_rank.values() if not r.started
-            }.values():
-                state.lose(node, f"did not start its ranks in {LAUNCH:g} s")
         if state.failures:
             return False
         if stepped_before:

@@ -20,6 +20,7 @@ from srun_wrapper import ladder, restoring, steps
 from srun_wrapper.aside import aside
 from srun_wrapper.checkpoints import Checkpoints
 from srun_wrapper.ending import Ending
+from srun_wrapper.launch_watch import LaunchWatch
 from srun_wrapper.messages import Finish, Message, Signal, Start, Stop
 from srun_wrapper.neighbours import Neighbours
 from srun_wrapper.orders import finish_order, start_orders
@@ -337,13 +338,14 @@ class Supervisor:
         self.state.message(connection, message)
 
     async def _watch(self) -> None:
-        hang, guard = HangWatch(self.state, self.stalls.standing), Guard(say)
+        hang = HangWatch(self.state, self.stalls.standing)
+        launch, guard = LaunchWatch(self.state, say, self.stalls.standing), Guard(say)
         while not self.state.ending:
-            for watch in self._watches(hang):
+            for watch in self._watches(hang, launch):
                 guard.call(watch, time.monotonic())
             await asyncio.sleep(TICK)
 
-    def _watches(self, hang: HangWatch) -> Iterator[Callable[[float], None]]:
+    def _watches(self, hang: HangWatch, launch: LaunchWatch) -> Iterator[Callable[[float], None]]:
         """Return the watches to be called now."""
         yield self.node_watch.look
         yield self.ending.look
@@ -351,6 +353,7 @@ class Supervisor:
         yield self._note_first_step
         # Ranks that are being stopped make no step, and that is no hang.
         if not self.state.failures and self.state.stopping_epoch < self.state.world.epoch:
+            yield launch.look
             yield hang.look
             yield self.checkpoints.look
             yield self._replacement.suspect
