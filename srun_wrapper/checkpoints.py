@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from robust_slurm.checkpoint import placement
 from robust_slurm.checkpoint.sizes import exceeds, megabytes
 from robust_slurm.checkpoint.survival import survives as survival
 from robust_slurm.checkpoint.topology import leaves
+from srun_wrapper.alarms import Alarms, kind
 from srun_wrapper.aside import aside
 from srun_wrapper.checkpoint_messages import (
     Alarm,
@@ -37,7 +38,6 @@ from srun_wrapper.roster import AgentKey, Node
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
 
-_NUMBER = re.compile(r"\d+")  # of steps, ranks and bytes: the trouble is the same
 AHEAD = 2.0  # s between ordering a durable checkpoint and its step; at least 4 intervals
 PARTIAL = 30.0  # s for the other ranks to enrol when one has saved a step
 TOPOLOGY = 10.0  # s for Slurm to say how nodes are connected
@@ -85,10 +85,12 @@ class Checkpoints:
     _roomy: set[AgentKey] = field(default_factory=set)  # waiting nodes that have been told
     _placing: asyncio.Task[None] | None = None
     _durable: DurableSteps = field(init=False)
+    _alarms: Alarms = field(init=False)
     _newest: int = 0  # step that any rank has saved in this epoch
     _saving_since: float = 0.0  # in this epoch
 
     def __post_init__(self) -> None:
+        self._alarms = Alarms(lambda text: say(text))  # as it is then: tests put another in place
         self._durable = DurableSteps(60 * self.boss.config.checkpoint_minutes or math.inf)
 
     # -- what was said
@@ -134,7 +136,7 @@ class Checkpoints:
             self._durable.written(message.step, self.world)
             if not message.ok:
                 text = f"step {message.step} not on disk: {message.why}"
-                self._alarm(node, message.rank, text, _NUMBER.sub("#", message.why))
+                self._alarm(node, message.rank, text, kind(message.why))
         elif isinstance(message, Committed):
             self._durable.over(message.step)
             self._committed(message)
@@ -154,14 +156,13 @@ class Checkpoints:
         elif message.step > (self.durable_step or 0):
             self._say_missing()
             text = f"no durable checkpoint of step {message.step}: {message.why}"
-            self._say_once(text, _NUMBER.sub("#", message.why))
+            self._say_once(text, kind(message.why))
 
     def _alarm(self, node: Node, rank: int, text: str, key: str = "") -> None:
-        """``key``: what makes it the same trouble as before, if not the whole text."""
-        # Thousands of ranks may have the same trouble, at every step.
-        if (key or text) not in self._told:
+        """``key``: what makes it the same trouble as before, if not the kind of its text."""
+        line = f"checkpoints, rank {rank} on {node.name}: {text}"
+        if self._alarms.add(time.monotonic(), rank, text, line, key):
             self.boss.ledger.event("checkpoint_alarm", node=node.name, rank=rank, text=text)
-        self._say_once(f"checkpoints, rank {rank} on {node.name}: {text}", key or text)
 
     def _say_once(self, text: str, key: str = "") -> None:
         if (key or text) not in self._told:
@@ -243,6 +244,7 @@ class Checkpoints:
 
     def look(self, now: float) -> None:
         """While the ranks run."""
+        self._alarms.look(now)
         if self.saved:
             self._make_room()
             self._persist(now)

@@ -173,6 +173,24 @@ def test_a_replica_that_does_not_come_costs_the_wait_once(
     training.ckpt.close()
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ten_thousand_ranks_print_one_line(
+    store: FakeStore, rank: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The supervisor counts who reports the same; also where the text holds the step."""
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    training = Training()
+    training.ckpt.resume()
+    for step in (9, 4, 3):
+        training.ckpt.save(step)
+    (alarm,) = store.wait("alarm")
+    assert alarm["text"] == "save(4) after step 9 is left out: steps rise"
+    training.ckpt.close()
+    assert len(store.said("alarm")) == 1
+    assert capfd.readouterr().err.count("is left out") == (rank == 0)
+
+
 def test_a_store_that_dies_never_holds_up_the_training(
     store: FakeStore, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,6 +12,7 @@ from checkpoints_boss import Boss, settled
 
 from robust_slurm.slurm import SlurmError
 from srun_wrapper import checkpoints as module
+from srun_wrapper.alarms import COUNT_AFTER
 from srun_wrapper.checkpoint_messages import (
     Alarm,
     Committed,
@@ -84,6 +86,24 @@ def test_the_same_alarm_of_many_ranks_is_said_and_recorded_once(
     for rank in range(4):
         boss.checkpoints.heard(boss.nodes[rank], Alarm(rank + 1, rank, "/dev/shm is full"))
     assert len([line for line in said if "/dev/shm is full" in line]) == 1
+    assert len([name for name, _ in boss.events if name == "checkpoint_alarm"]) == 1
+
+
+def test_an_alarm_with_step_and_file_is_one_line_and_a_count(said: list[str]) -> None:
+    boss = Boss()
+    for rank in range(4):
+        for step in range(9):
+            text = f"own-{rank}-{step % 3}.safetensors of step {step} could not be used: torn"
+            boss.checkpoints.heard(boss.nodes[rank], Alarm(9 * rank + step, rank, text))
+    (line,) = said
+    assert line.endswith("rank 0 on n0: own-0-0.safetensors of step 0 could not be used: torn")
+    boss.checkpoints.look(time.monotonic())
+    assert len(said) == 1
+    boss.checkpoints.look(time.monotonic() + COUNT_AFTER)
+    boss.checkpoints.look(time.monotonic() + 9 * COUNT_AFTER)
+    assert said[1:] == [
+        "checkpoints: … and 3 more ranks: own-0-0.safetensors of step 0 could not be used: torn"
+    ]
     assert len([name for name, _ in boss.events if name == "checkpoint_alarm"]) == 1
 
 

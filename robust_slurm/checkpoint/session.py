@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from .state import State
 from .stats import Stats
 
 SOCKET = "ROBUST_CKPT_SOCKET"
+_NUMBER = re.compile(r"\d+")  # of steps, slots and bytes: the trouble is the same
 REPLAY = "ROBUST_REPLAY"
 """Set in a replay: a few steps in a small world, of which nothing may be saved or restored."""
 
@@ -92,14 +94,18 @@ class Session:
         self.saver.save(step)
 
     def say(self, text: str) -> None:
-        """Once: to the user and to the supervisor. From any thread."""
-        if text in self._said:
+        """Once for each kind: to the supervisor, which counts the ranks that say the same, and by
+        rank 0, or where nobody counts, to the user. From any thread."""
+        kind = _NUMBER.sub("#", text)
+        if kind in self._said:
             return
-        self._said.add(text)
-        try:
-            sys.stderr.write(f"robust-slurm: rank {self.world.rank}: {text}\n")
-        except (AttributeError, OSError, ValueError):
-            pass  # no usable stderr
+        self._said.add(kind)
+        counted = self.client is not None and not self.client.dead and self.store is None
+        if not counted or self.world.rank == 0:
+            try:
+                sys.stderr.write(f"robust-slurm: rank {self.world.rank}: {text}\n")
+            except (AttributeError, OSError, ValueError):
+                pass  # no usable stderr
         if self.client is not None:
             self.client.say("alarm", text=text)
 
