@@ -43,10 +43,25 @@ GATE: Mapping[str, Setting] = {
     "scontrol_deadline": Setting(3.0, "one scontrol call", "s"),
 }
 BREAKER: Mapping[str, Setting] = {
-    "max_nodes": Setting(5, "nodes drained within the window before draining stops", "nodes"),
+    "max_nodes": Setting(
+        5, "nodes drained for one cause within the window before draining stops", "nodes"
+    ),
     "max_percent": Setting(10.0, "share of the cluster's nodes, likewise", "%"),
+    "hard_nodes": Setting(
+        20, "as max_nodes, for hard evidence (gpu-gone, gpu-missing, xid-79, …)", "nodes"
+    ),
+    "hard_percent": Setting(20.0, "as max_percent, for hard evidence", "%"),
     "window": Setting(3600.0, "the time over which drains are counted", "s"),
-    "max_per_job": Setting(2, "nodes that one job may cause to be drained", "nodes"),
+    "max_per_job": Setting(
+        2, "nodes that one job may cause to be drained, hard evidence not counted", "nodes"
+    ),
+    "standing_percent": Setting(
+        20.0,
+        "share of the cluster's nodes that may stand drained automatically at once: for what users "
+        "left, and for all but hard evidence, each",
+        "%",
+    ),
+    "hard_standing_percent": Setting(30.0, "likewise, on hard evidence", "%"),
 }
 LEMON: Mapping[str, Setting] = {
     "strikes": Setting(3, "strikes within the window that make a node a lemon"),

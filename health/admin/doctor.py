@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +19,7 @@ from health.admin.install import InstallError, Present
 from health.admin.site_rules import Bare, Installed, NodeGpus, Remark, StateDir
 from health.admin.want import Facts, Want
 from health.aside import aside
+from health.reserve import refused_lately
 from robust_slurm import config as jobs
 from robust_slurm.slurm import Node, Slurm, SlurmError
 
@@ -96,6 +98,7 @@ def _slurm(
         *site_rules.of_wants(rules.wants(facts)),
         *site_rules.of_settings(toml, path is not None, list(dict.fromkeys(problems))),
         *site_rules.of_state_dir(look_at_state(found.state_dir), toml),
+        *site_rules.of_refused(refused(found)),
         site_rules.of_standby(*own, partitions),
         *site_rules.of_gpus(gpus, toml),
     ]
@@ -243,6 +246,15 @@ def look_at_state(path: str) -> StateDir:
     if problem:
         return StateDir(path, problem)
     return StateDir(path, "", *answer[:2], *(Present(*row) for row in answer[2:]))
+
+
+def refused(found: settings.Settings) -> list[Sequence[Any]]:
+    """What the circuit breaker refused within its window; nothing where that cannot be read."""
+    since = time.time() - float(found.breaker["window"])
+    if not found.state_dir:
+        return []
+    answer, _ = aside(lambda: refused_lately(found.state_dir, since), STATE_DIR_S)
+    return answer or []
 
 
 def make_state(path: str) -> list[str]:

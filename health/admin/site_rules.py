@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from health.admin.install import ETC, Present
 from health.admin.trust import Hole, close
@@ -116,6 +116,22 @@ def of_state_dir(state: StateDir, toml: str) -> list[Remark]:
             line = f"install -d -o root -g root -m {mode:04o} {state.path}/{sub}"
             found.append(Remark("fix", f"{state.path}/{sub}", f"{now}: {why}", "shell", line))
     return found or [Remark("ok", name, f"{state.fstype or 'there'}")]
+
+
+def of_refused(refused: Sequence[Sequence[Any]]) -> list[Remark]:
+    """Nodes that the circuit breaker kept in service: rows of ``Refusal``, the last one counts."""
+    last = {row[1]: row for row in refused}
+    return [
+        Remark(
+            "advice",
+            f"{node} was NOT drained",
+            f"for {reason or cause}: {why}; it takes jobs. Many nodes with the same reason "
+            "share a cause: look for that; else drain the node by hand",
+            "shell",
+            f"scontrol update nodename={node} state=drain reason=...",
+        )
+        for node, (_, _, cause, reason, why, _) in sorted(last.items())
+    ]
 
 
 # ---- partitions and GPUs
