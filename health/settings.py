@@ -90,6 +90,11 @@ ACTIVE: Mapping[str, Setting] = {
         "interpreter of the active tests (absolute; has torch and robust-slurm; root runs it, so "
         "it and all that it imports must be root's); empty: the gate runs none",
     ),
+    "user": Setting(
+        "nobody",
+        "account of the processes that import torch, which the interpreter's environment must be "
+        'readable for; "root": none but root',
+    ),
     "accused": Setting(
         "quick", 'what an accused node is tested with once no job is on it: "quick" or "never"'
     ),

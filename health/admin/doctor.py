@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from health import act, settings
+from health import act, interpreter, settings
 from health.admin import install, node, render, rules, say, show_config, site_rules, trust
 from health.admin.install import InstallError, Present
 from health.admin.site_rules import Bare, Installed, NodeGpus, Remark, StateDir
@@ -25,6 +25,7 @@ from robust_slurm.slurm import Node, Slurm, SlurmError
 
 SLURM_S = 20.0
 STATE_DIR_S = 5.0
+TRUST_S = 30.0
 _NO_FILE = "/nonexistent/robust.toml"
 _SCRIPT_LIMIT = 1 << 16  # bytes of a site's own script
 _SCRIPTS = ("Prolog", "Epilog", "HealthCheckProgram")
@@ -136,6 +137,7 @@ def _machine(etc: str, is_node: bool) -> list[Remark]:
     except InstallError as error:
         return [Remark("fix", etc, str(error))]
     found = site_rules.of_files(etc, bool(manifest), files, stubs, is_node)
+    found += _active_python(str(_settings(etc).active["python"])) if is_node else []
     where = manifest.get("site", {})
     if not where:
         return found
@@ -148,6 +150,22 @@ def _machine(etc: str, is_node: bool) -> list[Remark]:
     holes = trust.code(where["python"], where["dirs"])
     repair = trust.repair(prefix, holes) if holes else ""
     return [*found, *site_rules.of_code(prefix, [str(h) for h in holes], repair, broken, notes)]
+
+
+def _active_python(python: str) -> list[Remark]:
+    """The interpreter of the active tests, which root runs."""
+    if not python:
+        return []
+
+    def look() -> list[str]:
+        try:
+            interpreter.trust(python)
+        except OSError as error:
+            return [str(error.filename or python), str(error.strerror)]
+        return []
+
+    hole, problem = aside(look, TRUST_S)
+    return site_rules.of_active(python, trust.Hole(*hole) if hole else None, problem)
 
 
 # ---- looking

@@ -245,6 +245,17 @@ def of_files(
     return found or [Remark("ok", etc, "the files are root's and as they were installed")]
 
 
+def of_active(python: str, hole: Hole | None, problem: str) -> list[Remark]:
+    """``hole``: where others could change what the interpreter of the active tests runs."""
+    name = f"[active] python = {python}"
+    if hole:
+        what = f"root runs it, but {hole}; the gate does not use it"
+        return [Remark("fix", name, what, "shell", close([hole.place]))]
+    if problem:
+        return [Remark("fix", name, f"its files cannot be looked at: {problem}")]
+    return [Remark("ok", name, "only root can change what it runs")]
+
+
 def install_command(etc: str) -> str:
     return "robust-admin install" if etc == ETC else f"robust-admin install --etc {etc}"
 
