@@ -15,10 +15,11 @@ from health.aside import aside
 from health.breaker import Decision, Drain, Limits, allowed, cause_of, may_stand, stays
 from health.checks import ALL
 from health.finding import LADDER
+from health.holds import Rules, service
 from health.reserve import Answer, fleet_size, reserve, withdraw
 from health.settings import Settings
 from health.system import Event, System
-from health.verdict import parse_reason
+from health.verdict import parse_reason, with_action
 
 if TYPE_CHECKING:
     from robust_slurm.slurm import Node, Slurm
@@ -38,6 +39,8 @@ class Outcome(NamedTuple):
     error: str = ""  # why Slurm could not be told
     stood: bool = False  # it stood before: nothing was done
     note: str = ""  # why there was no reservation
+    reason: str = ""  # what stands in place of the reason that was given
+    why: str = ""  # and why that is
 
     def __str__(self) -> str:
         if self.bound:
@@ -46,11 +49,17 @@ class Outcome(NamedTuple):
             return f"not drained: it is already, by another's reason: {self.kept}"
         if self.stood:
             return "is drained already"
+        if self.drained and self.reason:
+            return f"drained as {self.reason}: {self.why}"
         return "drained" if self.drained else f"not drained: {self.error}"
 
 
 def limits_of(settings: Settings) -> Limits:
     return Limits(**{key: settings.breaker[key] for key in Limits._fields})
+
+
+def rules_of(settings: Settings) -> Rules:
+    return Rules(**{key: settings.breaker[key] for key in Rules._fields})
 
 
 def open_door(settings: Settings) -> Door:
@@ -102,6 +111,19 @@ class Drainer:
             return standing
         if "DRAIN" in node.state:  # for something milder: it is out of service already
             return self._order(own, reason)
+        reason, why = self._escalated(own, reason)
+        outcome = self._place(own, reason)
+        return outcome._replace(reason=reason, why=why) if why and outcome.drained else outcome
+
+    # ---- inside
+
+    def _escalated(self, own: Drain, reason: str) -> tuple[str, str]:
+        """The reason with action "service" and why, if the node was drained for it too often."""
+        parsed = parse_reason(reason)
+        why = service(parsed, self._events(), own.time, rules_of(self._settings))
+        return (with_action(parsed, "service"), why) if parsed and why else (reason, "")
+
+    def _place(self, own: Drain, reason: str) -> Outcome:
         answer, why_not = self._reserved(own, reason)
         if answer is None:
             return self._without_ledger(own, reason)._replace(note=why_not)
@@ -113,8 +135,6 @@ class Drainer:
             state_dir = self._settings.state_dir
             aside(lambda: withdraw(state_dir, own, reason, bound), self._left(LEDGER_S))
         return outcome
-
-    # ---- inside
 
     def _left(self, most: float) -> float:
         return max(0.1, min(most, self._until - time.monotonic()))
@@ -196,16 +216,18 @@ class Drainer:
 
     def _own_drains(self) -> list[Drain]:
         """What this node remembers by itself; at the worst only its own."""
-        try:
-            events = self._system.history()
-        except OSError:
-            return []
         node = self._system.context.node
         return [
             Drain(e.time, node, job_in(e.data), cause(str(e.data.get("reason", ""))))
-            for e in events
+            for e in self._events()
             if e.kind == "drain"
         ]
+
+    def _events(self) -> list[Event]:
+        try:
+            return self._system.history()
+        except OSError:
+            return []
 
 
 def cause(reason: str) -> str:
@@ -259,9 +281,10 @@ def drain_event(
     """What the history keeps of a drain. ``told_slurm``: the reason that Slurm itself will write
     because the gate exits with 1 ("Prolog error"); only where ours could not be placed."""
     context = system.context
-    parsed = parse_reason(reason)
+    given, placed = parse_reason(reason), outcome.reason or reason
+    parsed = parse_reason(placed)
     data: dict[str, Any] = {
-        "reason": reason,
+        "reason": placed,
         "job": context.job,
         "uid": context.uid,
         "where": context.where,
@@ -271,6 +294,8 @@ def drain_event(
     if parsed is not None:
         data |= {"check": parsed.check, "device": parsed.device, "action": parsed.action}
         data["class"] = parsed.cls
+    if outcome.reason and given is not None:
+        data |= {"base": given.action, "why": outcome.why}
     if told_slurm:
         data["as"] = told_slurm
     if outcome.error:

@@ -62,6 +62,15 @@ BREAKER: Mapping[str, Setting] = {
         "%",
     ),
     "hard_standing_percent": Setting(30.0, "likewise, on hard evidence", "%"),
+    "hold_down": Setting(
+        600.0,
+        "least time of a drain that a re-check lifts; doubles with each drain more for the same "
+        "finding within 24 h",
+        "s",
+    ),
+    "hold_times": Setting(
+        3, "drains for the same finding of class node within 24 h that mean service; 0: never"
+    ),
 }
 LEMON: Mapping[str, Setting] = {
     "strikes": Setting(3, "strikes within the window that make a node a lemon"),
