@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import subprocess
 import sys
 import tomllib
@@ -149,12 +148,10 @@ def _output(report: pytest.TestReport) -> str:
 
 def _alone(config: pytest.Config, test: str, first: str) -> Twice:
     argv = [sys.executable, "-m", "pytest", "-q", "-rA", "--no-header", "-p", "no:cacheprovider"]
-    env = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")}
     try:
         done = subprocess.run(
             [*argv, test],
             cwd=config.rootpath,
-            env=env,
             capture_output=True,
             text=True,
             timeout=ALONE_S,

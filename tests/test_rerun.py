@@ -44,7 +44,7 @@ def test_good(): pass
 def test_broken(): assert WORKS
 
 def test_pure():
-    if not PURE_WORKS: fails_once("three")
+    if not WORKS: fails_once("three")
 """
 
 
@@ -92,21 +92,18 @@ def test_the_committed_file_is_readable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "works", "pure_works", "code", "counts"),
+    ("plugins", "works", "code", "counts"),
     [
-        ("2", True, True, 0, "5 passed, 2 flaky in "),
-        ("2", False, True, 1, "1 failed, 4 passed, 2 flaky in "),
-        ("0", True, False, 1, "1 failed, 4 passed, 2 flaky in "),
+        (["-p", "xdist", "-n", "2"], True, 0, "5 passed, 2 flaky in "),
+        ([], False, 1, "2 failed, 3 passed, 2 flaky in "),
     ],
 )
-def test_a_run(
-    tmp_path: Path, workers: str, works: bool, pure_works: bool, code: int, counts: str
-) -> None:
-    program = TINY.replace("PURE_WORKS", str(pure_works)).replace("WORKS", str(works))
+def test_a_run(tmp_path: Path, plugins: list[str], works: bool, code: int, counts: str) -> None:
+    program = TINY.replace("WORKS", str(works))
     (tmp_path / "tests").mkdir()
     (tmp_path / "test_tiny.py").write_text(program)
     (tmp_path / "pyproject.toml").write_text(INI)
-    first = run(tmp_path, workers)
+    first = run(tmp_path, *plugins)
     assert first.returncode == code, first.stdout
     assert first.stdout.splitlines()[-1].strip("= ").startswith(counts)
     flaky = first.stdout.partition(" FLAKY ")[2]
@@ -117,22 +114,23 @@ def test_a_run(
     assert sorted(one.id for one in known) == ids
     assert ("- second run, alone -" in first.stdout) == (not works)
     if code == 0:
-        assert " KNOWN TO BE FLAKY " in run(tmp_path, workers).stdout
+        assert " KNOWN TO BE FLAKY " in run(tmp_path, *plugins).stdout
 
 
 def test_a_run_fails_when_a_flaky_test_grows_old(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / rerun.FILE).write_text("[[test]]\nid = 'x'\nsince = 2026-01-01\n")
     (tmp_path / "test_good.py").write_text("def test_good(): pass\n")
-    done = run(tmp_path, "0")
+    done = run(tmp_path)
     assert done.returncode == 1
     assert "The run fails: x has been flaky since 2026-01-01: mend it" in done.stdout
     assert done.stdout.splitlines()[-1].strip("= ").startswith("1 passed in ")
 
 
-def run(directory: Path, workers: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "pytest", "-p", "tests.rerun", "-n", workers]
+def run(directory: Path, *plugins: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "pytest", "-p", "tests.rerun", *plugins]
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     return subprocess.run(
         argv,
         cwd=directory,
