@@ -47,7 +47,7 @@ def describe(one: Run) -> str:
         f"blamed {' '.join(verdict.blamed)}" if verdict.blamed else "",
         f"missed {' '.join(verdict.missed)}" if verdict.missed else "",
         f"job lost: {verdict.lost}" if verdict.lost else "",
-        f"{verdict.leftovers} left over" if verdict.leftovers else "",
+        f"left over: {', '.join(verdict.leftovers)}" if verdict.leftovers else "",
     ]
     text = "; ".join(part for part in wrong if part) or "right"
     return f"{one.case}: {verdict.end}, longest gap {verdict.gap:.1f} s: {text}"
@@ -67,7 +67,7 @@ def summary(results: Results, runs: Sequence[Run]) -> Table:
             "healthy_nodes_blamed": sum(len(v.blamed) for v in verdicts),
             "missed": sum(len(v.missed) for v in verdicts),
             "healthy_jobs_lost": sum(bool(v.lost) for v in verdicts),
-            "leftovers": sum(v.leftovers for v in verdicts),
+            "leftovers": sum(len(v.leftovers) for v in verdicts),
         }
         for key, count in counts.items():
             total[key] += count

@@ -169,8 +169,11 @@ class Job:
             record = self.record()
             state = record.get("JobState", "UNKNOWN").split()[0]
             if state == "COMPLETING":  # for SlurmdTimeout, if it had a node that crashed
-                settle = settle or time.monotonic() + 4.0
-                if time.monotonic() > settle:
+                ended = (self.dir / "final.json").exists()
+                settle = settle or time.monotonic()
+                if time.monotonic() > settle + (4.0 if ended else 20.0):
+                    if record.get("Restarts", "0") != "0":
+                        return "REQUEUED"
                     code, _, number = record.get("ExitCode", "0:0").partition(":")
                     return "CANCELLED" if int(number) else "FAILED" if int(code) else "COMPLETED"
             elif state not in (*_OPEN, "UNKNOWN"):

@@ -54,7 +54,7 @@ class Verdict:
     """Broken nodes that nothing was done about."""
     lost: str
     """Why a healthy job counts as lost; "": it was kept."""
-    leftovers: int
+    leftovers: tuple[str, ...]
     gap: float
 
     @property
@@ -76,7 +76,7 @@ def judge(expected: Expected, seen: Observed) -> Verdict:
         lost = "completed without a result"
     elif end == COMPLETED and seen.loss != seen.reference:
         lost = f"loss {seen.loss} instead of {seen.reference}"
-    left = sum(len(found) for found in seen.leftovers.values())
+    left = tuple(f"{where}: {name}" for where, names in seen.leftovers.items() for name in names)
     return Verdict(end, tuple(sorted(wrongly)), tuple(sorted(missed)), lost, left, seen.gap)
 
 
