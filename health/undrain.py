@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from health.cures import cured
-from health.holds import settled
 from health.system import Event
 from health.verdict import Reason, parse_reason, without_reboot
 
@@ -83,7 +82,7 @@ def _near(drains: Iterable[Event], time: float | None, rebooted: bool) -> Event 
 def why_not(
     standing: Standing,
     mine: Ours,
-    events: Sequence[Event],
+    events: Iterable[Event],
     boot: str,
     booted: float,
     places: Mapping[str, str],
@@ -97,8 +96,7 @@ def why_not(
     other = sorted(set(standing.flags) - HARMLESS)
     if other:
         return f"the node is also {'+'.join(other)}"
-    # "base": the action was made "service" because the finding had come back too often.
-    if acquitted or (mine.event.data.get("base") and settled(mine.event, events)):
+    if acquitted:
         return ""
     device = mine.reason.device
     gpu = places.get(device, device)

@@ -47,6 +47,9 @@ class Config:
     standby_wait: float = _setting(
         30.0, "how long a recovery waits for a node of the standby partition", unit="s"
     )
+    slurm_wait: float = _setting(
+        900.0, "how long a recovery waits for slurmctld or munge while they are away", unit="s"
+    )
     requeue: str = _setting(
         "auto",
         "last rung: put the job back in the queue without the bad nodes",

@@ -1,28 +1,29 @@
 """Nodes of the standby partition: asked for as soon as one may be needed, kept or sent away.
 
-A companion is an srun of ours with an allocation of its own (decision 2). It is asked for when a
-node is in doubt; if that turns out wrong it is given back, unused. One that has been
-asked for is used before another is: a fault never costs two.
+A standby allocation belongs to an srun of ours (decision 2). It is requested when a node is in
+doubt; if that turns out wrong, it is given back unused. A pending request is used before another
+is made, so one fault never costs two nodes. A standby node that does not run robust-task is
+excluded, and the next one requested (decision 24).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from robust_slurm.slurm import Job, Partition, SlurmError
+from robust_slurm.slurm import Allotted, Job, Partition, SlurmError
 from robust_slurm.slurm.run import without_slurm
 from srun_wrapper import steps
 from srun_wrapper.aside import aside
 from srun_wrapper.messages import Finish
 from srun_wrapper.report import say
 from srun_wrapper.roster import Node, Role
+from srun_wrapper.slurm_wait import LONGEST, SlurmWait
+from srun_wrapper.standby_request import SILENT, Outcome, Request, outcome
 
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
@@ -37,28 +38,15 @@ def companion_minutes(job: Job, partition: Partition, now: float) -> int:
 
 AT_ONCE = 2  # s within which Slurm must give the node that suits best
 AGAIN = 5.0  # s until Slurm is asked again for what it did not give
-ASK = 3.0  # s for Slurm to say why it gives none
+ASK = 3.0  # s for Slurm to say why it gives none, or which node it has given
+LOOK = 1.0  # s between looks at what became of the requests
+MOST_UNFIT = 3  # requests in a row that brought no node: the next one would not either
 BUSY = {"None", "Resources", "Priority"}  # Slurm's reasons that only say that nothing is free
 END = 3.0  # s for what is ended to end, before and after it is told
 
+T = TypeVar("T")
 Wanted = tuple[int, str]
 """Number of ranks, and the lost node that they were on."""
-
-
-@dataclass(slots=True)
-class _Companion:
-    number: int
-    tasks: int
-    argv: list[str]
-    prefer: list[str]
-    """srun's options that ask for one particular node, at once or not at all."""
-    process: asyncio.subprocess.Process | None = None
-    used: bool = False
-
-    @property
-    def ended(self) -> bool:
-        """Its srun has, and none follows."""
-        return self.process is not None and self.process.returncode is not None and not self.prefer
 
 
 class Companions:
@@ -68,6 +56,7 @@ class Companions:
         self,
         supervisor: Supervisor,
         secrets: steps.Secrets,
+        slurm: SlurmWait,
         bad: list[str],
         earlier: Sequence[str] = (),
     ) -> None:
@@ -75,14 +64,17 @@ class Companions:
         self._state = supervisor.state
         self._config = supervisor.config
         self._secrets = secrets
+        self._slurm = slurm
         self._bad = bad
         self._earlier = tuple(earlier)
         self._numbers = itertools.count(1)
-        self._companions: dict[int, _Companion] = {}
+        self._companions: dict[int, Request] = {}
         self._asking: asyncio.Task[str] | None = None
         self._next_ask = 0.0
-        self._waits: set[asyncio.Task[None]] = set()
-        self._reason = ""  # why none came, for the user
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._unfit: dict[str, tuple[int, str]] = {}  # standby node: allocation, what was seen
+        self._unreported: set[str] = set()
         self._told: set[str] = set()  # slips of ours
 
     # -- suspicion
@@ -101,7 +93,7 @@ class Companions:
                 return
             self._next_ask = now + AGAIN
             self._boss.ledger.event("companions_asked", suspects=suspects)
-            self._asking = asyncio.create_task(self._ask_for(wanted, [*self._bad, *suspects]))
+            self._asking = asyncio.create_task(self._ask_for(wanted, suspects))
         elif not wanted:
             self.send_away()
 
@@ -111,78 +103,202 @@ class Companions:
             self._boss.ledger.event("companion_sent_away", number=companion.number)
             self._drop(companion.number)
 
-    def _unused(self) -> list[_Companion]:
+    def _unused(self) -> list[Request]:
         return [c for c in self._companions.values() if not c.used]
-
-    def _over(self) -> set[int]:
-        """Numbers of those whose srun or node is gone."""
-        ended = {c.number for c in self._companions.values() if c.ended}
-        return ended | {n.companion for n in self._state.nodes.values() if n.gone}
 
     def _sweep(self) -> None:
         """Forget those that went before they were needed."""
-        for number in self._over() & {c.number for c in self._unused()}:
-            self._drop(number)
+        lost = {n.companion for n in self._state.nodes.values() if n.gone}
+        for request in self._unused():
+            if request.number in lost or (request.ended and request.outcome != "waiting"):
+                if request.outcome == "unfit":
+                    self._note_unfit(request, "srun ended before robust-task reported")
+                self._drop(request.number)
 
     # -- need
 
-    async def take(self, places: Mapping[int, Wanted]) -> dict[int, Node]:
-        """Nodes for places, as many as come in time."""
-        state = self._state
+    async def take(
+        self,
+        places: Mapping[int, Wanted],
+        vacant: Callable[[int], bool] = lambda _place: True,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> dict[int, Node]:
+        """Nodes for places, as many as come in time, while the places are ``vacant``.
+
+        ``enough``: another way has been found.
+        """
+        state, began = self._state, time.monotonic()
         if self._asking is not None:
             await self._asking
-        why = await self._ask_for(list(places.values()), self._bad)
-        if why:
-            if why not in self._told:
-                say(why)
-            return {}
-        chosen = self._assign({place: tasks for place, (tasks, _) in places.items()})
+        chosen: dict[int, int] = {}  # number of a request → its place
+        lacking, tries, deadline, why = set(places), 0, math.inf, ""
+        reasons: asyncio.Task[str] | None = None
 
         def came() -> dict[int, Node]:
-            return {
-                chosen[n.companion]: n
-                for n in state.nodes.values()
-                if n.companion in chosen and n.role is Role.SPARE and n.connection
-            }
-
-        def refused() -> bool:
-            over = self._over()
-            return any(n in over or n not in self._companions for n in chosen)
-
-        def other() -> bool:
-            return bool(state.failures) or state.signalled > 0 or self._boss.step.ended
+            nodes = [n for n in state.nodes.values() if n.role is Role.SPARE and n.connection]
+            found = {chosen[n.companion]: n for n in nodes if n.companion in chosen}
+            return {place: node for place, node in found.items() if vacant(place)}
 
         def over() -> bool:
-            return len(came()) == len(chosen) or refused() or other()
+            ended = bool(state.failures) or state.signalled > 0 or self._boss.step.ended
+            return ended or enough()
 
-        before = max(0.0, self._config.standby_wait - ASK)
-        if not await state.until(over, before):
-            asking = asyncio.create_task(self._held_up())  # it costs no second more
-            await state.until(over, self._config.standby_wait - before)
-            asking.cancel()
+        def complete() -> bool:
+            return len(came()) == sum(map(vacant, places))
+
+        def news() -> bool:
+            requests = [self._companions.get(number) for number in chosen]
+            changed = any(r is None or r.outcome != "waiting" for r in requests)
+            return changed or complete() or over()
+
+        while not complete() and not over():
+            if lacking:
+                if why := await self._ask_for([places[p] for p in lacking], [], over):
+                    break
+                chosen |= self._assign({place: places[place][0] for place in lacking})
+                deadline = time.monotonic() + self._config.standby_wait
+            left = deadline - time.monotonic()
+            if left <= ASK and reasons is None:
+                reasons = asyncio.create_task(self._held_up(over))  # it costs no second more
+            if left <= 0:
+                assert reasons is not None
+                if not (why := await reasons):  # Slurm was away: it could give none
+                    deadline, reasons = time.monotonic() + self._config.standby_wait, None
+                    continue
+                break
+            self._look(chosen)
+            await state.until(news, min(LOOK, left))
+            if self._refused(chosen):
+                why = "srun says why, above"
+                break
+            lacking = set(filter(vacant, self._review(chosen, came())))
+            tries += bool(lacking)
+            if tries > MOST_UNFIT:
+                break
+        if reasons is not None:
+            reasons.cancel()
         ready = came()
-        gave_up = refused()
-        for number in [number for number, place in chosen.items() if place not in ready]:
-            if state.failures and not state.signalled and number in self._companions:
-                self._companions[number].used = False  # the next recovery's: it keeps its turn
-            else:
-                self._drop(number)  # it may still come: then it is sent away
-        if len(ready) < len(places) and not other():
-            say(
-                f"partition {self._config.standby_partition} gave {len(ready)} of {len(places)} "
-                f"nodes within {self._config.standby_wait:g} s "
-                f"({'srun says why, above' if gave_up else self._reason})"
-            )
+        short = not complete() and not over()
+        self._dismiss(chosen, ready)
+        if short:
+            self._complain(len(ready), len(places), why, time.monotonic() - began)
         return ready
 
-    async def _held_up(self) -> None:
-        """Learn why Slurm gives none: a limit is waited for in vain."""
+    def _refused(self, chosen: Mapping[int, int]) -> bool:
+        """Whether Slurm gives no node, or srun could not be run: then the request is dropped."""
+        joined = {n.companion for n in self._state.nodes.values()}
+        requests = [self._companions.get(number) for number in chosen if number not in joined]
+        return any(r is None or r.outcome == "refused" for r in requests)
+
+    def _review(self, chosen: dict[int, int], ready: Mapping[int, Node]) -> set[int]:
+        """Places that need another request: the node of theirs did not come, or is silent."""
+        now, lacking = time.monotonic(), set[int]()
+        joined = {n.companion: n for n in self._state.nodes.values() if n.companion}
+        for number, place in list(chosen.items()):
+            request, node = self._companions.get(number), joined.get(number)
+            if place in ready:
+                continue
+            if node is not None and node.gone:
+                self._unfit[node.name] = (node.job_id, "it was lost before it had ranks")
+            elif request is None or request.outcome == "refused":
+                continue
+            elif request.outcome == "unfit":
+                self._note_unfit(request, "srun ended before robust-task reported")
+            elif request.outcome == "waiting" and node is None and request.silent(now):
+                alone = sum(place == other for other in chosen.values()) == 1
+                if alone:  # it stays: which of two is first?
+                    lacking.add(place)
+                    self._note_silent(request, now)
+                continue
+            elif request.outcome != "again":
+                continue
+            del chosen[number]
+            self._drop(number)
+            lacking.add(place)
+        return lacking - set(ready)
+
+    def _note_unfit(self, request: Request, what: str) -> None:
+        code = request.process.returncode if request.process is not None else None
+        self._unfit[request.node] = (request.job, f"{what} (exit code {code})")
+        self._unreported.add(request.node)
+
+    def _note_silent(self, request: Request, now: float) -> None:
+        seconds = now - (request.runs_since or now)
+        what = f"no word of robust-task {seconds:.0f} s after Slurm had started it"
+        self._unfit[request.node] = (request.job, what)
+
+    def _dismiss(self, chosen: Mapping[int, int], ready: Mapping[int, Node]) -> None:
+        """Send away the requests that brought no node; a new failure may still need them."""
+        state, now = self._state, time.monotonic()
+        for number, place in chosen.items():
+            node, request = ready.get(place), self._companions.get(number)
+            if node is not None and node.companion == number:
+                self._unfit.pop(node.name, None)  # it was only slow
+                continue
+            if node is not None and request is not None and request.silent(now):
+                other = self._companions.get(node.companion)
+                if other is not None and now - other.since < SILENT:  # nothing delays both
+                    self._unreported.add(request.node)
+            if node is None and request is not None and state.failures and not state.signalled:
+                request.used = False  # it keeps its turn
+            else:
+                self._drop(number)  # it may still come: then it is sent away
+
+    def _complain(self, came: int, wanted: int, why: str, seconds: float) -> None:
+        if why in self._told:
+            return
+        unfit = [f"{name}: {what}" for name, (_, what) in self._unfit.items()]
+        reasons = "; ".join(filter(None, [*unfit, why])) or "no request reached a node"
+        say(
+            f"partition {self._config.standby_partition} gave {came} of {wanted} nodes "
+            f"in {seconds:.1f} s ({reasons})"
+        )
+
+    def to_report(self, came: bool) -> dict[str, tuple[int, str]]:
+        """Standby nodes that did not run robust-task: allocation, and what was seen; once each.
+
+        Empty where several failed and none did not: that is a cause that they share.
+        """
+        names, self._unreported = self._unreported, set()
+        if not came and len(names) > 1:
+            say(f"no node of {', '.join(sorted(names))} ran robust-task: is python there?")
+            return {}
+        return {name: self._unfit[name] for name in names}
+
+    # -- what became of the requests
+
+    def _look(self, chosen: Mapping[int, int]) -> None:
+        """Learn, beside the loop, which nodes Slurm has allotted to requests that take long."""
+        now = time.monotonic()
+        waiting = [r for n, r in self._companions.items() if n in chosen and now - r.since > LOOK]
+        if waiting and (self._looking is None or self._looking.done()):
+            self._looking = self._beside(self._look_once(waiting))
+
+    async def _look_once(self, requests: Sequence[Request]) -> None:
+        try:
+            jobs = await aside(self._allotted, ASK)
+        except (SlurmError, TimeoutError):
+            return
+        for request in requests:
+            request.look(jobs, time.monotonic())
+
+    def _allotted(self) -> list[Allotted]:
+        return self._boss.slurm.allotted(steps.companion_name(self._state.job_id))
+
+    async def _held_up(self, over: Callable[[], bool]) -> str:
+        """Why Slurm gives none: a limit is waited for in vain; "" if Slurm was away."""
+        before = self._slurm.outage.count
         name = steps.companion_name(self._state.job_id)
-        self._reason = "Slurm does not say why"
-        with contextlib.suppress(SlurmError, TimeoutError):
-            reasons = await aside(lambda: self._boss.slurm.waiting_reasons(name), ASK)
-            told = ", ".join(sorted(reasons - BUSY))
-            self._reason = f"Slurm's reason: {told}" if told else "none became free"
+        try:
+            reasons = await self._slurm.call(
+                "get a standby node", lambda: self._boss.slurm.waiting_reasons(name), over
+            )
+        except SlurmError:
+            return "Slurm does not say why"
+        if self._slurm.outage.count != before:
+            return ""
+        told = ", ".join(sorted(reasons - BUSY))
+        return f"Slurm's reason: {told}" if told else "none became free"
 
     def _assign(self, tasks: Mapping[int, int]) -> dict[int, int]:
         """Number → place; the largest places first, each gets the smallest that is enough."""
@@ -197,10 +313,15 @@ class Companions:
 
     # -- asking
 
-    async def _ask_for(self, wanted: list[Wanted], without: list[str]) -> str:
-        """Have one for each that none of the unused fits; why that is not possible, or ""."""
+    async def _ask_for(
+        self, wanted: list[Wanted], suspects: list[str], over: Callable[[], bool] | None = None
+    ) -> str:
+        """Have one for each that none of the unused fits; why that is not possible, or "".
+
+        With ``over`` it waits for Slurm while that is away, until ``over()``.
+        """
         try:
-            return await self._request(wanted, without)
+            return await self._request(wanted, suspects, over)
         except Exception as err:  # noqa: BLE001 - a slip here must not end the job
             text = f"internal error while asking for a node: {type(err).__name__}: {err}"
             if text not in self._told:
@@ -208,7 +329,9 @@ class Companions:
                 say(text)
             return text
 
-    async def _request(self, wanted: list[Wanted], without: list[str]) -> str:
+    async def _request(
+        self, wanted: list[Wanted], suspects: list[str], over: Callable[[], bool] | None
+    ) -> str:
         self._sweep()
         spare = sorted(c.tasks for c in self._unused())
         missing = []
@@ -220,15 +343,15 @@ class Companions:
                 spare.remove(fitting)
         if not missing:
             return ""
-        without = list(dict.fromkeys([*without, *self._earlier]))
+        without = list(dict.fromkeys([*self._bad, *suspects, *self._unfit, *self._earlier]))
         partition, slurm = self._config.standby_partition, self._boss.slurm
         try:
             job, partitions, nodes = await asyncio.gather(
-                asyncio.to_thread(slurm.job, self._state.job_id),
-                asyncio.to_thread(slurm.partitions),
-                asyncio.to_thread(slurm.nodes),
+                self._question(lambda: slurm.job(self._state.job_id), over),
+                self._question(slurm.partitions, over),
+                self._question(slurm.nodes, over),
             )
-        except SlurmError as err:
+        except (SlurmError, TimeoutError) as err:
             return f"cannot ask for a standby node: {err}"
         if partition not in partitions:
             return f"no partition {partition!r} to take a node from (standby_partition)"
@@ -245,43 +368,68 @@ class Companions:
                 argv = steps.companion_argv(launch, job, partition, tasks, without, minutes)
                 now = f"--immediate={AT_ONCE}"
                 prefer = [f"--nodelist={best[name]}", now] if name in best else []
-                await self._start(_Companion(next(self._numbers), tasks, argv, prefer))
+                await self._start(Request(next(self._numbers), tasks, argv, prefer))
         except OSError as err:
             return f"cannot run srun for a standby node: {err}"
         return ""
 
-    async def _start(self, companion: _Companion) -> None:
-        launch, number = self._boss.launch, companion.number
+    async def _question(self, ask: Callable[[], T], over: Callable[[], bool] | None) -> T:
+        if over is None:
+            return await aside(ask, LONGEST)
+        return await self._slurm.call("get a standby node", ask, over)
+
+    async def _start(self, request: Request) -> None:
+        launch, number = self._boss.launch, request.number
         task = steps.task_argv(self._config.task_python, launch.options, launch.command.command)
         env = {**without_slurm(self._boss.env), **self._secrets.env(number)}
         self._state.awaited.add(number)
-        self._companions[number] = companion
-        companion.process = None
-        argv = [companion.argv[0], *companion.prefer, *companion.argv[1:], *task]
+        self._companions[number] = request
+        request.process, request.since = None, time.monotonic()
+        request.outages = self._slurm.outage.count
+        argv = [request.argv[0], *request.prefer, *request.argv[1:], *task]
         try:
             # Nobody's input but the job's own srun's.
-            companion.process = process = await steps.start(
+            request.process = process = await steps.start(
                 argv, env, own_session=True, stdin=asyncio.subprocess.DEVNULL
             )
         finally:
-            if companion.process is None:
+            if request.process is None:
                 self._drop(number)
         if number not in self._companions:  # not wanted any more, meanwhile
-            _terminate(process)
-        notice = asyncio.create_task(self._notice_end(companion, process))
-        self._waits.add(notice)
-        notice.add_done_callback(self._waits.discard)
+            request.terminate()
+        self._beside(self._notice_end(request, process))
 
-    async def _notice_end(self, companion: _Companion, process: asyncio.subprocess.Process) -> None:
+    async def _notice_end(self, request: Request, process: asyncio.subprocess.Process) -> None:
         await process.wait()
-        joined = any(n.companion == companion.number for n in self._state.nodes.values())
-        preferred, companion.prefer = companion.prefer, []
-        if preferred and not joined and companion.number in self._companions:
-            try:
-                await self._start(companion)  # Somebody was quicker: any node will do.
-            except OSError as err:
-                say(f"cannot run srun for a standby node: {err}")
+        joined = any(n.companion == request.number for n in self._state.nodes.values())
+        if not joined and request.number in self._companions:
+            found = await self._judge(request)
+            preferred, request.prefer = request.prefer, []
+            if preferred and found != "unfit" and request.number in self._companions:
+                try:
+                    await self._start(request)  # Somebody was quicker: any node will do.
+                except OSError as err:
+                    say(f"cannot run srun for a standby node: {err}")
+            else:
+                request.outcome = found
+        request.prefer = [] if joined else request.prefer
         self._state.changed.set()
+
+    async def _judge(self, request: Request) -> Outcome:
+        """Learn what became of a request whose srun has ended before robust-task reported."""
+        lasted = time.monotonic() - request.since
+        try:
+            jobs = await self._slurm.call("learn which standby node was allotted", self._allotted)
+        except SlurmError:
+            return "refused"
+        away = self._slurm.outage.count != request.outages
+        return outcome(request.look(jobs, time.monotonic()), lasted, away)
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     # -- leaving
 
@@ -296,30 +444,25 @@ class Companions:
 
     def end(self, number: int) -> None:
         """Its node has left the job."""
-        companion = self._companions.pop(number, None)
-        if companion is not None and companion.process is not None:
-            _terminate(companion.process)
+        request = self._companions.pop(number, None)
+        if request is not None:
+            request.terminate()
 
     async def close(self) -> None:
-        """End all companions; they were told to finish, or the job is over."""
+        """End all requests and allocations; they were told to finish, or the job is over."""
         if self._asking is not None:
             await asyncio.wait([self._asking], timeout=END)
-        starting = [*self._waits, *([self._asking] if self._asking is not None else [])]
+        starting = [*self._tasks, *([self._asking] if self._asking is not None else [])]
         for task in starting:  # none may start any more
             task.cancel()
         if starting:
             await asyncio.wait(starting, timeout=END)
         processes = [c.process for c in self._companions.values() if c.process is not None]
+        requests = list(self._companions.values())
         self.send_away()
         if processes:
             ends = [asyncio.create_task(process.wait()) for process in processes]
             await asyncio.wait(ends, timeout=END)
-            for process in processes:
-                _terminate(process)
+            for request in requests:
+                request.terminate()
             await asyncio.wait(ends, timeout=END)
-
-
-def _terminate(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()

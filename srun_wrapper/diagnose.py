@@ -139,11 +139,15 @@ def root_of(failures: Sequence[Failure]) -> Failure:
     return min(failures, key=lambda f: (is_cascade(f), order[f.symptom], f.at))
 
 
-def diagnose(failures: Sequence[Failure], world_nodes: int = 1) -> Diagnosis:
+def diagnose(
+    failures: Sequence[Failure], world_nodes: int = 1, newcomers: Collection[str] = ()
+) -> Diagnosis:
     """Name the cause and the suspect nodes of failures that were seen together.
 
     ``world_nodes``: on how many nodes ranks were to run. A command that cannot be run on some of
     them only is those nodes' fault (a mount that is missing), on all of them the user's.
+    ``newcomers``: nodes that have just taken a place; one that cannot start a rank is proven unfit,
+    since the same command ran elsewhere before.
     """
     root = root_of(failures)
     lost = tuple(dict.fromkeys(f.node for f in failures if f.symptom in ("node_lost", "stuck")))
@@ -157,10 +161,11 @@ def diagnose(failures: Sequence[Failure], world_nodes: int = 1) -> Diagnosis:
         return _diagnose_nan(failures)
     unable = [f for f in failures if not f.launched]
     nodes = tuple(dict.fromkeys(f.node for f in unable))
-    if unable and len(nodes) < world_nodes:
+    unfit = nodes if set(nodes) <= set(newcomers) else ()
+    if unable and (unfit or len(nodes) < world_nodes):
         first = unable[0]
-        lines = (f"{', '.join(nodes)} cannot run the command", last_error(first.tail))
-        return Diagnosis("crash", "node", nodes, lines, signature(first), first)
+        lines = (f"{', '.join(nodes)} cannot start a rank", last_error(first.tail))
+        return Diagnosis("crash", "node", nodes, lines, signature(first), first, unfit)
     return _diagnose_crash(root, failures)
 
 

@@ -61,8 +61,12 @@ class Recovery:
         if steady or state.progress.since_failure():
             self._culprit.forgive()
         state.progress.failed()
-        diagnosis = diagnose(failures, len(state.world.places))
-        self._culprit.budget.spend(diagnosis)
+        newcomers = self._replacement.newcomers()
+        diagnosis = diagnose(failures, len(state.world.places), newcomers)
+        if newcomers.issuperset(diagnosis.suspects or ("",)):
+            self._replacement.unfit(diagnosis.suspects)  # it costs no restart: none was tried
+        else:
+            self._culprit.budget.spend(diagnosis)
         diagnosis, wrong = ladder.acquit(diagnosis, self._culprit.budget)
         if wrong:
             self._replacement.withdraw(wrong, diagnosis.evidence[-1])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from robust_slurm.slurm import SlurmError
 from srun_wrapper import steps
-from srun_wrapper.companions import Companions
-from srun_wrapper.feed import ONLY_HERE, limited
+from srun_wrapper.companions import MOST_UNFIT, Companions
 from srun_wrapper.incident import Incident
 from srun_wrapper.ladder import Means
 from srun_wrapper.messages import Finish, Stop
@@ -17,13 +17,14 @@ from srun_wrapper.orphan import accused
 from srun_wrapper.report import say
 from srun_wrapper.requeue import put_back
 from srun_wrapper.roster import AgentKey, Node, Role
+from srun_wrapper.slurm_wait import SlurmWait
 
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
 
 MAX_COMPANIONS = 64
-SLURM_TRIES = 30
-SLURM_PAUSE = 10.0  # s between tries while slurmctld is away
+BUSY_TRIES = 30
+BUSY_PAUSE = 10.0  # s between tries while Slurm says that the job cannot be changed now
 
 
 class Replacement:
@@ -36,26 +37,32 @@ class Replacement:
         self._bad: list[str] = []  # every node that ever left this job, less those acquitted
         self._reports: dict[str, tuple[str, int]] = {}  # node -> incident, job of the report
         earlier = accused(supervisor.ledger.dir)
-        self._companions = Companions(supervisor, secrets, self._bad, earlier)
+        self._slurm = SlurmWait(supervisor.config.slurm_wait, self._over, say)
+        self._companions = Companions(supervisor, secrets, self._slurm, self._bad, earlier)
+        self._came: set[str] = set()  # took a place in the last recovery
+        self._unfit: set[str] = set()  # came, and could not start a rank
         self._released: set[str] = set()  # those that Slurm has back
         self._suspected: set[AgentKey] = set()  # alive, but to leave the job
         self._tasks: set[asyncio.Task[None]] = set()
-        self._told_feed = False
 
     def means(self, companions: int | None = None) -> Means:
         """What the ladder may count on now."""
         if companions is None:
-            companions = MAX_COMPANIONS if self._config.standby_partition else 0
+            some = self._config.standby_partition and len(self._unfit) < MOST_UNFIT
+            companions = MAX_COMPANIONS if some else 0
         batch = self._boss.env.get("SLURM_JOB_BATCH_HOST") or self._boss.env.get("ENVIRONMENT")
         requeue = self._config.requeue == "auto" and bool(batch)
         spares = len(self._state.spares())
-        means = Means(spares, companions, requeue, self._config.max_restarts)
-        had = [whole for n in self._state.world.places for whole in n.stdin.values()]
-        left = limited(means, self._boss.launch.feed, had)
-        if left.companions < means.companions and not self._told_feed:
-            self._told_feed = True
-            say(f"{ONLY_HERE}: no standby node is used")
-        return left
+        return Means(spares, companions, requeue, self._config.max_restarts)
+
+    def newcomers(self) -> set[str]:
+        """Nodes that have just taken a place and have not started a rank."""
+        ran = {rank.node.name for rank in self._state.world.by_rank.values() if rank.started}
+        return self._came - ran
+
+    def unfit(self, names: tuple[str, ...]) -> None:
+        """Newcomers could not start a rank."""
+        self._unfit.update(names)
 
     # -- leaving
 
@@ -118,24 +125,31 @@ class Replacement:
 
     async def _release(self, names: list[str], incident: Incident) -> None:
         await self._insist(
-            f"release {','.join(names)} from the job (until then unused in it)",
+            f"release {','.join(names)} from the job (unused in it until then)",
             lambda: self._give_back(names),
         )
         if self._config.drain == "direct":
             await self._insist("drain the bad node", lambda: self._drain(incident))
 
-    async def _insist(self, what: str, call: Callable[[], None]) -> None:
-        """Call Slurm, again while it cannot do it now; said once."""
-        for attempt in range(SLURM_TRIES):
+    def _over(self) -> bool:
+        """Whether the job is ending: nothing more is asked of Slurm."""
+        state = self._state
+        return state.signalled > 0 or state.ending or self._boss.step.ended
+
+    async def _insist(self, what: str, order: Callable[[], None]) -> None:
+        """Give Slurm an order, again while it cannot be carried out now; a refusal is said once."""
+        for attempt in range(BUSY_TRIES):
             try:
-                await asyncio.to_thread(call)
+                await self._slurm.call(what, order)
                 return
             except SlurmError as err:
+                if self._over():
+                    return
                 if attempt == 0:
                     say(f"cannot {what}: {err}")
-                if err.kind not in ("timeout", "unreachable", "conflict"):
+                if err.kind != "conflict":
                     return
-            await asyncio.sleep(SLURM_PAUSE)
+            await asyncio.sleep(BUSY_PAUSE)
 
     def _give_back(self, names: list[str]) -> None:
         slurm = self._boss.slurm
@@ -159,6 +173,7 @@ class Replacement:
     async def fill(self, incident: Incident) -> bool:
         """Put a node in every vacant place. False: not enough came in time, or a new failure."""
         assert incident.plan is not None
+        self._came.clear()
         world = self._state.world
         vacant = [i for i, n in enumerate(world.places) if n.gone]
         spares = {n.name: n for n in self._state.spares() if n.slots >= 1}
@@ -179,7 +194,20 @@ class Replacement:
         )
         for place, node in came.items():
             self._take_place(place, node, incident)
+        self._report_unfit(bool(came), incident)
         return len(came) == len(wanted)
+
+    def _report_unfit(self, came: bool, incident: Incident) -> None:
+        """Report the standby nodes that did not run robust-task: a reason to look at them."""
+        for name, (job, what) in self._companions.to_report(came).items():
+            record = {
+                "job": job,
+                "user": self._boss.env.get("SLURM_JOB_USER", ""),
+                "time": time.time(),
+                "symptom": "standby_unfit",
+                "evidence": [f"{name}: {what}"],
+            }
+            self._boss.ledger.accuse(name, incident.id, record)
 
     async def reinforce(self, count: int, slots: int) -> list[Node]:
         """Nodes with so many slots, for places that the allocation has no nodes for."""
@@ -190,6 +218,7 @@ class Replacement:
         old = self._state.world.places[place]
         self._state.world.places[place] = node
         self._state.move(node, Role.ACTIVE)
+        self._came.add(node.name)
         incident.swaps.append((old.name, node.name))
 
     def suspect(self, now: float) -> None:
@@ -222,13 +251,16 @@ class Replacement:
     async def requeue(self, incident: Incident) -> str:
         """Put the job back in the queue; returns why not, or ''."""
         try:
-            job = await asyncio.to_thread(
-                put_back,
-                self._boss.slurm,
-                self._state.job_id,
-                tuple(self._bad),
-                self._config.standby_partition,
-                self._boss.launch.options.size,
+            job = await self._slurm.call(
+                "put the job back in the queue",
+                lambda: put_back(
+                    self._boss.slurm,
+                    self._state.job_id,
+                    tuple(self._bad),
+                    self._config.standby_partition,
+                    self._boss.launch.options.size,
+                ),
+                whole=True,
             )
         except SlurmError as err:
             return f"cannot requeue: {err}"

@@ -69,8 +69,12 @@ def put_back(
     Some releases take no second update of a job (see SlurmError). Requeued with a dead node in
     it, it would not complete for SlurmdTimeout: a copy of it is submitted instead, the job
     itself cancelled, and the copy's id returned.
+
+    It may be called again after an error with ``away``: what was done before is not done twice.
     """
     job = slurm.job(job_id)
+    if job.state == "PENDING":
+        return job.id  # an earlier request was carried out, but its answer was lost
     if not job.batch:
         raise SlurmError(
             "conflict", ("scontrol", "requeue"), "only batch jobs (sbatch) can be requeued"
@@ -102,6 +106,8 @@ def put_back(
     try:
         slurm.submit(helper_script(name, changes), args=args)
     except SlurmError as err:
+        if err.away:
+            raise
         helper_error: SlurmError | None = err
     else:
         helper_error = None

@@ -27,7 +27,14 @@ SCRIPT_WORDS = "script"  # and the words behind the script's name, as JSON
 def submit_copy(
     slurm: Slurm, job: Job, bad: Sequence[str], partition: str, size: Mapping[str, str]
 ) -> int:
-    """Submit it; returns the new job's id. ``size``: the variables ``SIZE``. SlurmError."""
+    """Submit it; returns the new job's id. ``size``: the variables ``SIZE``. SlurmError.
+
+    A copy that exists already is returned instead: slurmctld may have accepted an earlier request
+    although the answer was lost.
+    """
+    for other in slurm.jobs(user=job.user):
+        if other.comment == _comment(job) and not other.finished:
+            return other.id
     script = slurm.batch_script(job.id)
     args = copy_args(job, bad, partition, size)
     if words := json.loads(size.get(SCRIPT_WORDS, "[]")):
@@ -46,7 +53,7 @@ def copy_args(job: Job, bad: Sequence[str], partition: str, size: Mapping[str, s
     args = [
         f"--job-name={job.name}",
         f"--partition={partition}",
-        f"--comment=robust: goes on for job {job.id}",
+        f"--comment={_comment(job)}",
         "--no-kill",
         "--open-mode=append",
     ]
@@ -68,6 +75,10 @@ def copy_args(job: Job, bad: Sequence[str], partition: str, size: Mapping[str, s
     if job.oversubscribe == "NO":
         args.append("--exclusive")
     return args
+
+
+def _comment(job: Job) -> str:
+    return f"robust: goes on for job {job.id}"
 
 
 def _optional(*pairs: tuple[str, str | None]) -> Sequence[str]:

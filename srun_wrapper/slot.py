@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -30,7 +31,6 @@ from srun_wrapper.messages import (
     Warmup,
 )
 from srun_wrapper.sample import Sampler
-from srun_wrapper.stdin import Stdin
 from srun_wrapper.tester import SlotTests
 from srun_wrapper.warm import Forked
 
@@ -60,7 +60,6 @@ class Slot:
         finish: Callable[[int, int], None],
         keeper: Keeper | None = None,
         tester: SlotTests | None = None,
-        stdin: Stdin | None = None,
     ) -> None:
         self._loop = loop
         self._local = local
@@ -70,7 +69,6 @@ class Slot:
         self._finish = finish
         self._keeper = keeper
         self._tester = tester
-        self._stdin = stdin
         self._running: Running | None = None
         self._epoch = 0
         self._first_of_all = False
@@ -171,8 +169,6 @@ class Slot:
             running.process.returncode = os.waitstatus_to_exitcode(status)
             self._running = None
             self._launcher.rank_ended()
-            if self._stdin is not None and running.process.returncode == 0:
-                self._stdin.finish()
             if not self._stopping:
                 self._exited(running)
 
@@ -236,8 +232,6 @@ class Slot:
     def _stopped(self, stuck: tuple[int, ...]) -> None:
         self._stopping = False
         self._running = None
-        if self._stdin is not None and not stuck:
-            self._stdin.rewind()
         launch, self._cold = self._cold, None
         if launch is not None and not stuck:
             self._launcher.spawn(launch)
@@ -259,7 +253,11 @@ class Slot:
         self._emit(Started(0, running.epoch, self._local, running.process.pid, warm))
 
     def _failed(self, launch: Launch, err: Exception) -> None:
-        text = f"robust-task: cannot run {launch.command[0]!r}: {err}\n"
+        what = f"cannot run {launch.command[0]!r}: {err}"
+        if isinstance(err, OSError) and err.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = Path(err.filename).parent if err.filename else self._run_dir.parent
+            what = f"no space left in {where}: cannot start {launch.command[0]!r}"
+        text = f"robust-task: {what}\n"
         os.write(2, text.encode())
         self._emit(Exited(0, launch.order.epoch, self._local, NOT_FOUND, None, 0.0, text, False))
 

@@ -15,6 +15,7 @@ from srun_wrapper import companions, steps
 from srun_wrapper.companions import Companions
 from srun_wrapper.messages import Hello
 from srun_wrapper.roster import Node, Role
+from srun_wrapper.slurm_wait import SlurmWait
 from srun_wrapper.state import JobState
 
 BUSY = "import sys; sys.exit(1)"
@@ -37,8 +38,9 @@ class Boss:
         job = SimpleNamespace(id=7, end_time=None)
         partition = SimpleNamespace(max_time_s=None)
         self.slurm = SimpleNamespace(
-            job=lambda _id: job, partitions=lambda: {"standby": partition}, nodes=dict
-        )
+            job=lambda _id: job, partitions=lambda: {"standby": partition}, nodes=dict,
+            allotted=lambda _name: [],
+        )  # fmt: skip
         self.asked: list[list[str]] = []
         self.sruns: list[asyncio.subprocess.Process] = []
         self.srun = WAITS
@@ -60,7 +62,10 @@ class Boss:
         monkeypatch.setattr(steps, "start", start)
         monkeypatch.setattr(steps, "companion_argv", argv)
         monkeypatch.setattr(steps, "task_argv", lambda *_words: [])
-        self.companions = Companions(self, SimpleNamespace(env=lambda _n: {}), [])  # type: ignore[arg-type]
+        self.said: list[str] = []
+        self.wait = SlurmWait(900.0, lambda: False, self.said.append)
+        secrets = SimpleNamespace(env=lambda _n: {})
+        self.companions = Companions(self, secrets, self.wait, [])  # type: ignore[arg-type]
 
     async def chatter(self, words: int = 20) -> None:
         """Agents of other nodes say something."""

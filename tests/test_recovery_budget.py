@@ -78,6 +78,7 @@ class NoNodes:
     def __init__(self, max_restarts: int) -> None:
         self.means = lambda companions=0: Means(0, 0, False, max_restarts)
         self.leave = self.release = lambda *_a: None
+        self.newcomers = lambda: set[str]()
 
     async def fill(self, _incident: Any) -> bool:
         return True

@@ -24,6 +24,8 @@ def job(**changes: Any) -> Job:
         "batch": True,
         "batch_host": "n1",
         "running": True,
+        "state": "RUNNING",
+        "user": "trainer",
         "partition": "train",
         "nodes": ("n1", "n2", "n3"),
         "num_nodes": 3,
@@ -41,6 +43,8 @@ def job(**changes: Any) -> Job:
         "min_memory_cpu_mb": None,
         "oversubscribe": "OK",
         "work_dir": "/home",
+        "comment": None,
+        "finished": False,
         "raw": {},
     }
     return cast(Job, SimpleNamespace(**(values | changes)))
@@ -52,6 +56,7 @@ class Recorder:
     def __init__(self, the_job: Job, fail: str = "", kind: Kind = "denied") -> None:
         self._job, self._fail, self._kind = the_job, fail, kind
         self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.others: list[Job] = []  # the user has more
 
     def _call(self, called: str, /, **args: Any) -> None:
         if called == self._fail:
@@ -66,6 +71,10 @@ class Recorder:
 
     def job(self, _job_id: int) -> Job:
         return self._job
+
+    def jobs(self, user: str) -> list[Job]:
+        assert user == self._job.user
+        return [self._job, *self.others]
 
     def partitions(self) -> dict[str, object]:
         return {"train": None, "standby": None}
@@ -194,6 +203,28 @@ def test_without_a_helper_it_only_takes_longer() -> None:
     with pytest.raises(SlurmError, match="requeued, but it will start only in about two minutes"):
         put_back(cast(Slurm, recorder), 12, ("n2",), "standby", SIZE)
     assert "requeue" in recorder.names()
+
+
+def test_what_an_unanswered_request_has_done_is_not_done_twice() -> None:
+    """slurmctld may have carried it out although the answer was lost."""
+    recorder = Recorder(job(state="PENDING", running=False))
+    assert put_back(cast(Slurm, recorder), 12, ("n2",), "standby", SIZE) == 12
+    assert not recorder.calls
+    recorder = Recorder(job(), "shrink", "conflict")
+    copy = {"id": 13, "comment": "robust: goes on for job 12"}
+    recorder.others = [job(**copy | {"id": 9, "finished": True}), job(**copy)]
+    assert put_back(cast(Slurm, recorder), 12, ("n2",), "standby", SIZE) == 13
+    assert recorder.names() == ["cancel"]
+
+
+@pytest.mark.parametrize("call", ["update_job", "shrink", "submit", "requeue"])
+def test_slurm_away_is_no_refusal(call: str) -> None:
+    """It is raised as such, to be tried again, and nothing else is done instead."""
+    recorder = Recorder(job(requeue=False), call, "unreachable")
+    with pytest.raises(SlurmError) as caught:
+        put_back(cast(Slurm, recorder), 12, ("n2",), "standby", SIZE)
+    assert caught.value.away and "cancel" not in recorder.names()
+    assert call == "requeue" or "requeue" not in recorder.names()
 
 
 def helper(tmp_path: Path, states: Sequence[str], refuse: int = 0) -> list[str]:

@@ -4,6 +4,7 @@ from robust_slurm.slurm.door import REASON_PREFIX, DrainResult, Slurm
 from robust_slurm.slurm.errors import Kind, SlurmError, classify
 from robust_slurm.slurm.model import (
     FINISHED,
+    Allotted,
     Job,
     Node,
     Partition,
@@ -16,6 +17,7 @@ from robust_slurm.slurm.run import Completed, Runner, run_command
 __all__ = [
     "FINISHED",
     "REASON_PREFIX",
+    "Allotted",
     "Completed",
     "DrainResult",
     "Job",

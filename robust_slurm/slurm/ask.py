@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from robust_slurm.slurm import parse, values
-from robust_slurm.slurm.errors import SlurmError, classify
+from robust_slurm.slurm.errors import AMBIGUOUS, SlurmError, classify
 from robust_slurm.slurm.model import (
     FINISHED,
+    Allotted,
     Job,
     Node,
     Partition,
@@ -133,6 +134,19 @@ class Questions:
         argv = ("squeue", "-h", "-a", "-t", "PD", "-u", str(os.getuid()), "-n", name, "-o", "%r")
         return set(self._run(argv, retry=True).stdout.split())
 
+    def allotted(self, name: str) -> list[Allotted]:
+        """The own jobs of that name, finished ones too, in the order of their ids."""
+        columns = ("JobID:.20|", "AllocSID:.20|", "State:.30|", "Reason:.60|", "NodeList:.4000|")
+        whose = ("-u", str(os.getuid()), "-n", name)
+        argv = ("squeue", "-h", "-a", "-t", "all", *whose, "-O", ",".join(columns))
+        found: list[Allotted] = []
+        for line in self._run(argv, retry=True).stdout.splitlines():
+            row = [word.strip() for word in line.split("|")]
+            if len(row) >= 5 and row[0].isdecimal() and row[1].isdecimal():
+                nodes = values.expand(row[4])
+                found.append(Allotted(int(row[0]), int(row[1]), row[2], row[3], nodes))
+        return sorted(found, key=lambda job: job.id)
+
     def placements(self) -> dict[int, Placement]:
         """Where the jobs are that hold nodes now, by id: short, no free text."""
         argv = ("squeue", "-o", "%N")
@@ -232,6 +246,8 @@ class Questions:
             error = classify(argv, done.returncode, done.stdout, done.stderr)
             if error is None or error.kind in allow:
                 return done
+            if AMBIGUOUS in error.message.lower() and not self.ping():
+                raise SlurmError("unreachable", argv, "no slurmctld answers")
             left = until - time.monotonic()
             if not retry or error.kind != "timeout" or left < 2 * _RETRY_PAUSE_S:
                 raise error

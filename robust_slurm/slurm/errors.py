@@ -41,8 +41,12 @@ _NO_SECOND_UPDATE = (
     "resize: keep the node in the allocation unused, or requeue the job"
 )
 
+# Printed by 22.05's scontrol both for a refused second update and where no slurmctld answers.
+AMBIGUOUS = "unexpected message received for job"
+
 # (lower-case part of a message, kind, hint or None for the kind's own). The first match wins.
 _RULES: tuple[tuple[str, Kind, str | None], ...] = (
+    ("munge encode failed", "unreachable", "munged is down on this host: start it"),
     ("socket timed out", "timeout", None),
     ("rate limit exceeded", "timeout", None),
     ("unable to contact slurm controller", "unreachable", None),
@@ -57,7 +61,7 @@ _RULES: tuple[tuple[str, Kind, str | None], ...] = (
     ("controller is in standby mode", "unreachable", None),
     ("insane message length", "version", None),
     ("zero bytes were transmitted or received", "version", None),
-    ("unexpected message received for job", "conflict", _NO_SECOND_UPDATE),
+    (AMBIGUOUS, "conflict", _NO_SECOND_UPDATE),
     ("unexpected message received", "version", None),
     ("protocol authentication error", "version", None),
     ("invalid authentication credential", "version", None),
@@ -143,6 +147,15 @@ class SlurmError(Exception):
     def transient(self) -> bool:
         """Whether the same request may succeed later without anything else changing."""
         return self.kind in ("timeout", "unreachable")
+
+    @property
+    def away(self) -> bool:
+        """Whether Slurm has not judged the request: slurmctld, munge or the network is away.
+
+        ``version`` counts: a slurmctld that is being started or upgraded, or whose own munged is
+        down, answers with protocol and authentication errors, too.
+        """
+        return self.kind in ("timeout", "unreachable", "version")
 
     def __str__(self) -> str:
         shown = " ".join(self.command)

@@ -165,6 +165,17 @@ class Placement:
     nodes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Allotted:
+    """A job of the own user, as far as it says what became of a request for nodes."""
+
+    id: int
+    session: int  # of the process that asked, as its own host numbers it
+    state: str
+    reason: str
+    nodes: tuple[str, ...]
+
+
 def job_from(record: Mapping[str, str]) -> Job:
     """Raises ParseError when a field that every release prints is missing."""
     user = re.fullmatch(r"([^()]*)\((\d+)\)", record.get("UserId", ""))

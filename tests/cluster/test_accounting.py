@@ -101,7 +101,7 @@ def test_a_limit_that_keeps_the_companion_away_is_told(slurm: Cluster) -> None:
     training = start(slurm, 2, toy="--hold 8", sbatch="--qos=long", robust=robust)
     training.wait_step(8)
     slurm.crash("n2")
-    training.wait_says(r"gave 0 of 1 nodes within 5 s \(Slurm's reason: QOSMaxNodePerUserLimit\)")
+    training.wait_says(r"gave 0 of 1 nodes in \d+\.\d s \(Slurm's reason: QOSMaxNodePerUserLimit\)")
     training.until(lambda: len(training.runs()) == 2, "second run of the job", WAIT)
     training.check_done()
 

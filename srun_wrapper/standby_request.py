@@ -1,0 +1,82 @@
+"""One request for a standby node: its srun, and what became of it (pure but for the process)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from robust_slurm.slurm import Allotted
+
+SILENT = 5.0  # s for robust-task to report once Slurm runs it on a node
+NO_ANSWER = 4.0  # s; an srun that was refused ends sooner, one without slurmctld later
+NOT_LAUNCHED = "JobLaunchFailure"  # Slurm's reason when nobody took the allocation
+
+Outcome = Literal["waiting", "unfit", "again", "refused"]
+"""``unfit``: the node did not run robust-task; ``again``: the request never reached a node, and
+the next one may; ``refused``: Slurm gives no node."""
+
+
+@dataclass(slots=True)
+class Request:
+    """A request; times are monotonic seconds."""
+
+    number: int
+    tasks: int
+    argv: list[str]
+    prefer: list[str]
+    """srun's options that ask for one particular node, at once or not at all."""
+    since: float = 0.0  # when its srun was started
+    outages: int = 0  # absences of Slurm until then
+    process: asyncio.subprocess.Process | None = None
+    used: bool = False
+    outcome: Outcome = "waiting"
+    job: int = 0  # the standby allocation
+    node: str = ""  # the node that Slurm allotted
+    runs_since: float | None = None  # when its step was first seen to run there
+
+    @property
+    def ended(self) -> bool:
+        """Its srun has, and none follows."""
+        return self.process is not None and self.process.returncode is not None and not self.prefer
+
+    def silent(self, now: float) -> bool:
+        """Whether robust-task should have reported by now; the caller knows that it did not."""
+        return self.runs_since is not None and now - self.runs_since >= SILENT
+
+    def look(self, jobs: Sequence[Allotted], now: float) -> Allotted | None:
+        """Take over what Slurm knows of the request; returns its job."""
+        session = self.process.pid if self.process is not None else 0  # srun leads its session
+        own = [job for job in jobs if job.session == session]
+        if not own:
+            return None
+        job = own[-1]
+        self.job = job.id
+        self.node = job.nodes[0] if job.nodes else ""
+        if job.state == "RUNNING" and self.node and self.runs_since is None:
+            self.runs_since = now
+        return job
+
+    def terminate(self) -> None:
+        if self.process is not None and self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.terminate()
+
+
+def outcome(job: Allotted | None, lasted: float, away: bool) -> Outcome:
+    """Judge a request whose srun has ended without a word of robust-task.
+
+    ``lasted``: seconds that srun ran. ``away``: Slurm was away meanwhile, so that the end of srun
+    says nothing about a node. Slurm cancels an allocation whose prolog fails.
+    """
+    if away:
+        return "again"
+    if job is None:
+        return "again" if lasted >= NO_ANSWER else "refused"
+    if not job.nodes:
+        return "refused"
+    if job.reason == NOT_LAUNCHED or job.state == "CANCELLED":
+        return "again"
+    return "unfit"

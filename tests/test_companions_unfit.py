@@ -1,0 +1,174 @@
+"""Standby nodes that do not run robust-task, and requests that Slurm did not hear."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import companions_boss
+import pytest
+from companions_boss import BUSY, WAITS, Boss, asked, play, srun_count
+
+from robust_slurm.config import Config
+from robust_slurm.slurm import Allotted, SlurmError
+from srun_wrapper import companions, slurm_wait, standby_request
+
+boss = companions_boss.boss
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_wait, "PAUSES", (0.01,))
+    monkeypatch.setattr(companions, "LOOK", 0.05)
+    monkeypatch.setattr(standby_request, "SILENT", 0.3)
+
+
+def allotted(boss: Boss, *nodes: str, state: str = "FAILED") -> Callable[[str], list[Allotted]]:
+    """Slurm's answer: the n-th srun was given the n-th of these nodes."""
+
+    def answer(_name: str) -> list[Allotted]:
+        pairs = enumerate(zip(boss.sruns, nodes, strict=False), start=50)
+        return [
+            Allotted(number, srun.pid, state, "NonZeroExitCode", (node,))
+            for number, (srun, node) in pairs
+        ]
+
+    return answer
+
+
+def test_one_that_does_not_run_robust_task_is_excluded(
+    boss: Boss, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def scene() -> None:
+        boss.srun = BUSY
+        boss.slurm.allotted = allotted(boss, "s1")
+
+        async def come() -> None:
+            await asked(boss, 1)
+            boss.srun = WAITS
+            await srun_count(boss, 2)
+            boss.comes(2)
+
+        coming = asyncio.create_task(come())
+        came = await boss.companions.take({1: (2, "n2")})
+        await coming
+        assert [node.name for node in came.values()] == ["s2"]
+        assert boss.asked[1] == ["--ntasks=2", "--exclude=s1"]
+        assert boss.companions.to_report(True) == {
+            "s1": (50, "srun ended before robust-task reported (exit code 1)")
+        }
+        assert boss.companions.to_report(True) == {}
+
+    play(boss, scene)
+    assert not capfd.readouterr().err
+
+
+def test_several_of_them_are_a_shared_cause(boss: Boss, capfd: pytest.CaptureFixture[str]) -> None:
+    async def scene() -> None:
+        boss.srun = BUSY
+        boss.slurm.allotted = allotted(boss, "s1", "s2", "s3", "s4", "s5", "s6")
+        assert await boss.companions.take({1: (2, "n2")}) == {}
+        assert 2 <= len(boss.asked) <= 1 + companions.MOST_UNFIT
+        assert boss.companions.to_report(False) == {}
+
+    play(boss, scene)
+    said = capfd.readouterr().err
+    assert "partition standby gave 0 of 1 nodes in 0." in said
+    assert "s1: srun ended before robust-task reported (exit code 1); s2: " in said
+    assert "ran robust-task: is python there?" in said
+
+
+@pytest.mark.parametrize("second", ["s1", "s2"])
+def test_beside_a_silent_one_another_is_asked_for(boss: Boss, second: str) -> None:
+    """The first that reports is used."""
+
+    async def scene() -> None:
+        boss.slurm.allotted = allotted(boss, "s1", state="RUNNING")
+
+        async def come() -> None:
+            await srun_count(boss, 2)
+            assert boss.asked[1] == ["--ntasks=2", "--exclude=s1"]
+            boss.comes(int(second[1:]))
+
+        coming = asyncio.create_task(come())
+        came = await boss.companions.take({1: (2, "n2")})
+        await coming
+        assert [node.name for node in came.values()] == [second]
+        reported = boss.companions.to_report(True)
+        assert list(reported) == (["s1"] if second == "s2" else [])
+
+    play(boss, scene)
+
+
+def test_it_is_asked_again_when_slurm_was_away(boss: Boss) -> None:
+    async def scene() -> None:
+        away = iter([SlurmError("timeout", ("squeue",), "no answer")] * 3)
+        known = boss.slurm.job
+
+        def job(number: int) -> object:
+            for error in away:
+                raise error
+            return known(number)
+
+        def jobs(_name: str) -> list[Allotted]:
+            job(7)
+            return allotted(boss, "s1")("")  # what slurmctld found when it woke up
+
+        boss.srun = BUSY
+        boss.slurm.allotted = jobs
+
+        async def come() -> None:
+            await asked(boss, 1)
+            boss.srun = WAITS
+            await srun_count(boss, 2)
+            boss.comes(2)
+
+        coming = asyncio.create_task(come())
+        came = await boss.companions.take({1: (2, "n2")})
+        await coming
+        assert list(came) == [1] and boss.asked[1] == ["--ntasks=2"]
+        assert not boss.companions.to_report(True)
+        assert [text.partition(" (")[0] for text in boss.said] == [
+            "Slurm does not answer",
+            "Slurm answers again after 0 s",
+        ]
+
+    play(boss, scene)
+
+
+def test_the_request_waits_for_slurm_but_not_beyond_a_signal(boss: Boss) -> None:
+    async def scene() -> None:
+        boss.companions._config = Config(standby_wait=60.0)
+
+        def job(_number: int) -> object:
+            raise SlurmError("unreachable", ("scontrol",), "connect failure")
+
+        boss.slurm.job = job
+        taking = asyncio.create_task(boss.companions.take({1: (2, "n2")}))
+        await asyncio.sleep(0.3)
+        assert not taking.done() and boss.said
+        boss.state.signalled = 15
+        boss.state.changed.set()
+        assert await asyncio.wait_for(taking, 10.0) == {}
+
+    play(boss, scene)
+
+
+def test_slurm_was_away_while_a_node_was_awaited(boss: Boss) -> None:
+    """Then it is waited for anew."""
+
+    async def scene() -> None:
+        boss.companions._config = Config(standby_wait=0.3)
+        away = iter([SlurmError("timeout", ("squeue",), "no answer")] * 3)
+
+        def reasons(_name: str) -> set[str]:
+            for error in away:
+                raise error
+            boss.comes(1)
+            return set()
+
+        boss.slurm.waiting_reasons = reasons
+        came = await asyncio.wait_for(boss.companions.take({1: (2, "n2")}), 10.0)
+        assert [node.name for node in came.values()] == ["s1"]
+
+    play(boss, scene)
