@@ -78,7 +78,7 @@ class Checkpoints:
     durable_step: int | None = None
     survives: str = ""
     _here: set[int] = field(default_factory=set)  # ranks that enrolled in the running epoch
-    _resumed: int = 0  # epoch of which it has been noted
+    resumed_in: int = 0  # the newest epoch of which a rank said what it resumed from
     _placed: int = 0  # epoch whose ranks have been placed
     _leaf: dict[str, str] | None = None
     _told: set[str] = field(default_factory=set)
@@ -123,6 +123,8 @@ class Checkpoints:
             if message.epoch == self.boss.state.world.epoch:
                 self.saved[message.rank] = message
                 self._newest = max(self._newest, message.step)
+                progress = self.boss.state.progress
+                progress.saved = max(progress.saved or 0, message.step)
                 self._look_at_size(message)
         elif isinstance(message, Stock):
             asked = self.stocks.get(message.token)
@@ -144,8 +146,8 @@ class Checkpoints:
             self._alarm(node, message.rank, message.text)
         elif isinstance(message, Resumed) and message.epoch == self.boss.state.world.epoch:
             self._durable.resumed(message.step)
-            if message.epoch != self._resumed:
-                self._resumed = message.epoch
+            if message.epoch != self.resumed_in:
+                self.resumed_in = message.epoch
                 self.boss.ledger.event("resumed", rank=message.rank, step=message.step)
 
     def _committed(self, message: Committed) -> None:

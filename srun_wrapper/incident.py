@@ -10,6 +10,7 @@ from typing import Any
 from srun_wrapper.diagnose import Diagnosis
 from srun_wrapper.ladder import Plan
 
+RECOVERED = "recovered"  # the only outcome after which training goes on
 PHASES = ("detect", "decide", "stop", "test", "replace", "restore", "launch", "first_step")
 
 
@@ -29,8 +30,9 @@ class Incident:
     plan: Plan | None = None
     marks: dict[str, float] = field(default_factory=dict)
     swaps: list[tuple[str, str]] = field(default_factory=list)
-    step_before: int | None = None
-    resume_step: int | None = None
+    step_before: int | None = None  # the newest that was seen
+    resume_step: int | None = None  # the first that was done after it
+    fresh: bool = False  # no step had been made before
     restored: tuple[str, ...] = ()  # what the ranks were restored from, in words
     tests: tuple[str, ...] = ()  # what tests of the machines said
     ranks: int = 0  # that were started again
@@ -58,7 +60,9 @@ class Incident:
 
     @property
     def lost_steps(self) -> int | None:
-        """Steps that had been done and were done again."""
+        """Steps that had been done and were done again; None: not known, which is not 0."""
+        if self.fresh:
+            return 0
         if self.step_before is None or self.resume_step is None:
             return None
         return max(0, self.step_before - self.resume_step + 1)
@@ -96,7 +100,8 @@ class Incident:
         what = self.diagnosis.symptom.replace("_", " ")
         where = ",".join(self.diagnosis.suspects) or self.diagnosis.root.node or "the job"
         swapped = "".join(f"; {new} took the ranks of {old}" for old, new in self.swaps)
-        steps = "" if self.lost_steps is None else f"; {_count(self.lost_steps)} lost"
+        lost = self.lost_steps
+        steps = "; lost steps unknown" if lost is None else f"; {_count(lost)} lost"
         warm = f"; {self.warm} of {self.ranks} ranks started warm" if self.warm else ""
         restored = f"; {self.restored[0].partition(':')[0]}" if self.restored else ""
         return (

@@ -16,12 +16,15 @@ class Progress:
     at_failure: int | None = None  # ``best`` at the last failure
     ceiling: int | None = None  # step of this epoch's first loss that was not finite
     beats_at_failure: int | None = None  # ``beats`` of the last failed epoch
+    saved: int | None = None  # newest step that a rank has saved
+    saved_at_failure: int | None = None
 
     def since_failure(self) -> bool:
         """Whether the epoch that ends now brought the job further than the last failure.
 
-        With counted steps (torch hook) the absolute step is unknown: an epoch that ends after
-        as many steps as the one before it is taken for the same spot.
+        With counted steps (torch hook) the absolute step is unknown: the saved ones tell. Where
+        none are saved, an epoch that ends after as many steps as the one before it is taken for
+        the same spot.
         """
         if self.numbered:
             return self.best is not None and (
@@ -29,6 +32,8 @@ class Progress:
             )
         if not self.beats:
             return False
+        if self.saved is not None:
+            return self.saved_at_failure is None or self.saved > self.saved_at_failure
         if self.beats_at_failure is None:
             return True
         return abs(self.beats - self.beats_at_failure) > max(2, self.beats_at_failure // 10)
@@ -53,6 +58,7 @@ class Progress:
     def failed(self) -> None:
         self.at_failure = self.best
         self.beats_at_failure = self.beats
+        self.saved_at_failure = self.saved
 
     def new_epoch(self) -> None:
         self.beats = 0

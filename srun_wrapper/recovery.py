@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from srun_wrapper import ladder, restoring
 from srun_wrapper.culprit import Culprit
 from srun_wrapper.diagnose import Failure, diagnose, is_cascade, killed_by, node_error
-from srun_wrapper.incident import Incident
+from srun_wrapper.incident import RECOVERED, Incident
 from srun_wrapper.replace import Replacement
 from srun_wrapper.report import put, say
+from srun_wrapper.restarted import proven
 from srun_wrapper.roster import Role
 from srun_wrapper.stopping import stop_ranks
 
@@ -57,8 +58,8 @@ class Recovery:
         failures = list(state.failures)
         state.failures.clear()
         state.stopping_epoch = state.world.epoch
-        steady = time.monotonic() - state.pace.epoch_since >= STEADY
-        if steady or state.progress.since_failure():
+        lived = time.monotonic() - state.pace.epoch_since
+        if lived >= STEADY or state.progress.since_failure():
             self._culprit.forgive()
         state.progress.failed()
         newcomers = self._replacement.newcomers()
@@ -124,14 +125,14 @@ class Recovery:
         reason = f"{diagnosis.symptom}: {diagnosis.evidence[0] if diagnosis.evidence else ''}"
         self._boss.begin_epoch(reason)
         self._replacement.release(incident)
-        if not await self._until_stepping(incident):
+        if not await proven(self._boss, incident, lived):
             self._close(incident, SUPERSEDED)
             return None
         if state.signalled or self._boss.step.ended:
             self._close(incident, ENDED)
             return None
         self._boss.phase = "running"
-        self._close(incident, "recovered")
+        self._close(incident, RECOVERED)
         say(incident.line())
         return None
 
@@ -213,32 +214,9 @@ class Recovery:
         staying = [n for n in state.world.places if n.role is Role.ACTIVE]
         await stop_ranks(self._boss, staying, lambda: bool(state.failures) or state.signalled > 0)
         incident.mark("stop")
-        if state.progress.numbered:
-            incident.step_before = state.progress.best  # the last reports are in now
+        progress = state.progress  # the last reports are in now
+        incident.step_before = progress.best if progress.numbered else progress.saved
         return not state.failures
-
-    async def _until_stepping(self, incident: Incident) -> bool:
-        """Wait for the new epoch's first step everywhere; False if another failure came."""
-        state = self._state
-        world = state.world
-        stepped_before = bool(world.steppers)
-
-        def over() -> bool:
-            return bool(state.failures) or state.signalled > 0 or self._boss.step.ended
-
-        await state.until(lambda: over() or world.all_started(), None)
-        incident.mark("launch")
-        incident.warm, incident.ranks = world.warm, world.started
-        if state.failures:
-            return False
-        if stepped_before:
-            await state.until(lambda: over() or world.all_stepped(), None)
-            if state.failures:
-                return False
-            restored = self._boss.restoring.step
-            incident.resume_step = state.progress.resume if restored is None else restored + 1
-        incident.mark("first_step")
-        return True
 
     def _close(self, incident: Incident, outcome: str) -> None:
         incident.outcome = outcome

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import Any
 
-from srun_wrapper.incident import Incident, ettr
+from srun_wrapper.incident import RECOVERED, Incident, ettr
 from srun_wrapper.roster import Role
 from srun_wrapper.state import JobState
 
@@ -82,7 +82,7 @@ class Account:
         self.started = time.monotonic()
         self.wall = time.time()
         self.first_step: float | None = None
-        self.lost_steps = 0
+        self.lost_steps: int | None = 0  # None: of some recovery it is not known
         self.recovering = 0.0
         self.incidents = 0
         self._step_times: list[float] = []
@@ -90,13 +90,22 @@ class Account:
     def incident(self, incident: Incident, step_time: float | None) -> None:
         self.incidents += 1
         self.recovering += incident.phases()["total"]
-        lost = incident.lost_steps or 0
-        self.lost_steps += lost
+        lost = incident.lost_steps
+        if self.lost_steps is not None and lost is not None:
+            self.lost_steps += lost
+        elif incident.outcome == RECOVERED:
+            self.lost_steps = None
         if step_time is not None:
             self._step_times.append(step_time)
 
-    def unproductive(self, now: float, step_time: float | None) -> float:
-        """Seconds without new steps: start-up, recoveries, and steps done twice."""
+    def unproductive(self, now: float, step_time: float | None) -> float | None:
+        """Seconds without new steps: start-up, recoveries, and steps done twice.
+
+        None where that is not known: without steps, or after a recovery that lost nobody knows
+        how many.
+        """
+        if self.lost_steps is None or (self.first_step is None and self.incidents):
+            return None
         start_up = (self.first_step if self.first_step is not None else now) - self.started
         known = [*self._step_times, *([step_time] if step_time is not None else [])]
         again = self.lost_steps * statistics.median(known) if known else 0.0
@@ -127,6 +136,7 @@ def roster(
         "started": account.wall,
         "supervisor": {"host": socket.gethostname(), "pid": os.getpid()},
         "world_size": state.world.size,
+        "ranks": state.world.size + len(state.world.inner),
         "step": best,
         "step_time_s": step_time,
         "nodes": [
@@ -142,8 +152,8 @@ def roster(
         ],
         "incidents": account.incidents,
         "lost_steps": account.lost_steps,
-        "unproductive_s": round(lost, 3),
-        "ettr": ettr(now - account.started, lost),
+        "unproductive_s": None if lost is None else round(lost, 3),
+        "ettr": None if lost is None else ettr(now - account.started, lost),
         "note": note,
     }
 

@@ -216,7 +216,7 @@ class JobState:
             if message.epoch == self.world.epoch and node.role is Role.ACTIVE:
                 for saved in message.saved:
                     self.on_store(node, saved)
-                stepping = self.world.all_stepped()
+                stepping = bool(self.world.steppers) and self.world.all_stepped()
                 self._beats(node, message)
                 if stepping:
                     return  # steps as ever: nobody waits for that

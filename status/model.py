@@ -54,12 +54,13 @@ class JobRow:
     silent_s: float
     nodes: tuple[dict[str, Any], ...]
     world_size: int
+    ranks: int
     step: int | None
     step_time_s: float | None
     epoch: int
     incidents: int
-    lost_steps: int
-    unproductive_s: float
+    lost_steps: int | None
+    unproductive_s: float | None
     ettr: float | None
     note: str
     checkpoint: Checkpoint | None
@@ -126,6 +127,7 @@ def job_row(roster: Roster, slurm: SlurmView, now: float) -> JobRow:
         silent_s=max(0.0, now - roster.updated),
         nodes=tuple(asdict(member) for member in roster.nodes),
         world_size=roster.world_size,
+        ranks=roster.ranks,
         step=roster.step,
         step_time_s=roster.step_time_s,
         epoch=roster.epoch,

@@ -54,12 +54,13 @@ class Roster:
     started: float | None
     host: str
     world_size: int
+    ranks: int  # with those that a torchrun in a task slot has started
     step: int | None
     step_time_s: float | None
     nodes: tuple[Member, ...]
     incidents: int
-    lost_steps: int
-    unproductive_s: float
+    lost_steps: int | None  # None: not known
+    unproductive_s: float | None
     ettr: float | None
     note: str
     checkpoint: Checkpoint | None = None
@@ -143,12 +144,13 @@ def roster_from(data: object) -> Roster | None:
         started=number(data.get("started")),
         host=clean(supervisor.get("host"), 255) if isinstance(supervisor, dict) else "",
         world_size=whole(data.get("world_size")) or 0,
+        ranks=whole(data.get("ranks")) or whole(data.get("world_size")) or 0,
         step=whole(data.get("step")),
         step_time_s=number(data.get("step_time_s")),
         nodes=tuple(_members(data.get("nodes"), job_id)),
         incidents=whole(data.get("incidents")) or 0,
-        lost_steps=whole(data.get("lost_steps")) or 0,
-        unproductive_s=number(data.get("unproductive_s")) or 0.0,
+        lost_steps=whole(data.get("lost_steps")),
+        unproductive_s=number(data.get("unproductive_s")),
         ettr=number(data.get("ettr")),
         note=clean(data.get("note")),
         checkpoint=_checkpoint(data.get("checkpoint")),

@@ -72,7 +72,8 @@ def print_job(report: JobReport, out: Console) -> None:
         if warm := sum(node["warm"] for node in row.nodes):
             spare = sum(node["warm"] for node in row.nodes if not node["ranks"])
             more = f" and {spare} on spare nodes" if spare else ""
-            text = f"{warm - spare} of {row.world_size} ranks would start warm{more}"
+            most = max(row.ranks, warm - spare)
+            text = f"{warm - spare} of {most} ranks would start warm{more}"
             out.print(f"restarts of step {row.step_id}: {text}")
     out.print()
     if report.incidents:
@@ -111,7 +112,8 @@ def _checkpoint(at: Checkpoint) -> str:
 
 
 def _incident(incident: Incident, phases: Sequence[str]) -> list[str]:
-    lost = "" if incident.lost_steps is None else str(incident.lost_steps)
+    unknown = "?" if incident.outcome == "recovered" else ""
+    lost = unknown if incident.lost_steps is None else str(incident.lost_steps)
     return [
         _clock(incident.time),
         incident.symptom,
@@ -142,8 +144,8 @@ def _jobs(rows: tuple[JobRow, ...]) -> Table:
             "" if row.step_time_s is None else f"{row.step_time_s:.3g} s",
             str(row.epoch),
             str(row.incidents),
-            str(row.lost_steps),
-            "" if row.ettr is None else f"{row.ettr:.4f}",
+            "?" if row.lost_steps is None else str(row.lost_steps),
+            "?" if row.ettr is None else f"{row.ettr:.4f}",
         )
     return table
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from robust_slurm.config import Config
-from srun_wrapper import recovery
+from srun_wrapper import recovery, restarted
 from srun_wrapper import state as job_state
 from srun_wrapper.checkpoints import Checkpoints
 from srun_wrapper.diagnose import Failure
@@ -102,6 +102,7 @@ def test_only_an_hour_refills_the_budget(
     clock = Clock()
     for module in (recovery, job_state):
         monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(restarted, "proving_time", lambda _lived: 0.0)
 
     async def life() -> int:
         boss = Boss(2)

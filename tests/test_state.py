@@ -329,3 +329,26 @@ def test_an_impossible_move_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     job.state.move(node, Role.SPARE)
     assert node.role is Role.EVICTED
     assert news[1] == "internal error: n0 cannot become spare: it is evicted"
+
+
+@pytest.mark.parametrize(
+    ("beats", "at_failure", "saved", "saved_at_failure", "progress"),
+    [
+        (100, 100, 580, 500, True),  # as many steps as before, but further on
+        (100, 100, 500, 500, False),
+        (300, 100, 480, 500, False),  # more steps, and not as far
+        (5, None, 5, None, True),
+        (0, 100, 580, 500, False),
+        (100, 100, None, None, False),
+    ],
+)
+def test_progress_by_saved_steps(
+    beats: int,
+    at_failure: int | None,
+    saved: int | None,
+    saved_at_failure: int | None,
+    progress: bool,
+) -> None:
+    now = Progress(beats=beats, beats_at_failure=at_failure, saved=saved)
+    now.saved_at_failure = saved_at_failure
+    assert now.since_failure() is progress
