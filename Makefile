@@ -30,11 +30,12 @@ test bench: PACKAGES += $(MORE_PACKAGES)
 
 # All of it runs, also after a failure. Lint runs beside the first tests: it has one core only.
 # The first look at the tests compiles them once; each worker would do it by itself.
+# tests.rerun runs a cluster test that failed once more, alone (docs/testing.md).
 test: setup
 	@failed=0; \
 	$(MAKE) --no-print-directory lint & lint=$$!; \
 	$(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder || failed=1; \
+	$(BIN)/python -m pytest -p tests.rerun -n $(WORKERS) --dist loadfile --no-loadscope-reorder || failed=1; \
 	wait $$lint || { echo "lint failed: see above, or make lint"; failed=1; }; \
 	exit $$failed
 

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from health.aside import aside
-from health.breaker import Decision, Drain, Limits, allowed, stays
+from health.breaker import Decision, Drain, Limits, allowed, cause_of, may_stand, stays
+from health.checks import ALL
 from health.finding import LADDER
-from health.reserve import fleet_size, reserve, withdraw
+from health.holds import Rules, service
+from health.reserve import Answer, fleet_size, reserve, withdraw
 from health.settings import Settings
 from health.system import Event, System
-from health.verdict import parse_reason
+from health.verdict import parse_reason, with_action
 
 if TYPE_CHECKING:
     from robust_slurm.slurm import Node, Slurm
@@ -36,6 +39,8 @@ class Outcome(NamedTuple):
     error: str = ""  # why Slurm could not be told
     stood: bool = False  # it stood before: nothing was done
     note: str = ""  # why there was no reservation
+    reason: str = ""  # what stands in place of the reason that was given
+    why: str = ""  # and why that is
 
     def __str__(self) -> str:
         if self.bound:
@@ -44,11 +49,17 @@ class Outcome(NamedTuple):
             return f"not drained: it is already, by another's reason: {self.kept}"
         if self.stood:
             return "is drained already"
+        if self.drained and self.reason:
+            return f"drained as {self.reason}: {self.why}"
         return "drained" if self.drained else f"not drained: {self.error}"
 
 
 def limits_of(settings: Settings) -> Limits:
     return Limits(**{key: settings.breaker[key] for key in Limits._fields})
+
+
+def rules_of(settings: Settings) -> Rules:
+    return Rules(**{key: settings.breaker[key] for key in Rules._fields})
 
 
 def open_door(settings: Settings) -> Door:
@@ -88,31 +99,42 @@ class Drainer:
 
         context = self._system.context
         # Of now, not of the start of the run: that is when it counts against others.
-        parsed = parse_reason(reason)
-        user = parsed is not None and parsed.cls == "user"
-        own = Drain(round(time.time(), 6), context.node, context.job, user)
+        own = Drain(round(time.time(), 6), context.node, context.job, cause(reason))
         try:
             node = self._door().nodes([own.node]).get(own.node)
         except SlurmError as error:
-            return self._unheard(own, str(error))
+            return self._unheard(own, reason, str(error))
         if node is None:
-            return self._unheard(own, f"Slurm knows no node {own.node}")
+            return self._unheard(own, reason, f"Slurm knows no node {own.node}")
         standing = stands(node, reason)
         if standing is not None:
             return standing
         if "DRAIN" in node.state:  # for something milder: it is out of service already
             return self._order(own, reason)
-        decision, why_not = self._reserved(own)
-        if decision is None:
-            return self._without_ledger(own, reason)._replace(note=why_not)
-        if not decision.allowed:
-            return Outcome(bound=decision.why)
-        outcome = self._order(own, reason)
-        if outcome.kept:
-            aside(lambda: withdraw(self._settings.state_dir, own), self._left(LEDGER_S))
-        return outcome
+        reason, why = self._escalated(own, reason)
+        outcome = self._place(own, reason)
+        return outcome._replace(reason=reason, why=why) if why and outcome.drained else outcome
 
     # ---- inside
+
+    def _escalated(self, own: Drain, reason: str) -> tuple[str, str]:
+        """The reason with action "service" and why, if the node was drained for it too often."""
+        parsed = parse_reason(reason)
+        why = service(parsed, self._events(), own.time, rules_of(self._settings))
+        return (with_action(parsed, "service"), why) if parsed and why else (reason, "")
+
+    def _place(self, own: Drain, reason: str) -> Outcome:
+        answer, why_not = self._reserved(own, reason)
+        if answer is None:
+            return self._without_ledger(own, reason)._replace(note=why_not)
+        if not answer.allowed:
+            return Outcome(bound=answer.why)
+        bound = self._standing(own, [Drain(*row) for row in answer.pending])
+        outcome = Outcome(bound=bound) if bound else self._order(own, reason)
+        if outcome.kept or bound:
+            state_dir = self._settings.state_dir
+            aside(lambda: withdraw(state_dir, own, reason, bound), self._left(LEDGER_S))
+        return outcome
 
     def _left(self, most: float) -> float:
         return max(0.1, min(most, self._until - time.monotonic()))
@@ -120,16 +142,26 @@ class Drainer:
     def _door(self) -> Slurm:
         return self._open(self._left(float(self._settings.gate["scontrol_deadline"])))
 
-    def _reserved(self, own: Drain) -> tuple[Decision | None, str]:
+    def _standing(self, own: Drain, pending: Sequence[Drain]) -> str:
+        """Which limit on drains that stand is reached; "": none, or Slurm does not answer."""
+        from robust_slurm.slurm import SlurmError
+
+        try:
+            nodes = self._door().nodes()
+        except SlurmError:
+            return ""  # the window's limit holds
+        return may_stand([*standing_drains(nodes), *pending], self._limits, len(nodes), own).why
+
+    def _reserved(self, own: Drain, reason: str) -> tuple[Answer | None, str]:
         """The breaker's word on the shared ledger; None and why, without one."""
         state_dir = self._settings.state_dir
         if not state_dir:
             return None, "no state_dir is set"
         answer, error = aside(  # slurm.conf may lie on a dead file system, too
-            lambda: reserve(state_dir, own, self._limits, fleet_size(self._system)),
+            lambda: reserve(state_dir, own, self._limits, fleet_size(self._system), reason),
             self._left(LEDGER_S),
         )
-        return (None, f"no shared ledger: {error}") if error else (Decision(*answer), "")
+        return (None, f"no shared ledger: {error}") if error else (Answer(*answer), "")
 
     def _order(self, own: Drain, reason: str) -> Outcome:
         from robust_slurm.slurm import SlurmError
@@ -149,8 +181,11 @@ class Drainer:
         try:
             nodes = self._door().nodes()
         except SlurmError as error:
-            return self._unheard(own, str(error))
-        decision = allowed(standing_drains(nodes), own.time, self._limits, len(nodes), own)
+            return self._unheard(own, reason, str(error))
+        there = standing_drains(nodes)
+        decision = allowed(there, own.time, self._limits, len(nodes), own)
+        if decision.allowed:
+            decision = may_stand(there, self._limits, len(nodes), own)
         if not decision.allowed:
             return Outcome(bound=decision.why)
         outcome = self._order(own, reason)
@@ -172,22 +207,39 @@ class Drainer:
             pass  # what it cannot see it cannot take back
         return outcome
 
-    def _unheard(self, own: Drain, error: str) -> Outcome:
+    def _unheard(self, own: Drain, reason: str, error: str) -> Outcome:
         """Slurm does not answer, and will drain the node itself if the gate stays closed."""
-        decision, _ = self._reserved(own)
+        decision: Answer | Decision | None = self._reserved(own, reason)[0]
         if decision is None:
-            events = self._own_drains()
-            decision = allowed(events, own.time, self._limits, 0, own)
+            decision = allowed(self._own_drains(), own.time, self._limits, 0, own)
         return Outcome(error=error) if decision.allowed else Outcome(bound=decision.why)
 
     def _own_drains(self) -> list[Drain]:
         """What this node remembers by itself; at the worst only its own."""
+        node = self._system.context.node
+        return [
+            Drain(e.time, node, job_in(e.data), cause(str(e.data.get("reason", ""))))
+            for e in self._events()
+            if e.kind == "drain"
+        ]
+
+    def _events(self) -> list[Event]:
         try:
-            events = self._system.history()
+            return self._system.history()
         except OSError:
             return []
-        node = self._system.context.node
-        return [Drain(e.time, node, job_in(e.data)) for e in events if e.kind == "drain"]
+
+
+def cause(reason: str) -> str:
+    """What a drain for this reason is counted with."""
+    return cause_of(parse_reason(reason), _families())
+
+
+@cache
+def _families() -> Mapping[str, str]:
+    """The family of each finding, those of a check that hung or broke among them."""
+    found = {f"{check.name}-{end}": check.name for check in ALL for end in ("hung", "error")}
+    return found | {condition.check: check.name for check in ALL for condition in check.conditions}
 
 
 def stands(node: Node, reason: str) -> Outcome | None:
@@ -212,8 +264,8 @@ def standing_drains(nodes: Mapping[str, Node]) -> list[Drain]:
     for node in nodes.values():
         reason = parse_reason(node.reason or "")
         if reason is not None and "DRAIN" in node.state and node.reason_time is not None:
-            user = reason.cls == "user"
-            found.append(Drain(node.reason_time, node.name, reason.job, user))
+            told = cause(node.reason or "")
+            found.append(Drain(node.reason_time, node.name, reason.job, told))
     return found
 
 
@@ -229,9 +281,10 @@ def drain_event(
     """What the history keeps of a drain. ``told_slurm``: the reason that Slurm itself will write
     because the gate exits with 1 ("Prolog error"); only where ours could not be placed."""
     context = system.context
-    parsed = parse_reason(reason)
+    given, placed = parse_reason(reason), outcome.reason or reason
+    parsed = parse_reason(placed)
     data: dict[str, Any] = {
-        "reason": reason,
+        "reason": placed,
         "job": context.job,
         "uid": context.uid,
         "where": context.where,
@@ -241,6 +294,8 @@ def drain_event(
     if parsed is not None:
         data |= {"check": parsed.check, "device": parsed.device, "action": parsed.action}
         data["class"] = parsed.cls
+    if outcome.reason and given is not None:
+        data |= {"base": given.action, "why": outcome.why}
     if told_slurm:
         data["as"] = told_slurm
     if outcome.error:

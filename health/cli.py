@@ -95,6 +95,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     repaired.add_argument("--note", default="", help="what was done, for the record")
 
+    commands.add_parser(
+        "status", parents=[common], help="this node's drains of the last day, and what keeps them"
+    )
+
     baseline = commands.add_parser(
         "baseline", parents=[common], help="record this node's driver, VBIOS, ... as right for all"
     )

@@ -95,6 +95,28 @@ def explain(options: Namespace) -> int:
     return OPEN
 
 
+def status(options: Namespace) -> int:
+    """The node's drains of the last day, and what the circuit breaker refused on all nodes."""
+    from health.act import rules_of
+    from health.aside import aside
+    from health.drain_times import lines
+    from health.reserve import refused_lately
+
+    system = _system(options, "deep")
+    settings, now = system.settings, system.now()
+    try:
+        events = system.history()
+    except OSError as err:
+        raise BadInput(_said(err, "the node's history")) from None
+    print("\n".join(lines(system.context.node, events, now, rules_of(settings))))
+    if settings.state_dir:
+        since = now - float(settings.breaker["window"])
+        refused, _ = aside(lambda: refused_lately(settings.state_dir, since), 5.0)
+        for _, node, _, reason, why, _ in refused or []:
+            print(f"{node}: NOT drained, {reason}: {why}")
+    return OPEN
+
+
 def repaired(options: Namespace) -> int:
     """Write the event that the sweep waits for before it undrains."""
     from health import history

@@ -1,18 +1,19 @@
 """The fleet's automatic drains: each gate writes its own down before it drains, under one lock.
 
 ``<state_dir>/nodes/drains.jsonl``, root's as all beside it. Whoever holds the lock sees every
-drain before its own, so the circuit breaker's limits hold however many gates fail at once.
+drain before its own, so the circuit breaker's limits hold however many gates fail at once. What the
+breaker refused is written there too, once per node, cause and window, for the doctor.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from health import rootfiles
-from health.breaker import Decision, Drain, Limits, allowed
+from health.breaker import USER, Decision, Drain, Limits, allowed
 from health.history import NODES
 from health.hostlist import expand
 from health.slurmconf import _pairs, _with_includes, load
@@ -21,10 +22,33 @@ from health.system import System
 FILE = "drains.jsonl"
 _LOCK = "drains.lock"
 _LOOK_BACK = 1 << 20  # bytes: ten thousand drains
+PENDING_S = 120.0  # after which Slurm shows a drain that was reserved, or it was not made
+FULL_S = 300.0  # for which nobody asks Slurm again how many nodes stand drained
 
 
-def reserve(state_dir: str, own: Drain, limits: Limits, fleet_size: int) -> Decision:
-    """Ask for one drain and write it down if it is allowed.
+class Refusal(NamedTuple):
+    """A drain that was not made. ``stand``: because too many nodes stand drained."""
+
+    time: float
+    node: str
+    cause: str
+    reason: str
+    why: str
+    stand: bool
+
+
+class Answer(NamedTuple):
+    """``pending``: other nodes' drains that Slurm may not show yet."""
+
+    allowed: bool
+    why: str
+    pending: Sequence[Sequence[Any]] = ()
+
+
+def reserve(
+    state_dir: str, own: Drain, limits: Limits, fleet_size: int, reason: str = ""
+) -> Answer:
+    """Ask for one drain and write it down if it is allowed; else why not, with ``reason``.
 
     Raises OSError where there is no ledger to trust, and blocks while the file system or another
     gate does: call it in a child.
@@ -33,45 +57,104 @@ def reserve(state_dir: str, own: Drain, limits: Limits, fleet_size: int) -> Deci
     held = rootfiles.lock(nodes, _LOCK)
     fd = rootfiles.open_file(nodes, FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
-        drains = parse(rootfiles.records(rootfiles.tail(fd, _LOOK_BACK)))
+        records = list(rootfiles.records(rootfiles.tail(fd, _LOOK_BACK)))
+        drains, refused = parse(records), refusals(records)
         decision = allowed(drains, own.time, limits, fleet_size, own)
+        for last in refused:
+            if last.stand and last.cause == own.cause and abs(own.time - last.time) < FULL_S:
+                decision = Decision(False, last.why)
         if decision.allowed:
             rootfiles.append(fd, rootfiles.line_of(own._asdict()))
-            if os.fstat(fd).st_size > 2 * _LOOK_BACK:
-                rootfiles.replace(nodes, FILE, rootfiles.tail(fd, _LOOK_BACK))
-        return decision
+        elif not _known(refused, own, limits.window):
+            rootfiles.append(fd, _refusal(own, reason, decision.why, stand=False))
+        if os.fstat(fd).st_size > 2 * _LOOK_BACK:
+            rootfiles.replace(nodes, FILE, rootfiles.tail(fd, _LOOK_BACK))
+        near = [d for d in drains if d.node != own.node and abs(d.time - own.time) < PENDING_S]
+        return Answer(*decision, near)
     finally:
         for each in (fd, held, nodes):
             os.close(each)
 
 
-def withdraw(state_dir: str, own: Drain) -> None:
-    """The drain was not made after all: it counts no more. Like ``reserve``."""
+def withdraw(state_dir: str, own: Drain, reason: str = "", why: str = "") -> None:
+    """The drain was not made after all: it counts no more. Like ``reserve``.
+
+    ``why``: too many nodes stand drained; kept with ``reason``.
+    """
     nodes = rootfiles.open_dir(f"{state_dir}/{NODES}")
     held = rootfiles.lock(nodes, _LOCK)
     fd = rootfiles.open_file(nodes, FILE, os.O_RDWR | os.O_APPEND)
     try:
         rootfiles.append(fd, rootfiles.line_of({**own._asdict(), "withdrawn": True}))
+        if why:
+            rootfiles.append(fd, _refusal(own, reason, why, stand=True))
     finally:
         for each in (fd, held, nodes):
             os.close(each)
+
+
+def _refusal(own: Drain, reason: str, why: str, *, stand: bool) -> bytes:
+    more = {"refused": why[:300], "reason": reason[:200], "stand": stand}
+    return rootfiles.line_of({**own._asdict(), **more})
+
+
+def _known(refused: Iterable[Refusal], own: Drain, window: float) -> bool:
+    return any(
+        (one.node, one.cause) == (own.node, own.cause) and abs(own.time - one.time) < window
+        for one in refused
+    )
+
+
+def refused_lately(state_dir: str, since: float) -> list[Refusal]:
+    """What the breaker refused since then, oldest first; raises OSError, and may block."""
+    nodes = rootfiles.open_dir(f"{state_dir}/{NODES}")
+    try:
+        fd = rootfiles.open_file(nodes, FILE, os.O_RDONLY)
+    except FileNotFoundError:
+        return []
+    finally:
+        os.close(nodes)
+    try:
+        found = refusals(rootfiles.records(rootfiles.tail(fd, _LOOK_BACK)))
+    finally:
+        os.close(fd)
+    return [one for one in found if one.time >= since]
+
+
+def refusals(records: Iterable[dict[str, Any]]) -> list[Refusal]:
+    """What was refused, in the order of the file. Pure."""
+    found = []
+    for record in records:
+        drain = _drain(record)
+        if drain is not None and record.get("refused"):
+            reason, why = str(record.get("reason", "")), str(record["refused"])
+            stand = record.get("stand") is True
+            found.append(Refusal(drain.time, drain.node, drain.cause, reason, why, stand))
+    return found
 
 
 def parse(records: Iterable[dict[str, Any]]) -> list[Drain]:
     """The drains that stand, oldest first; what is no drain is left out. Pure."""
     found: dict[Drain, None] = {}
     for record in records:
-        time, node, job = record.get("time"), record.get("node"), record.get("job")
-        if isinstance(time, bool) or not isinstance(time, int | float) or not math.isfinite(time):
+        drain = _drain(record)
+        if drain is None or record.get("refused"):
             continue
-        if not isinstance(node, str) or isinstance(job, bool) or not isinstance(job, int):
-            continue
-        drain = Drain(float(time), node, job, record.get("user") is True)
         if record.get("withdrawn"):
             found.pop(drain, None)
         else:
             found[drain] = None
     return list(found)
+
+
+def _drain(record: Mapping[str, Any]) -> Drain | None:
+    time, node, job = record.get("time"), record.get("node"), record.get("job")
+    if isinstance(time, bool) or not isinstance(time, int | float) or not math.isfinite(time):
+        return None
+    if not isinstance(node, str) or isinstance(job, bool) or not isinstance(job, int):
+        return None
+    cause = record.get("cause", USER if record.get("user") is True else "")
+    return Drain(float(time), node, job, cause) if isinstance(cause, str) else None
 
 
 def fleet_size(system: System) -> int:

@@ -43,10 +43,34 @@ GATE: Mapping[str, Setting] = {
     "scontrol_deadline": Setting(3.0, "one scontrol call", "s"),
 }
 BREAKER: Mapping[str, Setting] = {
-    "max_nodes": Setting(5, "nodes drained within the window before draining stops", "nodes"),
+    "max_nodes": Setting(
+        5, "nodes drained for one cause within the window before draining stops", "nodes"
+    ),
     "max_percent": Setting(10.0, "share of the cluster's nodes, likewise", "%"),
+    "hard_nodes": Setting(
+        20, "as max_nodes, for hard evidence (gpu-gone, gpu-missing, xid-79, …)", "nodes"
+    ),
+    "hard_percent": Setting(20.0, "as max_percent, for hard evidence", "%"),
     "window": Setting(3600.0, "the time over which drains are counted", "s"),
-    "max_per_job": Setting(2, "nodes that one job may cause to be drained", "nodes"),
+    "max_per_job": Setting(
+        2, "nodes that one job may cause to be drained, hard evidence not counted", "nodes"
+    ),
+    "standing_percent": Setting(
+        20.0,
+        "share of the cluster's nodes that may stand drained automatically at once: for what users "
+        "left, and for all but hard evidence, each",
+        "%",
+    ),
+    "hard_standing_percent": Setting(30.0, "likewise, on hard evidence", "%"),
+    "hold_down": Setting(
+        600.0,
+        "least time of a drain that a re-check lifts; doubles with each drain more for the same "
+        "finding within 24 h",
+        "s",
+    ),
+    "hold_times": Setting(
+        3, "drains for the same finding of class node within 24 h that mean service; 0: never"
+    ),
 }
 LEMON: Mapping[str, Setting] = {
     "strikes": Setting(3, "strikes within the window that make a node a lemon"),
@@ -74,6 +98,11 @@ ACTIVE: Mapping[str, Setting] = {
         "",
         "interpreter of the active tests (absolute; has torch and robust-slurm; root runs it, so "
         "it and all that it imports must be root's); empty: the gate runs none",
+    ),
+    "user": Setting(
+        "nobody",
+        "account of the processes that import torch, which the interpreter's environment must be "
+        'readable for; "root": none but root',
     ),
     "accused": Setting(
         "quick", 'what an accused node is tested with once no job is on it: "quick" or "never"'

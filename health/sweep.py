@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from health import active_child, history, jobs
-from health.act import drain_event, open_door, stands
+from health.act import drain_event, open_door, rules_of, stands
 from health.active_answer import owed
 from health.aside import aside
 from health.check import Where
@@ -21,6 +21,7 @@ from health.cures import noticed_resets
 from health.finding import Finding
 from health.fleet_copy import copy_fleet
 from health.gate import RECORD_S, Gate, alarm, broke, say, told
+from health.holds import held_until, settled
 from health.inquiry import LEMON, Inquiry, acquitted, notes
 from health.proof import due
 from health.report import Report
@@ -242,7 +243,11 @@ class Sweep:
         free = mine.reason.check == LEMON.check and acquitted(
             known, self._gate.settings, now, drained
         )
-        return why_not(standing, mine, known, boot, booted, places, free)
+        kept = why_not(standing, mine, known, boot, booted, places, free)
+        until = held_until(mine.reason, mine.event, known, rules_of(self._gate.settings))
+        if kept or free or until <= now or settled(mine.event, known):
+            return kept
+        return f"held down until {time.strftime('%H:%M:%S', time.localtime(until))}"
 
     def _test(
         self, report: Report, verdict: Verdict, mine: Ours, known: Iterable[Event]

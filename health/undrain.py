@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from health.cures import cured
+from health.holds import settled
 from health.system import Event
 from health.verdict import Reason, parse_reason, without_reboot
 
@@ -82,7 +83,7 @@ def _near(drains: Iterable[Event], time: float | None, rebooted: bool) -> Event 
 def why_not(
     standing: Standing,
     mine: Ours,
-    events: Iterable[Event],
+    events: Sequence[Event],
     boot: str,
     booted: float,
     places: Mapping[str, str],
@@ -96,7 +97,8 @@ def why_not(
     other = sorted(set(standing.flags) - HARMLESS)
     if other:
         return f"the node is also {'+'.join(other)}"
-    if acquitted:
+    # "base": the action was made "service" because the finding had come back too often.
+    if acquitted or (mine.event.data.get("base") and settled(mine.event, events)):
         return ""
     device = mine.reason.device
     gpu = places.get(device, device)

@@ -99,6 +99,12 @@ def parse_reason(text: str) -> Reason | None:
     )
 
 
+def with_action(reason: Reason, action: ActionName) -> str:
+    """The text of a reason, with another action."""
+    device = reason.device or NO_DEVICE
+    return f"{PREFIX}:{reason.cls}:{reason.check}:{device}:{action}:job{reason.job}"
+
+
 def without_reboot(text: str) -> tuple[str, bool]:
     """A reason without what Slurm added for a reboot, and whether it had added anything."""
     plain = re.sub(rf"{_REBOOT}+$", "", text)

@@ -154,8 +154,8 @@ def _daemon_pid(parent: int, name: str) -> int:
 def _end(pid: int, name: str) -> None:
     fd = os.pidfd_open(pid)
     try:
+        signal.pidfd_send_signal(fd, signal.SIGCONT)  # a frozen one would never see the other
         signal.pidfd_send_signal(fd, signal.SIGTERM)
-        signal.pidfd_send_signal(fd, signal.SIGCONT)
         if not select.select([fd], [], [], _WAIT_S)[0]:
             raise LabError(f"{name} did not end within {_WAIT_S:.0f} s of SIGTERM")
     finally:

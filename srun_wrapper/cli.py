@@ -18,6 +18,7 @@ from robust_slurm.config import Config, ConfigError, flags, help_text, load
 from robust_slurm.ledger import StateDirError, prepare
 from robust_slurm.slurm import Slurm
 from srun_wrapper import neighbours, output
+from srun_wrapper.feed import Feed, feed
 from srun_wrapper.layout import StepPlan, plan_step
 from srun_wrapper.orphan import accused
 from srun_wrapper.remainder import corrected, fit, look
@@ -94,7 +95,10 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         tuple(filter(None, config.warm_packages.replace(",", " ").split())),
     )
     ranks = rank_env(command, request, env) | checkpoint_env(config) | {"ROBUST_NAN": config.nan}
-    launch = Launch(command, plan, options, kept, companion, ranks)
+    source = feed(request.input, os.isatty(0))
+    if source is Feed.FILE:
+        companion += (f"--input={request.input}",)
+    launch = Launch(command, plan, options, kept, companion, ranks, source)
     return asyncio.run(supervise(config, launch))
 
 

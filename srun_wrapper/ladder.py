@@ -66,6 +66,7 @@ class Means:
     companions: int  # how many nodes may still be asked from the standby partition
     requeue: bool
     max_restarts: int
+    never: str = ""  # why the ranks cannot be started again at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,8 @@ def plan(diagnosis: Diagnosis, vacant: tuple[str, ...], budget: Budget, means: M
     are proven bad. ``budget`` already includes this failure.
     """
     must = tuple(dict.fromkeys([*vacant, *diagnosis.proven]))
+    if means.never:
+        return Plan("stop", must, means.never)
     if not diagnosis.proven and (end := _over(diagnosis, budget, means)):
         return end
     leave = tuple(dict.fromkeys([*must, *suspect_nodes(diagnosis, budget.nodes)]))

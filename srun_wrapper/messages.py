@@ -103,6 +103,13 @@ class Stopped(Event):
     stuck: tuple[int, ...] = ()  # pids that survived SIGKILL
 
 
+class StdinRead(Event):
+    """Input has come through a slot's stdin."""
+
+    local: int
+    whole: bool  # all of it is kept for the next incarnation of the rank
+
+
 class SlotLost(Event):
     """A shim of this node vanished."""
 
@@ -278,7 +285,17 @@ class PeerSay(Message):
     silent: float
 
 
-_FromSlot = Started | Exited | Stopped | Inspected | Imports | WarmRanks | WorkerEnded | FromStore
+_FromSlot = (
+    Started
+    | Exited
+    | StdinRead
+    | Stopped
+    | Inspected
+    | Imports
+    | WarmRanks
+    | WorkerEnded
+    | FromStore
+)
 _ToSlot = Start | Stop | Signal | Inspect | Finish | Warmup | RunTests | ToStore
 FromShim = SlotHello | _FromSlot
 ToShim = SlotWelcome | _ToSlot

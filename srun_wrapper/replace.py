@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from robust_slurm.slurm import SlurmError
 from srun_wrapper import steps
 from srun_wrapper.companions import MOST_UNFIT, Companions
+from srun_wrapper.feed import ONLY_HERE, limited
 from srun_wrapper.incident import Incident
 from srun_wrapper.ladder import Means
 from srun_wrapper.messages import Finish, Stop
@@ -44,6 +45,7 @@ class Replacement:
         self._released: set[str] = set()  # those that Slurm has back
         self._suspected: set[AgentKey] = set()  # alive, but to leave the job
         self._tasks: set[asyncio.Task[None]] = set()
+        self._told_feed = False
 
     def means(self, companions: int | None = None) -> Means:
         """What the ladder may count on now."""
@@ -53,7 +55,13 @@ class Replacement:
         batch = self._boss.env.get("SLURM_JOB_BATCH_HOST") or self._boss.env.get("ENVIRONMENT")
         requeue = self._config.requeue == "auto" and bool(batch)
         spares = len(self._state.spares())
-        return Means(spares, companions, requeue, self._config.max_restarts)
+        means = Means(spares, companions, requeue, self._config.max_restarts)
+        had = [whole for n in self._state.world.places for whole in n.stdin.values()]
+        left = limited(means, self._boss.launch.feed, had)
+        if left.companions < means.companions and not self._told_feed:
+            self._told_feed = True
+            say(f"{ONLY_HERE}: no standby node is used")
+        return left
 
     def newcomers(self) -> set[str]:
         """Nodes that have just taken a place and have not started a rank."""

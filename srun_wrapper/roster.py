@@ -59,6 +59,7 @@ class Node:
     ask_again: float = 0.0  # not before, by the monotonic clock
     refused: bool = False  # its kernel says that its shim is gone
     closed_at: float | None = None  # when its connection broke
+    stdin: dict[int, bool] = field(default_factory=dict)  # local id with input -> it is all kept
     stores: dict[int, int] = field(default_factory=dict)  # local id -> port of the slot's store
     warm: dict[int, int] = field(default_factory=dict)  # local id -> ranks that would start warm
     stalled: tuple[str, ...] = ()  # shared file systems in use that do not answer

@@ -31,6 +31,7 @@ from srun_wrapper.messages import (
     Warmup,
 )
 from srun_wrapper.sample import Sampler
+from srun_wrapper.stdin import Stdin
 from srun_wrapper.tester import SlotTests
 from srun_wrapper.warm import Forked
 
@@ -60,6 +61,7 @@ class Slot:
         finish: Callable[[int, int], None],
         keeper: Keeper | None = None,
         tester: SlotTests | None = None,
+        stdin: Stdin | None = None,
     ) -> None:
         self._loop = loop
         self._local = local
@@ -69,6 +71,7 @@ class Slot:
         self._finish = finish
         self._keeper = keeper
         self._tester = tester
+        self._stdin = stdin
         self._running: Running | None = None
         self._epoch = 0
         self._first_of_all = False
@@ -169,6 +172,8 @@ class Slot:
             running.process.returncode = os.waitstatus_to_exitcode(status)
             self._running = None
             self._launcher.rank_ended()
+            if self._stdin is not None and running.process.returncode == 0:
+                self._stdin.finish()
             if not self._stopping:
                 self._exited(running)
 
@@ -232,6 +237,8 @@ class Slot:
     def _stopped(self, stuck: tuple[int, ...]) -> None:
         self._stopping = False
         self._running = None
+        if self._stdin is not None and not stuck:
+            self._stdin.rewind()
         launch, self._cold = self._cold, None
         if launch is not None and not stuck:
             self._launcher.spawn(launch)

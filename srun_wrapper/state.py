@@ -26,6 +26,7 @@ from srun_wrapper.messages import (
     Stalled,
     Start,
     Started,
+    StdinRead,
     Stop,
     Stopped,
     WarmRanks,
@@ -246,6 +247,8 @@ class JobState:
             node.stopped = max(node.stopped, message.epoch)
             node.free_port = message.free_port
             node.stuck = message.stuck
+        elif isinstance(message, StdinRead):
+            node.stdin[message.local] = message.whole
         elif isinstance(message, SlotLost):
             self._fail_node(node, "node_lost", f"a robust-task of {node.name} died")
         elif isinstance(message, Stalled):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from robust_slurm.slurm import Job
+from srun_wrapper.feed import Feed
 from srun_wrapper.layout import StepPlan
 from srun_wrapper.srun_options import Option, SrunCommand
 from srun_wrapper.task import TaskOptions
@@ -61,6 +62,7 @@ class Launch:
     env: Mapping[str, str]
     companion_output: tuple[str, ...] = ()  # srun options for a companion's streams
     rank_env: Mapping[str, str] = field(default_factory=dict)  # what only our srun sees otherwise
+    feed: Feed = Feed.EVERY
 
 
 def task_argv(python: str, options: TaskOptions, command: Sequence[str]) -> list[str]:

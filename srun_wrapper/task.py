@@ -36,6 +36,7 @@ from srun_wrapper.messages import (
     SlotHello,
     SlotWelcome,
     Start,
+    StdinRead,
     Stop,
     decode_to_shim,
 )
@@ -43,6 +44,7 @@ from srun_wrapper.place import Place, shim_address
 from srun_wrapper.silence import Verdict
 from srun_wrapper.sinks import OutputPlan
 from srun_wrapper.slot import SECRETS, Slot
+from srun_wrapper.stdin import Stdin
 from srun_wrapper.tester import SlotTests
 from srun_wrapper.world import parse_tasks_per_node
 
@@ -178,7 +180,11 @@ class Shim:
                 self._key,
                 self._emit,
             ),
+            None if self._options.inherit else Stdin(self._tell_stdin),
         )
+
+    def _tell_stdin(self, whole: bool) -> None:
+        self._loop.call(lambda: self._emit(StdinRead(0, self._place.local, whole)))
 
     def _make_keeper(self, run_dir: Path) -> Keeper | None:
         try:

@@ -16,6 +16,10 @@ PROGRAM = Path(__file__).with_name("programs") / "fake_active_worker.py"
 @pytest.fixture
 def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An "interpreter" whose worker is the fake one; this machine is n1 and has no GPU."""
+    for above in tmp_path.parents:
+        if "pytest" in above.name:  # pytest keeps its directories to root, and the worker is nobody
+            above.chmod(0o755)
+    tmp_path.chmod(0o755)
     path = tmp_path / "python"
     path.write_text(f'#!/bin/sh\nexec {sys.executable} {PROGRAM} "$@"\n')
     path.chmod(0o755)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fake_slurm import FakeSlurm
 
 from health import gate, history
-from health.check import EVERYWHERE, Check, Condition
+from health.check import EVERYWHERE, Check, Condition, Setting
 from health.finding import ActionName, Class, Finding, Status
+from health.settings import BREAKER
 from health.system import Event, System
 
 BROKEN = Condition("broken", "FAIL", "node", "reboot", "when the test says so")
@@ -46,6 +48,8 @@ class GateSite:
         for above in (self.state, path):
             above.chmod(0o755)
         self.toml = path / "robust.toml"
+        # A test that does not say otherwise undrains at the first sweep that passes.
+        monkeypatch.setitem(cast(Any, BREAKER), "hold_down", Setting(0.0, "", "s"))
         self.settings()
         self._finds = path / "finds.json"
         self.find()
@@ -95,6 +99,11 @@ class GateSite:
             raise error
 
         self._monkeypatch.setattr(gate, "run", run)
+
+    def remember(self, kind: str, **data: Any) -> None:
+        """Write an event of now into the node's history."""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        history.append(str(self.spool), [Event(time.time(), kind, boot, data)])
 
     # -- what came of it
 

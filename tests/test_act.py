@@ -16,12 +16,12 @@ from fake_system import FakeSystem, context
 from health import act, rootfiles
 from health.act import PLACES, Drainer, Outcome, drain_event, open_door
 from health.breaker import Drain
-from health.reserve import fleet_size, parse, reserve
+from health.reserve import fleet_size, parse, refused_lately, reserve
 from health.settings import Settings, defaults
 from health.system import Event
 
-REASON = "robust:node:xid-79:gpu3:reboot:job7"
-ELSEWHERE = "robust:node:xid-94:gpu0:none:job1"
+REASON = "robust:node:xid-119:gpu3:reboot:job7"
+ELSEWHERE = "robust:node:xid-119:gpu0:none:job1"
 MILD = "robust:user:leftover-processes:-:clear-leftovers:job6"
 
 
@@ -154,6 +154,56 @@ def test_the_breaker_holds(site: Site) -> None:
     assert site.drain("n2", job=9).drained  # out already
 
 
+HARD = "robust:node:xid-79:gpu3:reboot:job0"
+HUNG = "robust:node:mount-hung:/home:none:job0"
+
+
+def test_a_dead_file_system_uses_up_nothing_that_broken_nodes_need(site: Site) -> None:
+    one = {"max_nodes": 1.0, "max_percent": 100.0, "standing_percent": 50.0}
+    assert site.drain("n1", job=0, reason=HUNG, **one).drained
+    refused = site.drain("n2", job=0, reason=HUNG, **one)
+    assert "1 other nodes were drained automatically for mounts in" in refused.bound
+    assert site.drain("n2", job=0, reason=HARD, **one).drained
+    assert site.drain("n3", job=0, reason=REASON, **one).drained, "a cause of its own"
+
+
+def test_drains_that_stand_are_counted_whenever_they_were_made(site: Site) -> None:
+    day = time.time() - 86400.0
+    for name in ("n1", "n2"):
+        site.slurm.set(name, state="IDLE+DRAIN", reason=HUNG, time=day)
+    limits = {"max_nodes": 1.0, "max_percent": 100.0, "standing_percent": 50.0}
+    outcome = site.drain("n3", job=0, reason=HUNG, **limits)
+    assert outcome.bound == "2 other nodes stand drained automatically, the limit is 2 of 4"
+    assert site.slurm.drained == ["n1", "n2"] and site.reserved() == []
+    asked = len(site.slurm.calls)
+    assert site.drain("n4", job=0, reason=HUNG, **limits).bound == outcome.bound
+    assert len(site.slurm.calls) == asked + 1, "nobody asks for all nodes again at once"
+    assert site.drain("n4", job=0, reason=HARD, **limits).drained
+
+
+def test_drains_that_slurm_does_not_show_yet_count_as_standing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"max_nodes": 4.0, "max_percent": 50.0, "standing_percent": 50.0}
+    assert site.drain("n1", job=0, reason=HUNG, **limits).drained
+    assert site.drain("n2", job=0, reason=REASON, **limits).drained
+    for name in ("n1", "n2"):
+        site.slurm.set(name, state="IDLE", reason="")
+    assert "2 other nodes stand" in site.drain("n3", job=0, reason=HUNG, **limits).bound
+
+
+def test_what_was_refused_is_kept_once(site: Site) -> None:
+    one = {"max_nodes": 1.0, "max_percent": 100.0}
+    assert site.drain("n1", job=0, reason=HUNG, **one).drained
+    for _ in range(3):
+        assert site.drain("n2", job=0, reason=HUNG, **one).bound
+    (refused,) = refused_lately(str(site.state), time.time() - 60)
+    assert (refused.node, refused.reason) == ("n2", HUNG)
+    assert "the limit is 1" in refused.why
+    assert refused_lately(str(site.state), time.time() + 60) == []
+    assert site.reserved() == ["n1"]
+
+
 def test_one_job_cannot_walk_through_the_cluster(site: Site) -> None:
     many = {"max_percent": 100.0}
     assert site.drain("n1", job=7, **many).drained
@@ -253,7 +303,9 @@ def test_the_breaker_counts_drains_that_slurm_shows(site: Site) -> None:
     outcome = site.drain("n4", job=9, ledger=False)
     assert "2 other nodes" in outcome.bound and site.slurm.node("n4")["state"] == "IDLE"
     site.slurm.set("n2", state="IDLE+DRAIN", reason=ELSEWHERE, time=time.time() - 7200)
-    assert site.drain("n4", job=9, ledger=False).drained  # out of the window
+    refused = site.drain("n4", job=9, ledger=False)  # out of the window, and still there
+    assert "2 other nodes stand drained automatically, the limit is 2 of 4" in refused.bound
+    assert site.drain("n4", job=9, ledger=False, standing_percent=100.0).drained
 
 
 def test_what_users_left_elsewhere_does_not_use_up_the_limit(site: Site) -> None:

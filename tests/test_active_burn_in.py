@@ -226,7 +226,7 @@ def test_nodes_by_what_they_have() -> None:
 
 
 def test_the_job_shows_no_key() -> None:
-    plan = burn_in.Plan(("n1",), {}, "train", "/opt/python", Wanted((), "quick", 60.0), 5)
+    plan = burn_in.Plan(("n1",), {}, "train", "/opt/python", Wanted((), "quick", 60.0), 5, "nobody")
     words = job_argv(plan, "r", 8, ["n1", "n2"], ["true"])
     assert {"--reservation=r", "--gres=gpu:8", "--exclusive", "--nodelist=n1,n2"} <= set(words)
     assert not any("KEY" in word for word in words)

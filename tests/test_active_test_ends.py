@@ -22,7 +22,7 @@ site, python, run = health_site.site, fake_active_test.python, fake_active_test.
 def test_an_end_leaves_no_worker(
     sent: signal.Signals, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noted = tmp_path / "pid"
+    noted = note(tmp_path)
     env = os.environ | {"FAKE_WORKER": "hangs", "FAKE_PID": str(noted)}
     argv = [sys.executable, "-m", "health.cli", "test", "gemm", "--python", python]
     with subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True) as mine:
@@ -41,7 +41,7 @@ def test_a_job_that_begins_ends_what_a_person_started(
 ) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root has the node's claim")
-    noted, spool = tmp_path / "pid", str(tmp_path / "spool")
+    noted, spool = note(tmp_path), str(tmp_path / "spool")
     env = os.environ | {"FAKE_WORKER": "hangs", "FAKE_PID": str(noted)}
     argv = [sys.executable, "-m", "health.cli", "test", "gemm", "--python", python]
     with subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL) as mine:
@@ -65,6 +65,14 @@ def test_a_spool_that_is_not_roots_alone_is_said(
     (tmp_path / "spool").chmod(0o777)
     assert run(python, "bitwise") == 0
     assert "a job that begins here will not end the tests: " in capsys.readouterr().err
+
+
+def note(tmp_path: Path) -> Path:
+    """Where the worker can write its number: it is nobody, also where root tests."""
+    place = tmp_path / "notes"
+    place.mkdir()
+    place.chmod(0o1777)
+    return place / "pid"
 
 
 def gone(process: Path) -> bool:

@@ -98,6 +98,20 @@ def test_state_dir(state: StateDir, expected: list[tuple[str, str]]) -> None:
     assert [(remark.level, remark.line) for remark in found] == expected
 
 
+def test_nodes_that_were_not_drained_are_named() -> None:
+    hung, gone = "robust:node:mount-hung:/x:none:job0", "robust:node:xid-79:gpu0:reboot:job0"
+    rows = [
+        [1.0, "n2", "mounts", hung, "5 other nodes", False],
+        [2.0, "n2", "hard", gone, "20 other nodes stand", True],
+        [1.5, "n1", "mounts", hung, "5 other nodes", False],
+    ]
+    first, second = site_rules.of_refused(rows)
+    assert (first.subject, second.subject) == ("n1 was NOT drained", "n2 was NOT drained")
+    assert f"for {gone}: 20 other nodes stand; it takes jobs" in second.what
+    assert second.level == "advice" and "nodename=n2" in second.line
+    assert site_rules.of_refused([]) == []
+
+
 def test_the_state_directory_itself(tmp_path: Path) -> None:
     assert doctor.look_at_state("") == StateDir("")
     assert "No such file" in doctor.look_at_state(str(tmp_path / "nope")).problem

@@ -60,3 +60,15 @@ def test_who_could_change_a_file(tmp_path: Path) -> None:
 
 def said(path: Path) -> str:
     return str(trust.hole(str(path)) or "")
+
+
+def test_the_interpreter_of_the_active_tests() -> None:
+    (good,) = site_rules.of_active("/opt/t/bin/python", None, "")
+    assert good.level == "ok"
+    (bad,) = site_rules.of_active("/opt/t/bin/python", Hole("/opt/t/x.pth", "is open"), "")
+    assert (bad.level, bad.line) == (
+        "fix",
+        "chown -h root:root /opt/t/x.pth && chmod go-w /opt/t/x.pth",
+    )
+    (slow,) = site_rules.of_active("/opt/t/bin/python", None, "no answer in 30 s")
+    assert slow.level == "fix" and "no answer" in slow.what

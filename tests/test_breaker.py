@@ -6,7 +6,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from health.breaker import Drain, Limits, allowed, node_limit, stays
+from health.breaker import (
+    HARD,
+    HARD_CAUSE,
+    TOOL,
+    USER,
+    Drain,
+    Limits,
+    allowed,
+    cause_of,
+    may_stand,
+    node_limit,
+    standing_limit,
+    stays,
+)
+from health.checks import ALL
+from health.verdict import parse_reason
 
 LIMITS = Limits(max_nodes=3, max_percent=10.0, window=100.0, max_per_job=2)
 NOW = 1000.0
@@ -55,17 +70,125 @@ def test_the_share_of_a_small_fleet_is_named() -> None:
     assert not decision.allowed and "the limit is 1 (10 % of 10)" in decision.why
 
 
-def test_what_users_leave_is_counted_apart() -> None:
-    full = [Drain(NOW, name, number, True) for number, name in enumerate("abc")]
-    mine = Drain(NOW, "x", 7, True)
-    refused = allowed(full, NOW, LIMITS, 1000, mine)
-    assert (
-        not refused.allowed and "3 other nodes were drained automatically for what" in refused.why
-    )
-    assert allowed(full, NOW, LIMITS, 1000, mine._replace(user=False)).allowed
-    broken = [drain._replace(user=False) for drain in full]
-    assert not allowed(broken, NOW, LIMITS, 1000, mine._replace(user=False)).allowed
-    assert allowed(broken, NOW, LIMITS, 1000, mine).allowed
+CAUSES = (USER, TOOL, HARD_CAUSE, "mounts", "xid-119", "")
+
+
+@pytest.mark.parametrize("own", CAUSES)
+@pytest.mark.parametrize("cause", CAUSES)
+def test_each_cause_is_counted_by_itself(cause: str, own: str) -> None:
+    full = [Drain(NOW, name, number, cause) for number, name in enumerate("abc")]
+    decision = allowed(full, NOW, LIMITS, 1000, Drain(NOW, "x", 7, own))
+    same = cause == own and own != HARD_CAUSE  # which has a higher limit
+    assert decision.allowed == (not same), decision
+    if same and own:
+        words = {USER: "for what users left"}.get(own, f"for {own}")
+        assert f"3 other nodes were drained automatically {words} in 100 s" in decision.why
+
+
+@pytest.mark.parametrize(
+    ("limits", "fleet", "soft", "hard"),
+    [
+        (Limits(5, 10.0, 3600.0, 2), 100, 5, 20),
+        (Limits(5, 10.0, 3600.0, 2), 10_000, 5, 20),
+        (Limits(5, 10.0, 3600.0, 2), 30, 3, 6),
+        (Limits(5, 10.0, 3600.0, 2), 4, 1, 1),
+        (Limits(50, 100.0, 3600.0, 2), 40, 40, 40),  # never lower than the others
+        (Limits(0, 10.0, 3600.0, 2), 100, 0, 0),  # none at all
+        (Limits(5, 0.0, 3600.0, 2), 100, 0, 0),
+    ],
+)
+def test_hard_evidence_has_a_limit_of_its_own(
+    limits: Limits, fleet: int, soft: int, hard: int
+) -> None:
+    assert node_limit(limits, fleet) == soft
+    assert node_limit(limits, fleet, HARD_CAUSE) == hard
+
+
+def test_hard_evidence_counts_against_no_job() -> None:
+    made = [Drain(NOW, name, 7, HARD_CAUSE) for name in "abc"]
+    assert allowed(made, NOW, LIMITS, 1000, Drain(NOW, "x", 7, HARD_CAUSE)).allowed
+
+
+FAMILIES = {"mount-hung": "mounts", "mount-stale": "mounts", "xid-79": "xid", "xid-119": "xid"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        ("robust:node:mount-hung:/home:none:job7", "mounts"),
+        ("robust:node:mount-stale:/x:none:job7", "mounts"),
+        ("robust:node:xid-79:gpu0:reboot:job0", HARD_CAUSE),
+        ("robust:node:gpu-gone:gpu0:reboot:job0", HARD_CAUSE),
+        ("robust:node:gpu-missing:gpu0:reboot:job0", HARD_CAUSE),
+        ("robust:node:xid-119:gpu0:reset-gpu:job0", "xid-119"),
+        ("robust:node:lemon:-:service:job0", "lemon"),
+        ("robust:user:disk-full:/tmp:none:job0", USER),
+        ("robust:tool:gate-crashed:-:none:job0", TOOL),
+        ("robust:tool:xid-error:-:none:job0", TOOL),
+        ("Prolog error", ""),
+    ],
+)
+def test_the_cause_of_a_drain(reason: str, cause: str) -> None:
+    assert cause_of(parse_reason(reason), FAMILIES) == cause
+
+
+def test_hard_evidence_is_of_the_node_and_known() -> None:
+    classes = {c.check: c.cls for check in ALL for c in check.conditions}
+    assert {check: classes.get(check) for check in HARD} == dict.fromkeys(HARD, "node")
+
+
+@pytest.mark.parametrize(
+    ("fleet", "cause", "most"),
+    [
+        (100, "mounts", 20),
+        (100, USER, 20),
+        (100, HARD_CAUSE, 30),
+        (10, "mounts", 2),
+        (4, "mounts", 1),
+        (4, HARD_CAUSE, 1),
+    ],
+)
+def test_how_many_may_stand(fleet: int, cause: str, most: int) -> None:
+    limits = Limits(5, 10.0, 3600.0, 2)
+    assert standing_limit(limits, fleet, cause) == most
+    there = [Drain(0.0, f"n{number}", 0, cause) for number in range(most)]
+    own = Drain(NOW, "x", 0, cause)
+    assert may_stand(there[1:], limits, fleet, own).allowed
+    refused = may_stand(there, limits, fleet, own)
+    assert not refused.allowed and f"the limit is {most} of {fleet}" in refused.why
+    assert may_stand([*there[1:], own], limits, fleet, own).allowed, "it stands there already"
+    assert may_stand(there, limits, 0, own).allowed, "of a fleet that nobody can count"
+
+
+@given(
+    st.integers(1, 60),
+    st.lists(
+        st.tuples(st.integers(1, 3), st.integers(0, 59), st.sampled_from(CAUSES)), max_size=300
+    ),
+)
+def test_over_any_time_a_part_of_the_fleet_stays(
+    fleet: int, asked: list[tuple[int, int, str]]
+) -> None:
+    """Nothing is ever undrained, and a drain is asked for every 20 to 60 minutes."""
+    limits = Limits(5, 10.0, 3600.0, 2)
+    made: list[Drain] = []
+    now = 0.0
+    for pause, number, cause in asked:
+        now += pause * 1200.0
+        own = Drain(now, f"n{number % fleet}", 0, cause)
+        if any(drain.node == own.node for drain in made):
+            continue
+        if (
+            allowed(made, now, limits, fleet, own).allowed
+            and may_stand(made, limits, fleet, own).allowed
+        ):
+            made.append(own)
+    for kind in (USER, HARD_CAUSE):
+        out = [drain for drain in made if drain.cause == kind]
+        assert len(out) <= standing_limit(limits, fleet, kind)
+    soft = [drain for drain in made if drain.cause not in (USER, HARD_CAUSE)]
+    assert len(soft) <= standing_limit(limits, fleet, "mounts")
+    assert len(made) <= max(3, 0.7 * fleet)
 
 
 _limits = st.builds(
@@ -74,6 +197,10 @@ _limits = st.builds(
     max_percent=st.floats(0, 100),
     window=st.floats(1, 200),
     max_per_job=st.integers(0, 3),
+    hard_nodes=st.integers(0, 8),
+    hard_percent=st.floats(0, 100),
+    standing_percent=st.floats(0, 100),
+    hard_standing_percent=st.floats(0, 100),
 )
 _gates = st.lists(
     st.tuples(st.floats(0, 500), st.sampled_from("abcdefgh"), st.integers(0, 3)), max_size=30
@@ -109,7 +236,9 @@ class Gate:
 
 @settings(max_examples=500)
 @given(
-    st.builds(Limits, st.integers(0, 3), st.just(100.0), st.just(1e6), st.integers(1, 3)),
+    st.tuples(st.integers(0, 3), st.integers(1, 3)).map(
+        lambda most: Limits(most[0], 100.0, 1e6, most[1])
+    ),
     st.sampled_from([0, 0, 2, 40]),
     st.lists(st.integers(0, 1), min_size=2, max_size=4),
     st.lists(st.integers(-1, 5), max_size=40),

@@ -265,3 +265,9 @@ def test_any_history(
             assert 0 < len(chosen.replace) <= spares
         else:
             assert spares < len(chosen.replace) <= spares + companions
+
+
+def test_input_that_is_gone_stops_the_job() -> None:
+    have = replace(means(spares=2, companions=2, requeue=True), never="it has read too much")
+    assert decide([crash()], (), have) == Plan("stop", (), "it has read too much")
+    assert decide([lost("n1")], ("n1",), have) == Plan("stop", ("n1",), "it has read too much")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import cast
 
 from health import settings as site
-from health.active import aftermath, nvidia, records, runs, tables
+from health.active import account, aftermath, nvidia, records, runs, tables
 from health.active.burn_in_plan import START_S, Plan, job_argv, planned
 from health.active.fleet import NO_BASELINES, Baselines
 from health.active.judge import judge
@@ -156,6 +156,7 @@ async def _tested(
         await session.open()
         # The key goes by the environment: arguments can be read by everybody on the node.
         env = {**without_slurm(os.environ), **session.worker_env("", "")}
+        env[account.VARIABLE] = plan.user
         for gpus, nodes in plan.gpus.items():
             step = Started(session, nodes, "srun")
             words = [plan.python, "-P", "-m", "health.active.start"]

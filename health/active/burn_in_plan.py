@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ from health.active.model import TESTS, Level, usual
 from health.active.procedure import Wanted
 from health.active.reservation import refuse_busy
 from health.active.shares import OVERHEAD_S, rounds
+from health.active_child import TRUST_S, distrusted
 from health.commands import BadInput
 from health.hostlist import expand
 from health.settings import Settings
@@ -34,6 +36,7 @@ class Plan(NamedTuple):
     python: str
     wanted: Wanted
     minutes: int
+    user: str  # the account of the workers
 
 
 def planned(options: argparse.Namespace, settings: Settings, level: Level, slurm: Slurm) -> Plan:
@@ -56,8 +59,11 @@ def planned(options: argparse.Namespace, settings: Settings, level: Level, slurm
     python = options.python or str(settings.active["python"]) or sys.executable
     if not python.startswith("/"):
         raise BadInput(f"--python {python}: an absolute path is needed, as it is on the nodes")
+    wrong = distrusted(python, TRUST_S) if os.geteuid() == 0 else ""
+    if wrong:
+        raise BadInput(f"--python {python}: root runs it on the nodes, but {wrong}")
     partition = partition_of(slurm, nodes, options.partition)
-    return Plan(nodes, gpus, partition, python, wanted, minutes)
+    return Plan(nodes, gpus, partition, python, wanted, minutes, str(settings.active["user"]))
 
 
 def full_s(level: Level) -> float:

@@ -145,6 +145,7 @@ def _test(options: argparse.Namespace, began: float) -> int:
             (lambda line: None) if options.json else _say,
             log,
             options.dcgm_level,
+            str(settings.active["user"]),
         )
         try:
             if options.nodes is not None:

@@ -21,7 +21,8 @@ START_S = 120.0  # for workers to come and to import torch, from a slow file sys
 class Plan(NamedTuple):
     """``tools``: which of ``nvidia.TOOLS`` are wanted. ``log`` gets what the workers print.
 
-    ``dcgm_level``: of dcgmi diag, other than the level's own.
+    ``dcgm_level``: of dcgmi diag, other than the level's own. ``user``: the account of the workers
+    that root starts.
     """
 
     nodes: tuple[str, ...]
@@ -32,6 +33,7 @@ class Plan(NamedTuple):
     said: Callable[[str], None]
     log: IO[bytes] | None = None
     dcgm_level: int | None = None
+    user: str = ""
 
 
 class Done(NamedTuple):
@@ -136,9 +138,9 @@ async def _tested(plan: Plan, wanted: Wanted, *, on_step: bool) -> tuple[Outcome
     try:
         await session.open("0.0.0.0" if on_step else "127.0.0.1")
         if on_step:
-            started = start.step(session, plan.nodes, plan.python, plan.log)
+            started = start.step(session, plan.nodes, plan.python, plan.log, plan.user)
         else:
-            started = start.here(session, plan.nodes[0], plan.python, plan.log)
+            started = start.here(session, plan.nodes[0], plan.python, plan.log, plan.user)
         await session.gather(min(START_S, wanted.limit))
         wanted = wanted._replace(limit=max(0.0, ends - clock()))
         outcome = await measure(

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from health.active.account import VARIABLE, Account, account, become
 from health.active.session import Session, address
 from health.child import where_it_hangs
 from health.hostlist import expand
@@ -27,6 +28,7 @@ KILL_S = 2.0  # and after SIGKILL: in state D, held by a driver, it may never
 _LINES = 12  # of what was printed last
 _LINE = 500  # characters
 
+WORKER = ("-m", "health.active.worker")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _libc = ctypes.CDLL(None)  # before a fork, not after it
 
@@ -55,10 +57,17 @@ class Started:
         self._last: collections.deque[str] = collections.deque(maxlen=_LINES)
         self._stopping = False
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], last: signal.Signals) -> None:
+    def start(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        last: signal.Signals,
+        own: Account | None = None,
+    ) -> None:
         """Raises OSError. In a session of its own: Ctrl-C is ours, and so are its children.
 
-        ``last`` is the signal it gets from the kernel when we are killed.
+        ``last`` is the signal it gets from the kernel when we are killed; ``own``: the account
+        that it runs under.
         """
         loop = asyncio.get_running_loop()
 
@@ -72,7 +81,10 @@ class Started:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=follow_us,
+            preexec_fn=follow_us,  # after the change of the account, which would forget it
+            user=own.uid if own else None,
+            group=own.gid if own else None,
+            extra_groups=own.groups if own else None,
         )
         assert process.stdout is not None
         self._process = process
@@ -176,24 +188,35 @@ def _status(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
-def here(session: Session, node: str, python: str, log: IO[bytes] | None = None) -> Started:
-    """One worker on this machine. Raises OSError."""
+def here(
+    session: Session, node: str, python: str, log: IO[bytes] | None = None, user: str = ""
+) -> Started:
+    """One worker on this machine; as root, under the account ``user``. Raises OSError."""
+    own = account(user)
     started = Started(session, [node], f"{python} -m health.active.worker", log)
     env = {**os.environ, **session.worker_env("127.0.0.1", node)}
-    argv = [python, flag(), "-m", "health.active.worker"]
-    started.start(argv, env, signal.SIGKILL)
+    env |= {"HOME": own.home} if own else {}
+    try:
+        started.start([python, flag(), *WORKER], env, signal.SIGKILL, own)
+    except PermissionError as err:
+        why = f"{err.strerror} for the account {user} ([active] user)" if own else err.strerror
+        raise PermissionError(err.errno, why, python) from None
     return started
 
 
 def step(
-    session: Session, nodes: Sequence[str], python: str, log: IO[bytes] | None = None
+    session: Session,
+    nodes: Sequence[str],
+    python: str,
+    log: IO[bytes] | None = None,
+    user: str = "",
 ) -> Started:
     """A worker on each of these nodes of our job, by one srun. Raises OSError.
 
     The key goes by the environment: arguments can be read by everybody on the node.
     """
     started = Started(session, nodes, "srun", log)
-    env = {**os.environ, **session.worker_env("", "")}
+    env = {**os.environ, **session.worker_env("", ""), VARIABLE: user}
     words = [python, flag(), "-m", "health.active.start"]
     started.start(step_argv(nodes, words), env, signal.SIGTERM)  # srun then ends the step
     return started
@@ -226,11 +249,19 @@ def task_env(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def main() -> int:
-    """Run the worker of a task."""
+    """Run the worker of a task; as root, under the account that the environment names."""
     try:
         os.environ.update(task_env(os.environ))
     except KeyError as err:
         print(f"health.active.start: {err.args[0]} is not set: no step of ours", file=sys.stderr)
+        return 2
+    try:
+        own = account(os.environ.pop(VARIABLE, ""))
+        if own:
+            become(own)
+            os.execv(sys.executable, [sys.executable, flag(), *WORKER])
+    except OSError as err:
+        print(f"health.active.start: {err.filename or ''}: {err.strerror}", file=sys.stderr)
         return 2
     from health.active.worker import main as work
 

@@ -8,21 +8,24 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from health import act, settings
+from health import act, interpreter, settings
 from health.admin import install, node, render, rules, say, show_config, site_rules, trust
 from health.admin.install import InstallError, Present
 from health.admin.site_rules import Bare, Installed, NodeGpus, Remark, StateDir
 from health.admin.want import Facts, Want
 from health.aside import aside
+from health.reserve import refused_lately
 from robust_slurm import config as jobs
 from robust_slurm.slurm import Node, Slurm, SlurmError
 
 SLURM_S = 20.0
 STATE_DIR_S = 5.0
+TRUST_S = 30.0
 _NO_FILE = "/nonexistent/robust.toml"
 _SCRIPT_LIMIT = 1 << 16  # bytes of a site's own script
 _SCRIPTS = ("Prolog", "Epilog", "HealthCheckProgram")
@@ -96,6 +99,7 @@ def _slurm(
         *site_rules.of_wants(rules.wants(facts)),
         *site_rules.of_settings(toml, path is not None, list(dict.fromkeys(problems))),
         *site_rules.of_state_dir(look_at_state(found.state_dir), toml),
+        *site_rules.of_refused(refused(found)),
         site_rules.of_standby(*own, partitions),
         *site_rules.of_gpus(gpus, toml),
     ]
@@ -133,6 +137,7 @@ def _machine(etc: str, is_node: bool) -> list[Remark]:
     except InstallError as error:
         return [Remark("fix", etc, str(error))]
     found = site_rules.of_files(etc, bool(manifest), files, stubs, is_node)
+    found += _active_python(str(_settings(etc).active["python"])) if is_node else []
     where = manifest.get("site", {})
     if not where:
         return found
@@ -145,6 +150,22 @@ def _machine(etc: str, is_node: bool) -> list[Remark]:
     holes = trust.code(where["python"], where["dirs"])
     repair = trust.repair(prefix, holes) if holes else ""
     return [*found, *site_rules.of_code(prefix, [str(h) for h in holes], repair, broken, notes)]
+
+
+def _active_python(python: str) -> list[Remark]:
+    """The interpreter of the active tests, which root runs."""
+    if not python:
+        return []
+
+    def look() -> list[str]:
+        try:
+            interpreter.trust(python)
+        except OSError as error:
+            return [str(error.filename or python), str(error.strerror)]
+        return []
+
+    hole, problem = aside(look, TRUST_S)
+    return site_rules.of_active(python, trust.Hole(*hole) if hole else None, problem)
 
 
 # ---- looking
@@ -243,6 +264,15 @@ def look_at_state(path: str) -> StateDir:
     if problem:
         return StateDir(path, problem)
     return StateDir(path, "", *answer[:2], *(Present(*row) for row in answer[2:]))
+
+
+def refused(found: settings.Settings) -> list[Sequence[Any]]:
+    """What the circuit breaker refused within its window; nothing where that cannot be read."""
+    since = time.time() - float(found.breaker["window"])
+    if not found.state_dir:
+        return []
+    answer, _ = aside(lambda: refused_lately(found.state_dir, since), STATE_DIR_S)
+    return answer or []
 
 
 def make_state(path: str) -> list[str]:

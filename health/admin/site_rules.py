@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from health.admin.install import ETC, Present
 from health.admin.trust import Hole, close
@@ -118,6 +118,22 @@ def of_state_dir(state: StateDir, toml: str) -> list[Remark]:
     return found or [Remark("ok", name, f"{state.fstype or 'there'}")]
 
 
+def of_refused(refused: Sequence[Sequence[Any]]) -> list[Remark]:
+    """Nodes that the circuit breaker kept in service: rows of ``Refusal``, the last one counts."""
+    last = {row[1]: row for row in refused}
+    return [
+        Remark(
+            "advice",
+            f"{node} was NOT drained",
+            f"for {reason or cause}: {why}; it takes jobs. Many nodes with the same reason "
+            "share a cause: look for that; else drain the node by hand",
+            "shell",
+            f"scontrol update nodename={node} state=drain reason=...",
+        )
+        for node, (_, _, cause, reason, why, _) in sorted(last.items())
+    ]
+
+
 # ---- partitions and GPUs
 
 
@@ -227,6 +243,17 @@ def of_files(
         elif stub and changed:
             found.append(Remark("advice", path, "was changed by hand", "shell", again))
     return found or [Remark("ok", etc, "the files are root's and as they were installed")]
+
+
+def of_active(python: str, hole: Hole | None, problem: str) -> list[Remark]:
+    """``hole``: where others could change what the interpreter of the active tests runs."""
+    name = f"[active] python = {python}"
+    if hole:
+        what = f"root runs it, but {hole}; the gate does not use it"
+        return [Remark("fix", name, what, "shell", close([hole.place]))]
+    if problem:
+        return [Remark("fix", name, f"its files cannot be looked at: {problem}")]
+    return [Remark("ok", name, "only root can change what it runs")]
 
 
 def install_command(etc: str) -> str:

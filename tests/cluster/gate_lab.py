@@ -19,6 +19,7 @@ from tests.waiting import until
 
 SCHEDULER = "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
 FREE = (frozenset({"IDLE"}), "")  # a node in service, without a reason
+HOLD = "hold_down = 0\nhold_times = 0\n"  # undrain at the first sweep that passes, each time
 WIDE = "max_nodes = 100\nmax_percent = 100.0\nmax_per_job = 100\n"  # of [breaker]
 HERE = "#!/bin/sh\necho $SLURM_JOB_ID $(hostname)\n"
 
@@ -69,7 +70,9 @@ class GateLab:
     ) -> None:
         """Write robust.toml: lines of [gate] and [breaker], and other tables."""
         text = f'state_dir = "{state_dir or self.state}"\n' if state else ""
-        text += f'[gate]\nspool = "{spool or self.spool}"\n{gate}\n[breaker]\n{breaker}\n{more}'
+        text += (
+            f'[gate]\nspool = "{spool or self.spool}"\n{gate}\n[breaker]\n{HOLD}{breaker}\n{more}'
+        )
         fresh = self.etc / "robust.toml.new"
         fresh.write_text(text)
         fresh.chmod(0o644)

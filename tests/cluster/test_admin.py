@@ -95,6 +95,7 @@ ADVICE = {
 def toml(lab: Cluster) -> str:
     return (
         f'state_dir = "{lab.spec.dir}/state"\n[gate]\nspool = "{lab.spec.node_dir}/gate"\n'
+        "[breaker]\nhold_down = 0\n"
         '[nodes."n2".health.mounts]\nrequired = ["/not-there"]\n'
     )
 

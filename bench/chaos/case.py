@@ -1,0 +1,100 @@
+"""A case of bench.chaos, and one run of it in a lab of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bench.chaos.job import ChaosError, Job
+from bench.chaos.verdict import Expected, Verdict, judge
+from lab import Cluster, LabError
+
+Fault = Callable[[Job], None]
+RIGHT = Expected()
+SETTLED = 25  # steps before the fault
+
+
+def nothing(job: Job) -> None:
+    """Break nothing: the program itself is the fault."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is broken, in which training, and what is right.
+
+    The lab has nodes n1-n5 and standby nodes s1 and s2; the job starts on n1 … in their order, n1
+    being the batch host. `{scratch}` in `program` is a file system that stalls on command.
+    """
+
+    name: str
+    broken: str
+    """What is broken, in one line."""
+    fault: Fault = nothing
+    before: Fault = nothing
+    """Break something before the job is submitted."""
+    expected: Expected = RIGHT
+    nodes: int = 3
+    per_node: int = 1
+    spares: int = 0
+    options: str = ""
+    """Of robust-srun."""
+    python: str = "python"
+    script: str = "{dir}/rank.py"
+    program: str = ""
+    """Options of the training program."""
+    steps: int = 120
+    state_on_scratch: bool = False
+    at_start: bool = False
+    """The fault comes with the submission, not after 25 steps."""
+    limit: float = 90.0
+    """Seconds from the fault until a job that has not ended counts as lost."""
+    long: bool = False
+    """Only in a run with --long."""
+
+
+class Run(NamedTuple):
+    """One run: its verdict, or why there is none, and the job's output."""
+
+    case: str
+    verdict: Verdict | None
+    error: str
+    out: str
+    seconds: float
+
+
+def run(case: Case) -> Run:
+    """Bring a lab up, run the case once, and judge what it left."""
+    began = time.monotonic()
+    out = ""
+    verdict: Verdict | None = None
+    error = ""
+    try:
+        with Cluster(nodes=5, standby=2, scratch=True) as lab:
+            job = Job.new(lab, case.nodes * case.per_node, case.steps)
+            try:
+                verdict = _run(case, job)
+            finally:
+                out = job.out()
+    except (ChaosError, LabError, OSError) as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    return Run(case.name, verdict, error, out, time.monotonic() - began)
+
+
+def _run(case: Case, job: Job) -> Verdict:
+    job.stdin = "--stdin" in case.program
+    job.state_on_scratch = case.state_on_scratch
+    where = {"scratch": str(job.lab.scratch), "dir": str(job.dir)}
+    program = f"{case.python} {case.script} --dir {job.dir} --steps {case.steps} {case.program}"
+    spares = f"--robust-spares={case.spares}" if case.spares else ""
+    words = f"{spares} {case.options} {program}".format(**where)
+    case.before(job)
+    size = [f"-N{case.nodes + case.spares}", f"--ntasks-per-node={case.per_node}"]
+    job.fault_at = time.time()
+    job.submit(words, size)
+    if not case.at_start:
+        job.wait_steps(SETTLED)
+        job.fault_at = time.time()
+    case.fault(job)
+    return judge(case.expected, job.observe(job.wait_end(case.limit)))

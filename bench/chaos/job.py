@@ -1,0 +1,249 @@
+"""A training of bench.chaos in a lab of its own: submit it, break it, look at what it left."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.chaos import rank as program
+from bench.chaos.verdict import Observed, longest_gap
+from lab import Lab, LabError
+from lab.disruption import expand
+from lab.ranks import scan
+from robust_slurm.ledger import WITHDRAWN
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TOKEN = "CHAOS_TOKEN"
+START_UP = 90.0  # s
+LEFTOVERS = 25.0  # s after the end until files and processes count as left
+_OPEN = ("PENDING", "RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED")
+_GONE = ("lost", "dead", "evicted")  # parts of a node in the roster
+
+
+class ChaosError(RuntimeError):
+    """The case could not be brought about; nothing is proven by the run."""
+
+
+@dataclass
+class Job:
+    """One training; everything it writes is below `dir`, unless a case moves it to the scratch."""
+
+    lab: Lab
+    dir: Path
+    world: int
+    steps: int
+    stdin: bool = False
+    state_on_scratch: bool = False
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    id: int = 0
+    fault_at: float = 0.0
+
+    @classmethod
+    def new(cls, lab: Lab, world: int, steps: int) -> Job:
+        """Make the directory, and copies of the program on every node's scratch."""
+        directory = lab.shared / "chaos"
+        directory.mkdir()
+        shutil.copy(program.__file__, directory / "rank.py")
+        (directory / "python").write_text('#!/bin/sh\nexec python "$@"\n')
+        (directory / "python").chmod(0o755)
+        (directory / "data").write_bytes(b"x" * 8192)
+        os.chown(directory, lab.uid, lab.uid)
+        files = [str(directory / name) for name in ("rank.py", "python", "data")]
+        for node in lab.spec.compute_names:
+            lab.exec(node, ["cp", "-p", *files, str(lab.scratch)], user=False, check=True)
+        return cls(lab, directory, world, steps)
+
+    @property
+    def state(self) -> Path:
+        """The state directory, as the job sees it."""
+        return (self.lab.scratch if self.state_on_scratch else self.dir) / "state"
+
+    def submit(self, words: str, sbatch: Iterable[str]) -> None:
+        """Submit `robust-srun WORDS`."""
+        if self.stdin:
+            lines = "".join(f"{number}\n" for number in range(1, self.steps + 1))
+            (self.dir / "lines").write_text(lines)
+            words += f" < {self.dir}/lines"
+        env = {
+            TOKEN: self.token,
+            "PYTHONPATH": str(REPOSITORY),
+            "ROBUST_STATE_DIR": str(self.state),
+            "ROBUST_STOP_TESTS": "0",  # machine tests on two cores of many labs say nothing
+        }
+        script = ["#!/bin/bash", *(f"export {key}={value}" for key, value in env.items())]
+        script += [f"exec robust-srun {words}", ""]
+        output = ["-o", str(self.dir / "out"), "--open-mode=append", "-D", str(self.dir)]
+        args = [*output, "--no-kill", "--requeue", *sbatch]
+        self.id = self.lab.sbatch("\n".join(script), args)
+
+    # -- what it says
+
+    def out(self) -> str:
+        """What the job has printed."""
+        path = self.dir / "out"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def step_times(self) -> list[float]:
+        """Wall times of the steps, as rank 0 wrote them."""
+        path = self.dir / "steps"
+        text = path.read_text() if path.exists() else ""
+        return sorted(float(line.split()[0]) for line in text.splitlines() if " " in line)
+
+    def wait(self, ready: Callable[[], bool], what: str, timeout: float = START_UP) -> None:
+        """Wait for a condition. ChaosError after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not ready():
+            if time.monotonic() > deadline:
+                raise ChaosError(f"{what}: not within {timeout:g} s\n{self.out()[-1500:]}")
+            time.sleep(0.1)
+
+    def wait_steps(self, count: int) -> None:
+        """Wait until rank 0 has made so many steps more."""
+        wanted = len(self.step_times()) + count
+        self.wait(lambda: len(self.step_times()) >= wanted, f"{count} steps")
+
+    def wait_says(self, text: str, timeout: float = START_UP) -> None:
+        """Wait until the output holds `text`."""
+        self.wait(lambda: text in self.out(), f"output {text!r}", timeout)
+
+    # -- its processes
+
+    def pids(self, word: str, node: str = "", rank: int | None = None) -> list[int]:
+        """Return its processes with `word` in the command line, on a node, of a rank."""
+        found = []
+        for process in scan():
+            env = process.environ
+            wrong_rank = rank is not None and env.get("RANK") != str(rank)
+            if env.get(TOKEN) != self.token or wrong_rank:
+                continue
+            if node and env.get("SLURMD_NODENAME") != node:
+                continue
+            words = _command_line(process.pid)
+            if word in words and not words.startswith("srun "):
+                found.append(process.pid)
+        return sorted(found)
+
+    def shims(self, node: str) -> list[int]:
+        """Return the shims of a node, its agent first."""
+        return self.pids("srun_wrapper.task", node)
+
+    def supervisor(self) -> int:
+        """Return the pid of robust-srun."""
+        found = self.pids("/robust-srun ")
+        if not found:
+            raise ChaosError("no robust-srun is running")
+        return found[0]
+
+    def signal_rank(self, rank: int, number: signal.Signals) -> None:
+        """Send a signal to a rank's process."""
+        found = self.pids("rank.py", rank=rank)
+        if not found:
+            raise ChaosError(f"no process of rank {rank} is running")
+        os.kill(found[-1], number)
+
+    # -- its end
+
+    def scontrol(self, *words: str) -> None:
+        """Run scontrol as root."""
+        self.lab.exec("head", ["scontrol", *words], user=False, check=True)
+
+    def record(self) -> dict[str, str]:
+        """Return the job as Slurm has it; empty while slurmctld does not answer."""
+        try:
+            return self.lab.job(self.id)
+        except (LabError, OSError):
+            return {}
+
+    def wait_end(self, timeout: float) -> str:
+        """Return the job's state at its end, or at the deadline."""
+        deadline = time.monotonic() + timeout
+        settle = 0.0
+        while True:
+            record = self.record()
+            state = record.get("JobState", "UNKNOWN").split()[0]
+            if state == "COMPLETING":  # for SlurmdTimeout, if it had a node that crashed
+                ended = (self.dir / "final.json").exists()
+                settle = settle or time.monotonic()
+                if time.monotonic() > settle + (4.0 if ended else 20.0):
+                    if record.get("Restarts", "0") != "0":
+                        return "REQUEUED"
+                    code, _, number = record.get("ExitCode", "0:0").partition(":")
+                    return "CANCELLED" if int(number) else "FAILED" if int(code) else "COMPLETED"
+            elif state not in (*_OPEN, "UNKNOWN"):
+                return state
+            if time.monotonic() > deadline:
+                return f"{state} {record.get('Reason', '')}"
+            time.sleep(0.3)
+
+    def observe(self, state: str) -> Observed:
+        """Return what the run did, once the job has ended (or has not until the deadline)."""
+        faults = self.lab.faults()
+        for node, fault in faults.items():
+            if fault not in ("up", "crashed"):
+                self.lab.ask("heal", node=node)
+        if self.state_on_scratch:
+            self.lab.exec("n1", ["cp", "-r", str(self.state), str(self.dir)])
+        up = [node for node, fault in faults.items() if fault != "crashed" and node != "head"]
+        open_still = state.split()[0] in _OPEN
+        records = self.lab.node_records()
+        final = self.dir / "final.json"
+        return Observed(
+            state=state,
+            loss=json.loads(final.read_text())[1] if final.exists() else None,
+            reference=program.reference(self.steps, self.world, self.stdin),
+            reported=frozenset(self._reported()),
+            excluded=frozenset(_nodes(self.record().get("ExcNodeList", ""))),
+            drained=frozenset(n for n, r in records.items() if "DRAIN" in r.get("State", "")),
+            replaced=frozenset(self._replaced()),
+            leftovers={} if open_still else self._leftovers(up),
+            gap=longest_gap(self.step_times(), self.fault_at),
+        )
+
+    def _reported(self) -> list[str]:
+        found = {path.name: path for path in (self.dir / "state").glob("jobs/*/accusations/*")}
+        names = [name for name in found if name.endswith(".json") and not name.startswith(".")]
+        kept = [
+            name
+            for name in names
+            if not name.endswith(WITHDRAWN) and name.removesuffix(".json") + WITHDRAWN not in names
+        ]
+        return [str(json.loads(found[name].read_text())["node"]) for name in kept]
+
+    def _replaced(self) -> list[str]:
+        rosters = (self.dir / "state").glob("jobs/*/roster.*.json")
+        nodes = [node for path in rosters for node in json.loads(path.read_text())["nodes"]]
+        return [str(node["name"]) for node in nodes if node["role"] in _GONE]
+
+    def _leftovers(self, up: list[str]) -> dict[str, list[str]]:
+        deadline = time.monotonic() + LEFTOVERS
+        while True:
+            found: dict[str, list[str]] = {}
+            for node in up:
+                there = self.lab.exec(node, ["ls", "-A", "/dev/shm", "/tmp"]).stdout.split()
+                found[node] = [name for name in there if "robust-" in name]
+            found["processes"] = [_command_line(pid)[:80] for pid in self.pids("")]
+            queue = self.lab.exec("head", ["squeue", "-h", "-t", "PD,R,S", "-o", "%i %j %T"])
+            found["jobs"] = queue.stdout.splitlines()
+            left = {where: names for where, names in found.items() if names}
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(0.5)
+
+
+def _nodes(text: str) -> list[str]:
+    return [] if text in ("", "(null)") else expand(text)
+
+
+def _command_line(pid: int) -> str:
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    return raw.replace(b"\0", b" ").decode(errors="replace")

@@ -1,0 +1,164 @@
+"""The training of bench.chaos: a toy with the habits that recoveries meet in real scripts.
+
+It imports nothing of the benchmark, so a copy of this file on a file system that stalls is all of
+the program. Every step all ranks add their numbers through rank 0; the loss depends on every step,
+so a wrong resume shows. Rank 0 writes the wall time of each step to ``steps`` in the directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+
+import robust_slurm
+
+
+def parse() -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser()
+    add = parser.add_argument
+    add("--dir", type=Path, required=True, help="shared directory of this run")
+    add("--steps", type=int, default=120)
+    add("--step-time", type=float, default=0.05)
+    add("--save", type=int, default=5, help="steps between two checkpoints")
+    add("--data", type=Path, help="read this file in every step")
+    add("--linger", type=float, default=0.0, help="rank r exits r times so many seconds later")
+    add("--stdin", action="store_true", help="rank 0 takes a line of stdin in every step")
+    add("--term-save", type=float, default=0.0, help="a SIGTERM handler saves for so many seconds")
+    add("--map", type=Path, help="read this file, mapped, in every step")
+    add("--error", default="", help="raise this text ...")
+    add("--error-at", type=int, default=0, help="... at this step")
+    add("--error-rank", type=int, default=-1, help="... on this rank (default: on all)")
+    return parser.parse_args()
+
+
+class Ring:
+    """An all-reduce through rank 0."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank = rank
+        address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        self.peers = _listen(address[1], world) if rank == 0 else [_reach(address, rank)]
+
+    def add(self, value: float) -> float:
+        """Return the sum of all ranks' values."""
+        if self.rank:
+            self.peers[0].sendall(struct.pack("!d", value))
+            return _receive(self.peers[0])
+        total = value + sum(_receive(peer) for peer in self.peers)
+        for peer in self.peers:
+            peer.sendall(struct.pack("!d", total))
+        return total
+
+
+def _listen(port: int, world: int) -> list[socket.socket]:
+    peers: dict[int, socket.socket] = {}
+    with socket.create_server(("", port), backlog=world) as server:
+        server.settimeout(120)
+        while len(peers) < world - 1:
+            peer, _ = server.accept()
+            peers[struct.unpack("!i", peer.recv(4, socket.MSG_WAITALL))[0]] = peer
+    return [peers[rank] for rank in sorted(peers)]
+
+
+def _reach(address: tuple[str, int], rank: int) -> socket.socket:
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            made = socket.create_connection(address, timeout=5)
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+    made.settimeout(None)
+    made.sendall(struct.pack("!i", rank))
+    return made
+
+
+def _receive(peer: socket.socket) -> float:
+    data = peer.recv(8, socket.MSG_WAITALL)
+    if len(data) < 8:
+        time.sleep(1)  # the rank that died is seen first, on a busy machine too
+        raise ConnectionError("Connection closed by peer")
+    return float(struct.unpack("!d", data)[0])
+
+
+def main() -> None:
+    """Train."""
+    args = parse()
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    checkpoint: Path = args.dir / "checkpoint.json"
+    step, loss = 0, 1.0
+    if checkpoint.exists():
+        step, loss = json.loads(checkpoint.read_text())
+    if args.term_save and rank == 0:
+
+        def save_slowly(*_: object) -> None:
+            text = json.dumps([step, loss])
+            end = time.monotonic() + args.term_save
+            with checkpoint.open("w") as file:
+                for number, letter in enumerate(text, 1):
+                    file.write(letter)
+                    file.flush()
+                    until = end - args.term_save * (1 - number / len(text))
+                    while time.monotonic() < until:  # at work, as a serializer is
+                        pass
+            sys.exit(0)
+
+        signal.signal(signal.SIGTERM, save_slowly)
+    mapped = None
+    if args.map:
+        with args.map.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    ring = Ring(rank, world)
+    with (args.dir / "steps").open("a") as steps:
+        while step < args.steps:
+            time.sleep(args.step_time)
+            if args.data:
+                args.data.read_bytes()
+            if mapped:
+                mapped[len(mapped) - 1]
+            own = float((rank + 1) * (step + 1))
+            if args.stdin and rank == 0:
+                own += float(sys.stdin.readline())  # at its end: ValueError, as in a real script
+            if step + 1 == args.error_at and args.error_rank in (-1, rank):
+                if args.error == "SIGKILL":  # as the kernel's OOM killer ends a process
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise RuntimeError(args.error)
+            total = ring.add(own)
+            step, loss = step + 1, loss * 0.99 + total * 1e-6
+            robust_slurm.beat(step, loss=loss)
+            if rank == 0:
+                steps.write(f"{time.time():.3f} {step}\n")
+                steps.flush()
+            if rank == 0 and step % args.save == 0:
+                fresh = checkpoint.with_suffix(".tmp")
+                fresh.write_text(json.dumps([step, loss]))
+                fresh.replace(checkpoint)
+    if rank == 0:
+        (args.dir / "final.json").write_text(json.dumps([step, loss]))
+    time.sleep(rank * args.linger)
+
+
+def reference(steps: int, world: int, stdin: bool = False) -> float:
+    """Return the loss of an uninterrupted run (stdin: the lines 1, 2, 3 …)."""
+    loss = 1.0
+    for step in range(1, steps + 1):
+        total = float(step) + (float(step) if stdin else 0.0)
+        for rank in range(1, world):
+            total += float((rank + 1) * step)
+        loss = loss * 0.99 + total * 1e-6
+    return loss
+
+
+if __name__ == "__main__":
+    main()

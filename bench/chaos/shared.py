@@ -1,0 +1,232 @@
+"""Cases whose cause many nodes share: file systems, the network, pauses, Slurm's own daemons."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from bench.chaos.case import Case, Fault, nothing
+from bench.chaos.job import Job
+from bench.chaos.verdict import Expected
+
+STALL = 14.0  # s
+EVERYBODY = "n[1-3]"
+N2 = frozenset({"n2"})
+CRASHED = Expected(bad=N2, found=N2)
+
+
+def stall(nodes: str, seconds: float = STALL, *, kill: bool = False) -> Fault:
+    """Return a stall of the scratch on `nodes`; `kill`: rank 1 dies at its beginning."""
+
+    def fault(job: Job) -> None:
+        job.lab.stall(nodes)
+        if kill:
+            job.signal_rank(1, signal.SIGKILL)
+        time.sleep(seconds)
+        job.lab.resume(nodes)
+
+    return fault
+
+
+def outage(nodes: str, seconds: float) -> Fault:
+    """Return an outage of the links of `nodes` (0: for good)."""
+
+    def fault(job: Job) -> None:
+        job.lab.outage(nodes, seconds)
+
+    return fault
+
+
+def pause(nodes: str, seconds: float) -> Fault:
+    """Return a pause of `nodes`, as of virtual machines."""
+
+    def fault(job: Job) -> None:
+        job.lab.pause(nodes, seconds)
+
+    return fault
+
+
+def suspend(job: Job) -> None:
+    """Suspend the job by Slurm for 15 s."""
+    job.scontrol("suspend", str(job.id))
+    time.sleep(15)
+    job.scontrol("resume", str(job.id))
+
+
+def pause_supervisor(job: Job) -> None:
+    """Stop the supervisor's process for 12 s."""
+    pid = job.supervisor()
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(12)
+    os.kill(pid, signal.SIGCONT)
+
+
+def away(name: str, broken: str, mended: str, seconds: float = 35.0) -> Fault:
+    """Return a crash of n2 while a daemon of the head is broken for so many seconds."""
+
+    def fault(job: Job) -> None:
+        job.lab.daemon("head", name, broken)
+        job.lab.crash("n2")
+        time.sleep(seconds)
+        job.lab.daemon("head", name, mended)
+
+    return fault
+
+
+def slurmd(action: str) -> Fault:
+    """Return a fault of the slurmd of n2 for the rest of the job."""
+
+    def fault(job: Job) -> None:
+        job.lab.daemon("n2", "slurmd", action)
+
+    return fault
+
+
+def _stalls() -> list[Case]:
+    on_scratch = "{scratch}/rank.py"
+    cold, steady, recovery = "while the job starts", "while all ranks train", "when a rank dies"
+    found = [
+        Case(
+            name=f"stall_{name}",
+            broken=f"the file system of the {what} stalls for 14 s {when}",
+            before=_stall_now if when is cold else nothing,
+            at_start=when is cold,
+            fault=stall(EVERYBODY, kill=when is recovery),
+            script=on_scratch if what == "program" else "{dir}/rank.py",
+            python="{scratch}/python" if what == "interpreter" else "python",
+            program="--data {scratch}/data" if what == "training data" else "",
+            state_on_scratch=what == "state directory",
+        )
+        for name, what, when in (
+            ("program_start", "program", cold),
+            ("program_recovery", "program", recovery),
+            ("interpreter_start", "interpreter", cold),
+            ("interpreter_recovery", "interpreter", recovery),
+            ("data_start", "training data", cold),
+            ("data_steady", "training data", steady),
+            ("data_recovery", "training data", recovery),
+            ("state_steady", "state directory", steady),
+            ("state_recovery", "state directory", recovery),
+        )
+    ]
+    half = Case(
+        name="stall_program_half",
+        broken="the program's file system stalls for 14 s on two nodes of four when a rank dies",
+        fault=stall("n[3-4]", kill=True),
+        nodes=4,
+        script=on_scratch,
+    )
+    long = [
+        Case(
+            name=f"stall_program_{seconds}s",
+            broken=f"the program's file system stalls for {seconds} s when a rank dies",
+            fault=stall(EVERYBODY, seconds, kill=True),
+            script=on_scratch,
+            limit=120.0,
+            long=True,
+        )
+        for seconds in (40, 300)
+    ]
+    return [*found, half, *long]
+
+
+def _stall_now(job: Job) -> None:
+    job.lab.stall(EVERYBODY)
+
+
+def _outages() -> list[Case]:
+    found = []
+    for seconds in (1, 3, 10):
+        found.append(
+            Case(
+                name=f"outage_others_{seconds}s",
+                broken=f"all nodes but the batch host are cut off for {seconds} s",
+                fault=outage("n[2-4]", seconds),
+                nodes=4,
+            )
+        )
+        found.append(
+            Case(
+                name=f"outage_half_{seconds}s",
+                broken=f"two nodes of four are cut off for {seconds} s",
+                fault=outage("n[3-4]", seconds),
+                nodes=4,
+            )
+        )
+    gone = Expected(gone=frozenset({"n2", "n3"}))
+    found += [
+        Case(
+            name="switch_dead",
+            broken="two nodes of three are cut off for good; two spares are left",
+            fault=outage("n[2-3]", 0),
+            spares=2,
+            expected=gone,
+        ),
+        Case(
+            name="batch_host_cut_2s",
+            broken="the batch host is cut off for 2 s",
+            fault=outage("n1", 2),
+            nodes=4,
+        ),
+    ]
+    return found
+
+
+SHARED = [
+    *_stalls(),
+    *_outages(),
+    Case(name="suspend", broken="Slurm suspends the job for 15 s", fault=suspend),
+    Case(
+        name="pause_all",
+        broken="all nodes of the job pause for 8 s, as virtual machines do",
+        fault=pause(EVERYBODY, 8),
+    ),
+    Case(
+        name="pause_batch_host",
+        broken="the batch host pauses for 8 s",
+        fault=pause("n1", 8),
+    ),
+    Case(
+        name="pause_node",
+        broken="one node pauses for 8 s: it may be replaced, but it is healthy again",
+        fault=pause("n2", 8),
+        expected=Expected(bad=N2),
+    ),
+    Case(
+        name="pause_supervisor",
+        broken="robust-srun is stopped for 12 s",
+        fault=pause_supervisor,
+    ),
+    Case(
+        name="slurmctld_stopped",
+        broken="slurmctld is away for 35 s when a node crashes",
+        fault=away("slurmctld", "stop", "start"),
+        expected=CRASHED,
+        limit=120.0,
+    ),
+    Case(
+        name="slurmctld_frozen",
+        broken="slurmctld does not answer for 35 s when a node crashes",
+        fault=away("slurmctld", "freeze", "thaw"),
+        expected=CRASHED,
+        limit=120.0,
+    ),
+    Case(
+        name="munge_away",
+        broken="munged is away for 35 s when a node crashes",
+        fault=away("munged", "stop", "start"),
+        expected=CRASHED,
+        limit=120.0,
+    ),
+    Case(
+        name="slurmd_stopped",
+        broken="slurmd of a node is stopped while its ranks train",
+        fault=slurmd("stop"),
+    ),
+    Case(
+        name="slurmd_frozen",
+        broken="slurmd of a node stands still while its ranks train",
+        fault=slurmd("freeze"),
+    ),
+]

@@ -1,0 +1,85 @@
+"""What a run of a case did to healthy nodes and to its job (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+COMPLETED, FAILED, CANCELLED, TIMEOUT = "completed", "failed", "cancelled", "timeout"
+_ENDS = {"COMPLETED": COMPLETED, "FAILED": FAILED, "CANCELLED": CANCELLED, "TIMEOUT": TIMEOUT}
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What is right at the end of a case.
+
+    `ends`: any of these. `bad`: nodes that are broken, so may be reported, excluded and drained.
+    `gone`: nodes that were away for too long, so may be replaced, but not reported.
+    """
+
+    ends: Collection[str] = (COMPLETED,)
+    bad: frozenset[str] = frozenset()
+    gone: frozenset[str] = frozenset()
+    found: frozenset[str] = frozenset()
+    """Nodes with a true fault: each must be reported or replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What is seen after a run."""
+
+    state: str
+    """The job's state in Slurm at its end, or at the deadline."""
+    loss: float | None = None
+    reference: float = 0.0
+    reported: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
+    drained: frozenset[str] = frozenset()
+    replaced: frozenset[str] = frozenset()
+    leftovers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By node: files in memory and in /tmp, processes."""
+    gap: float = 0.0
+    """The longest time without a step, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The judgement of one run."""
+
+    end: str
+    blamed: tuple[str, ...]
+    """Healthy nodes that were reported, excluded, drained or replaced."""
+    missed: tuple[str, ...]
+    """Broken nodes that nothing was done about."""
+    lost: str
+    """Why a healthy job counts as lost; "": it was kept."""
+    leftovers: tuple[str, ...]
+    gap: float
+
+    @property
+    def right(self) -> bool:
+        """Report that nothing is wrong with the run."""
+        return not (self.blamed or self.missed or self.lost or self.leftovers)
+
+
+def judge(expected: Expected, seen: Observed) -> Verdict:
+    """Compare a run with what is right."""
+    accused = seen.reported | seen.excluded | seen.drained
+    wrongly = (accused - expected.bad) | (seen.replaced - expected.bad - expected.gone)
+    missed = expected.found - accused - seen.replaced
+    end = _ENDS.get(seen.state.split(" ")[0], seen.state.lower())
+    lost = ""
+    if end not in expected.ends:
+        lost = f"{end} instead of {' or '.join(expected.ends)}"
+    elif end == COMPLETED and seen.loss is None:
+        lost = "completed without a result"
+    elif end == COMPLETED and seen.loss != seen.reference:
+        lost = f"loss {seen.loss} instead of {seen.reference}"
+    left = tuple(f"{where}: {name}" for where, names in seen.leftovers.items() for name in names)
+    return Verdict(end, tuple(sorted(wrongly)), tuple(sorted(missed)), lost, left, seen.gap)
+
+
+def longest_gap(times: Sequence[float], since: float) -> float:
+    """Return the longest time between two steps, of which the later came after `since`."""
+    return max((after - before for before, after in pairwise(times) if after >= since), default=0.0)

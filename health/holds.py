@@ -1,0 +1,74 @@
+"""How long a drain stays although the checks pass again: longer each time it comes back. Pure.
+
+A fault that comes and goes would otherwise drain and undrain its node all day, and each time a job
+meets it. Only drains that a re-check alone lifts are held down: the others have a proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from health.finding import ACTIONS
+from health.system import Event
+from health.verdict import Reason, parse_reason
+
+DAY = 86400.0  # seconds
+
+
+class Rules(NamedTuple):
+    """``hold_down``: seconds after the first drain, 0: none; it doubles with each one more of the
+    same finding within a day. ``hold_times``: so many mean service, 0: never."""
+
+    hold_down: float = 600.0
+    hold_times: int = 3
+
+
+def drains(check: str, events: Iterable[Event], until: float) -> list[float]:
+    """When the node was drained for this finding in the day up to ``until``, oldest first.
+
+    What a person repaired, or a burn-in proved to be well, counts no more.
+    """
+    known = [event for event in events if until - DAY < event.time <= until]
+    begin = max((event.time for event in known if _settles(event)), default=0.0)
+    return sorted(
+        event.time
+        for event in known
+        if event.kind == "drain" and event.time > begin and _check(event) == check
+    )
+
+
+def service(reason: Reason | None, events: Iterable[Event], now: float, rules: Rules) -> str:
+    """Why a drain for ``reason`` that is to be made now needs service; "" if it does not.
+
+    Only findings of class node: what users left there, or trouble of our own tools, needs nobody
+    to mend the node.
+    """
+    if reason is None or reason.cls != "node" or ACTIONS[reason.action].proof != "recheck":
+        return ""
+    times = len(drains(reason.check, events, now)) + 1
+    if rules.hold_times <= 0 or times < rules.hold_times:
+        return ""
+    return f"{times} drains for {reason.check} within 24 h"
+
+
+def held_until(reason: Reason, drained: Event, events: Iterable[Event], rules: Rules) -> float:
+    """The wall clock before which the drain is not lifted; 0.0 for one that needs a proof."""
+    if ACTIONS[reason.action].proof != "recheck" or rules.hold_down <= 0:
+        return 0.0
+    earlier = [t for t in drains(reason.check, events, drained.time) if t < drained.time]
+    return drained.time + min(rules.hold_down * 2.0 ** min(len(earlier), 30), DAY)
+
+
+def settled(drained: Event, events: Iterable[Event]) -> bool:
+    """Whether somebody repaired the node, or a burn-in proved it to be well, since the drain."""
+    return any(_settles(event) and event.time > drained.time for event in events)
+
+
+def _settles(event: Event) -> bool:
+    return event.kind == "repaired" or (event.kind == "burn-in" and event.data.get("ok") is True)
+
+
+def _check(event: Event) -> str:
+    reason = parse_reason(str(event.data.get("reason", "")))
+    return reason.check if reason else ""

@@ -1,0 +1,53 @@
+"""Where the input of srun goes, and what that leaves of a recovery's means (pure)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection
+from dataclasses import replace
+
+from srun_wrapper import output
+from srun_wrapper.ladder import Means
+from srun_wrapper.stdin import LIMIT
+
+SPENT = (
+    f"a rank has read more than {LIMIT >> 20} MiB through stdin, which is not kept for a restart: "
+    "have the program read a file instead, or start it by --input=FILE"
+)
+ONLY_HERE = (
+    "ranks have had input through stdin, which only nodes of the job's own step can be given again"
+)
+
+
+class Feed(enum.Enum):
+    """Which tasks find the input."""
+
+    EVERY = "all tasks of the job's own step, the same"
+    ONE = "one task"
+    FILE = "all tasks, the same file"
+    OWN = "each task, a file by its number or node"
+    TERMINAL = "all tasks, what somebody types"
+
+
+def feed(value: str | None, terminal: bool) -> Feed:
+    """Return what srun does with ``--input=value``; ``terminal``: its own stdin is one."""
+    mode = output.parse_mode(value)
+    if isinstance(mode, output.File):
+        return Feed.OWN if output.needs_task(mode.pattern) else Feed.FILE
+    if terminal:
+        return Feed.TERMINAL
+    return Feed.ONE if isinstance(mode, output.Task) else Feed.EVERY
+
+
+def limited(means: Means, source: Feed, had: Collection[bool]) -> Means:
+    """Return the means without those that would lose input.
+
+    ``had``: one for each slot of the running ranks that has had input, True if all is kept.
+    """
+    if not had or source is Feed.TERMINAL:
+        return means
+    if not all(had):
+        return replace(means, never=SPENT)
+    if source is Feed.FILE:
+        return means
+    return replace(means, companions=0, spares=means.spares if source is Feed.EVERY else 0)
