@@ -84,6 +84,7 @@ class Recovery:
             self._close(incident, ENDED if state.signalled else SUPERSEDED)
             return None
         diagnosis = incident.diagnosis
+        await self._replacement.settle_spares(len(state.vacant()))
         means = self._replacement.means()
         lost = state.vacant()
         while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from robust_slurm.slurm import SlurmError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
 
 MAX_COMPANIONS = 64
+IN_DOUBT = 3.0  # s for a silent spare to answer before a standby node is taken
 BUSY_TRIES = 30
 BUSY_PAUSE = 10.0  # s between tries while Slurm says that the job cannot be changed now
 
@@ -179,9 +180,29 @@ class Replacement:
     # -- coming
 
     async def fill(self, incident: Incident) -> bool:
-        """Put a node in every vacant place. False: not enough came in time, or a new failure."""
-        assert incident.plan is not None
+        """Put a node in every vacant place. False: not enough came in time, or a new failure.
+
+        A spare of the allocation comes before a standby node, also one that was in doubt and
+        answers while standby nodes are awaited.
+        """
         self._came.clear()
+        world = self._state.world
+        while wanted := self._fill_with_spares(incident):
+            came = await self._companions.take(
+                {place: (len(world.ranks[place]), world.places[place].name) for place in wanted},
+                vacant=lambda place: world.places[place].gone,
+                enough=lambda: any(self._fits(spare, wanted) for spare in self._state.spares()),
+            )
+            for place, node in came.items():
+                self._take_place(place, node, incident)
+            self._report_unfit(bool(came), incident)
+            back = any(self._fits(spare, wanted) for spare in self._state.spares())
+            if not back or self._state.failures or self._over():
+                return not self._state.vacant()
+        return True
+
+    def _fill_with_spares(self, incident: Incident) -> list[int]:
+        """Give the vacant places to spares; returns those for which there is none."""
         world = self._state.world
         vacant = [i for i, n in enumerate(world.places) if n.gone]
         spares = {n.name: n for n in self._state.spares() if n.slots >= 1}
@@ -189,21 +210,36 @@ class Replacement:
         wanted: list[int] = []
         for place in vacant:
             names = [best.get(world.places[place].name, ""), *spares]
-            fits = (n for n in names if n in spares and spares[n].slots >= len(world.ranks[place]))
+            fits = (n for n in names if n in spares and self._fits(spares[n], [place]))
             name = next(fits, "")
             if not name:
                 wanted.append(place)
                 continue
             self._take_place(place, spares.pop(name), incident)
-        if not wanted:
-            return True
-        came = await self._companions.take(
-            {place: (len(world.ranks[place]), world.places[place].name) for place in wanted}
-        )
-        for place, node in came.items():
-            self._take_place(place, node, incident)
-        self._report_unfit(bool(came), incident)
-        return len(came) == len(wanted)
+        return wanted
+
+    def _fits(self, spare: Node, places: Sequence[int]) -> bool:
+        """Whether the spare has the slots for one of the places, and this is vacant."""
+        world = self._state.world
+        return any(world.places[p].gone and spare.slots >= len(world.ranks[p]) for p in places)
+
+    async def settle_spares(self, wanted: int) -> None:
+        """Wait until it is known which spares answer, where the others are fewer than wanted.
+
+        What makes a node of the job silent often makes its spares silent as well, for a moment.
+        """
+        until = time.monotonic() + IN_DOUBT
+        suspected = self._boss.node_watch.suspected
+
+        def settled() -> bool:
+            now, state = time.monotonic(), self._state
+            spares = [n for n in state.live() if n.role is Role.SPARE and not n.companion]
+            doubtful = [n for n in spares if not n.connection or suspected(n, now)]
+            enough = len(spares) - len(doubtful) >= wanted
+            return enough or not doubtful or now >= until or state.signalled > 0
+
+        while not settled():
+            await asyncio.sleep(0.02)
 
     def _report_unfit(self, came: bool, incident: Incident) -> None:
         """Report the standby nodes that did not run robust-task: a reason to look at them."""

@@ -83,6 +83,9 @@ class NoNodes:
     async def fill(self, _incident: Any) -> bool:
         return True
 
+    async def settle_spares(self, _wanted: int) -> None:
+        return
+
 
 @pytest.mark.parametrize(
     ("ran", "recovered"),

@@ -1,0 +1,123 @@
+"""Spares of the allocation come before standby nodes, also those that were in doubt."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from robust_slurm.config import Config
+from srun_wrapper import replace
+from srun_wrapper.incident import Incident
+from srun_wrapper.messages import Hello
+from srun_wrapper.replace import Replacement
+from srun_wrapper.roster import Node, Role, World
+from srun_wrapper.server import Connection
+from srun_wrapper.state import JobState
+from srun_wrapper.steps import Secrets
+from srun_wrapper.supervisor import Supervisor
+
+LINE = cast(Connection, SimpleNamespace(send=lambda _message: None))
+
+
+class Companions:
+    """Stands for the standby partition, where a node comes after ``patience`` looks."""
+
+    def __init__(self, node: Node, patience: int) -> None:
+        self.node, self.patience, self.asked = node, patience, 0
+
+    async def take(
+        self,
+        places: Mapping[int, Any],
+        vacant: Callable[[int], bool],
+        enough: Callable[[], bool],
+    ) -> dict[int, Node]:
+        self.asked += 1
+        for _ in range(self.patience):
+            if enough():
+                return {}
+            await asyncio.sleep(0.005)
+        return dict.fromkeys(list(places)[:1], self.node)
+
+    def to_report(self, _came: bool) -> dict[str, Any]:
+        return {}
+
+
+class Scene:
+    """A job on n1 and n2, n3 spare, n2 lost; n3's connection is broken."""
+
+    def __init__(self, tmp_path: Any, slots: int = 1) -> None:
+        self.state = JobState(Config(), 7, "n1")
+        self.nodes = [self.node(i, role) for i, role in enumerate("aas")]
+        self.spare = self.nodes[2]
+        self.spare.connection, self.spare.closed_at = None, time.monotonic()
+        self.state.world = World(1, self.nodes[:2], [tuple(range(slots)), (slots,)])
+        self.state.lose(self.nodes[1], "no word")
+        self.state.failures.clear()
+        self.silent = {"n3"}
+        boss = SimpleNamespace(
+            state=self.state, config=self.state.config, env={}, slurm=None,
+            ledger=SimpleNamespace(dir=tmp_path), step=SimpleNamespace(ended=False),
+            neighbours=SimpleNamespace(prefer=lambda _lost, _idle: {}),
+            node_watch=SimpleNamespace(suspected=lambda node, _now: node.name in self.silent),
+        )  # fmt: skip
+        self.replacement = Replacement(cast(Supervisor, boss), Secrets(b"", 1))
+        self.standby = self.node(8, "s")
+        self.standby.companion = 1
+        self.incident = cast(Incident, SimpleNamespace(plan=object(), swaps=[]))
+
+    def node(self, index: int, role: str) -> Node:
+        name = f"n{index + 1}"
+        hello = Hello(7, "0", index, name, (index,), 3, 3, 7000, 7001, 0, 0)
+        kind = Role.ACTIVE if role == "a" else Role.SPARE
+        node = Node((7, "0", index), name, "a", hello, LINE, kind, time.monotonic(), 7001)
+        self.state.nodes[node.key] = node
+        return node
+
+    def back(self) -> None:
+        self.spare.connection = LINE
+        self.silent.clear()
+
+
+def test_a_spare_that_answers_again_is_used_while_a_standby_node_is_awaited(tmp_path: Any) -> None:
+    async def life() -> None:
+        scene = Scene(tmp_path)
+        companions = scene.replacement._companions = cast(Any, Companions(scene.standby, 1000))
+        asyncio.get_running_loop().call_later(0.05, scene.back)
+        assert await scene.replacement.fill(scene.incident)
+        assert scene.incident.swaps == [("n2", "n3")]
+        assert companions.asked == 1 and scene.standby.role is Role.SPARE
+
+    asyncio.run(asyncio.wait_for(life(), 10))
+
+
+def test_a_standby_node_is_used_when_the_spare_does_not_answer(tmp_path: Any) -> None:
+    async def life() -> None:
+        scene = Scene(tmp_path)
+        scene.replacement._companions = cast(Any, Companions(scene.standby, 3))
+        assert await scene.replacement.fill(scene.incident)
+        assert scene.incident.swaps == [("n2", "n9")]
+
+    asyncio.run(asyncio.wait_for(life(), 10))
+
+
+@pytest.mark.parametrize(("comes", "wanted", "spares"), [(True, 1, 1), (False, 1, 0), (True, 0, 0)])
+def test_the_ladder_counts_spares_once_it_is_known_which_answer(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, comes: bool, wanted: int, spares: int
+) -> None:
+    monkeypatch.setattr(replace, "IN_DOUBT", 0.5)
+
+    async def life() -> None:
+        scene = Scene(tmp_path)
+        if comes:
+            asyncio.get_running_loop().call_later(0.1, scene.back)
+        began = time.monotonic()
+        await scene.replacement.settle_spares(wanted)
+        assert scene.replacement.means().spares == spares
+        assert wanted or time.monotonic() - began < 0.1
+
+    asyncio.run(asyncio.wait_for(life(), 10))
