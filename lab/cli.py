@@ -72,9 +72,11 @@ def _parser() -> argparse.ArgumentParser:
     hang.add_argument("--job")
     hang.add_argument("--rank", type=int)
     verb("partition", _fault, "take a node's link down").add_argument("node")
-    slow = verb("slow", _slow, "limit what goes to a node over the network")
+    slow = verb("slow", _slow, "limit, delay and drop what goes over a node's link")
     slow.add_argument("node")
-    slow.add_argument("rate", help="as tc has it: 100mbit, 1gbit")
+    slow.add_argument("rate", nargs="?", default="", help="to the node, as tc: 100mbit, 1gbit")
+    slow.add_argument("--delay", type=float, default=0.0, metavar="MS", help="in each direction")
+    slow.add_argument("--loss", type=float, default=0.0, metavar="PERCENT", help="both directions")
     verb("heal", _heal, "undo all faults of a node; a crashed one boots").add_argument("node")
     for module in (breakage_cli, disruption_cli):
         module.add_verbs(verb, Lab, lambda what, at: print(f"{what} at {_clock(at)}"))
@@ -179,8 +181,10 @@ def _hang(args: argparse.Namespace) -> int:
 
 
 def _slow(args: argparse.Namespace) -> int:
-    at = Lab(args.name).slow(args.node, args.rate)
-    print(f"slow {args.node} {args.rate} at {_clock(at)}")
+    if not (args.rate or args.delay or args.loss):
+        raise LabError("slow: give a rate, --delay or --loss")
+    at = Lab(args.name).slow(args.node, args.rate, delay_ms=args.delay, loss_percent=args.loss)
+    print(f"slow {args.node} at {_clock(at)}")
     return 0
 
 

@@ -237,9 +237,15 @@ class Lab(Breakage, Disruption):
         """The node's link goes down, nothing else; the wall-clock time of just before."""
         return float(self.ask("partition", node=node)["time"])
 
-    def slow(self, node: str, rate: str) -> float:
-        """What goes to the node is limited (tc's "100mbit"); the wall-clock time of just before."""
-        return float(self.ask("slow", node=node, rate=rate)["time"])
+    def slow(
+        self, node: str, rate: str = "", *, delay_ms: float = 0.0, loss_percent: float = 0.0
+    ) -> float:
+        """Limit what goes to the node (tc's "100mbit"), delay and drop frames in both directions.
+
+        Return the wall-clock time of just before.
+        """
+        much = {"rate": rate, "delay": delay_ms / 1000, "loss": loss_percent / 100}
+        return float(self.ask("slow", node=node, **much)["time"])
 
     def heal(self, node: str, timeout: float = _READY_S) -> None:
         """Undo the node's faults and wait until Slurm can use it (a drained node stays drained)."""

@@ -90,7 +90,9 @@ def _answer(keeper: Keeper, request: dict[str, Any]) -> dict[str, Any]:
     if op in faults:
         return faults[op](one)
     if op == "slow":
-        return keeper.slow(one, str(request["rate"]))
+        return keeper.slow(
+            one, str(request["rate"]), float(request["delay"]), float(request["loss"])
+        )
     keeper.must_run(one)
     at = time.time()
     assert one.gear is not None

@@ -22,6 +22,7 @@ from lab.errors import LabError
 from lab.gear import Gear
 from lab.logs import complaints
 from lab.mounts import Cover, host_children, host_is_closed, plan_covers
+from lab.relay import Relay
 from lab.spec import HEAD, LabSpec, mac
 
 _BRIDGE = "switch"
@@ -39,6 +40,7 @@ class Node:
     died: float = 0.0  # wall clock
     cut: bool = False
     slowed: bool = False
+    relay: Relay | None = None
     stopped: bool = False
     paused: bool = False  # cut and stopped as one
     back_at: float = math.inf  # monotonic: the end of an outage or a pause
@@ -60,7 +62,7 @@ class Node:
             ("hung", self.stopped and not self.paused),
             ("rank-hung", bool(self.stopped_ranks)),
             ("cut", self.cut and not self.paused),
-            ("slow", self.slowed),
+            ("slow", self.slowed or self.relay is not None),
         ]
         found = [name for name, on in faults if on]
         found += [f"{name}-{how}" for name, how in self.daemons.items()]
@@ -152,6 +154,7 @@ class Keeper:
         one.stopped_ranks.clear()
         if one.gear:
             one.gear.end()
+        self._end_relay(one, port_lives=False)
         one.pid, one.died, one.back_at = 0, time.time(), math.inf
 
     def hang(self, one: Node) -> dict[str, Any]:
@@ -192,13 +195,25 @@ class Keeper:
         outages.cut(one)
         return {"time": at}
 
-    def slow(self, one: Node, rate: str) -> dict[str, Any]:
-        """What goes to the node is limited to `rate`, as tc writes it (100mbit)."""
+    def slow(self, one: Node, rate: str, delay: float, loss: float) -> dict[str, Any]:
+        """Limit what goes to the node to `rate`, as tc writes it (100mbit); "": do not.
+
+        `delay` (seconds, per direction) and `loss` (a share) are for both directions.
+        """
         self.must_run(one)
         at = time.time()
-        _tc(f"replace dev {one.port} root tbf rate {rate} burst 256kb latency 100ms")
-        one.slowed = True
+        if rate:
+            _tc(f"replace dev {one.port} root tbf rate {rate} burst 256kb latency 100ms")
+            one.slowed = True
+        if delay or loss:
+            self._end_relay(one)
+            one.relay = Relay.make(_ip, one.port, _BRIDGE, delay, loss)
         return {"time": at}
+
+    def _end_relay(self, one: Node, port_lives: bool = True) -> None:
+        if one.relay is not None:
+            one.relay.end(_ip, _BRIDGE, port_lives)
+            one.relay = None
 
     def heal(self, one: Node) -> dict[str, Any]:
         """Undo what was done to a node; a crashed one boots with nothing left of its past."""
@@ -220,6 +235,7 @@ class Keeper:
                 pass
             os.close(fd)
         one.stopped_ranks.clear()
+        self._end_relay(one)
         if one.slowed:
             _tc(f"del dev {one.port} root")
             one.slowed = False

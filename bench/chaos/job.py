@@ -168,23 +168,32 @@ class Job:
         while True:
             record = self.record()
             state = record.get("JobState", "UNKNOWN").split()[0]
-            if state == "COMPLETING":  # for SlurmdTimeout, if it had a node that crashed
-                ended = (self.dir / "final.json").exists()
-                settle = settle or time.monotonic()
-                if time.monotonic() > settle + (4.0 if ended else 20.0):
-                    if record.get("Restarts", "0") != "0":
-                        return "REQUEUED"
-                    code, _, number = record.get("ExitCode", "0:0").partition(":")
-                    return "CANCELLED" if int(number) else "FAILED" if int(code) else "COMPLETED"
+            if state == "COMPLETING":
+                settle = settle or time.monotonic() + 4.0
+                if time.monotonic() > settle:
+                    return state
             elif state not in (*_OPEN, "UNKNOWN"):
                 return state
             if time.monotonic() > deadline:
                 return f"{state} {record.get('Reason', '')}"
             time.sleep(0.3)
 
+    def _settled(self, timeout: float = 30.0) -> str:
+        deadline = time.monotonic() + timeout
+        while True:
+            state = self.record().get("JobState", "UNKNOWN").split()[0]
+            if state not in ("COMPLETING", "UNKNOWN") or time.monotonic() > deadline:
+                return state
+            time.sleep(0.3)
+
     def observe(self, state: str) -> Observed:
         """Return what the run did, once the job has ended (or has not until the deadline)."""
         faults = self.lab.faults()
+        if state == "COMPLETING":  # for SlurmdTimeout, with a node that crashed or hangs
+            for node, fault in faults.items():
+                if fault != "up":
+                    self.lab.heal(node)
+            state = self._settled()
         for node, fault in faults.items():
             if fault not in ("up", "crashed"):
                 self.lab.ask("heal", node=node)

@@ -74,6 +74,19 @@ def away(name: str, broken: str, mended: str, seconds: float = 35.0) -> Fault:
     return fault
 
 
+def slow(delay_ms: float, loss_percent: float) -> Fault:
+    """Return a bad link of n2 and n3 for 10 s."""
+
+    def fault(job: Job) -> None:
+        for node in ("n2", "n3"):
+            job.lab.slow(node, delay_ms=delay_ms, loss_percent=loss_percent)
+        time.sleep(10)
+        for node in ("n2", "n3"):
+            job.lab.ask("heal", node=node)
+
+    return fault
+
+
 def slurmd(action: str) -> Fault:
     """Return a fault of the slurmd of n2 for the rest of the job."""
 
@@ -176,6 +189,16 @@ def _outages() -> list[Case]:
 SHARED = [
     *_stalls(),
     *_outages(),
+    Case(
+        name="net_delay",
+        broken="400 ms of delay in each direction to two nodes of three, for 10 s",
+        fault=slow(400, 0),
+    ),
+    Case(
+        name="net_loss",
+        broken="15 % of packets are lost in each direction to two nodes of three, for 10 s",
+        fault=slow(0, 15),
+    ),
     Case(name="suspend", broken="Slurm suspends the job for 15 s", fault=suspend),
     Case(
         name="pause_all",

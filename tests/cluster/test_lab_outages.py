@@ -95,6 +95,25 @@ def test_a_paused_node_is_silent_and_goes_on(scratch_lab: Cluster) -> None:
         sleeper.terminate()
 
 
+def test_a_link_delays_and_drops(scratch_lab: Cluster) -> None:
+    probe = (
+        "import socket, time; began = time.monotonic()\n"
+        "socket.create_connection(('n2', 6818), timeout=10); print(time.monotonic() - began)"
+    )
+
+    def seconds() -> float:
+        done = scratch_lab.exec("n1", ["python", "-c", probe], check=True)
+        return float(done.stdout)
+
+    scratch_lab.slow("n2", delay_ms=300)
+    assert scratch_lab.faults()["n2"] == "slow"
+    assert seconds() >= 0.6
+    scratch_lab.slow("n2", loss_percent=100)
+    assert not reaches(scratch_lab, "n1", "n2")
+    scratch_lab.heal("n2")
+    assert min(seconds() for _ in range(5)) < 0.6
+
+
 @pytest.mark.parametrize(("node", "name"), [("n1", "slurmd"), ("head", "slurmctld")])
 def test_daemons_freeze_and_stop(scratch_lab: Cluster, node: str, name: str) -> None:
     scratch_lab.daemon(node, name, "freeze")
@@ -124,6 +143,7 @@ def test_without_munged_nobody_is_known(scratch_lab: Cluster) -> None:
         ("stall n1 /tmp", "no mount of the lab's"),
         ("outage n[1-3] 1", "no node 'n3'"),
         ("pause head", "only its daemons"),
+        ("slow n1 --loss 101", "a loss of 0 to 100 %"),
         ("daemon n1 slurmctld stop", "no daemon 'slurmctld' on n1; there are: slurmd"),
     ],
 )
