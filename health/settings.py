@@ -2,7 +2,8 @@
 
 The file is read by root before every job: it must belong to root, not be writable by others and
 not be a link. A key that cannot be used keeps its default and is named in ``problems``. So is a
-file that cannot be used as a whole: the last one that could stays in force (settings_last.py).
+file that cannot be used as a whole, or is lost: the last one that could stays in force
+(settings_last.py).
 ``problems`` never open or close the gate.
 """
 
@@ -187,14 +188,20 @@ def defaults(checks: Iterable[Check]) -> Settings:
 
 
 def load(path: str | None, node: str, checks: Iterable[Check]) -> Settings:
-    """The settings of ``node`` out of the file; ``path`` None: SITE_FILE, which may be missing."""
+    """The settings of ``node`` out of the file; ``path`` None: SITE_FILE, which need not exist."""
     merge = Merge(TABLES, checks, _wrong)
     file = path or SITE_FILE
     found: Mapping[str, Any] = {}
     try:
         found = parse(read(file)[0])
-    except FileNotFoundError:
-        if path:
+    except FileNotFoundError as error:
+        from health.settings_last import lost
+
+        kept = lost(file, error)
+        if kept:
+            found = kept[0]
+            merge.problems.append(kept[1])
+        elif path:
             merge.problems.append(f"{path}: no such file; the defaults apply")
     except (OSError, ValueError, RecursionError) as error:
         from health.settings_last import instead

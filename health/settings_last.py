@@ -1,7 +1,9 @@
 """The last settings file that could be used, kept beside it: what a broken one leaves in force.
 
 Without it a slip of the pen in the week of the dry run would make the gate drain. The sweep and
-``robust-admin install`` keep the copy; ``settings.load`` reads it only when the file is broken.
+``robust-admin install`` keep the copy; ``settings.load`` reads it only when the file is broken. A
+file that is missing where there is a copy was lost, and is broken too: whoever wants the defaults
+empties the file, or removes both.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from health import rootfiles, settings
@@ -35,6 +37,11 @@ def instead(path: str, error: Exception) -> tuple[Mapping[str, Any], str]:
     return found, f"{path}: {_why(error)}; the settings of {when} are in force ({name})"
 
 
+def lost(path: str, error: Exception) -> tuple[Mapping[str, Any], str] | None:
+    """As ``instead``, for a file that is not there; None: there was never a good one."""
+    return instead(path, error) if os.path.lexists(path + SUFFIX) else None
+
+
 def _why(error: Exception) -> str:
     if not isinstance(error, OSError):
         return str(error)
@@ -43,35 +50,18 @@ def _why(error: Exception) -> str:
 
 def keep(path: str) -> str:
     """Copy the file at ``path`` if it can be used and is another than the copy; never wider than
-    it is. Remove the copy of a file that was deleted. What went wrong; "" if nothing did."""
+    it is. What went wrong; "" if nothing did."""
     try:
         text, info = settings.read(path)
         settings.parse(text)
-    except FileNotFoundError:
-        return _try(_drop, path)
     except (OSError, ValueError, RecursionError):
         return ""  # every report says so
-    return _try(_copy, path, text.encode(), info.st_mode & 0o644)
-
-
-def _try(work: Callable[..., None], path: str, *more: Any) -> str:
     try:
-        work(path, *more)
+        _copy(path, text.encode(), info.st_mode & 0o644)
     except OSError as error:
         if error.errno not in _QUIET:
             return f"{path}{SUFFIX}: not kept: {error.strerror}"
     return ""
-
-
-def _drop(path: str) -> None:
-    try:
-        directory, name = _place(path)
-        try:
-            os.unlink(name, dir_fd=directory)
-        finally:
-            os.close(directory)
-    except FileNotFoundError:  # no copy, or not even the directory
-        pass
 
 
 def _copy(path: str, content: bytes, mode: int) -> None:
@@ -82,13 +72,9 @@ def _copy(path: str, content: bytes, mode: int) -> None:
         same = False
     if same:
         return
-    directory, name = _place(path)
+    above, name = os.path.split(path)
+    directory = rootfiles.open_dir(above or ".")
     try:
-        rootfiles.replace(directory, name, content, mode)
+        rootfiles.replace(directory, name + SUFFIX, content, mode)
     finally:
         os.close(directory)
-
-
-def _place(path: str) -> tuple[int, str]:
-    directory, name = os.path.split(path)
-    return rootfiles.open_dir(directory or "."), name + SUFFIX

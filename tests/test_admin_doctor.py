@@ -105,6 +105,7 @@ def test_a_robust_toml_that_cannot_be_used_is_a_fault(tmp_path: Path, up: bool) 
     (tmp_path / "robust.toml.last").chmod(0o644)
     assert any("are in force (robust.toml.last)" in what for what in said())
     toml.unlink()
+    assert len(said()) == 1 and "No such file or directory; the settings of" in said()[0]
     toml.symlink_to("/nowhere")
     assert len(said()) == 1 and "is a link; the settings of" in said()[0]
 

@@ -10,7 +10,7 @@ import installed_files
 import pytest
 from installed_files import carry_out, tree
 
-from health.admin import node
+from health.admin import cli, node
 from health.admin.install import Directory, InstallError, digest
 from health.admin.node import Request, perform
 
@@ -90,3 +90,15 @@ def test_a_request_survives_its_journey(request_for: Request) -> None:
     assert perform(back).identity == perform(request_for).identity
     with pytest.raises(InstallError, match="another version"):
         Request.from_json(request_for.as_json().replace('"protocol": 1', '"protocol": 9'))
+
+
+def test_a_settings_file_that_was_lost_is_not_written_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The template's would end a dry run, on all nodes with --nodes."""
+    (tmp_path / "robust.toml.last").write_text("[gate]\ndry_run = true\n")
+    (tmp_path / "robust.toml.last").chmod(0o644)
+    for more in ([], ["--nodes", "n1", "--ssh"]):
+        assert cli.main(["install", "--etc", str(tmp_path), "--yes", "--tmpfiles", "", *more]) == 2
+        assert f"{tmp_path}/robust.toml is missing, and robust.toml.last" in capsys.readouterr().err
+    assert list(tree(tmp_path)) == ["robust.toml.last"]

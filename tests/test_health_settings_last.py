@@ -94,15 +94,36 @@ def test_a_copy_is_trusted_no_more_than_the_file(toml: Path, spoil: Any, said: s
     assert _last(toml).read_text() == good and not _last(toml).is_symlink()
 
 
-def test_a_deleted_file_is_no_broken_one(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    toml.unlink()
+@pytest.mark.parametrize("named", [True, False])
+def test_a_lost_file_is_a_broken_one(
+    toml: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """Whether the stub names the file or not: a dry run must not end because a file is gone."""
     monkeypatch.setattr(settings, "SITE_FILE", str(toml))
-    assert settings.load(None, "n1", broken_settings.CHECKS) == settings.defaults(
-        broken_settings.CHECKS
-    )
-    assert _last(toml).exists()
-    assert keep(str(toml)) == "" and not _last(toml).exists()
+    path = str(toml) if named else None
+    good = settings.load(path, "n1", broken_settings.CHECKS)
+    toml.unlink()
+    for _ in range(2):
+        found = settings.load(path, "n1", broken_settings.CHECKS)
+        assert found._replace(problems=()) == good and found.gate["dry_run"] is True
+        (problem,) = found.problems
+        assert problem.startswith(f"{toml}: No such file or directory; the settings of ")
+        assert keep(str(toml)) == "" and _last(toml).exists(), "the sweep keeps the copy"
+
+
+def test_who_wants_the_defaults_empties_the_file_or_removes_both(
+    toml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "SITE_FILE", str(toml))
+    plain = settings.defaults(broken_settings.CHECKS)
+    toml.write_text("")
+    assert settings.load(None, "n1", broken_settings.CHECKS) == plain
     assert keep(str(toml)) == ""
+    assert settings.load(str(toml), "n1", broken_settings.CHECKS) == plain
+    toml.unlink()
+    _last(toml).unlink()
+    assert settings.load(None, "n1", broken_settings.CHECKS) == plain
+    assert keep(str(toml)) == "" and not _last(toml).exists()
     assert keep(str(toml.parent / "no-such-directory" / toml.name)) == ""
 
 

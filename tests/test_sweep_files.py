@@ -8,7 +8,6 @@ import pytest
 import sweep_site
 from gate_site import GateSite, finding
 
-from health import gate, settings
 from health.fleet_copy import copy_fleet
 from health.sweep import main
 
@@ -84,16 +83,21 @@ def test_the_last_usable_settings_are_kept(
     assert capfd.readouterr().err == ""
 
 
-def test_of_a_deleted_file_no_copy_is_kept(site: GateSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.settings(gate="enabled = false")
+def test_a_lost_file_leaves_the_last_one_in_force(
+    site: GateSite, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A dry run of a site whose robust.toml is gone stays one, sweep after sweep."""
+    site.settings(gate="dry_run = true")
     main([])
-    last = site.toml.with_name("robust.toml.last")
-    assert last.exists()
     site.toml.unlink()
-    off = settings.load(str(last), "n1", ())  # the default spool is real
-    monkeypatch.setattr(gate, "load", lambda *args: off)
-    assert main([]) == 0
-    assert not last.exists()
+    site.find(finding())
+    for _ in range(2):
+        assert main([]) == 0
+        assert site.slurm.drained == [] and "dry run: would drain n1" in capfd.readouterr().err
+    assert site.toml.with_name("robust.toml.last").exists()
+    assert site.events("run")[-1].data["dry_run"] is True
+    checks = [one["check"] for one in site.events("run")[-1].data["findings"]]
+    assert "config-unusable" in checks
 
 
 def test_what_was_switched_off_stays_off_when_the_file_breaks(site: GateSite) -> None:

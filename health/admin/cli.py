@@ -13,6 +13,7 @@ from typing import IO
 from health.admin import flow, render
 from health.admin.install import ETC, InstallError, Wanted
 from health.admin.node import Reply, Request, perform
+from health.settings_last import SUFFIX
 
 _EPILOG = """\
 exit codes: 0 done, or nothing to do; 1 a machine failed, the answer was no, or (doctor) there is
@@ -113,7 +114,12 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
 
     ask, names = _targets(args)
     own = Path(args.etc) / render.SETTINGS
-    there = own.exists()
+    there, last = own.exists(), own.with_name(own.name + SUFFIX)
+    if not there and last.exists():
+        raise InstallError(
+            f"{own} is missing, and {last.name} is in force: put it back (cp -p {last} {own}), or "
+            f"remove {last.name} too if you want the defaults"
+        )
     found = doctor.site_settings(str(own) if there else None)
     if args.nodes and found.problems:
         raise InstallError(f"{own} has faults, put right first: {'; '.join(found.problems)}")

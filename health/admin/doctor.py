@@ -20,6 +20,7 @@ from health.admin.site_rules import Bare, Installed, NodeGpus, Remark, StateDir
 from health.admin.want import Facts, Want
 from health.aside import aside
 from health.reserve import refused_lately
+from health.settings_last import SUFFIX
 from robust_slurm import config as jobs
 from robust_slurm.slurm import Node, Slurm, SlurmError
 
@@ -70,8 +71,13 @@ def _toml(etc: str) -> str:
 
 
 def _settings(etc: str) -> settings.Settings:
+    return site_settings(_used(etc))
+
+
+def _used(etc: str) -> str | None:
+    """robust.toml, also where only the copy of it is left; None: there is none."""
     path = _toml(etc)
-    return site_settings(path if os.path.lexists(path) else None)
+    return path if os.path.lexists(path) or os.path.lexists(path + SUFFIX) else None
 
 
 def _short() -> str:
@@ -82,7 +88,7 @@ def _slurm(
     door: Slurm, config: Mapping[str, str], nodes: Mapping[str, Node], etc: str
 ) -> list[Remark]:
     toml = _toml(etc)
-    path = toml if os.path.lexists(toml) else None
+    path = _used(etc)
     found = site_settings(path)
     own, problems = _job_settings(path)
     per_node = _per_node(path, list(nodes))
