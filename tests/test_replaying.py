@@ -26,6 +26,7 @@ from srun_wrapper.messages import (
 from srun_wrapper.replaying import Asked, Replay
 from srun_wrapper.roster import Node, Role, World
 from srun_wrapper.server import Connection
+from srun_wrapper.stalls import Stalls
 from srun_wrapper.state import Changes, JobState
 from srun_wrapper.stop_tests import Found
 from srun_wrapper.supervisor import Supervisor
@@ -46,6 +47,7 @@ class Job:
         self.behave = behave
         self.config = Config(mesh=mesh, stop_grace=0.0)
         self.state = JobState(self.config, 12, "n0")
+        self.stalls = Stalls(self.state)
         self.state.world = World(0, [], [(i,) for i in range(nodes)])
         self.events: list[dict[str, Any]] = []
         self.starts: list[tuple[Node, Start]] = []
