@@ -104,6 +104,12 @@ class Config:
     replay_fixed: bool = _setting(
         False, "the program feeds every group the same data and weights: compare their losses"
     )
+    outage_wait: float = _setting(
+        10.0,
+        "how long nodes that become unreachable together are waited for before they are replaced, "
+        "and how long the other nodes wait for a batch host that is unreachable",
+        unit="s",
+    )
     stall_limit: float = _setting(
         600.0,
         "how long a recovery waits for a shared file system, or for silent nodes whose kernels "

@@ -48,7 +48,7 @@ from srun_wrapper.messages import (
 from srun_wrapper.node_files import NodeFiles
 from srun_wrapper.place import Place, job_of, shim_address
 from srun_wrapper.ports import free_port
-from srun_wrapper.silence import Verdict
+from srun_wrapper.silence import LOST_HOST, Verdict
 from srun_wrapper.uplink import Uplink
 
 FAST = 0.05  # look at the records this often until every rank has made its first beat
@@ -95,6 +95,7 @@ class Agent:
         )
         self._held: list[Inspected] = []
         self._finished = False
+        self.lost_host = LOST_HOST  # s without an answer of robust-srun's host until it is lost
         self._uplink = Uplink(
             loop, place.server, place.port, key, self._introduce, self._from_server
         )
@@ -270,7 +271,7 @@ class Agent:
         self._own(order)
 
     def _watch_supervisor(self) -> None:
-        verdict = self._uplink.judge(self._interval)
+        verdict = self._uplink.judge(self._interval, self.lost_host)
         if verdict is not Verdict.FINE:
             self._finish()
             self._abandoned(verdict, self._start)

@@ -93,6 +93,7 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         absolute(config.checkpoint_local_dir),
         config.warm,
         tuple(filter(None, config.warm_packages.replace(",", " ").split())),
+        config.outage_wait,
     )
     ranks = rank_env(command, request, env) | checkpoint_env(config) | {"ROBUST_NAN": config.nan}
     source = feed(request.input, os.isatty(0))

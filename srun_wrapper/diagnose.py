@@ -28,6 +28,7 @@ class Failure:
     evidence: tuple[str, ...] = ()
     suspects: tuple[str, ...] = ()
     step: int | None = None  # of a NaN, as the training numbers it
+    shared: bool = False  # the node is lost, by a cause that it shares with others
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Diagnosis:
     proven: tuple[str, ...] = ()  # of the suspects: those that tests or a replay have named
     cleared: frozenset[str] = frozenset()  # nodes that have passed tests now
     seen: tuple[str, ...] = ()  # nodes on which ranks died of this very error
+    unreported: frozenset[str] = frozenset()  # lost by a shared cause: nothing is held against them
 
 
 # Errors that a rank reports when *another* rank has died: never the root while there is another.
@@ -154,7 +156,17 @@ def diagnose(
     if root.symptom in ("node_lost", "stuck"):
         others = [line for f in failures if f.node in lost for line in f.evidence]
         evidence = tuple(dict.fromkeys([*root.evidence, *others]))
-        return Diagnosis(root.symptom, "node", lost, evidence, root.symptom, root)
+        shared = frozenset(f.node for f in failures if f.shared)
+        own = tuple(node for node in lost if node not in shared)
+        return Diagnosis(
+            root.symptom,
+            "node" if own else "shared",
+            own,
+            evidence,
+            root.symptom,
+            root,
+            unreported=shared,
+        )
     if root.symptom == "hang":
         return Diagnosis("hang", "unknown", root.suspects, root.evidence, "hang", root)
     if root.symptom == "nan":
@@ -167,6 +179,15 @@ def diagnose(
         lines = (f"{', '.join(nodes)} cannot start a rank", last_error(first.tail))
         return Diagnosis("crash", "node", nodes, lines, signature(first), first, unfit)
     return _diagnose_crash(root, failures)
+
+
+def without_returned(diagnosis: Diagnosis, vacant: Sequence[str]) -> Diagnosis:
+    """The diagnosis without the lost nodes that have come back: only ``vacant`` ones are gone."""
+    if diagnosis.symptom != "node_lost":
+        return diagnosis
+    suspects = tuple(node for node in diagnosis.suspects if node in vacant)
+    cause: Cause = "node" if suspects else "shared" if vacant else "transient"
+    return replace(diagnosis, suspects=suspects, cause=cause)
 
 
 def _diagnose_nan(failures: Sequence[Failure]) -> Diagnosis:

@@ -39,7 +39,7 @@ class Budget:
         self.seen.setdefault(diagnosis.signature, set()).update(diagnosis.seen)
         self.signatures[diagnosis.signature] = self.signatures.get(diagnosis.signature, 0) + 1
         for node in diagnosis.suspects or (diagnosis.root.node,):
-            if node and not _unproven_nan(diagnosis):
+            if node and diagnosis.cause != "shared" and not _unproven_nan(diagnosis):
                 self.nodes[node] = self.nodes.get(node, 0) + 1
 
     def refill(self) -> None:
@@ -125,7 +125,7 @@ def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, 
     if again:
         evidence = (*diagnosis.evidence, why)
         diagnosis = replace(diagnosis, cause="shared", suspects=(), evidence=evidence)
-    if diagnosis.cause != "shared":
+    if diagnosis.cause != "shared" or diagnosis.unreported:
         return diagnosis, ()
     for node in nodes.union(evicted):
         budget.nodes.pop(node, None)

@@ -22,10 +22,9 @@ from srun_wrapper.messages import Peer, PeerAsk, PeerSay, Start, decode_say, enc
 from srun_wrapper.place import Place, job_of
 from srun_wrapper.requeue import helper_args, known_partitions
 from srun_wrapper.resubmit import submit_copy
-from srun_wrapper.silence import LOST_HOST
 
 ASK = 1.0  # s for one peer to answer
-AGREE = LOST_HOST / 2  # a peer that has heard nothing for this long agrees
+AGREE = 2.0  # s; a peer that has heard nothing for this long agrees
 DEADLINE = 8.0  # s per Slurm command
 
 
@@ -85,11 +84,14 @@ def accused(job_dir: Path | None) -> list[str]:
     return sorted({name.rsplit(".", 2)[0] for name in names - wrong})  # NODE.INCIDENT.json
 
 
-def claim(job_dir: Path | None, job: Job) -> bool:
-    """Be the only one to act, by an exclusive file beside the job's records."""
+def claim(job_dir: Path | None, restarts: int) -> bool:
+    """Be the only one to bring the job back, by an exclusive file beside its records.
+
+    In an outage the supervisor and the agents may both come to want that. ``restarts``: of the job.
+    """
     if job_dir is None:
         return True  # the election alone decides
-    path = job_dir / f"rescued.{job.restarts}"
+    path = job_dir / f"rescued.{restarts}"
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except FileExistsError:
@@ -128,7 +130,7 @@ def rescue(
         if not job.batch:
             report(f"job {job_id} is interactive: it cannot be brought back")
             return
-        if not claim(job_dir, job):
+        if not claim(job_dir, job.restarts):
             report("another agent is bringing the job back")
             return
         bad = [*([job.batch_host] if job.batch_host else []), *accused(job_dir)]

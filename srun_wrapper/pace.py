@@ -84,6 +84,12 @@ class Pace:
         self.phase = name
         self.phase_since = since if name else now
 
+    def excuse(self, now: float) -> None:
+        """Until now no step could be made: that is no fault of the ranks."""
+        self.last = max(self.last, now)
+        if self.phase:
+            self.phase_since = max(self.phase_since, now)
+
     def step_time(self) -> float | None:
         """Median seconds per step of the recent past."""
         if not self.recent:

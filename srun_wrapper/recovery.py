@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING
 
 from srun_wrapper import ladder, restoring
 from srun_wrapper.culprit import Culprit
-from srun_wrapper.diagnose import Failure, diagnose, is_cascade, killed_by, node_error
+from srun_wrapper.diagnose import (
+    Failure,
+    diagnose,
+    is_cascade,
+    killed_by,
+    node_error,
+    without_returned,
+)
 from srun_wrapper.incident import RECOVERED, Incident
+from srun_wrapper.messages import Stop
 from srun_wrapper.replace import Replacement
 from srun_wrapper.report import put, say
 from srun_wrapper.restarted import proven
@@ -53,6 +61,9 @@ class Recovery:
         await self._settle()
         if state.signalled:
             return None
+        if not state.failures:  # lost nodes answer again
+            self._boss.phase = "running"
+            return None
         if await self._step_is_over():
             return await self._boss.step_ended()
         failures = list(state.failures)
@@ -88,6 +99,7 @@ class Recovery:
         means = self._replacement.means()
         lost = state.vacant()
         while True:
+            diagnosis = incident.diagnosis = without_returned(diagnosis, state.vacant())
             incident.plan = ladder.plan(diagnosis, state.vacant(), self._culprit.budget, means)
             incident.mark("decide")
             plan = incident.plan
@@ -100,8 +112,15 @@ class Recovery:
             if plan.action == "swap_companion":
                 self._replacement.expect()
             filled = await self._stop_world(incident) and await self._replacement.fill(incident)
+            if filled and any(
+                isinstance(n.order, Stop) and n.stopped < n.order.epoch for n in state.world.places
+            ):
+                filled = await self._stop_world(incident)  # of a node that answers again
             if filled and not state.failures:
-                if plan.replace:
+                if plan.replace and not incident.swaps:
+                    incident.diagnosis = without_returned(diagnosis, ())
+                    incident.plan = ladder.Plan("restart", (), "the lost nodes answer again")
+                elif plan.replace:
                     await self._boss.neighbours.arrange()
                 incident.mark("replace")
                 break
@@ -145,11 +164,13 @@ class Recovery:
         one node cannot run or reports of itself, the others may only be slower to refuse or show.
         """
         state = self._state
+        await self._outlast()
         began = time.monotonic()
         while any(f.symptom == "node_lost" for f in state.failures) and (
             self._boss.node_watch.doubtful() and time.monotonic() - began < SETTLE_NODES
         ):
             await asyncio.sleep(0.02)
+        await self._outlast()  # one may have been seen only now
         while (  # an error that points to the machine: here only, or everywhere?
             any(f.symptom == "crash" and node_error(f)[0] for f in state.failures)
             and not state.signalled
@@ -166,7 +187,7 @@ class Recovery:
             await asyncio.sleep(0.02)
         while state.nans_open() and not state.signalled:
             await asyncio.sleep(0.02)
-        while all(is_cascade(f) for f in state.failures) and not state.signalled:
+        while state.failures and all(is_cascade(f) for f in state.failures) and not state.signalled:
             waited = time.monotonic() - began
             open_question = (
                 waited < SETTLE or self._boss.node_watch.doubtful() or self._being_signalled()
@@ -182,6 +203,14 @@ class Recovery:
                 or any(not f.launched or killed_by(f) in SENDABLE for f in state.failures)
             )
         ):
+            await asyncio.sleep(0.02)
+
+    async def _outlast(self) -> None:
+        """Wait while a shared cause makes nodes silent; what is lost by itself is asked for."""
+        state = self._state
+        while self._boss.node_watch.waiting() and not (state.signalled or self._boss.step.ended):
+            if state.vacant():
+                self._replacement.expect()
             await asyncio.sleep(0.02)
 
     async def _step_is_over(self) -> bool:
@@ -231,6 +260,7 @@ class Recovery:
         own = root.code if root.code is not None else 128 + (root.signal or 0)
         code = code or own or ladder.GAVE_UP
         self._replacement.leave(incident.diagnosis.proven, incident)  # accused, for whoever is next
+        self._replacement.report_silent()
         await self._stop_world(incident)
         self._close(incident, f"stopped: {incident.plan.why}")
         say(f"stopped: {incident.plan.why}: {'; '.join(incident.diagnosis.evidence)}")
@@ -256,7 +286,9 @@ class Recovery:
             return ladder.NOTHING_LEFT
         self._boss.phase = "requeued"
         self._close(incident, "requeued")
-        bad = ",".join(incident.plan.replace)
-        say(f"no node can replace {bad}: the job goes back to the queue without {bad}")
+        names, unreported = incident.plan.replace, incident.diagnosis.unreported
+        bad = ",".join(name for name in names if name not in unreported)
+        without = f" without {bad}" if bad else ""
+        say(f"no node can replace {','.join(names)}: the job goes back to the queue{without}")
         await self._boss.finish()
         return ladder.REQUEUED

@@ -14,7 +14,7 @@ from srun_wrapper.feed import ONLY_HERE, limited
 from srun_wrapper.incident import Incident
 from srun_wrapper.ladder import Means
 from srun_wrapper.messages import Finish, Stop
-from srun_wrapper.orphan import accused
+from srun_wrapper.orphan import accused, claim
 from srun_wrapper.report import say
 from srun_wrapper.requeue import put_back
 from srun_wrapper.roster import AgentKey, Node, Role
@@ -45,6 +45,9 @@ class Replacement:
         self._unfit: set[str] = set()  # came, and could not start a rank
         self._released: set[str] = set()  # those that Slurm has back
         self._suspected: set[AgentKey] = set()  # alive, but to leave the job
+        self._silent: dict[AgentKey, Incident] = {}  # lost; reported if they do not come back
+        self._shared: set[str] = set()  # lost by a shared cause: not bad
+        self._state.on_back = self._came_back
         self._tasks: set[asyncio.Task[None]] = set()
         self._told_feed = False
 
@@ -88,7 +91,12 @@ class Replacement:
                     node.connection.send(Stop(self._state.world.epoch, 0.0))
             if name not in self._bad and not node.stalled:  # its file system is to blame
                 self._bad.append(name)
-                self._accuse(node, incident)
+                if name in incident.diagnosis.unreported:
+                    self._shared.add(name)
+                elif node.silent_as is not None:
+                    self._silent[node.key] = incident
+                else:
+                    self._accuse(node, incident)
 
     def take_back(self, names: tuple[str, ...]) -> None:
         """Nothing can replace them: suspects that are alive go on, lost nodes cannot."""
@@ -96,6 +104,21 @@ class Replacement:
             if node.name in names and node.key in self._suspected and node.connection:
                 self._suspected.discard(node.key)
                 self._state.move(node, Role.ACTIVE)
+
+    def _came_back(self, node: Node) -> None:
+        """A lost node answers again before it was replaced."""
+        self._silent.pop(node.key, None)
+        self._shared.discard(node.name)
+        if node.name in self._bad:
+            self._bad.remove(node.name)
+
+    def report_silent(self) -> None:
+        """Report the nodes that were lost and have not come back; now they are not waited for."""
+        for key, incident in self._silent.items():
+            self._accuse(self._state.nodes[key], incident)
+        self._silent.clear()
+        for node in self._state.nodes.values():
+            node.silent_as = None
 
     def _accuse(self, node: Node, incident: Incident) -> None:
         diagnosis = incident.diagnosis
@@ -119,6 +142,7 @@ class Replacement:
 
     def release(self, incident: Incident) -> None:
         """Give the nodes that left back to Slurm, beside the running recovery."""
+        self.report_silent()
         gone = [n for n in self._state.nodes.values() if n.gone]
         for node in gone:
             if node.connection is not None:
@@ -173,7 +197,7 @@ class Replacement:
         assert incident.plan is not None
         # The node gate's grammar: its sweep takes the drain back when the node passes its checks.
         what = incident.diagnosis.symptom.replace("_", "-")
-        for name in incident.plan.replace:
+        for name in (n for n in incident.plan.replace if n not in self._shared):
             reason = f"robust:node:{what}:-:none:job{self._state.job_id}"
             self._boss.slurm.drain(name, reason)
 
@@ -277,7 +301,8 @@ class Replacement:
             for place, node in enumerate(self._state.world.places)
             if node.role is Role.ACTIVE and doubted(node, now)
         }
-        over = self._state.signalled or self._boss.step.ended
+        watch = self._boss.node_watch
+        over = self._state.signalled or self._boss.step.ended or watch.seems_shared(now)
         self._expect({} if over or len(doubtful) > MAX_COMPANIONS else doubtful)
 
     def expect(self) -> None:
@@ -294,15 +319,20 @@ class Replacement:
 
     async def requeue(self, incident: Incident) -> str:
         """Put the job back in the queue; returns why not, or ''."""
+        self.report_silent()
+        restarts = int(self._boss.env.get("SLURM_RESTART_COUNT") or 0)
+        if not await asyncio.to_thread(claim, self._boss.ledger.dir, restarts):
+            return "the other nodes bring the job back: they have lost this one"
         try:
             job = await self._slurm.call(
                 "put the job back in the queue",
                 lambda: put_back(
                     self._boss.slurm,
                     self._state.job_id,
-                    tuple(self._bad),
+                    tuple(name for name in self._bad if name not in self._shared),
                     self._config.standby_partition,
                     self._boss.launch.options.size,
+                    tuple(self._shared),
                 ),
                 whole=True,
             )

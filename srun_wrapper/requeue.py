@@ -58,10 +58,16 @@ def known_partitions(slurm: Slurm, job: Job, standby: str) -> str:
 
 
 def put_back(
-    slurm: Slurm, job_id: int, bad: Sequence[str], standby: str, size: Mapping[str, str]
+    slurm: Slurm,
+    job_id: int,
+    bad: Sequence[str],
+    standby: str,
+    size: Mapping[str, str],
+    silent: Sequence[str] = (),
 ) -> int:
     """Requeue a running batch job of ours without the nodes ``bad``. Returns the job's id.
 
+    ``silent``: nodes that do not answer and are not bad: released, but not excluded.
     ``size``: the variables ``resubmit.SIZE``, as before lost nodes were released from the job.
     The caller is part of the job and gets SIGTERM soon after. Raises SlurmError when the job
     cannot be requeued; a helper that cannot be submitted only costs the two minutes.
@@ -84,7 +90,8 @@ def put_back(
     partition = known_partitions(slurm, job, standby)
     # A lost node that is still in the job would hold its completion up until SlurmdTimeout. The
     # batch host cannot be released, and lives.
-    keep = [n for n in job.nodes if n not in bad or n == job.batch_host]
+    gone = {*bad, *silent} - {job.batch_host}
+    keep = [n for n in job.nodes if n not in gone]
     try:
         if not job.requeue:
             slurm.update_job(name, requeue=True)
@@ -102,7 +109,8 @@ def put_back(
     changes = [f"Partition={partition}", f"ExcNodeList={','.join(exclude)}", f"NumNodes={wanted}"]
     changes += ["ReqNodeList="] if required is not None else []
     changes += [f"StartTime=now+{REVOKED}"]
-    args = [f"--partition={partition}", *helper_args(job, f"robust-requeue-{job.id}", exclude)]
+    unfit = list(dict.fromkeys([*exclude, *silent]))
+    args = [f"--partition={partition}", *helper_args(job, f"robust-requeue-{job.id}", unfit)]
     try:
         slurm.submit(helper_script(name, changes), args=args)
     except SlurmError as err:

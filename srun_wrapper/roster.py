@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from robust_slurm.record import NotFinite
 from srun_wrapper.messages import Hello, Message, RankBeat
 from srun_wrapper.server import Connection
+from srun_wrapper.shared_cause import Silence
 
 AgentKey = tuple[int, str, int]  # job id, step id, node index in the real step
 
@@ -28,7 +29,7 @@ MOVES: dict[Role, frozenset[Role]] = {
     Role.SPARE: frozenset({Role.ACTIVE, Role.DEAD, Role.EVICTED, Role.RELEASED}),
     Role.ACTIVE: frozenset({Role.DEAD, Role.EVICTED}),
     Role.EVICTED: frozenset({Role.ACTIVE}),  # no node could replace it
-    Role.DEAD: frozenset({Role.ACTIVE}),  # it answers again and its place is still empty
+    Role.DEAD: frozenset({Role.ACTIVE, Role.SPARE}),  # it answers again, and was not replaced
     Role.RELEASED: frozenset(),
     Role.TOO_LATE: frozenset(),
 }
@@ -60,12 +61,20 @@ class Node:
     refused: bool = False  # its kernel says that its shim is gone
     closed_at: float | None = None  # when its connection broke
     stdin: dict[int, bool] = field(default_factory=dict)  # local id with input -> it is all kept
+    silence: Silence | None = None  # what the last attempt to ask it has shown
+    silent_as: Role | None = None  # the part that it had until it was given up for its silence
     stores: dict[int, int] = field(default_factory=dict)  # local id -> port of the slot's store
     warm: dict[int, int] = field(default_factory=dict)  # local id -> ranks that would start warm
     stalled: tuple[str, ...] = ()  # shared file systems in use that do not answer
     stalled_at: float = 0.0  # since when
     starting: bool = False  # a rank waits for them in exec
     order: Message | None = None  # last Start, Stop or Finish: sent again on a new connection
+
+    def heard(self, now: float) -> None:
+        """Its agent has said something."""
+        self.last_word = now
+        self.unreachable = 0
+        self.silence = None
 
     @property
     def gone(self) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-LOST_HOST = 4.0  # s without a word and without an answer from the host: the host is gone
+LOST_HOST = 10.0  # s without a word and an answer from the host (robust-srun's outage_wait)
 DEAD_SUPERVISOR = 5.0  # s during which the living host refuses the connection
 MUTE = 600.0  # s during which the host accepts connections but says nothing (e.g. Ctrl-Z)
+SLEPT = 2.0  # s between two looks after which this process was stopped, or its machine paused
 START = 60.0  # s to reach the supervisor for the first time
 
 
@@ -31,6 +32,11 @@ class Contact:
         self.ever = True
         self.refused_since = self.unreachable_since = None
 
+    def slept(self, now: float) -> None:
+        """Begin anew: this process did not run, so nobody could have been heard."""
+        self.since = now
+        self.refused_since = self.unreachable_since = None
+
     def lost(self, now: float, *, refused: bool, accepted: bool) -> None:
         """A connection broke or could not be made.
 
@@ -45,14 +51,18 @@ class Contact:
             self.unreachable_since = self.unreachable_since or now
 
 
-def judge_silence(contact: Contact, now: float) -> Verdict:
-    """Decide from the last contact what has happened to the supervisor."""
+def judge_silence(contact: Contact, now: float, lost_host: float) -> Verdict:
+    """Decide from the last contact what has happened to the supervisor.
+
+    An agent cannot tell a dead host from one that is cut off for a moment: ``lost_host`` is how
+    long such an outage may last.
+    """
     silent = now - contact.since
     if not contact.ever:
         return Verdict.SUPERVISOR_DEAD if silent >= START else Verdict.FINE
     if contact.refused_since is not None and now - contact.refused_since >= DEAD_SUPERVISOR:
         return Verdict.SUPERVISOR_DEAD
-    if contact.unreachable_since is not None and silent >= LOST_HOST:
+    if contact.unreachable_since is not None and silent >= lost_host:
         return Verdict.HOST_LOST
     if silent >= MUTE:
         return Verdict.SUPERVISOR_DEAD

@@ -22,8 +22,15 @@ AGAIN = 60.0  # s until it is said again
 class Stalls:
     """What nodes report (``Node.stalled``), said to the user and kept from being blamed."""
 
-    def __init__(self, state: JobState, say: Callable[[str], None] = say) -> None:
+    def __init__(
+        self,
+        state: JobState,
+        say: Callable[[str], None] = say,
+        disturbed: Callable[[], float] = lambda: float("-inf"),
+    ) -> None:
+        """``disturbed``: when nodes were last silent by a shared cause, or this process slept."""
         self._state = state
+        self._disturbed = disturbed
         self._say = say
         self._told: dict[str, tuple[float, float]] = {}  # mount -> since, last said
         self._nodes: dict[str, set[str]] = {}  # mount -> names of the nodes told of
@@ -36,13 +43,18 @@ class Stalls:
         return any(node.stalled and node.stalled_at > oldest for node in self._state.live())
 
     async def until(self, ready: Callable[[], bool], seconds: float) -> bool:
-        """As ``JobState.until``; the time counts anew when a file system answers again."""
-        while not await self._state.until(ready, seconds):
-            if not self.standing():
+        """As ``JobState.until``; the time counts anew after a stall or another disturbance."""
+        began = time.monotonic()
+        while not await self._state.until(ready, began + seconds - time.monotonic()):
+            if self.standing():
+                await self._state.until(
+                    lambda: ready() or not self.standing(), self._state.config.stall_limit
+                )
+                began = time.monotonic()
+            elif self._disturbed() > began:
+                began = self._disturbed()
+            else:
                 return False
-            await self._state.until(
-                lambda: ready() or not self.standing(), self._state.config.stall_limit
-            )
         return True
 
     def look(self, now: float) -> None:

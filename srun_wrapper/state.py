@@ -93,6 +93,7 @@ class JobState:
         self.warmup: Warmup | None = None  # what the command imports
         self.rank_warmup: Warmup | None = None  # if it is a launcher: what its ranks do
         self.on_store: Callable[[Node, Message], None] = lambda _node, _message: None
+        self.on_back: Callable[[Node], None] = lambda _node: None
         self.on_tests: Callable[[Node, WorkerEnded], None] = lambda _node, _message: None
         # Sources whose step numbers count from 1 in every process, wherever it resumed.
         groups = re.compile(config.progress_regex.encode()).groups
@@ -176,9 +177,10 @@ class JobState:
         node.hello = hello
         node.closed_at = None
         node.refused = False
-        node.last_word = now
-        node.unreachable = 0
+        node.heard(now)
         connection.agent = node
+        if node.role is Role.DEAD:
+            self._take_back(node)
         connection.send(Ack(node.seen, self.interval))
         if node.gone or (self.ending and node.order is None):
             # It has been given up, and others may have its ranks: nothing of it may go on. Or it
@@ -205,8 +207,9 @@ class JobState:
         if not isinstance(node, Node):
             connection.close()
             return
-        node.last_word = time.monotonic()
-        node.unreachable = 0
+        node.heard(time.monotonic())
+        if node.role is Role.DEAD and self._take_back(node) and node.order is not None:
+            connection.send(node.order)
         if isinstance(message, Event):
             if message.number > node.seen:
                 node.seen = message.number
@@ -335,22 +338,51 @@ class JobState:
             )
         )
 
-    def _fail_node(self, node: Node, symptom: Symptom, why: str) -> None:
+    def _fail_node(
+        self, node: Node, symptom: Symptom, why: str, *, silent: bool = False, shared: bool = False
+    ) -> None:
         """A node is lost: ACTIVE ones are failures, idle ones only leave."""
         if node.gone:
             return
         was = node.role
+        node.silent_as = was if silent else None
         self.move(node, Role.DEAD)
         at = time.monotonic()
         self.on_news(f"{node.name} is lost: {why}")
         if was is Role.ACTIVE:
+            evidence = (f"{node.name}: {why}",)
             self.failures.append(
-                Failure(symptom, at, node.last_word, node.name, evidence=(f"{node.name}: {why}",))
+                Failure(symptom, at, node.last_word, node.name, evidence=evidence, shared=shared)
             )
 
     def lose(self, node: Node, why: str, symptom: Symptom = "node_lost") -> None:
         self._fail_node(node, symptom, why)
         self.changed.set()
+
+    def lose_silent(self, node: Node, why: str, *, shared: bool) -> None:
+        """Give a node up for its silence; it is taken back if it answers before it is replaced."""
+        self._fail_node(node, "node_lost", why, silent=True, shared=shared)
+        self.changed.set()
+
+    def _take_back(self, node: Node) -> bool:
+        """A node that was given up for its silence answers: unless another one has its place.
+
+        Its last order has to be sent again then.
+        """
+        was, node.silent_as = node.silent_as, None
+        if was is None or self.ending:
+            return False
+        if was is Role.ACTIVE and self.world.place_of(node) is None:
+            return False
+        self.move(node, was)
+        self.on_news(f"{node.name} answers again and keeps its place")
+        self.on_back(node)
+        lost = [f for f in self.failures if f.node == node.name and f.symptom == "node_lost"]
+        self.failures[:] = [f for f in self.failures if f not in lost]
+        epoch = self.world.epoch
+        if was is Role.ACTIVE and node.stopped < epoch <= self.stopping_epoch:
+            node.order = Stop(epoch, self.config.stop_grace)  # as all others have been
+        return True
 
     # -- heartbeats
 

@@ -11,7 +11,8 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any
 
 from robust_slurm.config import Config
 from robust_slurm.ledger import JobLedger
@@ -24,6 +25,7 @@ from srun_wrapper.launch_watch import LaunchWatch
 from srun_wrapper.messages import Finish, Message, Signal, Start, Stop
 from srun_wrapper.neighbours import Neighbours
 from srun_wrapper.orders import finish_order, start_orders
+from srun_wrapper.outage import Elsewhere
 from srun_wrapper.realstep import RealStep
 from srun_wrapper.recovery import Recovery
 from srun_wrapper.replace import Replacement
@@ -78,8 +80,10 @@ class Supervisor:
         self.step = RealStep(self.state)
         self._interrupts: list[float] = []
         self._next_roster = 0.0
-        self.node_watch = NodeWatch(self.state)
-        self.stalls = Stalls(self.state)
+        self.elsewhere = Elsewhere()
+        self.node_watch = NodeWatch(self.state, self.elsewhere, self._shared_cause)
+        self._beside: set[asyncio.Task[None]] = set()
+        self.stalls = Stalls(self.state, disturbed=lambda: self.node_watch.disturbed)
         self.ending = Ending(self.state, self.node_watch.doubted)
 
     # -- the whole life
@@ -97,6 +101,7 @@ class Supervisor:
             missing = await self._wait_for_shims()
             if missing is None and not self.state.signalled:
                 self.neighbours.learn()
+                self._start_beside(self.elsewhere.learn(self.slurm))
                 missing = await self._first_world()
             if missing is not None or self.state.signalled:
                 self._dismiss()
@@ -110,8 +115,9 @@ class Supervisor:
                 self.phase = "failed" if code else "done"
             return code
         finally:
-            if watcher is not None:
-                watcher.cancel()
+            for task in (watcher, *self._beside):
+                if task is not None:
+                    task.cancel()
             self.neighbours.close()
             await replacement.close()
             await self.step.end()
@@ -315,6 +321,7 @@ class Supervisor:
             loop.add_signal_handler(signum, self._forward, signum)
         for signum in TERMINATING:
             loop.add_signal_handler(signum, self._terminate, signum)
+        loop.add_signal_handler(signal.SIGCONT, self.node_watch.continued)
 
     def _forward(self, signum: int) -> None:
         self.state.pass_on(signum)
@@ -334,12 +341,27 @@ class Supervisor:
 
     # -- beside the loop
 
+    def _start_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
+    def _shared_cause(self, text: str, begins: bool) -> None:
+        self.ledger.event("shared_cause", text=text)
+        say(text)
+        if begins:
+            self._start_beside(self._name_shared_cause())
+
+    async def _name_shared_cause(self) -> None:
+        if found := await self.elsewhere.missing(self.slurm):
+            say(f"seen from {self.state.own_node}: {'; '.join(found)}")
+
     def _message(self, connection: Connection, message: Message) -> None:
         self.state.message(connection, message)
 
     async def _watch(self) -> None:
         hang = HangWatch(self.state, self.stalls.standing)
-        launch, guard = LaunchWatch(self.state, say, self.stalls.standing), Guard(say)
+        launch, guard = LaunchWatch(self.state, say, self._disturbed), Guard(say)
         while not self.state.ending:
             for watch in self._watches(hang, launch):
                 guard.call(watch, time.monotonic())
@@ -358,6 +380,10 @@ class Supervisor:
             yield self.checkpoints.look
             yield self._replacement.suspect
         yield self._update_roster
+
+    def _disturbed(self) -> bool:
+        """Return whether nodes are held up by what they share, or have just been."""
+        return self.stalls.standing() or time.monotonic() - self.node_watch.disturbed < TICK * 5
 
     def _note_first_step(self, now: float) -> None:
         if self.account.first_step is None and self.state.progress.beats:

@@ -41,7 +41,7 @@ from srun_wrapper.messages import (
     decode_to_shim,
 )
 from srun_wrapper.place import Place, shim_address
-from srun_wrapper.silence import Verdict
+from srun_wrapper.silence import LOST_HOST, Verdict
 from srun_wrapper.sinks import OutputPlan
 from srun_wrapper.slot import SECRETS, Slot
 from srun_wrapper.stdin import Stdin
@@ -78,6 +78,7 @@ class TaskOptions(msgspec.Struct, frozen=True):
     checkpoint_local: str = ""  # directory on the node's own disk
     warm: bool = True
     warm_packages: tuple[str, ...] = ()
+    outage_wait: float = LOST_HOST
 
 
 def place_from(env: Mapping[str, str]) -> Place:
@@ -136,6 +137,7 @@ class Shim:
                 self._abandon,
                 self._paths,
             )
+            self._agent.lost_host = self._options.outage_wait
             self._announce()
         else:
             self._find_agent()

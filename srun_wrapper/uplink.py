@@ -9,7 +9,7 @@ from collections.abc import Callable
 from srun_wrapper.link import Link
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import Message
-from srun_wrapper.silence import Contact, Verdict, judge_silence
+from srun_wrapper.silence import SLEPT, Contact, Verdict, judge_silence
 
 RETRY = 0.25
 CONNECT_TIMEOUT = 1.0
@@ -39,6 +39,7 @@ class Uplink:
         self._link: Link | None = None
         self._introduced = 0.0
         self._over = False
+        self._judged = time.monotonic()
 
     def connect(self) -> None:
         """Unless a connection is there or being made."""
@@ -59,14 +60,18 @@ class Uplink:
         if self._link is not None:
             self._link.close()
 
-    def judge(self, interval: float) -> Verdict:
+    def judge(self, interval: float, lost_host: float) -> Verdict:
         """What the supervisor's silence means; called about every ``interval`` seconds."""
         # A connection made anew gets its time too: a stumble of the supervisor must not end in
         # every agent cutting the line again before its answer is there.
-        silent = time.monotonic() - max(self.contact.since, self._introduced)
+        now = time.monotonic()
+        asleep, self._judged = now - self._judged, now
+        if asleep > SLEPT + interval:
+            self.contact.slept(now)
+        silent = now - max(self.contact.since, self._introduced)
         if silent > max(QUIET, 2.2 * interval) and self._link and self._link.ready:
             self._link.close("silent")  # the new attempt shows whether the host is there
-        return judge_silence(self.contact, time.monotonic())
+        return judge_silence(self.contact, now, lost_host)
 
     # -- inside
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from srun_wrapper.diagnose import Failure
 from srun_wrapper.messages import Inspect, Sample
+from srun_wrapper.outage import Elsewhere, begins, ends, expires
 from srun_wrapper.pace import START_INSPECT, is_frozen, judge
-from srun_wrapper.roster import Node, Rank, Role
+from srun_wrapper.roster import AgentKey, Node, Rank, Role
 from srun_wrapper.server import probe
+from srun_wrapper.shared_cause import Event, Kind, SharedCauses, Silence
 from srun_wrapper.state import JobState
+from srun_wrapper.world import fold_hosts
 
 TICK = 0.1
 LATE = 0.25  # s that a report may be late, or half an interval, before it is missed
@@ -24,6 +27,8 @@ LONG = 2.0  # s of silence, on top, after which a node that answers may be lost 
 BROKEN = 0.3  # s for a node whose connection broke to come back
 TURNED_AWAY = 2  # failed probes of a node that is well: there is a firewall between
 MUTE = 10.0  # s of silence of a node whose kernel still answers
+SLEPT = 2.0  # s between two looks after which this process was stopped, or its machine paused
+SETTINGS: dict[Kind, str] = {"unreachable": "outage_wait", "mute": "stall_limit"}
 WINDOW = 1.0  # s over which ranks are inspected
 REPLY = 12.0
 
@@ -46,16 +51,46 @@ class Guard:
 
 
 class NodeWatch:
-    """No word from a node is a suspicion; only a failed second way makes it a loss."""
+    """Finds lost nodes.
 
-    def __init__(self, state: JobState) -> None:
+    No word from a node is a suspicion; only a failed second way makes it a loss, and only if no
+    shared cause explains it. ``elsewhere``: hosts that show that the network here works.
+    """
+
+    def __init__(
+        self,
+        state: JobState,
+        elsewhere: Elsewhere | None = None,
+        on_shared: Callable[[str, bool], None] = lambda _text, _begins: None,
+    ) -> None:
         self._state = state
+        self._elsewhere = elsewhere or Elsewhere()
+        self._on_shared = on_shared  # gets a message, and whether a shared cause begins
         self._tasks: set[asyncio.Task[None]] = set()
+        self._looked: float | None = None
+        self.disturbed = float("-inf")  # when a shared cause was last at work, or this slept
+        config = state.config
+        self._causes: SharedCauses[AgentKey] = SharedCauses(
+            {"unreachable": config.outage_wait, "mute": config.stall_limit}
+        )
 
     def doubtful(self) -> bool:
         """Whether some node's fate is still open."""
         now = time.monotonic()
         return any(now - n.last_word > self.patience() for n in self._state.live())
+
+    def waiting(self) -> bool:
+        """Whether a shared cause is waited for that concerns nodes with ranks."""
+        nodes = self._state.nodes
+        return any(
+            nodes[key].role is Role.ACTIVE and nodes[key].silence is not None
+            for event in self._causes.events.values()
+            for key in event.nodes
+        )
+
+    def seems_shared(self, now: float) -> bool:
+        """Whether a shared cause may be at work, or is."""
+        return bool(self._causes.events) or self._causes.suspected(*self._scene(now))
 
     def patience(self) -> float:
         """Seconds of silence before the second way is tried."""
@@ -72,6 +107,7 @@ class NodeWatch:
         return _broken(node, now) or now - node.last_word > patience
 
     def look(self, now: float) -> None:
+        self._notice_sleep(now)
         for node in self._state.live():
             if node.probing or now < node.ask_again:
                 continue
@@ -79,6 +115,31 @@ class NodeWatch:
             suspected = self.suspected(node, now)
             if first or suspected:
                 self._start_probe(node, suspected)
+        self._judge(now)
+
+    # -- this process may have slept
+
+    def _notice_sleep(self, now: float, most: float = SLEPT) -> None:
+        before, self._looked = self._looked, now
+        if before is not None and now - before > most:
+            self._state.on_news(f"robust-srun did not run for {now - before:.1f} s")
+            self._begin_anew(now)
+
+    def continued(self) -> None:
+        """SIGCONT: perhaps this process was stopped; Slurm sends it before other signals, too."""
+        self._notice_sleep(time.monotonic(), self.patience())
+
+    def _begin_anew(self, now: float) -> None:
+        """Let all silence begin anew: this process did not run, and the job may not have either."""
+        self.disturbed = now
+        for node in self._state.live():
+            node.heard(now)
+            node.ask_again = 0.0
+            node.closed_at = node.closed_at and now
+        self._causes.slept(now)
+        self._state.pace.excuse(now)
+
+    # -- the second way
 
     def _start_probe(self, node: Node, suspected: bool) -> None:
         node.probing, node.asked_at = True, time.monotonic()
@@ -90,7 +151,9 @@ class NodeWatch:
         before, port = node.last_word, node.hello.probe_port
         answer = await probe(node.address, port, PROBE_TIMEOUT, PROBED_AGAIN)
         node.probing = False
-        silent = time.monotonic() - node.last_word
+        now = time.monotonic()
+        self._notice_sleep(now)
+        silent = now - node.last_word
         if not suspected:  # it was asked whether it can be asked, and nothing else follows
             if answer == "accepted":
                 node.second_way = True
@@ -103,25 +166,88 @@ class NodeWatch:
             return
         if node.last_word > before or node.gone:
             return
-        where = f"{node.address}:{port}"
         if node.second_way is False or (node.second_way is None and node.turned_away):
             answer = "accepted"
         node.unreachable = node.unreachable + 1 if answer == "unreachable" else 0
+        node.silence = None
         enough = 1 if node.second_way else 2  # once more where it has never answered
         if answer == "refused":
             node.refused = True
+            where = f"{node.address}:{port}"
             self._state.lose(node, f"its robust-task is gone ({where} refuses)")
-        elif node.unreachable >= enough:
+        elif answer == "unreachable":
+            proven = node.asked_at if node.unreachable >= enough else None
+            node.silence = Silence("unreachable", node.last_word, proven)
+        else:
+            node.ask_again = now + ASK_AGAIN
+            if silent > MUTE / 2:
+                mute = silent > max(MUTE, 4 * self._state.interval)
+                node.silence = Silence("mute", node.last_word, node.asked_at if mute else None)
+        self._judge(now)
+
+    # -- the verdict
+
+    def _judge(self, now: float) -> None:
+        silent, keys, own, answered = self._scene(now)
+        if not silent and not self._causes.events:
+            return
+        if silent and all(key in silent for key in keys if key != own):
+            self._elsewhere.ask(since=max(s.since for s in silent.values()))
+        before = dict(self._causes.events)
+        verdicts = self._causes.judge(now, silent, keys, own, answered)
+        self._tell(before, now)
+        for key, verdict in verdicts.items():
+            if verdict != "wait":
+                self._give_up(self._state.nodes[key], now, shared=verdict == "replace")
+        if self.waiting():
+            self.disturbed = now
+            self._state.pace.excuse(now)
+
+    def _scene(
+        self, now: float
+    ) -> tuple[dict[AgentKey, Silence], list[AgentKey], AgentKey | None, float]:
+        """All that a verdict needs: silent nodes, all nodes, robust-srun's, word from elsewhere."""
+        live = self._state.live()
+        silent = {n.key: s for n in live if (s := self._silence(n, now)) is not None}
+        here = self._state.own_node
+        own = next((n.key for n in live if n.name == here and not n.companion), None)
+        return silent, [n.key for n in live], own, self._elsewhere.answered
+
+    def _silence(self, node: Node, now: float) -> Silence | None:
+        """What is known of it; a host that does not answer at once counts among many."""
+        unanswered = node.probing and now - node.asked_at > UNANSWERED
+        if node.silence is None and node.second_way and unanswered and self.suspected(node, now):
+            return Silence("unreachable", node.last_word)
+        return node.silence
+
+    def _give_up(self, node: Node, now: float, *, shared: bool) -> None:
+        silent, where = now - node.last_word, f"{node.address}:{node.hello.probe_port}"
+        if node.silence is not None and node.silence.kind == "unreachable":
             times = node.unreachable * (1 + len(PROBED_AGAIN))
             why = f"no word for {silent:.1f} s and {where} unreachable {times} times"
-            self._state.lose(node, why)
-        elif answer == "accepted" and silent > max(MUTE, 4 * self._state.interval):
-            more = "though its kernel answers: all processes stopped?"
-            if not node.second_way:
-                more = f"and {where} cannot be asked (a firewall between?)"
-            self._state.lose(node, f"no word for {silent:.1f} s {more}")
-        elif answer == "accepted":
-            node.ask_again = time.monotonic() + ASK_AGAIN
+        elif node.second_way:
+            why = f"no word for {silent:.1f} s though its kernel answers: all processes stopped?"
+        else:
+            why = f"no word for {silent:.1f} s and {where} cannot be asked (a firewall between?)"
+        if shared:
+            why += "; it shares the cause with other nodes"
+        self._state.lose_silent(node, why, shared=shared)
+
+    def _tell(self, before: Mapping[Kind, Event[AgentKey]], now: float) -> None:
+        for kind, event in self._causes.events.items():
+            if kind not in before:
+                limit, setting = self._causes.limits[kind], SETTINGS[kind]
+                self._on_shared(begins(event, self._names(event), limit, setting), True)
+            elif event.expired and not event.told:
+                event.told = True
+                self._on_shared(expires(event, self._names(event), now), False)
+        for kind, event in before.items():
+            if kind not in self._causes.events and not event.told:
+                self._on_shared(ends(event, self._names(event), now), False)
+
+    def _names(self, event: Event[AgentKey]) -> str:
+        silent = [n for n in self._state.nodes.values() if n.key in event.nodes]
+        return fold_hosts([n.name for n in sorted(silent, key=lambda n: (n.companion, n.key[2]))])
 
 
 def _broken(node: Node, now: float) -> bool:

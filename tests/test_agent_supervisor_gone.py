@@ -98,9 +98,9 @@ def test_a_supervisor_that_is_stopped_is_waited_for(
 ) -> None:
     """Only its kernel answers (Ctrl-Z): one waiting connection, no verdict."""
     monkeypatch.setattr(uplink, "CONNECT_TIMEOUT", 0.1)
-    monkeypatch.setattr(silence, "LOST_HOST", 0.3)
     with socket.create_server(("127.0.0.1", 0), backlog=16) as stopped:
         shim = Shim(boss, tmp_path, port=stopped.getsockname()[1])
+        shim.agent.lost_host = 0.3
         stopped.settimeout(5.0)
         conn, _ = stopped.accept()
         stopped.settimeout(0.8)
@@ -137,8 +137,8 @@ def test_a_supervisor_that_never_was(
     shim.close()
 
 
-def test_a_lost_host(boss: Boss, shim: Shim, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, "LOST_HOST", 0.5)
+def test_a_lost_host(boss: Boss, shim: Shim) -> None:
+    shim.agent.lost_host = 0.5
     wait(lambda: bool(boss.of(Report)))
     # No route leads there, so connect() fails at once and no packet leaves.
     shim.agent._uplink.server = "255.255.255.255"
@@ -147,10 +147,26 @@ def test_a_lost_host(boss: Boss, shim: Shim, monkeypatch: pytest.MonkeyPatch) ->
     assert shim.verdicts == [(Verdict.HOST_LOST, None)]
 
 
-def test_a_short_break_is_no_verdict(
-    boss: Boss, shim: Shim, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(silence, "LOST_HOST", 2.0)
+def test_an_agent_that_slept_begins_anew(boss: Boss, shim: Shim) -> None:
+    """Its host was paused in an outage, and wakes after it."""
+    shim.agent.lost_host = silence.SLEPT
+    wait(lambda: bool(boss.of(Report)))
+    shim.agent._uplink.server = "255.255.255.255"
+    boss.cut()
+    hellos = len(boss.of(Hello))
+    wait(lambda: shim.agent._uplink.contact.unreachable_since is not None)
+
+    def sleep() -> None:
+        shim.agent._uplink.server = shim.place.server
+        time.sleep(silence.SLEPT + 1.0)
+
+    shim.call(sleep)
+    wait(lambda: len(boss.of(Hello)) > hellos)
+    assert shim.verdicts == []
+
+
+def test_a_short_break_is_no_verdict(boss: Boss, shim: Shim) -> None:
+    shim.agent.lost_host = 2.0
     wait(lambda: bool(boss.of(Report)))
     shim.agent._uplink.server = "255.255.255.255"
     boss.cut()

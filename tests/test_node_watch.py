@@ -12,6 +12,8 @@ from made_job import Job
 
 from robust_slurm.config import Config
 from srun_wrapper import watch
+from srun_wrapper.diagnose import diagnose
+from srun_wrapper.messages import Finish, Report, Stop
 from srun_wrapper.replace import MAX_COMPANIONS, Replacement
 from srun_wrapper.roster import Role
 from srun_wrapper.watch import BROKEN, MUTE, UNANSWERED, NodeWatch
@@ -32,11 +34,13 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def ask(job: Job, answers: list[str], *given: str, silent: float = 0.0) -> list[str]:
-    """Look at the only node until all these answers were given; the news meanwhile."""
+    """Look at one node of three until all these answers were given; the news meanwhile."""
     news: list[str] = []
     job.state.on_news = news.append
-    node = job.node(0)
+    node = job.node(1)
     answers[:] = given
+    for other in (job.node(0), job.node(2)):
+        other.second_way, other.last_word = True, time.monotonic() + 60.0
 
     async def look() -> None:
         nodes = NodeWatch(job.state)
@@ -61,9 +65,9 @@ def ask(job: Job, answers: list[str], *given: str, silent: float = 0.0) -> list[
 def test_a_node_that_is_well_is_asked_whether_it_can_be_asked(
     answers: list[str], given: list[str], second_way: bool
 ) -> None:
-    job = Job(1, 0)
+    job = Job(3, 0)
     news = ask(job, answers, *given)
-    node = job.node(0)
+    node = job.node(1)
     assert (node.second_way, node.role) == (second_way, Role.ACTIVE)
     assert len(news) == (not second_way)
 
@@ -86,39 +90,39 @@ def test_a_node_that_is_well_is_asked_whether_it_can_be_asked(
 def test_a_silent_node(
     answers: list[str], second_way: bool | None, silent: float, given: list[str], lost: bool
 ) -> None:
-    job = Job(1, 0)
-    job.node(0).second_way = second_way
+    job = Job(3, 0)
+    job.node(1).second_way = second_way
     news = ask(job, answers, *given, silent=silent)
-    assert (job.node(0).role is Role.DEAD) is lost
+    assert (job.node(1).role is Role.DEAD) is lost
     assert [f.symptom for f in job.state.failures] == ["node_lost"] * lost
     assert len(news) == lost
 
 
 def test_one_that_could_not_be_asked_while_it_was_well(answers: list[str]) -> None:
     """Once is enough to doubt that it ever can be."""
-    job = Job(1, 0)
+    job = Job(3, 0)
     ask(job, answers, "unreachable")
-    assert (job.node(0).second_way, job.node(0).turned_away) == (None, 1)
+    assert (job.node(1).second_way, job.node(1).turned_away) == (None, 1)
     ask(job, answers, "unreachable", "unreachable", silent=MUTE - 1)
-    assert job.node(0).role is Role.ACTIVE
+    assert job.node(1).role is Role.ACTIVE
     ask(job, answers, "unreachable", silent=MUTE + 1)
-    assert job.node(0).role is Role.DEAD
+    assert job.node(1).role is Role.DEAD
 
 
 def test_one_that_speaks_while_it_is_asked(
     answers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Job(1, 0)
-    job.node(0).second_way = True
+    job = Job(3, 0)
+    job.node(1).second_way = True
     asked = watch.probe
 
     async def probe(*where: Any) -> str:
-        job.node(0).last_word = time.monotonic()
+        job.node(1).last_word = time.monotonic()
         return await asked(*where)
 
     monkeypatch.setattr(watch, "probe", probe)
     ask(job, answers, "unreachable", silent=1.0)
-    assert (job.node(0).role, job.node(0).unreachable) == (Role.ACTIVE, 0)
+    assert (job.node(1).role, job.node(1).unreachable) == (Role.ACTIVE, 0)
 
 
 def test_one_that_answers_is_not_asked_all_the_time(
@@ -126,29 +130,29 @@ def test_one_that_answers_is_not_asked_all_the_time(
 ) -> None:
     """Nobody takes what a stopped process was sent out of its queue, and that is short."""
     monkeypatch.setattr(watch, "ASK_AGAIN", 60.0)
-    job = Job(1, 0)
-    job.node(0).second_way = True
+    job = Job(3, 0)
+    job.node(1).second_way = True
     ask(job, answers, "accepted", silent=1.0)
     nodes = NodeWatch(job.state)
     nodes.look(time.monotonic())  # would need a running loop to ask anybody
-    assert not job.node(0).probing
-    assert job.node(0).role is Role.ACTIVE
+    assert not job.node(1).probing
+    assert job.node(1).role is Role.ACTIVE
 
 
 def test_a_node_that_falls_silent_while_it_is_asked_whether_it_can_be_asked(
     answers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That was no second way yet: it is asked anew."""
-    job = Job(1, 0)
+    job = Job(3, 0)
     asked = watch.probe
 
     async def probe(*where: Any) -> str:
-        job.node(0).last_word -= 1.0
+        job.node(1).last_word -= 1.0
         return await asked(*where)
 
     monkeypatch.setattr(watch, "probe", probe)
     ask(job, answers, "unreachable")
-    assert (job.node(0).role, job.node(0).turned_away) == (Role.ACTIVE, 0)
+    assert (job.node(1).role, job.node(1).turned_away) == (Role.ACTIVE, 0)
 
 
 # -- suspicion: companions are asked for before a node is proven to be lost
@@ -161,9 +165,9 @@ class Expected:
         boss: Any = SimpleNamespace(
             state=job.state,
             config=Config(standby_partition="standby"),
+            ledger=SimpleNamespace(dir=None),
             node_watch=NodeWatch(job.state),
             step=SimpleNamespace(ended=False),
-            ledger=SimpleNamespace(dir=None),
         )
         self.boss = boss
         self._replacement = Replacement(boss, SimpleNamespace())  # type: ignore[arg-type]
@@ -266,3 +270,109 @@ def test_a_failing_watch_silences_no_other() -> None:
             guard.call(each, now)
     assert looked == [1.0, 2.0]
     assert len(said) == 1 and "fails: KeyError: 'n1'" in said[0]
+
+
+# -- shared causes
+
+
+def silent_nodes(job: Job, *indexes: int, since: float = 1.0) -> None:
+    for index in indexes:
+        node = job.node(index)
+        node.second_way, node.last_word = True, time.monotonic() - since
+
+
+def watch_for(job: Job, seconds: float, nodes: NodeWatch) -> None:
+    async def look() -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            job.node(0).second_way, job.node(0).last_word = True, time.monotonic()
+            nodes.look(time.monotonic())
+            await asyncio.sleep(0.02)
+
+    asyncio.run(look())
+
+
+@pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def probe(*_where: object) -> str:
+        await asyncio.sleep(0.01)
+        return "unreachable"
+
+    monkeypatch.setattr(watch, "probe", probe)
+    monkeypatch.setattr(watch, "UNANSWERED", 0.0)
+
+
+def test_many_unreachable_nodes_are_waited_for_and_replaced_without_a_report(
+    unreachable: None,
+) -> None:
+    job, told = Job(6, 0, outage_wait=2.0), list[tuple[str, bool]]()
+    nodes = NodeWatch(job.state, on_shared=lambda text, begins: told.append((text, begins)))
+    silent_nodes(job, 2, 3, 4, 5)
+    silent_nodes(job, 1, since=0.0)
+    job.node(1).last_word += 60.0
+    watch_for(job, 0.3, nodes)
+    assert nodes.waiting() and not job.state.failures
+    ((text, begins),) = told
+    assert begins and text.startswith("n[2-5] cannot be reached (4 of 6 nodes): a shared cause")
+    watch_for(job, 1.0, nodes)
+    assert not nodes.waiting()
+    found = job.state.failures
+    assert [f.node for f in found] == ["n2", "n3", "n4", "n5"] and all(f.shared for f in found)
+    assert len(told) == 2 and "not reported as bad" in told[1][0]
+    diagnosis = diagnose(found)
+    assert (diagnosis.cause, diagnosis.suspects) == ("shared", ())
+    assert diagnosis.unreported == {"n2", "n3", "n4", "n5"}
+
+
+def test_nodes_that_answer_again_in_time_are_kept(unreachable: None) -> None:
+    job, told = Job(4, 0), list[tuple[str, bool]]()
+    nodes = NodeWatch(job.state, on_shared=lambda text, begins: told.append((text, begins)))
+    silent_nodes(job, 1, 2, 3)
+    watch_for(job, 0.3, nodes)
+    assert nodes.waiting()
+    job.state.pace.last = 0.0
+    watch_for(job, 0.05, nodes)
+    assert time.monotonic() - job.state.pace.last < 1.0  # no step could be made: that is no hang
+    for index in range(4):
+        job.say(index, Report(1, ()))
+    watch_for(job, 0.05, nodes)
+    assert not nodes.waiting() and not job.state.failures
+    assert len(told) == 2 and "is over after" in told[1][0]
+
+
+def test_a_supervisor_that_slept_blames_nobody(answers: list[str]) -> None:
+    job = Job(3, 0)
+    nodes = NodeWatch(job.state)
+    now = time.monotonic()
+    for index in range(3):
+        job.node(index).second_way, job.node(index).last_word = True, now
+    nodes.look(now)
+    for node in job.state.nodes.values():
+        node.last_word -= 60.0
+    nodes.look(now + 60.0)  # would need a running loop to ask anybody
+    assert not any(node.probing for node in job.state.nodes.values())
+
+
+def test_a_node_that_was_given_up_for_its_silence_is_taken_back() -> None:
+    job, back = Job(3, 1), list[str]()
+    job.state.on_back = lambda node: back.append(node.name)
+    for index in (1, 2, 3):
+        job.state.lose_silent(job.node(index), "no word", shared=False)
+    assert job.state.vacant() == ("n1", "n2") and len(job.state.failures) == 2
+    job.state.stopping_epoch = 1  # the recovery has begun: the ranks of the others are stopped
+    job.say(1, Report(1, ()))
+    line = job.join(2, 1)
+    job.join(3)
+    assert back == ["n1", "n2", "n3"] and not job.state.failures and not job.state.vacant()
+    assert [job.node(i).role for i in (1, 2, 3)] == [Role.ACTIVE, Role.ACTIVE, Role.SPARE]
+    for sent in (job.lines[1].sent, line.sent):
+        assert any(isinstance(m, Stop) and m.epoch == 1 for m in sent)
+        assert not any(isinstance(m, Finish) for m in sent)
+
+
+def test_a_lost_node_whose_place_is_filled_stays_lost() -> None:
+    job = Job(2, 1)
+    job.state.lose_silent(job.node(1), "no word", shared=False)
+    job.state.world.places[1] = job.node(2)
+    assert any(isinstance(m, Finish) for m in job.join(1, 1).sent)
+    assert job.node(1).role is Role.DEAD

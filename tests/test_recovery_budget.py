@@ -48,7 +48,7 @@ class Boss:
         state.world = World(0, [node], [(0, 1)])
         self.phase = ""
         self.stalls = Stalls(self.state)
-        self.node_watch = SimpleNamespace(doubtful=lambda: False)
+        self.node_watch = SimpleNamespace(doubtful=lambda: False, waiting=lambda: False)
         self.step = SimpleNamespace(ended=False)
         nothing = SimpleNamespace(
             event=lambda *_a, **_k: None, incident=lambda *_a: None, write_roster=lambda: None
@@ -77,7 +77,7 @@ class NoNodes:
 
     def __init__(self, max_restarts: int) -> None:
         self.means = lambda companions=0: Means(0, 0, False, max_restarts)
-        self.leave = self.release = lambda *_a: None
+        self.leave = self.release = self.report_silent = lambda *_a: None
         self.newcomers = lambda: set[str]()
 
     async def fill(self, _incident: Any) -> bool:

@@ -22,6 +22,8 @@ FINE, DEAD, HOST = Verdict.FINE, Verdict.SUPERVISOR_DEAD, Verdict.HOST_LOST
 def attempt(contact: Contact, kind: str, now: float) -> None:
     if kind == "heard":
         contact.heard(now)
+    elif kind == "slept":
+        contact.slept(now)
     else:
         contact.lost(now, refused=kind == "refused", accepted=kind == "accepted")
 
@@ -29,6 +31,9 @@ def attempt(contact: Contact, kind: str, now: float) -> None:
 @pytest.mark.parametrize(
     ("history", "now", "verdict"),
     [
+        ([("heard", 10.0), ("refused", 11.0), ("slept", 40.0)], 40.0 + DEAD_SUPERVISOR, FINE),
+        ([("heard", 10.0), ("unreachable", 11.0), ("slept", 40.0)], 40.0 + LOST_HOST, FINE),
+        ([("heard", 10.0), ("slept", 700.0)], 700.0 + MUTE - 1, FINE),
         ([], START - 0.1, FINE),
         ([], START, DEAD),
         ([("refused", 1.0)], 50.0, FINE),  # not started yet: START decides
@@ -50,7 +55,7 @@ def test_verdicts(history: list[tuple[str, float]], now: float, verdict: Verdict
     contact = Contact(since=0.0)
     for kind, at in history:
         attempt(contact, kind, at)
-    assert judge_silence(contact, now) is verdict
+    assert judge_silence(contact, now, LOST_HOST) is verdict
 
 
 KINDS = st.sampled_from(["heard", "refused", "unreachable", "accepted"])
@@ -65,7 +70,7 @@ def test_recent_words_are_always_fine(events: list[tuple[str, float]], later: fl
         now += gap
         attempt(contact, kind, now)
     contact.heard(now)
-    assert judge_silence(contact, now + later) is FINE
+    assert judge_silence(contact, now + later, LOST_HOST) is FINE
 
 
 @settings(deadline=None)
@@ -76,4 +81,4 @@ def test_a_host_that_answers_is_never_lost(events: list[tuple[str, float]]) -> N
         now += gap
         attempt(contact, kind, now)
         if kind != "unreachable":
-            assert judge_silence(contact, now) is not HOST
+            assert judge_silence(contact, now, LOST_HOST) is not HOST

@@ -66,7 +66,7 @@ def stop_for_a_while(training: Training) -> None:
 
 def cut_for_a_while(training: Training) -> None:
     training.lab.partition("n2")
-    time.sleep(0.5 * LOST_HOST)  # the agent has not given robust-srun's host up yet
+    time.sleep(0.2 * LOST_HOST)  # the agent has not given robust-srun's host up yet
     training.lab.ask("heal", node="n2")
 
 

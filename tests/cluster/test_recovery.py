@@ -244,7 +244,8 @@ def test_node_whose_processes_all_stop(new_lab: LabFactory) -> None:
 
 def test_node_that_is_cut_off_ends_its_ranks(new_lab: LabFactory) -> None:
     lab = new_lab()
-    training = start(lab, 2, spares=1, steps=800)
+    # Slurm takes long to use a node again that was away for more than a few seconds.
+    training = start(lab, 2, spares=1, robust="--robust-outage-wait=4", steps=800)
     training.wait_step(8)
     before = {p.pid for p in training.processes("toy.py", rank=1)}
     lab.partition("n2")

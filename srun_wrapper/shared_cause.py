@@ -1,0 +1,145 @@
+"""Bad nodes, or one cause that many share? The verdict on nodes that fall silent (pure).
+
+A switch, a file system, a paused machine or an outage of the supervisor's own link makes many
+nodes silent at once. None of them is bad, and to replace them costs more than to wait. A node
+whose silence is its own (one or two of many) is lost at once, as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Kind = Literal["unreachable", "mute"]
+Verdict = Literal["wait", "lost", "replace"]
+"""``replace``: silent for as long as is waited, without evidence against the node itself."""
+
+FEW = 2  # silent nodes that are taken for bad ones, however small the job
+SHARE = 0.05  # of the nodes: up to so many
+AFTERMATH = 1.0  # s that a node may need longer than the others to answer again
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """One node that is silent. Times are monotonic seconds.
+
+    ``kind``: no answer of its host to three attempts, or an answer of its kernel only.
+    ``proven``: when the attempt that failed for good was begun; None: its answer is still open.
+    """
+
+    kind: Kind
+    since: float  # last word
+    proven: float | None = None
+
+
+@dataclass(slots=True)
+class Event(Generic[Key]):
+    """One shared cause at work, by what it does to nodes."""
+
+    kind: Kind
+    why: str
+    began: float
+    nodes: set[Key]
+    ebbed: float | None = None  # when most of its nodes had come back
+    expired: bool = False  # it lasted longer than is waited
+    told: bool = False  # the user has been told so
+
+
+def shared(
+    silent: Mapping[Key, Silence], nodes: Collection[Key], own: Key | None, elsewhere: float
+) -> str:
+    """Return why these nodes, all silent in one way, share a cause; "" if they need not.
+
+    ``nodes``: all of the job; ``own``: the supervisor's; ``elsewhere``: when another host, outside
+    of these nodes, last answered the supervisor.
+    """
+    if not silent:
+        return ""
+    if own is not None and own in silent:
+        return "the node of robust-srun is among them"
+    if len(silent) > max(FEW, SHARE * len(nodes)):
+        return f"{len(silent)} of {len(nodes)} nodes"
+    others = [node for node in nodes if node != own]
+    if not all(node in silent for node in others):
+        return ""
+    mute = [s for s in silent.values() if s.kind == "mute"]
+    if len(mute) == 1:
+        return ""  # its kernel answers, so no link is down; the supervisor's own node works
+    if not mute and elsewhere > max(s.since for s in silent.values()):
+        return ""  # the supervisor's own network works
+    return "every node but that of robust-srun"
+
+
+class SharedCauses(Generic[Key]):
+    """Remembers what is going on. ``limits``: s that each kind is waited for."""
+
+    def __init__(self, limits: Mapping[Kind, float]) -> None:
+        self.limits = limits
+        self.events: dict[Kind, Event[Key]] = {}
+
+    def judge(
+        self,
+        now: float,
+        silent: Mapping[Key, Silence],
+        nodes: Collection[Key],
+        own: Key | None,
+        elsewhere: float,
+    ) -> dict[Key, Verdict]:
+        """Return the verdict on each node that is proven to be silent."""
+        verdicts: dict[Key, Verdict] = {}
+        for kind, limit in self.limits.items():
+            group = {key: s for key, s in silent.items() if s.kind == kind}
+            event = self._follow(kind, now, group, shared(group, nodes, own, elsewhere))
+            if event is not None and now >= event.began + limit:
+                event.expired = True
+            for key, silence in group.items():
+                if silence.proven is not None:
+                    verdicts[key] = _verdict(event, silence.proven)
+        return verdicts
+
+    def suspected(
+        self,
+        silent: Mapping[Key, Silence],
+        nodes: Collection[Key],
+        own: Key | None,
+        elsewhere: float,
+    ) -> bool:
+        """Return whether nodes are silent, proven or not, that share a cause."""
+        groups = ({k: s for k, s in silent.items() if s.kind == kind} for kind in self.limits)
+        return any(shared(group, nodes, own, elsewhere) for group in groups)
+
+    def _follow(
+        self, kind: Kind, now: float, group: Mapping[Key, Silence], why: str
+    ) -> Event[Key] | None:
+        event = self.events.get(kind)
+        if not group:
+            self.events.pop(kind, None)
+            return None
+        if event is None:
+            if why and any(s.proven is not None for s in group.values()):
+                began = min(s.since for s in group.values())
+                event = self.events[kind] = Event(kind, why, began, set(group))
+            return event
+        event.nodes |= set(group)
+        if why:
+            event.ebbed = None
+        elif event.ebbed is None:
+            event.ebbed = now
+        return event
+
+    def slept(self, now: float) -> None:
+        """Begin anew: nobody was there to listen."""
+        for event in self.events.values():
+            event.began = now
+
+
+def _verdict(event: Event[Key] | None, proven: float) -> Verdict:
+    if event is None:
+        return "lost"
+    if event.expired:
+        return "replace"
+    if event.ebbed is not None and proven > event.ebbed + AFTERMATH:
+        return "lost"  # it stays gone although the others are back
+    return "wait"
