@@ -13,6 +13,7 @@ from typing import NamedTuple
 from health.verdict import Reason
 
 USER, TOOL, HARD_CAUSE = "user", "tool", "hard"
+LEMON = "lemon"  # drained on the word of users, with every check passing
 # Findings that name a broken part of this very node: no shared service and no user explains them.
 HARD = frozenset(
     {
@@ -36,6 +37,7 @@ class Limits(NamedTuple):
     hard_percent: float = 20.0
     standing_percent: float = 20.0
     hard_standing_percent: float = 30.0
+    lemon_percent: float = 2.0
 
 
 class Drain(NamedTuple):
@@ -80,6 +82,8 @@ def node_limit(limits: Limits, fleet_size: int, cause: str = "") -> int:
     if limits.max_percent <= 0:
         return 0
     most = _share(limits.max_nodes, limits.max_percent, fleet_size)
+    if cause == LEMON:
+        return min(most, _share(limits.max_nodes, limits.lemon_percent, fleet_size))
     if cause == HARD_CAUSE and most > 0:
         return max(most, _share(limits.hard_nodes, limits.hard_percent, fleet_size))
     return most
@@ -91,6 +95,9 @@ def _share(most: int, percent: float, fleet_size: int) -> int:
 
 def standing_limit(limits: Limits, fleet_size: int, cause: str = "") -> int:
     """How many nodes may stand drained at once, whenever that was; never below the window's."""
+    if cause == LEMON:
+        most = limits.max_percent > 0 and limits.max_nodes > 0
+        return max(int(most), int(fleet_size * min(limits.lemon_percent, 100.0) / 100))
     percent = limits.hard_standing_percent if cause == HARD_CAUSE else limits.standing_percent
     return max(node_limit(limits, fleet_size, cause), int(fleet_size * min(percent, 100.0) / 100))
 
@@ -111,7 +118,8 @@ def allowed(
     most = node_limit(limits, fleet_size, own.cause)
     if len(nodes) >= most:
         whole = limits.hard_nodes if own.cause == HARD_CAUSE else limits.max_nodes
-        percent = limits.hard_percent if own.cause == HARD_CAUSE else limits.max_percent
+        shares = {HARD_CAUSE: limits.hard_percent, LEMON: limits.lemon_percent}
+        percent = shares.get(own.cause, limits.max_percent)
         share = f" ({percent:g} % of {fleet_size})" if most < whole else ""
         return Decision(
             False,
@@ -149,11 +157,12 @@ def may_stand(standing: Iterable[Drain], limits: Limits, fleet_size: int, own: D
 
 
 def _kind(cause: str) -> str:
-    return cause if cause in (USER, HARD_CAUSE) else ""
+    return cause if cause in (USER, HARD_CAUSE, LEMON) else ""
 
 
 def _of(cause: str) -> str:
     words = {USER: " for what users left", HARD_CAUSE: " on hard evidence", "": ""}
+    words[LEMON] = " as lemons"
     return words.get(cause, f" for {cause}")
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from health import rootfiles
+from health import rootfiles, strikes
 from health.accusations import (
     Accusation,
     Accused,
@@ -22,8 +22,10 @@ from health.accusations import (
     find,
     printable,
 )
+from health.aside import aside
 from health.check import Condition
 from health.finding import Finding
+from health.hostlist import expand
 from health.settings import Settings
 from health.state import Rules, node_state, strikes_of
 from health.system import Context, Event, System
@@ -31,6 +33,7 @@ from health.verdict import Verdict
 
 LATE_S = 3600.0  # how long after a job's end an accusation is still looked for
 FIND_S = 2.0  # for the shared file system
+STRIKE_S = 1.5  # likewise, to write a strike down
 _NOTES = "jobs"
 _NOTE_LIMIT = 64 << 10  # bytes
 _MOST_NOTES = 256
@@ -68,6 +71,8 @@ class Note(NamedTuple):
     also: int  # the job that it was a companion of; 0: none
     time: float
     known: tuple[str, ...]  # names of files that were dealt with
+    nodes: int = 1  # of the job
+    account: str = ""  # Slurm's; "": not told
 
     @property
     def accused(self) -> list[Accused]:
@@ -89,7 +94,16 @@ def note_of(context: Context, now: float) -> Note | None:
         companion_of(context.env.get("SLURM_JOB_COMMENT", "")),
         now,
         (),
+        _count(context.env.get("SLURM_JOB_NODELIST") or context.env.get("SLURM_NODELIST", "")),
+        printable(context.env.get("SLURM_JOB_ACCOUNT", ""))[:64],
     )
+
+
+def _count(hostlist: str) -> int:
+    try:
+        return max(1, len(set(expand(hostlist))))
+    except ValueError:
+        return 1
 
 
 # -- the notes in the spool -------------------------------------------------------------------
@@ -135,8 +149,12 @@ def _load(directory: int, name: str) -> Note | None:
     with os.fdopen(fd, "rb") as file:
         raw = file.read(_NOTE_LIMIT)
     try:
-        job, uid, gid, also, at, known = json.loads(raw)
-        note = Note(int(job), int(uid), int(gid), int(also), float(at), tuple(map(str, known)))
+        job, uid, gid, also, at, known, *more = json.loads(raw)
+        nodes, account = more or (1, "")  # one of an earlier release has none
+        note = Note(
+            int(job), int(uid), int(gid), int(also), float(at), tuple(map(str, known)),
+            int(nodes), str(account),
+        )  # fmt: skip
     except (ValueError, TypeError):
         return None
     return note if note.job > 0 and note.uid > 0 else None
@@ -242,17 +260,33 @@ class Inquiry:
         except OSError as error:
             known = []
             self.errors.append(f"no history to count strikes in: {error}")
-        strikes: list[Event] = []
+        fresh: list[Event] = []
         for accusation in self._found:
             result = "confirmed" if against else "cleared"
             data = of_accusation(accusation, result, why)
             self.events.append(self._event("accusation", data))
-            if not against and not struck([*known, *strikes], accusation.job):
-                strikes.append(self._event("strike", data))
-        self.events += strikes
+            if not against and not struck([*known, *fresh], accusation.job):
+                fresh += self._strike(accusation.job, data)
+        self.events += fresh
         now = time.time()
-        found = lemon([*known, *strikes], self._settings, now, self._system.boot_id())
-        return [found] if found and strikes else []
+        found = lemon([*known, *fresh], self._settings, now, self._system.boot_id())
+        return [found] if found and fresh else []
+
+    def _strike(self, job: int, data: dict[str, Any]) -> list[Event]:
+        """One strike of this job, unless it has struck its share of nodes already."""
+        note = self._dealt[job]
+        table, context = self._settings.lemon, self._system.context
+        most = max(1, note.nodes // max(1, int(table["nodes_per_strike"])))
+        state_dir = self._settings.state_dir
+        allowed, failed = aside(
+            lambda: strikes.claim(state_dir, job, context.node, most, time.time()), STRIKE_S
+        )
+        if allowed:
+            more = {"account": note.account} if note.account else {}
+            return [self._event("strike", {**data, **more})]
+        why = failed or f"it has {_plural(note.nodes)} and has struck {_plural(most)} already"
+        self.errors.append(f"job {job} gives this node no strike: {why}")
+        return []
 
     def close(self) -> None:
         """Note what was dealt with, after it was recorded."""
@@ -302,11 +336,18 @@ def run_tests(
     return findings, [f"{len(tests)} tests of [accusations] were run"] if tests else []
 
 
+def _plural(nodes: int) -> str:
+    return "1 node" if nodes == 1 else f"{nodes} nodes"
+
+
 def lemon(events: Iterable[Event], settings: Settings, now: float, boot: str) -> Finding | None:
     """The finding on a node that failed jobs of enough users; None if it is no lemon. Pure."""
     table = settings.lemon
     rules = Rules(
-        strikes=int(table["strikes"]), users=int(table["users"]), lemon_days=table["window_days"]
+        strikes=int(table["strikes"]),
+        users=int(table["users"]),
+        accounts=int(table["accounts"]),
+        lemon_days=table["window_days"],
     )
     evidence = node_state(events, now, boot, rules=rules).lemon
     return LEMON.found(evidence) if evidence else None

@@ -72,10 +72,17 @@ BREAKER: Mapping[str, Setting] = {
     "hold_times": Setting(
         3, "drains for the same finding of class node within 24 h that mean service; 0: never"
     ),
+    "lemon_percent": Setting(2.0, "likewise, as lemons: users' word alone; at least one node", "%"),
 }
 LEMON: Mapping[str, Setting] = {
     "strikes": Setting(3, "strikes within the window that make a node a lemon"),
     "users": Setting(2, "different users that the strikes must come from"),
+    "accounts": Setting(
+        2, "different accounts of Slurm's, where known; 1 where all users share one"
+    ),
+    "nodes_per_strike": Setting(
+        64, "one job may strike one node for so many of its nodes, and at least one", "nodes"
+    ),
     "window_days": Setting(28.0, "the time over which strikes are counted", "days"),
 }
 EPILOG: Mapping[str, Setting] = {

@@ -45,6 +45,7 @@ class Rules(NamedTuple):
     wear_days: float = 28.0
     strikes: int = 3  # lemon: strikes over so many jobs …
     users: int = 2  # … of so many users …
+    accounts: int = 2  # … and of so many of Slurm's accounts, as far as they are known, …
     lemon_days: float = 28.0  # … in so many days
 
 
@@ -302,10 +303,11 @@ def strikes_of(events: Iterable[Event]) -> list[Event]:
 
 
 def _lemon(events: Iterable[Event], now: float, rules: Rules) -> str:
-    """Strikes over enough jobs of enough users; "" if not."""
+    """Strikes over enough jobs of enough users and accounts; "" if not."""
     recent = [e for e in strikes_of(events) if e.time > now - rules.lemon_days * DAY]
     jobs = {xid.number(event, "job") for event in recent}
     users = {xid.number(event, "uid") for event in recent}
-    if len(jobs) < rules.strikes or len(users) < rules.users:
+    accounts = {event.data.get("account") or xid.number(event, "uid") for event in recent}
+    if len(jobs) < rules.strikes or len(users) < rules.users or len(accounts) < rules.accounts:
         return ""
     return f"{len(jobs)} jobs of {len(users)} users failed here in {rules.lemon_days:g} days"

@@ -41,5 +41,5 @@ def notes(*events: Event) -> list[str]:
     return [note.check for note in state(*events).notes]
 
 
-def strike(job: int, uid: int, ago: float = DAY) -> Event:
-    return did("strike", ago, job=job, uid=uid, check="accused")
+def strike(job: int, uid: int, ago: float = DAY, **more: str) -> Event:
+    return did("strike", ago, job=job, uid=uid, check="accused", **more)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed import DistError  # type: ignore[attr-defined]
 
 from health.active import allreduce, collective
 from health.active.collective import limit, listen, local, pair
 from health.active.device import Device
 from health.active.model import Measured
+from health.active.sealed import Sealed
 
 CPU = Device("cpu", "cpu")
 TASK = {"test": "pair", "seconds": 0.3, "seed": 1, "host": "127.0.0.1", "bytes": 1 << 20}
+TASK |= {"secret": "ab" * 16}
 
 
 @pytest.fixture(autouse=True)
@@ -193,3 +197,43 @@ def test_slow_ways_get_smaller_messages() -> None:
         count, planned = allreduce._Rank(place, work, None, [])._plan(probe)
         assert abs(count * 4 - size) < 4
         assert abs(planned - times) <= 1
+
+
+def test_a_stranger_at_the_store_aborts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody on the network may connect to torch's store, which knows no password."""
+    real = allreduce._Rank._plan
+    ports: list[int] = []
+    listens = collective.TCPStore
+
+    def plan(rank: Any, probe: float) -> tuple[int, int]:
+        if rank._place.rank == 0:
+            stranger = listens("127.0.0.1", ports[0], is_master=False, wait_for_workers=False)
+            for key in ("plan", "here/0", "group/0", "done/1"):
+                stranger.set(key, "[1e99, 0]")
+            time.sleep(0.5)  # the others look meanwhile
+        return real(rank, probe)
+
+    def listening(host: str) -> Any:
+        store = listens(host, 0, is_master=True, wait_for_workers=False)
+        ports.append(store.port)
+        return store
+
+    monkeypatch.setattr(allreduce._Rank, "_plan", plan)
+    monkeypatch.setitem(globals(), "listen", listening)
+    for one in together(2):
+        assert (one.error, one.wrong) == ("", ())
+
+
+def test_what_does_not_verify_is_not_there() -> None:
+    store = listen("127.0.0.1")
+    ours, theirs = Sealed(store, b"a" * 16), Sealed(store, b"b" * 16)
+    ours.set("plan", "[1, 2]")
+    assert ours.get("plan") == b"[1, 2]"
+    with pytest.raises(DistError):
+        theirs.wait(["plan"], timedelta(seconds=0.1))
+    for key in store.list_keys() if hasattr(store, "list_keys") else ():
+        store.set(key, "junk")  # found, and written over
+        with pytest.raises(DistError, match="stranger"):
+            ours.wait(["plan"], timedelta(seconds=0.1))
+    ours.set("plan", b"again")
+    assert ours.get("plan") == b"again"

@@ -70,7 +70,7 @@ def test_two_workers_meet_and_one_that_never_comes_is_an_error(coordinator: Coor
     first, second = coordinator.worker("n1"), coordinator.worker("n2")
     task: dict[str, Any] = {
         "test": "pair", "level": "quick", "seconds": 0.5, "seed": 1, "host": "127.0.0.1",
-        "world": 2, "peers": ["n1", "n2"], "bytes": 1 << 20,
+        "world": 2, "peers": ["n1", "n2"], "bytes": 1 << 20, "secret": "ab" * 16,
     }  # fmt: skip
     for _ in range(2):  # a pair after another, with other stores
         task["port"] = first.ask(test="listen")["port"]

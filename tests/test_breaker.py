@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from health.breaker import (
     HARD,
     HARD_CAUSE,
+    LEMON,
     TOOL,
     USER,
     Drain,
@@ -146,6 +147,9 @@ def test_hard_evidence_is_of_the_node_and_known() -> None:
         (10, "mounts", 2),
         (4, "mounts", 1),
         (4, HARD_CAUSE, 1),
+        (200, LEMON, 4),
+        (100, LEMON, 2),
+        (10, LEMON, 1),
     ],
 )
 def test_how_many_may_stand(fleet: int, cause: str, most: int) -> None:

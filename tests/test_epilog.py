@@ -13,7 +13,7 @@ from gate_site import GONE, GateSite, finding
 
 from epilog import cleanup
 from epilog.cli import main
-from health import rootfiles
+from health import rootfiles, strikes
 from health.system import Event
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
@@ -272,6 +272,28 @@ def test_tests_are_not_run_beside_another_job(site: GateSite) -> None:
     main([])
     assert "another job is here" in site.event("accusation")["why"][0]
     assert site.slurm.drained == []
+
+
+@needs_root
+def test_a_job_strikes_a_part_of_its_nodes(site: GateSite) -> None:
+    """Else one user has every node of a large job carry a strike."""
+    site.environ(job=7, SLURM_JOB_NODELIST="n[1-128]", SLURM_JOB_ACCOUNT="physics")
+    site.accuse()
+    for node, struck in (("n8", True), ("n9", True), ("n1", False), ("n9", True)):
+        strikes.claim(str(site.state), 7, node, 2, time.time())
+        assert (node in of_job(site)) is struck
+    assert main([]) == 0
+    assert site.event("accusation")["result"] == "cleared"
+    assert site.events("strike") == [], "two other nodes have one of this job"
+    site.environ(job=8, SLURM_JOB_NODELIST="n[1-128]", SLURM_JOB_ACCOUNT="physics")
+    site.accuse(job=8)
+    assert main([]) == 0
+    assert site.event("strike")["account"] == "physics"
+
+
+def of_job(site: GateSite) -> set[str]:
+    path = site.state / "nodes" / strikes.FILE
+    return strikes.of_job(rootfiles.records(path.read_bytes()), 7)
 
 
 @needs_root

@@ -323,6 +323,11 @@ def test_many_reboots_for_a_cause_mean_service() -> None:
         ([strike(1, 10), strike(1, 20), strike(1, 10)], False),
         ([strike(1, 10, 40 * DAY), strike(2, 20), strike(3, 10)], False),
         ([strike(1, 10), strike(2, 20), strike(3, 10), did("repaired", 60)], False),
+        # Two users of one account of Slurm's are one voice; what is not known speaks for its user.
+        ([strike(1, 10, account="a"), strike(2, 20, account="a"), strike(3, 10)], True),
+        ([strike(n, 10 * n, account="a") for n in (1, 2, 3)], False),
+        ([strike(1, 10, account="a"), *(strike(n, 20, account="b") for n in (2, 3))], True),
+        ([strike(1, 10, account="a"), *(strike(n, 10, account="b") for n in (2, 3))], False),
     ],
 )
 def test_lemons(strikes: list[Event], lemon: bool) -> None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from health.active.device import MOST_WRONG, Device, integers, raw
+from health.active.sealed import Sealed
 
 PROBE = 1 << 20  # bytes of the first all-reduces, by which the others are planned
 PROBES = 2
@@ -78,7 +79,10 @@ def take_part(place: Place, work: Work, progress: Progress) -> Timed:
 def _group(place: Place, limit: float) -> Any:
     """As torch.distributed makes a backend, but not the process's default one."""
     wait = timedelta(seconds=limit)
-    store = PrefixStore("group", place.store)
+    inner = place.store
+    if place.device.cuda and isinstance(inner, Sealed):
+        inner = inner.hidden()
+    store = PrefixStore("group", inner)
     if not place.device.cuda:
         return dist.ProcessGroupGloo(store, place.rank, place.world, wait)
     options = dist.ProcessGroupNCCL.Options()

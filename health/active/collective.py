@@ -27,6 +27,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 from health.active.allreduce import Place, Progress, Timed, Work, take_part
 from health.active.device import MOST_WRONG, Device, failed
 from health.active.model import Measured
+from health.active.sealed import Sealed
 
 # A coordinator waits at least 2 * seconds + 10 for an answer (meeting.patience): ours comes before.
 SPARE_S = 8.0
@@ -117,20 +118,23 @@ class _Side:
         seconds = float(task["seconds"])
         self._work = Work(int(task["bytes"]), seconds, int(task["seed"]), limit(seconds))
         self._host, self._port = str(task["host"]), int(task["port"])
+        self._secret = bytes.fromhex(str(task["secret"]))
         self._wait = limit(seconds) / 2  # for the others to come
         self._until = begin + limit(seconds)
         if not 0 <= self._rank < self._world == len(peers):
             raise Failed(f"rank {self._rank} of {self._world} does not fit {len(peers)} nodes")
         if (self._rank == 0) != (own is not None):
             raise Failed("rank 0 must have been told to listen just before, and no other rank")
-        self._store = own or self._connect()
+        self._own = own  # kept: the server ends with it
+        self._store = Sealed(own, self._secret) if own else self._connect()
 
-    def _connect(self) -> TCPStore:
+    def _connect(self) -> Store:
         wait = timedelta(seconds=self._wait / 2)  # torch tries twice
         try:
-            return TCPStore(
+            store = TCPStore(
                 self._host, self._port, is_master=False, wait_for_workers=False, timeout=wait
             )
+            return Sealed(store, self._secret)
         except DistError as err:
             raise Failed(
                 f"peer {self._peers[0]}, which listens at {self._host} port {self._port}, could "
