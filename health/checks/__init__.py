@@ -34,6 +34,7 @@ FAMILIES = (
     # host
     "mounts",
     "disk",
+    "nvme_smart",
     "memory",
     "cpu",
     "processes",
