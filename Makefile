@@ -12,7 +12,7 @@ PACKAGES := slurm-wlm slurm-wlm-basic-plugins munge iproute2 util-linux procps p
 # For the lab's emulated GPUs, its slurmdbd, and robust-admin over a real sshd of the tests' own.
 MORE_PACKAGES := gcc libc6-dev openssh-server \
   slurmdbd slurm-wlm-mysql-plugin mariadb-server-core
-BENCHES := heartbeat overhead recovery gate
+BENCHES := heartbeat overhead recovery chaos gate
 WORKERS ?= 4
 
 export DEBIAN_FRONTEND = noninteractive

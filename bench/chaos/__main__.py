@@ -113,8 +113,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         names = list(CASES)
     runs = args.runs or (1 if args.quick else RUNS)
     results.settings |= {"runs": runs, "labs": args.labs}
+    began = time.monotonic()
     found = measure([CASES[name] for name in names], runs, args.labs, args.keep)
-    Console().print(summary(results, found))
+    results.settings["wall_min"] = round((time.monotonic() - began) / 60, 1)
+    Console(width=120).print(summary(results, found))
     for one in found:
         if one.verdict is None:
             print(describe(one))
