@@ -20,16 +20,17 @@ class Role(enum.Enum):
     SPARE = "spare"
     DEAD = "dead"  # it does not answer, or its robust-task is gone
     EVICTED = "evicted"  # it answers, but the evidence is against it
-    RELEASED = "released"  # a standby node that was not needed in the end
+    RELEASED = "released"  # not needed any more: in the end, or when the step was ended
     TOO_LATE = "too late"  # a standby node that reported after its place was filled
 
 
 GONE = frozenset({Role.DEAD, Role.EVICTED, Role.RELEASED, Role.TOO_LATE})
 MOVES: dict[Role, frozenset[Role]] = {
     Role.SPARE: frozenset({Role.ACTIVE, Role.DEAD, Role.EVICTED, Role.RELEASED}),
-    Role.ACTIVE: frozenset({Role.DEAD, Role.EVICTED}),
+    Role.ACTIVE: frozenset({Role.DEAD, Role.EVICTED, Role.RELEASED}),
     Role.EVICTED: frozenset({Role.ACTIVE}),  # no node could replace it
-    Role.DEAD: frozenset({Role.ACTIVE, Role.SPARE}),  # it answers again, and was not replaced
+    # It answers again, and was not replaced; or it went with the whole step.
+    Role.DEAD: frozenset({Role.ACTIVE, Role.SPARE, Role.RELEASED}),
     Role.RELEASED: frozenset(),
     Role.TOO_LATE: frozenset(),
 }

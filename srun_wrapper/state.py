@@ -346,7 +346,9 @@ class JobState:
             return
         was = node.role
         node.silent_as = was if silent else None
-        self.move(node, Role.DEAD)
+        # When the step is being ended, a shim that has gone has done what it was told.
+        ended = (self.signalled or self.ending) and not silent
+        self.move(node, Role.RELEASED if ended else Role.DEAD)
         at = time.monotonic()
         self.on_news(f"{node.name} is lost: {why}")
         if was is Role.ACTIVE:

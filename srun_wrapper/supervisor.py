@@ -35,7 +35,7 @@ from srun_wrapper.restoring import Restoring
 from srun_wrapper.roster import Node, Role, World, first_places
 from srun_wrapper.server import Connection, listen
 from srun_wrapper.stalls import Stalls
-from srun_wrapper.state import JobState
+from srun_wrapper.state import ENDING, JobState
 from srun_wrapper.stop_tests import StopTests
 from srun_wrapper.torchrun import restarts_itself
 from srun_wrapper.watch import TICK, Guard, HangWatch, NodeWatch
@@ -104,6 +104,7 @@ class Supervisor:
                 self._start_beside(self.elsewhere.learn(self.slurm))
                 missing = await self._first_world()
             if missing is not None or self.state.signalled:
+                self.phase = self._last_phase(missing or 0)
                 self._dismiss()
                 await self.step.end(patience=NOTHING_RAN)
                 return missing or 128 + self.state.signalled
@@ -111,8 +112,8 @@ class Supervisor:
             if await self.restoring.prepare():
                 self.begin_epoch("")
             code = await self._life()
-            if self.phase not in ("failed", "requeued"):
-                self.phase = "failed" if code else "done"
+            if self.phase not in ("failed", "requeued", "cancelled"):
+                self.phase = self._last_phase(code)
             return code
         finally:
             for task in (watcher, *self._beside):
@@ -126,6 +127,12 @@ class Supervisor:
             self.ledger.close()
             if self.ledger.dropped:
                 say(f"{self.ledger.dropped} records were not written: {self.ledger.error}")
+
+    def _last_phase(self, code: int) -> str:
+        """Return the job's last state, as robust-status shows it."""
+        if self.state.signalled in ENDING:
+            return "cancelled"
+        return "failed" if code else "completed"
 
     async def _life(self) -> int:
         state = self.state
@@ -265,6 +272,10 @@ class Supervisor:
 
     async def step_ended(self) -> int:
         """The step ended although ranks should be running: someone cancelled it."""
+        self.phase = "cancelled"
+        for node in self.state.world.places:
+            if node.role is Role.DEAD and node.refused:  # its shim went with the step
+                self.state.move(node, Role.RELEASED)
         self._dismiss()  # companions, whose steps are others
         await self.step.end(self._swapped())
         code = self.step.code or 128 + signal.SIGKILL

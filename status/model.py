@@ -11,6 +11,15 @@ from status.pool import Pool, Stock, stock
 from status.records import Accusation, Checkpoint, Incident, Roster, clean
 
 STALE_S = 30.0  # a supervisor reports every second or so; this long without is worth a look
+REQUEUED = ("PENDING", "REQUEUED", "REQUEUE_HOLD")
+ENDED = {  # Slurm's last states of a job, in our words
+    "COMPLETED": "completed",
+    "CANCELLED": "cancelled",
+    "PREEMPTED": "preempted",
+    "TIMEOUT": "timed out",
+    "FAILED": "failed",
+    "NODE_FAIL": "failed",
+}
 LIVE = ("starting", "running", "recovering", "terminating", "requeued", "silent")
 
 
@@ -97,19 +106,23 @@ class JobReport:
 def status_of(roster: Roster, slurm: SlurmView, now: float) -> str:
     """What a step is doing, as far as its last report and Slurm together tell.
 
-    An old report of a job that Slurm does not run is a job that ended without a last word; if
-    Slurm runs it, or could not be asked, its supervisor is merely silent.
+    A step whose supervisor has said its last word ended so, but who ended it only Slurm knows: a
+    user, the time limit, or a requeue. An old report of a job that Slurm does not run is a job
+    that ended without a last word; if Slurm runs it, or could not be asked, its supervisor is
+    merely silent.
     """
-    if roster.state in ("done", "failed"):
+    state = (slurm.job_states or {}).get(roster.job_id, "")
+    if roster.state in ("completed", "failed"):
         return roster.state
-    if slurm.job_states is not None and slurm.job_states.get(roster.job_id) in FINISHED:
-        return "ended"
+    if roster.state == "cancelled":
+        return ENDED.get(state, "requeued" if state in REQUEUED else "cancelled")
+    if state in FINISHED:
+        return ENDED.get(state, "ended")
     if now - roster.updated <= STALE_S:
         return roster.state
     if slurm.job_states is None:
         return "silent"
-    state = slurm.job_states.get(roster.job_id, "")
-    if roster.state == "requeued" and state in ("PENDING", "REQUEUED", "COMPLETING"):
+    if roster.state == "requeued" and state in (*REQUEUED, "COMPLETING"):
         return "requeued"
     return "silent" if state == "RUNNING" else "ended"
 

@@ -94,6 +94,22 @@ def test_losing_twice_is_one_failure() -> None:
     assert len(job.state.failures) == len(news) == 1
 
 
+@pytest.mark.parametrize(
+    ("signalled", "silent", "role"),
+    [(0, False, Role.DEAD), (15, False, Role.RELEASED), (15, True, Role.DEAD)],
+)
+def test_a_shim_that_goes_when_the_step_is_ended_is_no_loss(
+    signalled: int, silent: bool, role: Role
+) -> None:
+    job = Job()
+    job.state.signalled = signalled
+    if silent:
+        job.state.lose_silent(job.node(1), "no word", shared=False)
+    else:
+        job.state.lose(job.node(1), "its robust-task is gone")
+    assert job.node(1).role is role
+
+
 def test_a_lost_node_that_comes_back_is_ended() -> None:
     """Cut off, given up, healed: its ranks of an old epoch must not go on."""
     job = Job()

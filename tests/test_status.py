@@ -113,14 +113,24 @@ def view(**states: str) -> SlurmView:
         ("recovering", 1, view(j7="RUNNING"), "recovering"),
         ("running", 1, view(), "running"),  # Slurm may lag behind; the supervisor just spoke
         ("running", 31, view(), "ended"),
-        ("running", 31, view(j7="COMPLETED"), "ended"),
+        ("running", 31, view(j7="COMPLETED"), "completed"),
+        ("running", 31, view(j7="CANCELLED"), "cancelled"),
+        ("running", 31, view(j7="BOOT_FAIL"), "ended"),
         ("running", 31, view(j7="RUNNING"), "silent"),
         ("running", 31, SlurmView(error="down"), "silent"),
         ("running", 1, SlurmView(error="down"), "running"),
-        ("done", 31, view(j7="RUNNING"), "done"),
+        ("completed", 31, view(j7="RUNNING"), "completed"),  # its script goes on
+        ("cancelled", 1, view(j7="CANCELLED"), "cancelled"),
+        ("cancelled", 31, view(), "cancelled"),
+        ("cancelled", 1, view(j7="COMPLETING"), "cancelled"),
+        ("cancelled", 31, SlurmView(error="down"), "cancelled"),
+        ("cancelled", 1, view(j7="RUNNING"), "cancelled"),  # the step alone
+        ("cancelled", 31, view(j7="PENDING"), "requeued"),  # scontrol requeue
+        ("cancelled", 31, view(j7="PREEMPTED"), "preempted"),
+        ("cancelled", 31, view(j7="TIMEOUT"), "timed out"),
         ("failed", 1, view(), "failed"),
         ("requeued", 31, view(j7="PENDING"), "requeued"),
-        ("requeued", 31, view(j7="CANCELLED"), "ended"),
+        ("requeued", 31, view(j7="CANCELLED"), "cancelled"),
     ],
 )
 def test_status_of_a_step(state: str, age: float, slurm: SlurmView, status: str) -> None:

@@ -48,7 +48,7 @@ def test_killed_rank_restarts_in_place(lab: Cluster) -> None:
     assert not training.accusations()
     assert "warning" not in training.out()
     roster = training.rosters()[-1]
-    assert (roster["state"], roster["epoch"], roster["step"]) == ("done", 2, 25)
+    assert (roster["state"], roster["epoch"], roster["step"]) == ("completed", 2, 25)
 
 
 def test_one_rank_alone(lab: Cluster) -> None:
@@ -106,7 +106,7 @@ def test_two_steps_of_one_job_do_not_disturb_each_other(lab: Cluster) -> None:
     record = one.only_incident(symptom="crash", action="restart")
     states = {r["step_id"]: (r["state"], r["epoch"]) for r in one.rosters()}
     other = {"0": "1", "1": "0"}[record["step_id"]]
-    assert states == {record["step_id"]: ("done", 2), other: ("done", 1)}
+    assert states == {record["step_id"]: ("completed", 2), other: ("completed", 1)}
 
 
 def test_two_jobs_on_one_node_do_not_disturb_each_other(lab: Cluster) -> None:

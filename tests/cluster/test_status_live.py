@@ -7,6 +7,7 @@ import subprocess
 import time
 from typing import Any
 
+import pytest
 from conftest import LabFactory
 from jobs import Training, start
 
@@ -100,7 +101,7 @@ def test_through_a_node_crash(new_lab: LabFactory) -> None:
     # Until then its supervisor may merely be silent: half a minute without a word.
     training.until(settled, "the job is no live one any more", 60)
     (step,) = report(lab, training, str(training.job))["steps"]
-    assert step["status"] in ("ended", "done", "failed")
+    assert step["status"] == "cancelled"
     assert status(lab, training, "424242").returncode == 1
 
 
@@ -120,3 +121,22 @@ def test_slurm_away(new_lab: LabFactory) -> None:
     assert "slurmctld" in found["slurm_error"]
     assert [job["job_id"] for job in found["jobs"]] == [training.job]
     assert [node["name"] for node in found["nodes"]] == ["n1"]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "requeued"])
+def test_a_job_that_is_ended_from_outside_has_lost_no_node(lab: Cluster, how: str) -> None:
+    training = start(lab, 2, steps=2000, spares=1, toy="--step-time 0.1", sbatch="--requeue")
+    training.wait_step(5)
+    number = str(training.job)
+    words = ["scancel", number] if how == "cancelled" else ["scontrol", "requeuehold", number]
+    lab.exec("head", words, check=True)
+    training.until(lambda: not training.processes(), "end of its processes", 40)
+
+    def shown() -> dict[str, Any]:
+        (step,) = report(lab, training, number)["steps"]
+        return dict(step)
+
+    training.until(lambda: shown()["status"] == how, f"status {how}", 20)
+    step = shown()
+    assert not {m["name"]: m["role"] for m in step["nodes"] if m["role"] in ("dead", "evicted")}
+    assert how in status(lab, training, number).stdout
