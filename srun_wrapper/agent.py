@@ -6,8 +6,8 @@ reads the ranks' beat records, and decides alone what to do when the supervisor 
 
 from __future__ import annotations
 
-import contextlib
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -17,6 +17,7 @@ import msgspec
 
 from srun_wrapper.beats import NodeBeats
 from srun_wrapper.checkpoint_messages import Saved
+from srun_wrapper.guests import MOST, Guests
 from srun_wrapper.link import Link
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import (
@@ -51,6 +52,8 @@ from srun_wrapper.ports import free_port
 from srun_wrapper.silence import LOST_HOST, Verdict
 from srun_wrapper.uplink import Uplink
 
+SHIM_HANDSHAKE = 30.0  # s; all shims of a node start at once
+REBORN = 10.0  # s for a shim that died to be back
 FAST = 0.05  # look at the records this often until every rank has made its first beat
 
 
@@ -66,8 +69,10 @@ class Agent:
         own: Callable[[Message], None],
         abandoned: Callable[[Verdict, Start | None], None],
         paths: Callable[[], set[str]] = set,
+        life: int = 0,
     ) -> None:
-        """``paths``: what starting a rank here touches."""
+        """``paths``: what starting a rank here touches; ``life``: agents that died before it."""
+        self._life = life
         self._loop = loop
         self._place = place
         self._key = key
@@ -96,6 +101,11 @@ class Agent:
         self._held: list[Inspected] = []
         self._finished = False
         self.lost_host = LOST_HOST  # s without an answer of robust-srun's host until it is lost
+        self._running: dict[int, int] = {}  # slot -> epoch of its rank
+        self._absent: set[int] = set()  # slots whose shims have died and are not back
+        self._missed: set[int] = set()  # those that the last Start did not reach
+        self._shims = Guests(loop, MOST + place.local_tasks, SHIM_HANDSHAKE)
+        self._guests = Guests(loop)
         self._uplink = Uplink(
             loop, place.server, place.port, key, self._introduce, self._from_server
         )
@@ -116,16 +126,18 @@ class Agent:
         return sock
 
     def _accept_shim(self, sock: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # none waiting any more, or it has gone
-            peer, _ = sock.accept()
-            Link(
-                self._loop,
-                peer,
-                self._key,
-                server=True,
-                on_payload=self._from_shim,
-                on_close=self._shim_gone,
-            )
+        peer = self._loop.accept(sock)
+        if peer is None:
+            return
+        link = Link(
+            self._loop,
+            peer,
+            self._key,
+            server=True,
+            on_payload=self._from_shim,
+            on_close=self._shim_gone,
+        )
+        self._shims.admit(link)
 
     def _from_shim(self, link: Link, payload: bytes) -> None:
         try:
@@ -139,6 +151,10 @@ class Agent:
             self._pids[message.local] = message.pid
             self._slot_of[link] = message.local
             link.send(SlotWelcome(str(self._run_dir)))
+            self._absent.discard(message.local)
+            if message.local in self._missed and self._start is not None:
+                self._missed.discard(message.local)
+                link.send(self._start)
             if len(self._tasks) == self._place.local_tasks:
                 self._uplink.connect()
         else:
@@ -148,6 +164,18 @@ class Agent:
         local = self._slot_of.pop(link, -1)
         if local >= 0 and self._links.get(local) is link and not self._finished:
             del self._links[local]
+            self._absent.add(local)
+            epoch = self._running.pop(local, 0)
+            if epoch:
+                text = f"the robust-task of {self._place.node} died and took its rank with it"
+                self._event(Exited(0, epoch, local, None, int(signal.SIGKILL), 0.0, text))
+            self._check_stopped()
+            self._loop.later(REBORN, lambda: self._shim_lost(local))
+
+    def _shim_lost(self, local: int) -> None:
+        """Its guardian has not started it again."""
+        if local in self._absent and not self._finished:
+            self._absent.discard(local)
             self._event(SlotLost(0, local))
 
     # -- from the slots, this process's own included
@@ -155,6 +183,7 @@ class Agent:
     def from_slot(self, local: int, message: Message) -> None:
         if isinstance(message, Stopped):
             self._stopped[local] = message
+            self._running.pop(local, None)
             self._check_stopped()
         elif isinstance(message, Inspected):
             got = self._samples.setdefault(message.token, {})
@@ -167,7 +196,10 @@ class Agent:
                     self._answer_inspection()
         elif isinstance(message, Started | Exited):
             self._files.started(message.epoch, message.local)
-            if isinstance(message, Exited):
+            if isinstance(message, Started):
+                self._running[local] = message.epoch
+            else:
+                self._running.pop(local, None)
                 self._report()  # the rank's last step, before the news of its end
             self._event(message)
         elif isinstance(message, Saved):
@@ -227,6 +259,7 @@ class Agent:
                 place.companion,
                 self._start.epoch if self._start else 0,
                 self._acked,
+                self._life,
             )
         )
         for event in self._unacked:
@@ -249,12 +282,14 @@ class Agent:
             self._files.starts(
                 order.epoch, [r.local for r in order.ranks if r.local in self._tasks]
             )
+            self._missed = {rank.local for rank in order.ranks} & self._absent
             self._first_beats.clear()
             self._beats.begin(order.epoch)
             self._next_tick.cancel()
             self._next_tick = self._loop.later(FAST, self._tick)
         elif isinstance(order, Stop):
             self._stopping_epoch = order.epoch or -1
+            self._missed.clear()
             self._files.stops()
         elif isinstance(order, Inspect):
             self._files.look()
@@ -292,17 +327,19 @@ class Agent:
         return sock
 
     def _accept_probe(self, sock: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # none waiting any more, or it has gone
-            peer, _ = sock.accept()
-            link = Link(
-                self._loop,
-                peer,
-                self._key,
-                server=True,
-                on_payload=self._answer_peer,
-                on_close=lambda _link, _reason: None,
-            )
-            self._loop.later(5.0, link.close)
+        peer = self._loop.accept(sock)
+        if peer is None:
+            return
+        link = Link(
+            self._loop,
+            peer,
+            self._key,
+            server=True,
+            on_payload=self._answer_peer,
+            on_close=lambda _link, _reason: None,
+        )
+        self._guests.admit(link)
+        self._loop.later(5.0, link.close)
 
     def _answer_peer(self, link: Link, payload: bytes) -> None:
         try:
@@ -319,6 +356,7 @@ class Agent:
     def _tick(self) -> None:
         if self._finished:
             return
+        self._next_tick = self._loop.later(self._interval, self._tick)  # whatever fails below
         self._watch_supervisor()
         beats = self._beats.read()
         self._files.tick(beats)
@@ -328,8 +366,9 @@ class Agent:
         if fresh or now >= self._report_at:
             self._report_at = now + self._interval
             self._send_report(beats)
-        waiting = self._start is not None and len(self._first_beats) < len(self._start.ranks)
-        self._next_tick = self._loop.later(FAST if waiting else self._interval, self._tick)
+        if self._start is not None and len(self._first_beats) < len(self._start.ranks):
+            self._next_tick.cancel()
+            self._next_tick = self._loop.later(FAST, self._tick)
 
     def _report(self, epoch: int = 0) -> None:
         """Report now; of an epoch that is over only its own steps."""

@@ -32,7 +32,10 @@ class NodeBeats:
         """The newest beat of every rank that has a record; ages as of now."""
         for local, path in scan(str(self._run_dir), self._epoch).items():
             if local not in self._readers:
-                self._readers[local] = BeatReader(path)
+                try:
+                    self._readers[local] = BeatReader(path)
+                except OSError:  # no file descriptor is left: again next time
+                    continue
         beats = []
         now = time.monotonic()
         for local, reader in self._readers.items():

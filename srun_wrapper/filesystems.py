@@ -116,10 +116,9 @@ def look(
     least where one is silent: not for a loop's thread. ``mountinfo``: default this process's.
     """
     try:
-        text = mountinfo or Path("/proc/self/mountinfo").read_text()
+        mounts = parse_mounts(mountinfo or Path("/proc/self/mountinfo").read_text())
     except OSError:
         return ()
-    mounts = parse_mounts(text)
     if not any(mount.shared for mount in mounts):
         return ()
     pids = [*roots, *(pid for root in roots for pid in proc.descendants(root))]

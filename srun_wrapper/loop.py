@@ -6,6 +6,7 @@ alone costs more start-up time than the rest of the shim).
 
 from __future__ import annotations
 
+import errno
 import heapq
 import itertools
 import os
@@ -16,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
 Callback = Callable[[], None]
@@ -35,8 +37,12 @@ class Timer:
         self.call = None
 
 
+SPARED = 1.0  # s without a socket whose callback has failed, or that accept() finds no room for
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
 class Loop:
-    """Runs callbacks until ``stop`` is called."""
+    """Runs callbacks until ``stop`` is called. One that raises is reported once, and goes on."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -45,6 +51,8 @@ class Loop:
         self._running = False
         self._on_signal: dict[int, Callable[[int], None]] = {}
         self._calls: deque[Callback] = deque()
+        self._paused: dict[socket.socket, tuple[int, Callable[[int], None]]] = {}
+        self._told: set[str] = set()
         self._wake_read, self._wake_write = os.pipe()
         for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
@@ -62,12 +70,37 @@ class Loop:
     def watch(self, sock: socket.socket, call: Callable[[int], None], *, write: bool) -> None:
         """Call ``call(mask)`` when the socket is readable, or writable if ``write``."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if write else 0)
+        self._paused.pop(sock, None)
         if sock.fileno() in self._selector.get_map():
             self._selector.modify(sock, events, call)
         else:
             self._selector.register(sock, events, call)
 
+    def accept(self, sock: socket.socket) -> socket.socket | None:
+        """The next connection, if there is one; where there is no room for it, wait a while."""
+        try:
+            return sock.accept()[0]
+        except OSError as err:  # else none is waiting any more, or it has gone
+            if err.errno in _NO_ROOM:
+                self._pause(sock)
+            return None
+
+    def _pause(self, sock: socket.socket) -> None:
+        """Else a socket that stays readable would keep the loop busy."""
+        key = self._selector.get_map().get(sock.fileno())
+        if key is None or key.fileobj is not sock:
+            return
+        self._paused[sock] = (key.events, key.data)
+        self._selector.unregister(sock)
+        self.later(SPARED, lambda: self._go_on(sock))
+
+    def _go_on(self, sock: socket.socket) -> None:
+        events, call = self._paused.pop(sock, (0, None))
+        if call is not None:
+            self._selector.register(sock, events, call)
+
     def forget(self, sock: socket.socket) -> None:
+        self._paused.pop(sock, None)
         if sock.fileno() in self._selector.get_map():
             self._selector.unregister(sock)
 
@@ -87,9 +120,9 @@ class Loop:
             return
         for signum in dict.fromkeys(received):
             if signum in self._on_signal:
-                self._on_signal[signum](signum)
+                self._try(partial(self._on_signal[signum], signum))
         while self._calls:
-            self._calls.popleft()()
+            self._try(self._calls.popleft())
 
     def call(self, call: Callback) -> None:
         """Have the loop do something soon; safe to use from another thread."""
@@ -132,12 +165,31 @@ class Loop:
             # An earlier callback of this turn may have closed it, or its number may be another's.
             now_there = self._selector.get_map().get(key.fd)
             if now_there is not None and now_there.fileobj is key.fileobj:
-                now_there.data(mask)
+                well = self._try(partial(now_there.data, mask))
+                if not well and isinstance(key.fileobj, socket.socket):
+                    self._pause(key.fileobj)
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]
             if timer.call is not None:
-                timer.call()
+                self._try(timer.call)
+
+    def _try(self, call: Callback) -> bool:
+        """False if it raised. An error of ours in one place must not cost the node its ranks."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001
+            place = error.__traceback__
+            while place is not None and place.tb_next is not None:
+                place = place.tb_next
+            where = f"{place.tb_frame.f_code.co_name}:{place.tb_lineno}" if place else "?"
+            text = f"{type(error).__name__} in {where}: {error}"
+            if text not in self._told:
+                self._told.add(text)
+                line = f"robust-task: internal error, going on: {text}\n"
+                os.write(2, line.encode(errors="backslashreplace"))
+            return False
+        return True
 
 
 def _ignore(_signum: int, _frame: object) -> None:

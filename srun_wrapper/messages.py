@@ -49,6 +49,7 @@ class Hello(Message):
     companion: int  # 0: the main step; else the number of the companion request
     epoch: int  # epoch its ranks run in; 0 when none was started yet
     seen: int = 0  # highest event number it has already had acknowledged
+    life: int = 0  # how many agents of this node have died before it
 
 
 class RankBeat(msgspec.Struct, array_like=True):

@@ -63,10 +63,6 @@ class Pace:
         self.steps += steps
         self.last = max(self.last, at)
 
-    def hold(self, now: float) -> None:
-        """The ranks wait for something that is not theirs: this time does not count."""
-        self.last = max(self.last, now)
-
     def _phase_touched(self) -> bool:
         return bool(self.phase) or self.phase_since > self.last
 

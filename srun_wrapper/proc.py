@@ -122,7 +122,9 @@ def childless(spared: Collection[int] = ()) -> bool:
     ``spared`` ones do not count.
     """
     if spared:
-        return set(children(os.getpid())) <= set(spared)
+        found = set(children(os.getpid()))
+        if found:
+            return found <= set(spared)  # else there are none, or /proc cannot be read
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -95,7 +95,7 @@ class Replacement:
                     self._shared.add(name)
                 elif node.silent_as is not None:
                     self._silent[node.key] = incident
-                else:
+                elif not node.ours:
                     self._accuse(node, incident)
 
     def take_back(self, names: tuple[str, ...]) -> None:

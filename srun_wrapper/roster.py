@@ -60,6 +60,8 @@ class Node:
     unreachable: int = 0  # failed probes in a row
     ask_again: float = 0.0  # not before, by the monotonic clock
     refused: bool = False  # its kernel says that its shim is gone
+    refused_at: float | None = None  # since when
+    ours: bool = False  # it was lost by the death of a process of ours: no evidence against it
     closed_at: float | None = None  # when its connection broke
     stdin: dict[int, bool] = field(default_factory=dict)  # local id with input -> it is all kept
     silence: Silence | None = None  # what the last attempt to ask it has shown

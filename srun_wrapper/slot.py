@@ -196,8 +196,10 @@ class Slot:
         self._check_stopped()
 
     def _check_stopped(self) -> None:
+        self._next_check.cancel()  # also every child that ends leads here
         if not self._stopping:
             return
+        self._next_check = self._loop.later(CHECK, self._check_stopped)  # whatever fails below
         now = time.monotonic()
         if self._running is None or now >= self._kill_at:
             # The rank itself is gone, or has had its time: nothing it started may stay.
@@ -210,9 +212,6 @@ class Slot:
             self._stopped(())
         elif now >= self._stuck_at:
             self._stuck(proc.descendants(os.getpid(), spared))
-        else:
-            self._next_check.cancel()  # also every child that ends leads here
-            self._next_check = self._loop.later(CHECK, self._check_stopped)
 
     def _stuck(self, pids: list[int]) -> None:
         """They survive SIGKILL: wait on while a file system that they use does not answer."""

@@ -173,23 +173,45 @@ class JobState:
                 self.step_id = hello.step_id
         elif node.connection is not None and node.connection is not connection:
             node.connection.close()
+        reborn = hello.life > node.hello.life
         node.connection = connection
         node.hello = hello
         node.closed_at = None
         node.refused = False
         node.heard(now)
+        node.refused_at = None
         connection.agent = node
         if node.role is Role.DEAD:
             self._take_back(node)
+        if reborn:
+            self._reborn(node)
         connection.send(Ack(node.seen, self.interval))
         if node.gone or (self.ending and node.order is None):
             # It has been given up, and others may have its ranks: nothing of it may go on. Or it
             # comes when all is over.
             connection.send(Finish(tuple((0, 0) for _ in hello.tasks)))
+        elif isinstance(node.order, Start) and reborn:
+            pass  # its ranks start with all others in the next epoch
         elif node.order is not None and not _obeyed(node, node.order):
             connection.send(node.order)  # it went under with the last connection
         self._warm_up(node)
         return node
+
+    def _reborn(self, node: Node) -> None:
+        """Its agent died and was started again: nothing is left of its ranks, nor of its memory."""
+        node.seen = 0
+        node.stalled = ()
+        node.warm.clear()
+        node.stores.clear()
+        self.on_news(f"{node.name}: its agent died and was started again")
+        ranks = [r for r in self.world.by_rank.values() if r.node is node and r.exit is None]
+        if ranks and node.role is Role.ACTIVE and self.stopping_epoch < self.world.epoch:
+            at, kill = time.monotonic(), int(signal.SIGKILL)
+            text = f"the robust-task of {node.name} died and took its ranks with it"
+            first = ranks[0]
+            self.failures.append(
+                Failure("crash", at, node.last_word, node.name, first.rank, None, kill, text)
+            )
 
     def _warm_up(self, node: Node) -> None:
         """A node without ranks imports what those of the others have imported."""
@@ -253,7 +275,8 @@ class JobState:
         elif isinstance(message, StdinRead):
             node.stdin[message.local] = message.whole
         elif isinstance(message, SlotLost):
-            self._fail_node(node, "node_lost", f"a robust-task of {node.name} died")
+            node.ours = True
+            self._fail_node(node, "node_lost", f"a robust-task of {node.name} died for good")
         elif isinstance(message, Stalled):
             if message.mounts and not node.stalled:
                 node.stalled_at = node.last_word

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -26,6 +27,7 @@ from srun_wrapper import proc
 from srun_wrapper.agent import Agent
 from srun_wrapper.checkpoint_messages import StoreReady
 from srun_wrapper.filesystems import command_paths
+from srun_wrapper.guardian import Restart, guarded
 from srun_wrapper.keeper import Keeper
 from srun_wrapper.launcher import SlotOptions
 from srun_wrapper.link import Link
@@ -104,7 +106,13 @@ def place_from(env: Mapping[str, str]) -> Place:
 class Shim:
     """One process: a slot, and on local id 0 the node's agent as well."""
 
-    def __init__(self, place: Place, key: bytes, options: TaskOptions, command: list[str]) -> None:
+    def __init__(
+        self, place: Place, key: bytes, options: TaskOptions, command: list[str], life: int = 0
+    ) -> None:
+        """``life``: how many shims of this slot have died before it."""
+        self._life = life
+        self._finished = False
+        self._orphaned = False
         self._loop = Loop()
         self._place = place
         self._key = key
@@ -122,7 +130,10 @@ class Shim:
         self._loop.on_signals(PASSED_ON, self._signalled)
 
     def run(self) -> tuple[int, int]:
-        """Serve until told to finish. Returns the exit code and signal to end with."""
+        """Serve until told to finish. Returns the exit code and signal to end with.
+
+        Raises Restart when the node's agent has died.
+        """
         if self._place.local == 0:
             name = f"{self._place.job_id}.{self._place.step_id}"
             self._run_dir = MemoryDir(name)
@@ -136,6 +147,7 @@ class Shim:
                 self._order,
                 self._abandon,
                 self._paths,
+                self._life,
             )
             self._agent.lost_host = self._options.outage_wait
             self._announce()
@@ -152,6 +164,8 @@ class Shim:
                 self._agent.close()
             if self._run_dir is not None:
                 self._run_dir.close()
+        if self._orphaned:
+            raise Restart
         return self._exit
 
     def _make_slot(self, run_dir: Path) -> None:
@@ -256,6 +270,10 @@ class Shim:
             self._order(message)
 
     def _agent_gone(self, _link: Link, _reason: str) -> None:
+        if self._slot is None:
+            self._find_agent()
+            return
+        self._orphaned = not self._finished
         self._loop.stop()
 
     # -- orders and events
@@ -271,6 +289,7 @@ class Shim:
             self._link.send(message)
 
     def _finish(self, code: int, signum: int) -> None:
+        self._finished = True
         self._exit = (code, signum)
         self._loop.stop()
 
@@ -336,7 +355,7 @@ class Shim:
             sys.stderr.flush()
 
 
-def end_like(code: int, signum: int) -> None:
+def end_like(code: int, signum: int) -> NoReturn:
     """End this process as the rank ended, so that srun reports it as it always does."""
     if signum:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -362,8 +381,8 @@ def main() -> None:
         sys.exit(2)
     for name in SECRETS:
         os.environ.pop(name, None)
-    code, signum = Shim(place, key, options, sys.argv[3:]).run()
-    end_like(code, signum)
+    shim = lambda life: Shim(place, key, options, sys.argv[3:], life).run()  # noqa: E731
+    guarded(shim, end_like, f"{place.node}: the robust-task of local task {place.local}")
 
 
 if __name__ == "__main__":

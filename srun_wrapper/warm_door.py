@@ -140,8 +140,8 @@ class WarmDoor:
     # -- being asked
 
     def _accept(self, _mask: int) -> None:
-        with contextlib.suppress(OSError):
-            sock, _ = self._listener.accept()
+        sock = self._loop.accept(self._listener)
+        if sock is not None:
             sock.setblocking(False)
             asking = self._asking[sock] = _Asking(sock)
             self._loop.watch(sock, lambda _mask: self._readable(asking), write=False)

@@ -26,6 +26,8 @@ UNANSWERED = 0.1  # s; a host that lives answers in a tenth of this, however bus
 LONG = 2.0  # s of silence, on top, after which a node that answers may be lost all the same
 BROKEN = 0.3  # s for a node whose connection broke to come back
 TURNED_AWAY = 2  # failed probes of a node that is well: there is a firewall between
+REBORN = 2.0  # s for a robust-task that died to be back
+AGAIN_REFUSED = 0.25
 MUTE = 10.0  # s of silence of a node whose kernel still answers
 SLEPT = 2.0  # s between two looks after which this process was stopped, or its machine paused
 SETTINGS: dict[Kind, str] = {"unreachable": "outage_wait", "mute": "stall_limit"}
@@ -172,7 +174,11 @@ class NodeWatch:
         node.silence = None
         enough = 1 if node.second_way else 2  # once more where it has never answered
         if answer == "refused":
-            node.refused = True
+            node.refused, node.refused_at = True, node.refused_at or now
+            if now - node.refused_at < REBORN:
+                node.ask_again = now + AGAIN_REFUSED  # its guardian may start it again
+                return
+            node.ours = True
             where = f"{node.address}:{port}"
             self._state.lose(node, f"its robust-task is gone ({where} refuses)")
         elif answer == "unreachable":
@@ -272,7 +278,7 @@ class HangWatch:
         """Start an inspection when one is due."""
         pace = self._state.pace
         if self._excused():
-            pace.hold(now)
+            pace.excuse(now)
         if not self._state.config.hang or now < self._next:
             return
         if pace.silent(now) < pace.inspect_after():

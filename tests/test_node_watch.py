@@ -30,6 +30,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(watch, "probe", probe)
     monkeypatch.setattr(watch, "ASK_AGAIN", 0.0)
+    monkeypatch.setattr(watch, "AGAIN_REFUSED", 0.0)
+    monkeypatch.setattr(watch, "REBORN", 0.0)
     return coming
 
 

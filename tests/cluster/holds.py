@@ -10,7 +10,7 @@ import pytest
 from jobs import Training, command_line
 
 from lab import Lab
-from srun_wrapper import proc
+from srun_wrapper import guardian, proc
 from srun_wrapper.uplink import RETRY
 
 IN_PLACE = "no node left to replace the suspect: restart in place"
@@ -49,14 +49,26 @@ def roles(training: Training) -> set[tuple[str, str]]:
     return {(node["name"], node["role"]) for node in training.rosters()[-1]["nodes"]}
 
 
-def shims(training: Training, node: str) -> list[int]:
-    """Its robust-tasks on a node."""
+def tasks(training: Training, node: str) -> list[int]:
+    """Its robust-tasks on a node, and their guardians."""
     return [
         process.pid
         for process in training.processes("srun_wrapper.task")
         if process.environ.get("SLURMD_NODENAME") == node
         and not command_line(process.pid).startswith("srun ")
     ]
+
+
+def shims(training: Training, node: str) -> list[int]:
+    """Its robust-tasks on a node, without their guardians."""
+    return [pid for pid in tasks(training, node) if _name(pid) != guardian.NAME.decode()]
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def ready(training: Training, node: str) -> bool:

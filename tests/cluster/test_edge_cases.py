@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import LabFactory
-from holds import IN_PLACE, heard_of, held_back, let_go, roles, shims, wait_held
+from holds import IN_PLACE, heard_of, held_back, let_go, roles, shims, tasks, wait_held
 from jobs import Training, prepared
 
 from lab import Lab
@@ -154,7 +154,7 @@ def test_companion_that_arrives_too_late_is_sent_away(new_lab: LabFactory) -> No
         training.until(lambda: len(training.events("epoch")) == 2, "restart without it")
         let_go(training)
         training.until(lambda: ("s1", "too late") in roles(training), "companion that reports")
-        training.until(lambda: not shims(training, "s1"), "end of its robust-task")
+        training.until(lambda: not tasks(training, "s1"), "end of its robust-task")
         assert standby_jobs(lab)  # its srun still holds the node
     finally:
         for pid in sruns:

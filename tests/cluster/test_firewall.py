@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from conftest import LabFactory
-from holds import connection_of, firewall, shims
+from holds import connection_of, firewall, shims, tasks
 from jobs import Training, check_incident, reference, start
 
 from srun_wrapper.silence import LOST_HOST
@@ -30,7 +30,7 @@ def behind_firewall(training: Training, node: str) -> None:
 
 
 def kill_shims(training: Training) -> None:
-    for pid in shims(training, "n2"):
+    for pid in tasks(training, "n2"):  # with its guardian, which would start it once more
         os.kill(pid, signal.SIGKILL)
 
 
