@@ -19,6 +19,7 @@ from robust_slurm.slurm import Allotted, Job, Partition, SlurmError
 from robust_slurm.slurm.run import without_slurm
 from srun_wrapper import steps
 from srun_wrapper.aside import aside
+from srun_wrapper.exclusions import Bad, exclusions
 from srun_wrapper.messages import Finish
 from srun_wrapper.report import say
 from srun_wrapper.roster import Node, Role
@@ -50,7 +51,10 @@ Wanted = tuple[int, str]
 
 
 class Companions:
-    """``bad``: nodes that must not come (the list grows); ``earlier``: of the job's last steps."""
+    """``bad``: nodes that must not come (the list grows).
+
+    ``earlier``: evidence of the job's last steps; such a node comes where there is no other.
+    """
 
     def __init__(
         self,
@@ -58,7 +62,7 @@ class Companions:
         secrets: steps.Secrets,
         slurm: SlurmWait,
         bad: list[str],
-        earlier: Sequence[str] = (),
+        earlier: Sequence[Bad] = (),
     ) -> None:
         self._boss = supervisor
         self._state = supervisor.state
@@ -343,7 +347,7 @@ class Companions:
                 spare.remove(fitting)
         if not missing:
             return ""
-        without = list(dict.fromkeys([*self._bad, *suspects, *self._unfit, *self._earlier]))
+        without = list(dict.fromkeys([*self._bad, *suspects, *self._unfit]))
         partition, slurm = self._config.standby_partition, self._boss.slurm
         try:
             job, partitions, nodes = await asyncio.gather(
@@ -356,11 +360,11 @@ class Companions:
         if partition not in partitions:
             return f"no partition {partition!r} to take a node from (standby_partition)"
         minutes = companion_minutes(job, partitions[partition], time.time())
-        idle = [
-            n.name
-            for n in nodes.values()
-            if n.idle and partition in n.partitions and n.name not in without
-        ]
+        free = [n.name for n in nodes.values() if n.idle and partition in n.partitions]
+        free = [name for name in free if name not in without]
+        kept, _ = exclusions(self._earlier, set(free), len(missing))
+        without = list(dict.fromkeys([*without, *kept]))
+        idle = [name for name in free if name not in without]
         best = self._boss.neighbours.prefer([name for _, name in missing], idle)
         launch = self._boss.launch
         try:

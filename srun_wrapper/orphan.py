@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from robust_slurm.ledger import WITHDRAWN
 from robust_slurm.slurm import Job, Slurm, SlurmError
 from robust_slurm.wire import Codec, WireError
+from srun_wrapper.exclusions import Bad, Strength, names, remembered, reported_node, reports
 from srun_wrapper.messages import Peer, PeerAsk, PeerSay, Start, decode_say, encode
 from srun_wrapper.place import Place, job_of
-from srun_wrapper.requeue import helper_args, known_partitions
+from srun_wrapper.requeue import helper_args, known_partitions, limits_for
 from srun_wrapper.resubmit import submit_copy
 
 ASK = 1.0  # s for one peer to answer
@@ -73,15 +73,7 @@ def accused(job_dir: Path | None) -> list[str]:
 
     Those whose report was withdrawn are good.
     """
-    if job_dir is None:
-        return []
-    try:
-        names = {path.name for path in (job_dir / "accusations").glob("*.json")}
-    except OSError:
-        return []
-    wrong = {name for name in names if name.endswith(WITHDRAWN)}
-    wrong |= {name.removesuffix(WITHDRAWN) + ".json" for name in wrong}
-    return sorted({name.rsplit(".", 2)[0] for name in names - wrong})  # NODE.INCIDENT.json
+    return sorted({reported_node(path) for path in reports(job_dir)})
 
 
 def claim(job_dir: Path | None, restarts: int) -> bool:
@@ -133,7 +125,8 @@ def rescue(
         if not claim(job_dir, job.restarts):
             report("another agent is bringing the job back")
             return
-        bad = [*([job.batch_host] if job.batch_host else []), *accused(job_dir)]
+        host = [Bad(job.batch_host, Strength.TWICE, time.time())] if job.batch_host else []
+        bad = [*host, *(one for one in remembered(job_dir) if one.node != job.batch_host)]
         new = bring_back(slurm, job, bad, standby, size)
     except SlurmError as err:
         report(f"cannot bring job {job_id} back: {err}")
@@ -146,7 +139,7 @@ def rescue(
 
 
 def bring_back(
-    slurm: Slurm, job: Job, bad: Sequence[str], standby: str, size: Mapping[str, str]
+    slurm: Slurm, job: Job, bad: Sequence[Bad], standby: str, size: Mapping[str, str]
 ) -> int:
     """Submit the job's script again without ``bad``, end the old job. Returns the new id.
 
@@ -159,8 +152,10 @@ def bring_back(
     # the helper's scancel alone prevents that.
     with contextlib.suppress(SlurmError):
         slurm.update_job(job.id, requeue=False)
-    new = submit_copy(slurm, job, bad, partition, size)
-    helper = [f"--partition={partition}", *helper_args(job, f"robust-cancel-{job.id}", bad)]
+    limits = limits_for(slurm, job, bad, partition, size)
+    new = submit_copy(slurm, job, limits, partition, size)
+    name = f"robust-cancel-{job.id}"
+    helper = [f"--partition={partition}", *helper_args(job, name, names(bad))]
     slurm.submit(f"#!/bin/sh\nscancel {job.id}\n", args=helper)
     return new
 

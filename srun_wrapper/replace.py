@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from robust_slurm.slurm import SlurmError
 from srun_wrapper import steps
 from srun_wrapper.companions import MOST_UNFIT, Companions
+from srun_wrapper.exclusions import Bad, Strength, remembered
 from srun_wrapper.feed import ONLY_HERE, limited
 from srun_wrapper.incident import Incident
 from srun_wrapper.ladder import Means
 from srun_wrapper.messages import Finish, Stop
-from srun_wrapper.orphan import accused, claim
+from srun_wrapper.orphan import claim
 from srun_wrapper.report import say
 from srun_wrapper.requeue import put_back
 from srun_wrapper.roster import AgentKey, Node, Role
@@ -38,9 +39,10 @@ class Replacement:
         self._config = supervisor.config
         self._bad: list[str] = []  # every node that ever left this job, less those acquitted
         self._reports: dict[str, tuple[str, int]] = {}  # node -> incident, job of the report
-        earlier = accused(supervisor.ledger.dir)
+        self._remembered = remembered(supervisor.ledger.dir)  # of earlier runs and steps
+        self._seen: dict[str, Bad] = {}  # of this step
         self._slurm = SlurmWait(supervisor.config.slurm_wait, self._over, say)
-        self._companions = Companions(supervisor, secrets, self._slurm, self._bad, earlier)
+        self._companions = Companions(supervisor, secrets, self._slurm, self._bad, self._remembered)
         self._came: set[str] = set()  # took a place in the last recovery
         self._unfit: set[str] = set()  # came, and could not start a rank
         self._released: set[str] = set()  # those that Slurm has back
@@ -91,6 +93,9 @@ class Replacement:
                     node.connection.send(Stop(self._state.world.epoch, 0.0))
             if name not in self._bad and not node.stalled:  # its file system is to blame
                 self._bad.append(name)
+                proven = name in incident.diagnosis.proven
+                strength = Strength.PROVEN if proven else Strength.ONCE
+                self._seen[name] = Bad(name, strength, incident.wall)
                 if name in incident.diagnosis.unreported:
                     self._shared.add(name)
                 elif node.silent_as is not None:
@@ -128,6 +133,7 @@ class Replacement:
             "time": incident.wall,
             "symptom": diagnosis.symptom,
             "evidence": list(diagnosis.evidence),
+            "proven": node.name in diagnosis.proven,
         }
         self._boss.ledger.accuse(node.name, incident.id, record)
         self._reports[node.name] = (incident.id, node.job_id)
@@ -317,6 +323,14 @@ class Replacement:
 
     # -- the last rung
 
+    def _evidence(self) -> list[Bad]:
+        """Nodes that the job should not get again, with those of its earlier runs."""
+        found = {one.node: one for one in self._remembered}
+        for name in (name for name in self._bad if name not in self._shared):
+            one, before = self._seen[name], found.get(name)
+            found[name] = before.again(one.strength, one.time) if before else one
+        return list(found.values())
+
     async def requeue(self, incident: Incident) -> str:
         """Put the job back in the queue; returns why not, or ''."""
         self.report_silent()
@@ -329,10 +343,11 @@ class Replacement:
                 lambda: put_back(
                     self._boss.slurm,
                     self._state.job_id,
-                    tuple(name for name in self._bad if name not in self._shared),
+                    self._evidence(),
                     self._config.standby_partition,
                     self._boss.launch.options.size,
                     tuple(self._shared),
+                    say,
                 ),
                 whole=True,
             )

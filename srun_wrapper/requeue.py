@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from robust_slurm.slurm import Job, Slurm, SlurmError, job_id_for_cli
-from srun_wrapper.resubmit import submit_copy
+from srun_wrapper.exclusions import Bad, able_nodes, exclusions, names
+from srun_wrapper.resubmit import Limits, submit_copy
 
 HELPER_MINUTES = 5
 # A start in the very second in which the old run was ended dies of "Job credential revoked", and
@@ -48,7 +49,7 @@ def helper_args(job: Job, name: str, exclude: Sequence[str]) -> list[str]:
     """sbatch options of a helper job: one CPU, minutes, on the owner's account."""
     args = ["--nodes=1", "--ntasks=1", f"--time={HELPER_MINUTES}", f"--job-name={name}"]
     args += ["--output=/dev/null", "--no-requeue"]
-    args += [f"--exclude={','.join(exclude)}"] if exclude else []
+    args += [f"--exclude={','.join(dict.fromkeys(exclude))}"] if exclude else []
     return args + ([f"--account={job.account}"] if job.account else [])
 
 
@@ -57,13 +58,50 @@ def known_partitions(slurm: Slurm, job: Job, standby: str) -> str:
     return partitions_for(job, standby if standby in slurm.partitions() else "")
 
 
+def limits_for(
+    slurm: Slurm,
+    job: Job,
+    bad: Sequence[Bad],
+    partition: str,
+    size: Mapping[str, str],
+    report: Callable[[str], None] = lambda _text: None,
+) -> Limits:
+    """Where and when the job may start again, so that enough nodes remain for it. SlurmError.
+
+    Where the evidence against a node must be dropped, Slurm gets the time to see by itself that
+    the node is dead: SlurmdTimeout.
+    """
+    ours = set(names(bad))
+    fixed = [node for node in job.exclude if node not in ours]
+    able = able_nodes(slurm.nodes().values(), partition.split(","), job.features)
+    wanted = max(int(size.get("SLURM_JOB_NUM_NODES", "0")), job.num_nodes)
+    excluded, dropped = exclusions(bad, able.difference(fixed), wanted)
+    delay = 0
+    if dropped:
+        delay = _seconds(slurm.config().get("SlurmdTimeout", "")) + REVOKED
+        one = len(dropped) == 1
+        report(
+            f"{', '.join(dropped)} {'is' if one else 'are'} not excluded: too few other nodes are "
+            f"left for {wanted}; the job starts in {delay} s, when Slurm knows whether "
+            f"{'the node answers' if one else 'these nodes answer'}"
+        )
+    return Limits((*fixed, *excluded), delay)
+
+
+def _seconds(text: str) -> int:
+    """Slurm's "300 sec"; its default where that cannot be read."""
+    word = text.partition(" ")[0]
+    return int(word) if word.isdecimal() else 300
+
+
 def put_back(
     slurm: Slurm,
     job_id: int,
-    bad: Sequence[str],
+    bad: Sequence[Bad],
     standby: str,
     size: Mapping[str, str],
     silent: Sequence[str] = (),
+    report: Callable[[str], None] = lambda _text: None,
 ) -> int:
     """Requeue a running batch job of ours without the nodes ``bad``. Returns the job's id.
 
@@ -86,11 +124,12 @@ def put_back(
             "conflict", ("scontrol", "requeue"), "only batch jobs (sbatch) can be requeued"
         )
     name = job_id_for_cli(job)
-    exclude = tuple(dict.fromkeys([*job.exclude, *bad]))
     partition = known_partitions(slurm, job, standby)
+    limits, lost = limits_for(slurm, job, bad, partition, size, report), names(bad)
+    exclude = limits.exclude
     # A lost node that is still in the job would hold its completion up until SlurmdTimeout. The
     # batch host cannot be released, and lives.
-    gone = {*bad, *silent} - {job.batch_host}
+    gone = {*lost, *silent} - {job.batch_host}
     keep = [n for n in job.nodes if n not in gone]
     try:
         if not job.requeue:
@@ -100,17 +139,17 @@ def put_back(
     except SlurmError as err:
         if err.kind != "conflict":
             raise
-        new = submit_copy(slurm, job, bad, partition, size)
+        new = submit_copy(slurm, job, limits, partition, size)
         with contextlib.suppress(SlurmError):  # scancel may die of the signal that it asks for
             slurm.cancel(job.id)
         return new
     wanted = max(int(size.get("SLURM_JOB_NUM_NODES", "0")), job.num_nodes)
-    required: list[str] | None = [] if set(bad) & set(_required(job)) else None
+    required: list[str] | None = [] if set(lost) & set(_required(job)) else None
     changes = [f"Partition={partition}", f"ExcNodeList={','.join(exclude)}", f"NumNodes={wanted}"]
     changes += ["ReqNodeList="] if required is not None else []
-    changes += [f"StartTime=now+{REVOKED}"]
-    unfit = list(dict.fromkeys([*exclude, *silent]))
-    args = [f"--partition={partition}", *helper_args(job, f"robust-requeue-{job.id}", unfit)]
+    changes += [f"StartTime=now+{limits.delay or REVOKED}"]
+    helper = helper_args(job, f"robust-requeue-{job.id}", [*exclude, *lost, *silent])
+    args = [f"--partition={partition}", *helper]
     try:
         slurm.submit(helper_script(name, changes), args=args)
     except SlurmError as err:

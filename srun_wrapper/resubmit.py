@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from robust_slurm.slurm import Job, Slurm
 
@@ -24,8 +25,15 @@ SIZE = {
 SCRIPT_WORDS = "script"  # and the words behind the script's name, as JSON
 
 
+class Limits(NamedTuple):
+    """Where and when the job may start again: nodes excluded, seconds from now."""
+
+    exclude: tuple[str, ...]
+    delay: int = 0
+
+
 def submit_copy(
-    slurm: Slurm, job: Job, bad: Sequence[str], partition: str, size: Mapping[str, str]
+    slurm: Slurm, job: Job, limits: Limits, partition: str, size: Mapping[str, str]
 ) -> int:
     """Submit it; returns the new job's id. ``size``: the variables ``SIZE``. SlurmError.
 
@@ -36,20 +44,19 @@ def submit_copy(
         if other.comment == _comment(job) and not other.finished:
             return other.id
     script = slurm.batch_script(job.id)
-    args = copy_args(job, bad, partition, size)
+    args = copy_args(job, limits, partition, size)
     if words := json.loads(size.get(SCRIPT_WORDS, "[]")):
         args += ["/dev/stdin", *words]
     return slurm.submit(script, args=args, cwd=Path(job.work_dir) if job.work_dir else None)
 
 
-def copy_args(job: Job, bad: Sequence[str], partition: str, size: Mapping[str, str]) -> list[str]:
+def copy_args(job: Job, limits: Limits, partition: str, size: Mapping[str, str]) -> list[str]:
     """sbatch options that make the copy what the job was, whatever its command line said.
 
     ``size``: the variables ``SIZE``; without a number of nodes in it, as many as the job has.
     """
     size = {"SLURM_JOB_NUM_NODES": str(job.num_nodes), **size}
     raw = job.raw
-    exclude = ",".join(dict.fromkeys([*job.exclude, *bad]))
     args = [
         f"--job-name={job.name}",
         f"--partition={partition}",
@@ -57,7 +64,8 @@ def copy_args(job: Job, bad: Sequence[str], partition: str, size: Mapping[str, s
         "--no-kill",
         "--open-mode=append",
     ]
-    args += [f"--exclude={exclude}"] if exclude else []
+    args += [f"--exclude={','.join(limits.exclude)}"] if limits.exclude else []
+    args += [f"--begin=now+{limits.delay}"] if limits.delay else []
     args += _optional(
         ("account", job.account),
         ("qos", job.qos),

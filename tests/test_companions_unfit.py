@@ -73,7 +73,7 @@ def test_several_of_them_are_a_shared_cause(boss: Boss, capfd: pytest.CaptureFix
 
     play(boss, scene)
     said = capfd.readouterr().err
-    assert "partition standby gave 0 of 1 nodes in 0." in said
+    assert "partition standby gave 0 of 1 nodes in " in said
     assert "s1: srun ended before robust-task reported (exit code 1); s2: " in said
     assert "ran robust-task: is python there?" in said
 
@@ -128,10 +128,7 @@ def test_it_is_asked_again_when_slurm_was_away(boss: Boss) -> None:
         await coming
         assert list(came) == [1] and boss.asked[1] == ["--ntasks=2"]
         assert not boss.companions.to_report(True)
-        assert [text.partition(" (")[0] for text in boss.said] == [
-            "Slurm does not answer",
-            "Slurm answers again after 0 s",
-        ]
+        assert [text.partition(" answer")[0] for text in boss.said] == ["Slurm does not", "Slurm"]
 
     play(boss, scene)
 

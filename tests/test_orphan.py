@@ -17,7 +17,7 @@ from robust_slurm.slurm import Job
 from robust_slurm.wire import Codec, WireError
 from srun_wrapper.messages import Peer, PeerSay, decode_ask, encode
 from srun_wrapper.orphan import AGREE, accused, ask_peer, claim, elected
-from srun_wrapper.resubmit import copy_args
+from srun_wrapper.resubmit import Limits, copy_args
 
 KEY = b"s" * 32
 SILENT = AGREE + 2.5
@@ -180,7 +180,7 @@ def job(**changes: Any) -> Job:
 
 def test_copy_args_make_the_same_job_elsewhere() -> None:
     env = {"SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS_PER_NODE": "2"}
-    args = copy_args(job(), ["n1"], "train,standby", env)
+    args = copy_args(job(), Limits(("n9", "n1")), "train,standby", env)
     assert "--exclude=n9,n1" in args
     assert "--nodes=4" in args  # as it was before nodes left it
     assert {"--partition=train,standby", "--no-kill", "--exclusive", "--gres=gpu:4"} <= set(args)
@@ -189,6 +189,8 @@ def test_copy_args_make_the_same_job_elsewhere() -> None:
 
 
 def test_copy_args_without_a_known_host() -> None:
-    args = copy_args(job(exclude=(), oversubscribe="OK", time_limit_s=None), [], "train", {})
+    args = copy_args(
+        job(exclude=(), oversubscribe="OK", time_limit_s=None), Limits(()), "train", {}
+    )
     assert "--nodes=3" in args
     assert not [a for a in args if a.startswith(("--exclude", "--time", "--exclusive"))]

@@ -12,6 +12,7 @@ import pytest
 
 from robust_slurm.config import Config
 from srun_wrapper import replace
+from srun_wrapper.feed import Feed
 from srun_wrapper.incident import Incident
 from srun_wrapper.messages import Hello
 from srun_wrapper.replace import Replacement
@@ -62,6 +63,7 @@ class Scene:
         boss = SimpleNamespace(
             state=self.state, config=self.state.config, env={}, slurm=None,
             ledger=SimpleNamespace(dir=tmp_path), step=SimpleNamespace(ended=False),
+            launch=SimpleNamespace(feed=Feed.EVERY),
             neighbours=SimpleNamespace(prefer=lambda _lost, _idle: {}),
             node_watch=SimpleNamespace(suspected=lambda node, _now: node.name in self.silent),
         )  # fmt: skip

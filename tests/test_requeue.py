@@ -11,8 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from robust_slurm.slurm import Job, Slurm, SlurmError
+from robust_slurm.slurm import Job, Node, Slurm, SlurmError
 from robust_slurm.slurm.errors import Kind
+from srun_wrapper.exclusions import Bad
 from srun_wrapper.requeue import helper_script, partitions_for, put_back
 
 
@@ -50,12 +51,23 @@ def job(**changes: Any) -> Job:
     return cast(Job, SimpleNamespace(**(values | changes)))
 
 
+def node(name: str, state: str = "IDLE", partition: str = "train", features: str = "") -> Node:
+    values: dict[str, Any] = {
+        "name": name,
+        "usable": state not in ("DOWN", "DRAIN"),
+        "partitions": ("standby",) if name.startswith("s") else (partition,),
+        "raw": {"AvailableFeatures": features},
+    }
+    return cast(Node, SimpleNamespace(**values))
+
+
 class Recorder:
     """Stands for the door to Slurm; ``fail`` names the call that is refused, as ``kind``."""
 
     def __init__(self, the_job: Job, fail: str = "", kind: Kind = "denied") -> None:
         self._job, self._fail, self._kind = the_job, fail, kind
         self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.able = ["n1", "n2", "n3", "n4", "s1"]
         self.others: list[Job] = []  # the user has more
 
     def _call(self, called: str, /, **args: Any) -> None:
@@ -75,6 +87,12 @@ class Recorder:
     def jobs(self, user: str) -> list[Job]:
         assert user == self._job.user
         return [self._job, *self.others]
+
+    def nodes(self) -> dict[str, Node]:
+        return {name: node(name) for name in self.able}
+
+    def config(self) -> dict[str, str]:
+        return {"SlurmdTimeout": "30 sec"}
 
     def partitions(self) -> dict[str, object]:
         return {"train": None, "standby": None}
@@ -106,7 +124,7 @@ def run(
     the_job: Job, bad: Sequence[str] = ("n2",), fail: str = "", standby: str = "standby"
 ) -> Recorder:
     recorder = Recorder(the_job, fail)
-    assert put_back(cast(Slurm, recorder), 12, bad, standby, SIZE) == 12
+    assert put_back(cast(Slurm, recorder), 12, [Bad(name) for name in bad], standby, SIZE) == 12
     return recorder
 
 
@@ -175,13 +193,13 @@ def test_the_batch_host_is_kept_though_bad() -> None:
 
 def test_a_job_that_takes_no_second_update_is_copied() -> None:
     recorder = Recorder(job(), "shrink", "conflict")
-    assert put_back(cast(Slurm, recorder), 12, ("n2",), "standby", SIZE) == 13
+    assert put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE) == 13
     assert recorder.names() == ["submit", "cancel"]
     submitted = recorder.args("submit")
     assert "train" in submitted["script"]
     assert {"--exclude=n9,n2", "--partition=train,standby"} <= set(submitted["args"])
     with pytest.raises(SlurmError, match="shrink refused"):
-        put_back(cast(Slurm, Recorder(job(), "shrink")), 12, ("n2",), "standby", SIZE)
+        put_back(cast(Slurm, Recorder(job(), "shrink")), 12, [Bad("n2")], "standby", SIZE)
 
 
 def test_scontrol_killed_by_its_own_requeue_is_no_error() -> None:
@@ -195,25 +213,25 @@ def test_scancel_killed_by_its_own_signal_is_no_error() -> None:
             raise SlurmError("other", ("scancel",), "exit code -15, no message")
 
     recorder = Ending(job(), "shrink", "conflict")
-    assert put_back(cast(Slurm, recorder), 12, ("n2",), "standby", SIZE) == 13
+    assert put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE) == 13
 
 
 def test_without_a_helper_it_only_takes_longer() -> None:
     recorder = Recorder(job(), "submit")
     with pytest.raises(SlurmError, match="requeued, but it will start only in about two minutes"):
-        put_back(cast(Slurm, recorder), 12, ("n2",), "standby", SIZE)
+        put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE)
     assert "requeue" in recorder.names()
 
 
 def test_what_an_unanswered_request_has_done_is_not_done_twice() -> None:
     """slurmctld may have carried it out although the answer was lost."""
     recorder = Recorder(job(state="PENDING", running=False))
-    assert put_back(cast(Slurm, recorder), 12, ("n2",), "standby", SIZE) == 12
+    assert put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE) == 12
     assert not recorder.calls
     recorder = Recorder(job(), "shrink", "conflict")
     copy = {"id": 13, "comment": "robust: goes on for job 12"}
     recorder.others = [job(**copy | {"id": 9, "finished": True}), job(**copy)]
-    assert put_back(cast(Slurm, recorder), 12, ("n2",), "standby", SIZE) == 13
+    assert put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE) == 13
     assert recorder.names() == ["cancel"]
 
 
@@ -222,9 +240,36 @@ def test_slurm_away_is_no_refusal(call: str) -> None:
     """It is raised as such, to be tried again, and nothing else is done instead."""
     recorder = Recorder(job(requeue=False), call, "unreachable")
     with pytest.raises(SlurmError) as caught:
-        put_back(cast(Slurm, recorder), 12, ("n2",), "standby", SIZE)
+        put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE)
     assert caught.value.away and "cancel" not in recorder.names()
     assert call == "requeue" or "requeue" not in recorder.names()
+
+
+def test_enough_nodes_remain_for_the_requeued_job() -> None:
+    """Slurm sees by itself whether the others are dead, before it starts the job."""
+    bad = [Bad("n2", time=1.0), Bad("n1", time=2.0)]
+    recorder, said = Recorder(job()), list[str]()
+    recorder.able = ["n1", "n2", "n3", "n4"]
+    assert put_back(cast(Slurm, recorder), 12, bad, "standby", SIZE, (), said.append) == 12
+    assert tuple(recorder.args("update_job")["exclude"]) == ("n9", "n1")
+    assert "StartTime=now+33" in recorder.args("submit")["script"]
+    assert "--exclude=n9,n1,n2" in recorder.args("submit")["args"]  # the helper itself
+    assert said == [
+        "n2 is not excluded: too few other nodes are left for 3; the job starts in 33 s, when "
+        "Slurm knows whether the node answers"
+    ]
+    recorder = Recorder(job(), "shrink", "conflict")
+    recorder.able = ["n1", "n2", "n3", "n4"]
+    assert put_back(cast(Slurm, recorder), 12, bad, "standby", SIZE) == 13
+    assert {"--exclude=n9,n1", "--begin=now+33"} <= set(recorder.args("submit")["args"])
+
+
+def test_what_an_earlier_run_has_excluded_is_not_the_users_wish() -> None:
+    recorder = Recorder(job(exclude=("n9", "n4")))
+    recorder.able = ["n1", "n2", "n3", "n4"]
+    bad = [Bad("n4", time=1.0), Bad("n2", time=2.0)]
+    put_back(cast(Slurm, recorder), 12, bad, "standby", SIZE)
+    assert tuple(recorder.args("update_job")["exclude"]) == ("n9", "n2")
 
 
 def helper(tmp_path: Path, states: Sequence[str], refuse: int = 0) -> list[str]:

@@ -1,0 +1,113 @@
+"""Nodes that a job's next request excludes: the bad ones, as far as enough others remain.
+
+A request that excludes more than its partition can spare stays pending for ever, so the oldest and
+weakest evidence is dropped first (decision 24).
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from robust_slurm.ledger import WITHDRAWN
+from robust_slurm.slurm import Node
+
+
+class Strength(enum.IntEnum):
+    """Evidence against a node, the weakest first."""
+
+    ONCE = 1  # it was lost, or suspected, once
+    TWICE = 2
+    PROVEN = 3  # tests of the machines, or a replay, have named it
+
+
+class Bad(NamedTuple):
+    """A node that a job should not get again; ``time``: of the newest evidence, wall clock."""
+
+    node: str
+    strength: Strength = Strength.ONCE
+    time: float = 0.0
+
+    def again(self, strength: Strength, time: float) -> Bad:
+        """The node with one more piece of evidence."""
+        return Bad(self.node, max(self.strength, strength, Strength.TWICE), time)
+
+
+def exclusions(
+    bad: Iterable[Bad], able: Collection[str], needed: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Choose the nodes to exclude so that ``needed`` of the ``able`` ones remain (pure).
+
+    ``able``: nodes that could run the job. To exclude another node costs nothing. Returns the
+    excluded nodes and those that are not excluded for want of others.
+    """
+    bad = list(bad)
+    room = len(able) - needed
+    dropped = set[str]()
+    for one in sorted(bad, key=lambda b: (b.strength, b.time), reverse=True):
+        if one.node not in able:
+            continue
+        if room > 0:
+            room -= 1
+        else:
+            dropped.add(one.node)
+    names = dict.fromkeys(b.node for b in bad)
+    return tuple(n for n in names if n not in dropped), tuple(n for n in names if n in dropped)
+
+
+def able_nodes(
+    nodes: Iterable[Node], partitions: Collection[str], features: str | None = None
+) -> set[str]:
+    """Names of the nodes that could run a job of these partitions, now or after others.
+
+    ``features``: the job's constraint. A node with none of its words cannot run the job, nor one
+    that lacks a word of a plain conjunction ("a&b").
+    """
+    words = set(re.findall(r"[\w.-]+", features or ""))
+    plain = re.fullmatch(r"[\w.&,-]*", features or "") is not None
+
+    def fits(node: Node) -> bool:
+        if not node.usable or not set(partitions).intersection(node.partitions):
+            return False
+        has = set(node.raw.get("AvailableFeatures", "").split(","))
+        return not words or (words <= has if plain else not words.isdisjoint(has))
+
+    return {node.name for node in nodes if fits(node)}
+
+
+def reports(job_dir: Path | None) -> list[Path]:
+    """The reports against nodes in a job's directory that were not withdrawn."""
+    try:
+        found = sorted((job_dir / "accusations").glob("*.json")) if job_dir else []
+    except OSError:
+        return []
+    wrong = {path.name.removesuffix(WITHDRAWN) for path in found if path.name.endswith(WITHDRAWN)}
+    return [p for p in found if p.name.removesuffix(WITHDRAWN).removesuffix(".json") not in wrong]
+
+
+def reported_node(report: Path) -> str:
+    return report.name.rsplit(".", 2)[0]  # NODE.INCIDENT.json
+
+
+def remembered(job_dir: Path | None) -> list[Bad]:
+    """What the job's reports say: its earlier runs and steps included."""
+    found: dict[str, Bad] = {}
+    for path in reports(job_dir):
+        strength, time, node = Strength.ONCE, 0.0, reported_node(path)
+        try:
+            record = json.loads(path.read_text(errors="replace"))
+            time = float(record["time"])
+            strength = Strength.PROVEN if record.get("proven") else Strength.ONCE
+        except (OSError, ValueError, TypeError, LookupError, AttributeError):
+            pass  # its name says enough
+        before = found.get(node)
+        found[node] = before.again(strength, time) if before else Bad(node, strength, time)
+    return list(found.values())
+
+
+def names(bad: Sequence[Bad]) -> list[str]:
+    return [one.node for one in bad]

@@ -1,0 +1,91 @@
+"""Which bad nodes a job's next request excludes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from robust_slurm.slurm import Node
+from srun_wrapper.exclusions import Bad, Strength, able_nodes, exclusions, remembered
+
+ONCE, TWICE, PROVEN = Strength
+OLD, NEW = 100.0, 200.0
+
+
+@pytest.mark.parametrize(
+    ("bad", "able", "needed", "excluded"),
+    [
+        ([], "a b", 2, ""),
+        ([Bad("a")], "a b c", 2, "a"),
+        ([Bad("a")], "a b", 2, ""),
+        ([Bad("a")], "a", 2, ""),  # too few as it is
+        ([Bad("x"), Bad("a")], "a b", 1, "x a"),  # x is down, or of another partition
+        ([Bad("x")], "a b", 2, "x"),
+        ([Bad("a", ONCE, OLD), Bad("b", ONCE, NEW)], "a b c", 2, "b"),
+        ([Bad("a", ONCE, NEW), Bad("b", TWICE, OLD)], "a b c", 2, "b"),
+        ([Bad("a", PROVEN, OLD), Bad("b", TWICE, NEW), Bad("c", ONCE, NEW)], "a b c d", 3, "a"),
+        ([Bad("a", PROVEN, OLD), Bad("b", TWICE, NEW), Bad("c", ONCE, NEW)], "a b c d", 2, "a b"),
+        ([Bad("a", PROVEN, OLD), Bad("b", TWICE, NEW), Bad("c", ONCE, NEW)], "a b c d", 1, "a b c"),
+        # All but the batch host were lost in an outage that looked like many losses.
+        ([Bad(n, ONCE, NEW) for n in "bcdefgh"], "a b c d e f g h", 8, ""),
+        ([Bad(n, ONCE, NEW) for n in "bcdefgh"], "a b c d e f g h i", 8, "b"),
+    ],
+)
+def test_enough_nodes_remain(bad: list[Bad], able: str, needed: int, excluded: str) -> None:
+    found, dropped = exclusions(bad, set(able.split()), needed)
+    assert found == tuple(excluded.split())
+    assert {*found, *dropped} == {one.node for one in bad} and not {*found} & {*dropped}
+    left = set(able.split()).difference(found)
+    assert len(left) >= min(needed, len(able.split()))
+
+
+def node(name: str, usable: bool, partitions: str, features: str) -> Node:
+    raw = {"AvailableFeatures": features}
+    values: dict[str, Any] = {"name": name, "usable": usable, "raw": raw}
+    return cast(Node, SimpleNamespace(**values, partitions=tuple(partitions.split())))
+
+
+@pytest.mark.parametrize(
+    ("features", "able"),
+    [
+        (None, {"n1", "n3", "s1"}),
+        ("h100", {"n1", "s1"}),
+        ("h100&ib", {"n1"}),
+        ("[h100|a100]", {"n1", "n3", "s1"}),
+        ("gone", set()),
+    ],
+)
+def test_able_nodes(features: str | None, able: set[str]) -> None:
+    nodes = [
+        node("n1", True, "train", "h100,ib"),
+        node("n2", False, "train", "h100,ib"),
+        node("n3", True, "other train", "a100"),
+        node("o1", True, "other", "h100,ib"),
+        node("s1", True, "standby", "h100"),
+    ]
+    assert able_nodes(nodes, ["train", "standby"], features) == able
+
+
+def test_what_the_jobs_reports_say(tmp_path: Path) -> None:
+    directory = tmp_path / "accusations"
+    directory.mkdir()
+    for name, record in {
+        "n2.0-1.json": {"time": OLD},
+        "n2.0-2.json": {"time": NEW},
+        "n3.0-1.json": {"time": NEW, "proven": True},
+        "n4.0-1.json": {"time": NEW},
+        "n4.0-1.withdrawn.json": {"time": NEW},
+        "n5.0-1.json": "broken",
+    }.items():
+        (directory / name).write_text(json.dumps(record))
+    found = {one.node: one for one in remembered(tmp_path)}
+    assert found == {
+        "n2": Bad("n2", TWICE, NEW),
+        "n3": Bad("n3", PROVEN, NEW),
+        "n5": Bad("n5", ONCE, 0.0),
+    }
+    assert remembered(None) == remembered(tmp_path / "nowhere") == []
