@@ -71,7 +71,8 @@ def run(case: Case) -> Run:
     verdict: Verdict | None = None
     error = ""
     try:
-        with Cluster(nodes=5, standby=2, scratch=True) as lab:
+        nodes = max(5, case.nodes + case.spares + 1)
+        with Cluster(nodes=nodes, standby=2, scratch=True) as lab:
             job = Job.new(lab, case.nodes * case.per_node, case.steps)
             try:
                 verdict = _run(case, job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -24,6 +25,7 @@ TOKEN = "CHAOS_TOKEN"
 START_UP = 90.0  # s
 LEFTOVERS = 25.0  # s after the end until files and processes count as left
 _OPEN = ("PENDING", "RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED")
+_SUCCESSOR = re.compile(r"is lost: it goes on as job (\d+)")
 _GONE = ("lost", "dead", "evicted")  # parts of a node in the roster
 
 
@@ -173,7 +175,10 @@ class Job:
                 if time.monotonic() > settle:
                     return state
             elif state not in (*_OPEN, "UNKNOWN"):
-                return state
+                successors = _SUCCESSOR.findall(self.out())
+                if not successors or int(successors[-1]) == self.id:
+                    return state
+                self.id = int(successors[-1])
             if time.monotonic() > deadline:
                 return f"{state} {record.get('Reason', '')}"
             time.sleep(0.3)

@@ -9,6 +9,7 @@ import time
 from bench.chaos.case import Case, Fault, nothing
 from bench.chaos.job import Job
 from bench.chaos.verdict import Expected
+from lab.disruption import expand
 
 STALL = 14.0  # s
 EVERYBODY = "n[1-3]"
@@ -151,30 +152,32 @@ def _stall_now(job: Job) -> None:
 def _outages() -> list[Case]:
     found = []
     for seconds in (1, 3, 10):
-        found.append(
+        # 10 s is as long as robust-srun waits by default (outage_wait): nodes may be replaced then.
+        late = seconds == 10
+        found += [
             Case(
                 name=f"outage_others_{seconds}s",
                 broken=f"all nodes but the batch host are cut off for {seconds} s",
                 fault=outage("n[2-4]", seconds),
                 nodes=4,
-            )
-        )
-        found.append(
+                expected=Expected(gone=frozenset(expand("n[1-4]") if late else ())),
+            ),
             Case(
                 name=f"outage_half_{seconds}s",
-                broken=f"two nodes of four are cut off for {seconds} s",
-                fault=outage("n[3-4]", seconds),
-                nodes=4,
-            )
-        )
-    gone = Expected(gone=frozenset({"n2", "n3"}))
+                broken=f"three nodes of six are cut off for {seconds} s",
+                fault=outage("n[4-6]", seconds),
+                nodes=6,
+                expected=Expected(gone=frozenset(expand("n[4-6]") if late else ())),
+            ),
+        ]
     found += [
         Case(
             name="switch_dead",
-            broken="two nodes of three are cut off for good; two spares are left",
-            fault=outage("n[2-3]", 0),
-            spares=2,
-            expected=gone,
+            broken="three nodes of six are cut off for good; three spares are left",
+            fault=outage("n[4-6]", 0),
+            nodes=6,
+            spares=3,
+            expected=Expected(gone=frozenset(expand("n[4-6]"))),
         ),
         Case(
             name="batch_host_cut_2s",
