@@ -103,6 +103,7 @@ def test_two_users_share_a_state_directory(new_lab: LabFactory, site: bool) -> N
 TRAPS = {
     "directory": "mkdir -m 777 {0}",
     "link": "mkdir -m 777 $PWD/bait && ln -s $PWD/bait {0}",
+    "all names": "mkdir -m 777 {0} && for n in 1 2 3 4 5 6 7; do mkdir -m 777 {0}.{1}.$n; done",
 }
 
 
@@ -112,11 +113,16 @@ def test_records_are_not_written_where_a_stranger_waits(new_lab: LabFactory, tra
     victim, attacker = two_users(lab)
     attacker.run("mkdir", "-p", "-m", "1777", str(victim.state / "jobs"))
     victim.send("", "-N2 --hold")
-    assert attacker.run("sh", "-c", TRAPS[trap].format(victim.job_dir())).returncode == 0
+    assert attacker.run("sh", "-c", TRAPS[trap].format(victim.job_dir(), lab.uid)).returncode == 0
     victim.run("scontrol", "release", str(victim.job))
     assert victim.wait_end() == 0
     victim.check_done()
     assert not list(victim.job_dir().iterdir())
+    warning = "the job runs without records: robust-status does not show it"
+    assert victim.out().count(warning) == (trap == "all names")
+    if trap == "all names":
+        assert not list((victim.state / "jobs").glob("*/*"))
+        return
     own = victim.state / "jobs" / f"{victim.job}.{lab.uid}.1"
     assert own.stat().st_uid == lab.uid and list(own.glob("roster.*.json"))
 
