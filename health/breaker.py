@@ -7,7 +7,7 @@ that a dead file system does not use up what broken GPUs need. Hard evidence has
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from health.verdict import Reason
@@ -123,14 +123,14 @@ def allowed(
         share = f" ({percent:g} % of {fleet_size})" if most < whole else ""
         return Decision(
             False,
-            f"{len(nodes)} other nodes were drained automatically{_of(own.cause)} in "
+            f"{_others(nodes)} drained automatically{_of(own.cause)} in "
             f"{limits.window:g} s, the limit is {most}{share}",
         )
     of_job = {d.node for d in recent if job and d.job == job}
     if job and len(of_job) >= limits.max_per_job:
         return Decision(
             False,
-            f"{len(of_job)} other nodes were drained for job {job} in {limits.window:g} s, the "
+            f"{_others(of_job)} drained for job {job} in {limits.window:g} s, the "
             f"limit is {limits.max_per_job}",
         )
     return Decision(True, "")
@@ -151,9 +151,13 @@ def may_stand(standing: Iterable[Drain], limits: Limits, fleet_size: int, own: D
         return Decision(True, "")
     return Decision(
         False,
-        f"{len(nodes)} other nodes stand drained automatically{_of(kind)}, the limit is {most} of "
-        f"{fleet_size}",
+        f"{_others(nodes, 'stands', 'stand')} drained automatically{_of(kind)}, the limit is "
+        f"{most} of {fleet_size}",
     )
+
+
+def _others(nodes: Collection[str], one: str = "was", more: str = "were") -> str:
+    return f"1 other node {one}" if len(nodes) == 1 else f"{len(nodes)} other nodes {more}"
 
 
 def _kind(cause: str) -> str:

@@ -1,8 +1,8 @@
 """Whose files fill a file system: a look into the directories that users can write.
 
 What lies there is hostile: no link is followed, no name is repeated, nothing is opened but
-directories, and each of them is read as a stream. The look ends after LOOK_S. A look that ended
-early, or that could not enter a directory, decides nothing: the missing part may be a user's.
+directories, and each of them is read as a stream. A look whose time was over, or that could not
+enter a directory, decides nothing: the missing part may be a user's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from health.system import System, Usage
 
 EVERYBODYS = ("/tmp", "/var/tmp", "/dev/shm", "/home")
 FIRST_USER = 1000  # uid; lower ones are the system's (UID_MIN of login.defs)
-LOOK_S = 1.0
 _BLOCK = 512  # bytes; the unit of st_blocks (stat(2))
 _EVERY = 256  # entries between two looks at the clock
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -37,9 +36,14 @@ class Holdings(NamedTuple):
 
 
 def holdings(
-    system: System, path: str, mounts: Mapping[str, Mount], total: int, systems: Sequence[str] = ()
+    system: System,
+    path: str,
+    mounts: Mapping[str, Mount],
+    total: int,
+    systems: Sequence[str] = (),
+    look_s: float = 1.0,
 ) -> Holdings:
-    """Users' files on the file system of ``path``, which has ``total`` bytes.
+    """Users' files on the file system of ``path``, which has ``total`` bytes, seen in ``look_s``.
 
     ``systems``: paths below which only the system writes; any other path is looked through whole.
     """
@@ -49,7 +53,7 @@ def holdings(
         tops = [top for top in tops if not top.startswith(f"{path}/")]
         if not any(f"{path}/".startswith(f"{top}/") for top in tops):
             tops.append(path)
-    return judge(system.usage(tops, LOOK_S), total)
+    return judge(system.usage(tops, look_s), total)
 
 
 def judge(usage: Usage, total: int) -> Holdings:

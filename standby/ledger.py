@@ -66,7 +66,7 @@ class Ledger:
             self.problems.append(f"cannot read {jobs}: {error.strerror or error}")
             return
         if older:
-            self.problems.append(f"{older} older jobs in {jobs} were not looked into")
+            self.problems.append(f"not looked into: {older} of the older jobs in {jobs}")
         for job, directory in found:
             self._job(job, directory)
             if self._bytes <= 0 or self._entries <= 0:

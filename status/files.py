@@ -125,7 +125,8 @@ def read_state(
         found.problems.append(f"cannot read {state_dir / 'jobs'}: {error.strerror or error}")
         return found
     if older:
-        found.problems.append(f"{older} older jobs in {state_dir / 'jobs'} were not looked into")
+        jobs = "job" if older == 1 else "jobs"
+        found.problems.append(f"not looked into: {older} older {jobs} in {state_dir / 'jobs'}")
     for job, directory in dirs:
         found.directory = directory
         _read_job(job, directory, found)

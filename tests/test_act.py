@@ -162,7 +162,7 @@ def test_a_dead_file_system_uses_up_nothing_that_broken_nodes_need(site: Site) -
     one = {"max_nodes": 1.0, "max_percent": 100.0, "standing_percent": 50.0}
     assert site.drain("n1", job=0, reason=HUNG, **one).drained
     refused = site.drain("n2", job=0, reason=HUNG, **one)
-    assert "1 other nodes were drained automatically for mounts in" in refused.bound
+    assert "1 other node was drained automatically for mounts in" in refused.bound
     assert site.drain("n2", job=0, reason=HARD, **one).drained
     assert site.drain("n3", job=0, reason=REASON, **one).drained, "a cause of its own"
 

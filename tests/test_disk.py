@@ -172,6 +172,20 @@ def test_a_site_s_own_path_is_looked_through_too(uid: int) -> None:
     assert finding.cls == ("user" if uid else "node") and finding.device == "/local"
 
 
+def test_all_looks_together_take_no_longer_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The family has 2 s in all, and a node with many full disks must not be called hung."""
+    given: list[float] = []
+    real = FakeSystem.usage
+
+    def usage(self: FakeSystem, tops: Any, deadline_s: float) -> Any:
+        given.append(deadline_s)
+        return real(self, tops, deadline_s)
+
+    monkeypatch.setattr(FakeSystem, "usage", usage)
+    run(healthy(disks=dict.fromkeys(("/", "/tmp", "/dev/shm"), space(100 * MIB))))
+    assert len(given) == 3 and sum(given) <= disk.LOOK_S + 1e-9
+
+
 def test_a_full_network_file_system_is_no_nodes_fault() -> None:
     system = healthy(
         probes={"/scratch": None},

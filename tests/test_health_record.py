@@ -134,6 +134,17 @@ def test_every_answer_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert said["command-slow"].startswith("TimeoutError 110")
 
 
+def test_whose_files_fill_a_disk_is_kept_as_sums(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "a").write_bytes(b"x" * 10_000)
+    top = [str(tmp_path / "disk")]
+    system = RecordingSystem(live(ALL, tmp_path / "spool"), str(tmp_path / "tree"))
+    seen = system.usage(top, LONG_S)
+    system.finish()
+    assert ReplaySystem(str(tmp_path / "tree"), ALL).usage(top, 0.0) == seen
+    assert seen.whole and seen.entries == 1
+
+
 def test_a_process_looked_at_twice_is_kept_as_it_was_last(tmp_path: Path) -> None:
     """What was in state D for a moment must not be stuck in the tree, nor in the recording."""
 

@@ -61,6 +61,7 @@ LOW_BYTES, LOW_SHARE = 10 * GIB, 0.10
 FULL_INODES, FULL_INODE_SHARE = 5_000, 0.01
 LOW_INODES, LOW_INODE_SHARE = 50_000, 0.05
 _SYSTEMS = ("/", "/var")
+LOOK_S = 1.0  # for all looks at whose files fill a file system
 PROBE_S = 1.0  # for a network file system to answer before its size is asked
 
 _MD = re.compile(r"^(md\S+) : active", re.MULTILINE)
@@ -135,6 +136,28 @@ class _Node(NamedTuple):
     conf: slurmconf.Conf
     mounts: Mapping[str, Mount]
     systems: tuple[str, ...]  # paths below which only the system writes
+    look_s: float  # for the look at whose files fill one file system
+
+
+class _Room(NamedTuple):
+    """A file system: a path on it, where that really is, its size, and the site's own limit."""
+
+    path: str
+    real: str
+    disk: Disk
+    minimum: int | None
+
+    @property
+    def space(self) -> Shortage:
+        return judge_space(self.disk, self.minimum)
+
+    @property
+    def inodes(self) -> Shortage:
+        return judge_inodes(self.disk)
+
+    @property
+    def is_full(self) -> bool:
+        return "full" in (self.space.level, self.inodes.level)
 
 
 def _run(system: System) -> list[Finding]:
@@ -149,6 +172,7 @@ def _run(system: System) -> list[Finding]:
         paths.append(systems[-1])
     mounts = _mounts(system)
     seen = set()  # file systems
+    rooms: list[_Room] = []
     for path in dict.fromkeys(map(posixpath.normpath, paths)):
         real = resolve(mounts, path, system.link)
         mount = holding(mounts, real)
@@ -171,27 +195,31 @@ def _run(system: System) -> list[Finding]:
             found.append(BROKEN.found(f"statvfs: {error.strerror}", path))
             continue
         seen.add(key)
-        node = _Node(system, conf, mounts, tuple(systems))
-        found += _space(path, real, disk, minimum.get(path), node)
+        rooms.append(_Room(path, real, disk, minimum.get(path)))
+    full = sum(room.is_full for room in rooms)
+    node = _Node(system, conf, mounts, tuple(systems), LOOK_S / max(1, full))
+    for room in rooms:
+        found += _space(room, node)
     found += _nvme(system, options["nvme"])
     arrays = degraded_arrays(text(system, "/proc/mdstat"))
     return found + [RAID.found(evidence, name) for name, evidence in arrays]
 
 
-def _space(path: str, real: str, disk: Disk, minimum: int | None, node: _Node) -> list[Finding]:
-    space, inodes = judge_space(disk, minimum), judge_inodes(disk)
+def _space(room: _Room, node: _Node) -> list[Finding]:
+    path, space, inodes = room.path, room.space, room.inodes
     found = []
     if space.level == "low":
         found.append(LOW.found(space.said, path))
     if inodes.level == "low":
         found.append(INODES_LOW.found(inodes.said, path))
-    if "full" not in (space.level, inodes.level):
+    if not room.is_full:
         return found
-    mount = holding(node.mounts, real)
+    mount = holding(node.mounts, room.real)
     if mount is not None and mount.may_hang:
         held = Holdings(0, 0, "a network file system: no node's own fault", False)
     else:
-        held = holdings(node.system, real, node.mounts, disk.total, node.systems)
+        total, look_s = room.disk.total, node.look_s
+        held = holdings(node.system, room.real, node.mounts, total, node.systems, look_s)
     if space.level == "full":
         theirs = held.bytes >= space.missing and held.bytes > 0
         found.append(_full(LEFTOVERS if theirs else FULL, space, path, held, theirs, node))

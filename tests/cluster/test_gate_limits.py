@@ -80,7 +80,7 @@ def test_a_job_does_not_walk_through_the_cluster(site: GateLab) -> None:
     (second,) = {"n1", "n2"} - {first}
     assert (record["JobState"], record["NodeList"]) == ("COMPLETED", second)
     assert site.reason(second) == ""
-    assert f"1 other nodes were drained for job {job}" in str(site.local(second, "run"))
+    assert f"1 other node was drained for job {job}" in str(site.local(second, "run"))
 
 
 @pytest.mark.parametrize(
