@@ -279,7 +279,10 @@ class Supervisor:
         self._dismiss()  # companions, whose steps are others
         await self.step.end(self._swapped())
         code = self.step.code or 128 + signal.SIGKILL
-        say(f"the step was ended by Slurm (exit code {code})")
+        if self.step.code == 0:
+            say(f"srun ended with 0 although ranks were still running; exit code {code}")
+        else:
+            say(f"the step was ended by Slurm (exit code {code})")
         return code
 
     async def finish(self) -> int:

@@ -186,7 +186,7 @@ class NodeWatch:
             node.silence = Silence("unreachable", node.last_word, proven)
         else:
             node.ask_again = now + ASK_AGAIN
-            if silent > MUTE / 2:
+            if silent > LONG:
                 mute = silent > max(MUTE, 4 * self._state.interval)
                 node.silence = Silence("mute", node.last_word, node.asked_at if mute else None)
         self._judge(now)
