@@ -117,6 +117,10 @@ class LiveSystem:
         probe(path, write, deadline_s, self.stuck)
 
     def command(self, argv: Sequence[str], deadline_s: float) -> Output:
+        if os.geteuid() == 0 and argv:
+            from health.rootfiles import check_program
+
+            check_program(argv[0])
         return run(argv, deadline_s)
 
     def kernel_log(self) -> list[LogRecord]:

@@ -54,6 +54,17 @@ def open_file(directory: int, name: str, flags: int, mode: int = 0o644) -> int:
     return fd
 
 
+def check_program(path: str) -> None:
+    """Raise OSError unless only root (or we) could have put this program, and its links, there."""
+    os.close(open_dir(os.path.dirname(path)))  # noqa: PTH120
+    real = os.path.realpath(path)
+    directory = open_dir(os.path.dirname(real))  # noqa: PTH120
+    try:
+        os.close(open_file(directory, os.path.basename(real), os.O_RDONLY))  # noqa: PTH119
+    finally:
+        os.close(directory)
+
+
 def _check(fd: int, name: str, *, sticky: bool) -> None:
     info = os.fstat(fd)
     if info.st_uid not in (0, os.geteuid()):

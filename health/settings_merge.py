@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,18 @@ Tables = Mapping[str, Mapping[str, Setting]]
 
 class Numbers(dict[str, dict[str, float]]):
     """A default that stands for tables of numbers, by names that the site chooses."""
+
+
+class Commands(dict[str, dict[str, Any]]):
+    """A default that stands for the site's own commands, by names that it chooses."""
+
+
+COMMAND: dict[str, Any] = {  # each key's default; argv has none
+    "where": ["prolog", "epilog", "sweep"],
+    "deadline": 1.0,
+    "class": "node",
+    "action": "none",
+}
 
 
 class Merge:
@@ -143,6 +156,8 @@ def fit(value: Any, default: Any) -> tuple[Any, str]:
         return value, "" if whole and abs(value) < 1 << 62 else "not a whole number"
     if isinstance(default, str):
         return value, "" if isinstance(value, str) else "not a string"
+    if isinstance(default, Commands):
+        return _fit_commands(value)
     if isinstance(default, Numbers):
         return _fit_numbers(value)
     if isinstance(default, dict):
@@ -178,3 +193,44 @@ def _fit_numbers(value: Any) -> tuple[Any, str]:
             if wrong or item < 0:
                 return value, f"{name}.{key}: {wrong or 'must not be below 0'}"
     return out, ""
+
+
+def _fit_commands(value: Any) -> tuple[Any, str]:
+    if not isinstance(value, dict):
+        return value, "not a table"
+    out = Commands()
+    for name, table in value.items():
+        if not isinstance(table, dict):
+            return value, f"{name}: not a table"
+        wrong = _wrong_command(name, table)
+        if wrong:
+            return value, f"{name}: {wrong}"
+        out[name] = {**COMMAND, **table}
+    return out, ""
+
+
+def _wrong_command(name: str, table: Mapping[str, Any]) -> str:
+    if not re.fullmatch(r"[a-z0-9-]{1,32}", name):
+        return "a name has small letters, digits and -, 32 at most"
+    unknown = set(table) - set(COMMAND) - {"argv"}
+    if unknown:
+        return f"unknown: {', '.join(sorted(unknown))}"
+    argv = table.get("argv")
+    if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
+        return "argv: not a list of strings"
+    if argv[0][:1] != "/":
+        return f"argv: {argv[0]!r} is not an absolute path"
+    for key, default in COMMAND.items():
+        wrong = fit(table[key], default)[1] if key in table else ""
+        if wrong:
+            return f"{key}: {wrong}"
+    known = {**COMMAND, **table}
+    if not set(known["where"]) <= set(COMMAND["where"]):
+        return f"where: use {', '.join(COMMAND['where'])}"
+    if known["deadline"] <= 0:
+        return "deadline: must be above 0"
+    if known["class"] not in ("node", "user"):
+        return "class: use node, user"
+    if known["action"] not in ACTIONS:
+        return f"action: {known['action']!r} is none of {', '.join(ACTIONS)}"
+    return ""

@@ -128,7 +128,10 @@ class System(Protocol):
         ...
 
     def command(self, argv: Sequence[str], deadline_s: float) -> Output:
-        """Run a program (absolute path). TimeoutError at the deadline, OSError if not there."""
+        """Run a program (absolute path). TimeoutError at the deadline, OSError if not there.
+
+        As root, PermissionError for a program that others could change.
+        """
         ...
 
     def kernel_log(self) -> list[LogRecord]:

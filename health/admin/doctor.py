@@ -143,6 +143,7 @@ def _machine(etc: str, is_node: bool) -> list[Remark]:
     except InstallError as error:
         return [Remark("fix", etc, str(error))]
     found = site_rules.of_files(etc, bool(manifest), files, stubs, is_node)
+    found += _site_commands(_settings(etc)) if is_node else []
     found += _active_python(str(_settings(etc).active["python"])) if is_node else []
     where = manifest.get("site", {})
     if not where:
@@ -156,6 +157,18 @@ def _machine(etc: str, is_node: bool) -> list[Remark]:
     holes = trust.code(where["python"], where["dirs"])
     repair = trust.repair(prefix, holes) if holes else ""
     return [*found, *site_rules.of_code(prefix, [str(h) for h in holes], repair, broken, notes)]
+
+
+def _site_commands(found: settings.Settings) -> list[Remark]:
+    """The programs that root runs for the site, here."""
+    sites = found.options("site")["commands"]
+    commands = [(f"[health.site] {name}", of["argv"][0]) for name, of in sites.items()]
+    commands += [("[accusations] tests", path) for path in found.accusations["tests"]]
+    return [
+        Remark("fix", f"{name}: {path}", f"is not run: {hole}", "shell", trust.close([hole.place]))
+        for name, path in commands
+        if (hole := trust.hole(path))
+    ]
 
 
 def _active_python(python: str) -> list[Remark]:
