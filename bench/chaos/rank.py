@@ -100,6 +100,9 @@ def main() -> None:
     step, loss = 0, 1.0
     if checkpoint.exists():
         step, loss = json.loads(checkpoint.read_text())
+    if args.stdin and rank == 0:
+        for _ in range(step):  # it resumes behind the lines that it has had
+            sys.stdin.readline()
     if args.term_save and rank == 0:
 
         def save_slowly(*_: object) -> None:
