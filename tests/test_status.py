@@ -413,3 +413,38 @@ def test_unknown_job_and_bad_arguments(
         assert shown(bad, answering(UP), state_dir)[0] == 2
     monkeypatch.setenv("ROBUST_SPARES", "many")
     assert shown([], answering(UP), state_dir)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, ""),
+        ({"ranks": 4, "world_size": 2}, "4 of 4 ranks would start warm and 2 on spare nodes"),
+        ({"ranks": 8}, "4 of 8 ranks would start warm and 2 on spare nodes"),
+        ({"world_size": 2}, "4 of 4 ranks would start warm and 2 on spare nodes"),  # an old roster
+    ],
+)
+def test_ranks_that_would_start_warm(state_dir: Path, changes: dict[str, Any], text: str) -> None:
+    """A torchrun in a task slot starts more ranks than the step has tasks."""
+    nodes = [
+        {"name": "n1", "job_id": 7, "role": "active", "ranks": [0], "warm": 2},
+        {"name": "n2", "job_id": 7, "role": "active", "ranks": [1], "warm": 2},
+        {"name": "n3", "job_id": 7, "role": "spare", "ranks": [], "warm": 2},
+    ]
+    told = roster(**({"nodes": nodes} if changes else {}), **changes)
+    (state_dir / "jobs" / "7" / "roster.0.json").write_text(json.dumps(told))
+    _, said = shown(["7"], answering(UP), state_dir)
+    assert text in said and ("would start warm" in said) is bool(text)
+
+
+def test_what_is_not_known_is_no_zero(state_dir: Path) -> None:
+    told = roster(lost_steps=None, unproductive_s=None, ettr=None)
+    (state_dir / "jobs" / "7" / "roster.0.json").write_text(json.dumps(told))
+    lines = [incident(lost_steps=None), incident(lost_steps=None, outcome="requeued")]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (state_dir / "jobs" / "7" / "incidents.jsonl").write_text(text)
+    _, said = shown(["7"], answering(UP), state_dir)
+    assert said.count("?") == 3  # lost steps and ETTR of the job, lost steps of what went on
+    code, raw = shown(["7", "--json"], answering(UP), state_dir)
+    (step,) = json.loads(raw)["steps"]
+    assert code == 0 and step["lost_steps"] is step["ettr"] is step["unproductive_s"] is None
