@@ -94,6 +94,7 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         config.warm,
         tuple(filter(None, config.warm_packages.replace(",", " ").split())),
         config.outage_wait,
+        config.slurm_wait,
     )
     ranks = rank_env(command, request, env) | checkpoint_env(config) | {"ROBUST_NAN": config.nan}
     source = feed(request.input, os.isatty(0))

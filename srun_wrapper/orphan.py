@@ -22,6 +22,7 @@ from srun_wrapper.messages import Peer, PeerAsk, PeerSay, Start, decode_say, enc
 from srun_wrapper.place import Place, job_of
 from srun_wrapper.requeue import helper_args, known_partitions, limits_for
 from srun_wrapper.resubmit import submit_copy
+from srun_wrapper.slurm_wait import Outage, call_waiting
 
 ASK = 1.0  # s for one peer to answer
 AGREE = 2.0  # s; a peer that has heard nothing for this long agrees
@@ -101,11 +102,14 @@ def rescue(
     standby: str,
     size: Mapping[str, str],
     report: Callable[[str], None],
+    wait: float = 0.0,
 ) -> None:
-    """Ask the peers, and if this agent is elected bring the job back. Blocks for seconds.
+    """Ask the peers, and if this agent is elected bring the job back.
 
-    ``job_dir``: the job's records. ``size``: the variables ``SIZE`` of the job.
+    ``job_dir``: the job's records. ``size``: the variables ``SIZE`` of the job. Blocks for seconds,
+    and while Slurm is away for ``wait`` seconds at most.
     """
+    outage = Outage(wait)
     slurm = Slurm(deadline_s=DEADLINE)
     others = [p for p in start.peers if p.index != start.index]
     lost = next((p.index for p in others if p.host == place.server), None)
@@ -114,10 +118,11 @@ def rescue(
     if not elected(start.index, answers, lost):
         report("another agent brings the job back, or it is this node that is cut off")
         return
+    what = f"bring job {job_id} back"
     try:
-        job = slurm.job(job_id)
-        if not job.running:
-            report(f"job {job_id} is {job.state}: nothing to bring back")
+        job = call_waiting(outage, what, lambda: slurm.job(job_id), report)
+        if not job.running or job.restarts != int(os.environ.get("SLURM_RESTART_COUNT") or 0):
+            report(f"job {job_id} is {job.state}: nothing to bring back")  # or Slurm has done it
             return
         if not job.batch:
             report(f"job {job_id} is interactive: it cannot be brought back")
@@ -127,13 +132,13 @@ def rescue(
             return
         host = [Bad(job.batch_host, Strength.TWICE, time.time())] if job.batch_host else []
         bad = [*host, *(one for one in remembered(job_dir) if one.node != job.batch_host)]
-        new = bring_back(slurm, job, bad, standby, size)
+        new = call_waiting(outage, what, lambda: bring_back(slurm, job, bad, standby, size), report)
     except SlurmError as err:
         report(f"cannot bring job {job_id} back: {err}")
         return
     report(f"batch host {job.batch_host} of job {job_id} is lost: it goes on as job {new}")
     try:
-        let_go(slurm, job)
+        call_waiting(outage, f"end job {job_id}", lambda: let_go(slurm, job), report)
     except SlurmError as err:
         report(f"the nodes of job {job_id} are not free yet: {err}")
 

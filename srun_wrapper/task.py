@@ -81,6 +81,7 @@ class TaskOptions(msgspec.Struct, frozen=True):
     warm: bool = True
     warm_packages: tuple[str, ...] = ()
     outage_wait: float = LOST_HOST
+    slurm_wait: float = 0.0  # s that the last duty waits for a Slurm that is away
 
 
 def place_from(env: Mapping[str, str]) -> Place:
@@ -320,7 +321,8 @@ class Shim:
             else:
                 self._abandoned()
 
-        give_up_at = time.monotonic() + LAST_DUTY
+        waiting = self._options.slurm_wait if verdict is Verdict.HOST_LOST else 0.0
+        give_up_at = time.monotonic() + LAST_DUTY + waiting
         self._loop.later(ABANDON_GRACE + 1.0, check)
 
     def _last_duty(self, verdict: Verdict, start: Start | None) -> None:
@@ -336,7 +338,9 @@ class Shim:
         report(f"{verdict.value}: ending the ranks")
         if verdict is Verdict.HOST_LOST and start is not None and options.requeue:
             standby = options.standby_partition
-            orphan.rescue(place, self._key, start, job_dir, standby, options.size, report)
+            orphan.rescue(
+                place, self._key, start, job_dir, standby, options.size, report, options.slurm_wait
+            )
         if place.companion:
             orphan.release_companion(place, report)
 

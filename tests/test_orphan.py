@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from robust_slurm.slurm import Job
+from robust_slurm.slurm import Job, SlurmError
 from robust_slurm.wire import Codec, WireError
+from srun_wrapper import orphan, slurm_wait
 from srun_wrapper.messages import Peer, PeerSay, decode_ask, encode
 from srun_wrapper.orphan import AGREE, accused, ask_peer, claim, elected
 from srun_wrapper.resubmit import Limits, copy_args
@@ -194,3 +195,39 @@ def test_copy_args_without_a_known_host() -> None:
     )
     assert "--nodes=3" in args
     assert not [a for a in args if a.startswith(("--exclude", "--time", "--exclusive"))]
+
+
+def test_the_job_is_brought_back_when_slurm_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither twice nor in place of a run that Slurm has begun by itself meanwhile."""
+    away = iter([SlurmError("unreachable", (), "connect failure")] * 3)
+    done: list[str] = []
+
+    class Door:
+        restarts = 0
+
+        def __init__(self, deadline_s: float) -> None:
+            pass
+
+        def job(self, _number: int) -> Job:
+            for error in away:
+                raise error
+            known = {"batch": True, "batch_host": "n1", "restarts": self.restarts}
+            return job(running=True, state="RUNNING", **known)
+
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    monkeypatch.setattr(slurm_wait, "PAUSES", (0.01,))
+    monkeypatch.setattr(orphan, "Slurm", Door)
+    monkeypatch.setattr(orphan, "bring_back", lambda *_a: done.append("copy") or 13)
+    monkeypatch.setattr(orphan, "let_go", lambda *_a: done.append("end"))
+    place: Any = SimpleNamespace(server="10.0.0.1", job_id=7)
+    start: Any = SimpleNamespace(peers=(), index=1, env={})
+    said: list[str] = []
+    arguments = (place, KEY, start, tmp_path, "standby", {}, said.append, 60.0)
+    orphan.rescue(*arguments)
+    assert done == ["copy", "end"]
+    assert "Slurm does not answer" in said[0] and "goes on as job 13" in said[-1]
+    Door.restarts = 1
+    orphan.rescue(*arguments)
+    assert done == ["copy", "end"] and "nothing to bring back" in said[-1]
