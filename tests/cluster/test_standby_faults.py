@@ -47,6 +47,7 @@ def test_standby_nodes_that_cannot_start_a_rank_cost_no_budget(new_lab: LabFacto
     training = start(lab, 2, robust="--robust-max-restarts=1", toy="--hold 8")
     training.wait_step(8)
     lab.crash("n2")
+    training.until(lambda: len(training.runs()) > 1, "second run")  # the first is COMPLETING before
     training.check_done()
     assert training.runs()[1] == ["n1", "n3"]
     assert training.says("no space left in /dev/shm")
