@@ -11,7 +11,13 @@ Status = Literal["PASS", "WARN", "FAIL", "ERROR"]
 # Whose fault: the machine's, a user's (files, processes), or that of the check's own tools.
 Class = Literal["node", "user", "tool"]
 ActionName = Literal[
-    "none", "clear-leftovers", "reset-gpu", "restart-fabric-manager", "reboot", "service"
+    "none",
+    "clear-leftovers",
+    "reset-gpu",
+    "restart-fabric-manager",
+    "restart-imex",
+    "reboot",
+    "service",
 ]
 
 STATUSES: tuple[Status, ...] = ("PASS", "WARN", "ERROR", "FAIL")  # in the order of severity
@@ -37,6 +43,11 @@ LADDER: tuple[Action, ...] = (
         "restart-fabric-manager",
         "recheck",
         "restart nvidia-fabricmanager, then every process that uses a GPU",
+    ),
+    Action(
+        "restart-imex",
+        "recheck",
+        "restart nvidia-imex on every node of the IMEX domain, then every process that uses it",
     ),
     Action("reset-gpu", "reset", "reset the GPU (nvidia-smi --gpu-reset -i N) or reboot"),
     Action("reboot", "reboot", "reboot the node (a power cycle where the device stays lost)"),

@@ -263,9 +263,14 @@ def _margins(gpu: Asker, values: dict[str, Any]) -> None:
 
     T.Limit counts down to 0 at the highest operating temperature; slowdown and shutdown lie at
     negative margins (-2, -8): threshold = gpu + margin - limit. Source: nvml.h, T.Limit fields.
+    Healthy boards were seen to tell a margin of 0 and below (github.com/leptonai/gpud, pull request
+    1208), and whose it is, the core's or the memory's, is not said (1186): that gives no threshold.
+    A GPU that is hot slows down, which gpu_clocks sees.
     """
     try:
         margin = int(gpu.nv.nvmlDeviceGetMarginTemperature(gpu.handle))
+        if margin <= 0:
+            return
         limits = gpu.fields(_FIELD_SLOWDOWN_TLIMIT, _FIELD_SHUTDOWN_TLIMIT)
         for key, limit in zip(("slowdown", "shutdown"), limits, strict=True):
             values[key] = values["gpu"] + margin - int(gpu.checked(limit))

@@ -32,6 +32,8 @@ RECOVERY_WORDS = (
     ("drain p2p", 3),
     ("drain and reset", 4),
     ("recover imex", 5),
+    ("bus reset", 6),
+    ("system reboot", 7),
 )
 UNKNOWN_RECOVERY = -1
 
@@ -155,7 +157,7 @@ def recovery(message: str) -> tuple[int, int] | None:
 def _recovery_number(digits: str | None, word: str) -> int:
     if digits:
         number = int(digits, 16)
-        return number if number <= 5 else UNKNOWN_RECOVERY
+        return number if number <= 7 else UNKNOWN_RECOVERY
     lower = word.lower()
     return next((n for part, n in RECOVERY_WORDS if part in lower), UNKNOWN_RECOVERY)
 

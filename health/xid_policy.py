@@ -15,14 +15,17 @@ from health.system import Event
 from health.xid_catalog import SXIDS, XIDS
 
 # NVML's recovery actions (also in Xid 154): none, reset the GPU, reboot the node, drain P2P, drain
-# and reset, recover the IMEX domain. To drain P2P ends in one of the others, so no new work either.
+# and reset, recover the IMEX domain, reset the bus, reboot the system. The same word means the same
+# action here and in checks/gpu_recovery.py. After P2P was drained the driver names what follows.
 RECOVERY: Mapping[int, ActionName] = {
     0: "none",
     1: "reset-gpu",
     2: "reboot",
-    3: "reset-gpu",
+    3: "clear-leftovers",
     4: "reset-gpu",
-    5: "reboot",
+    5: "restart-imex",
+    6: "reboot",
+    7: "reboot",
     xid_lines.UNKNOWN_RECOVERY: "reboot",
 }
 _RUNG: dict[str, int] = {action.name: place for place, action in enumerate(LADDER)}

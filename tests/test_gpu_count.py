@@ -13,6 +13,7 @@ from health.checks.gpu_count import CHECK
 from health.checks.nvml import CHECK as NVML
 from health.finding import Finding
 
+DRIVER = "/proc/driver/nvidia/version"
 CONF = "/etc/slurm/slurm.conf"
 DENIED = PermissionError(13, "Permission denied")
 
@@ -56,6 +57,10 @@ def node(pci: int = 8, nvml: int = 8, gres: str | None = "gpu:h100:8", **over: A
         (node(context=context(node="dyn-7"), options={"gpu_count": {"expected": 8}}), []),
         (FakeSystem(pci_files("0000:00:1f.0", "0x060100", "0x8086")), ["gpu-count-unknown WARN"]),
         (FakeSystem(), ["gpu-count-unknown WARN"]),
+        # slurm.conf cannot be read, no GPU is on the bus, and there were some
+        (FakeSystem({DRIVER: "NVRM"}), ["gpu-count-unknown ERROR"]),
+        (FakeSystem(context=context(SLURM_JOB_GPUS="0,1")), ["gpu-count-unknown ERROR"]),
+        (FakeSystem({DRIVER: "NVRM"}, context=context("sweep")), ["gpu-count-unknown WARN"]),
         (
             FakeSystem({CONF: DENIED} | pci_files(ADDRESSES[0])),
             ["gpu-count-unknown ERROR", f"gpu-lost FAIL {ADDRESSES[0]}"],

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from node_events import GPU, NOW, OTHER, did, faults, notes, state, strike, word, xid
 
+from health.checks import gpu_recovery
 from health.state import DAY, Driver, cured, noticed_resets
 from health.system import Event
 from health.xid_policy import RECOVERY
@@ -76,7 +77,9 @@ ONE_INCIDENT = [
     ([xid(95), word(1), word(0, 598)], []),
     ([xid(13), word(1)], [("xid-154", "reset-gpu")]),
     ([word(2)], [("xid-154", "reboot")]),
-    ([word(5)], [("xid-154", "reboot")]),
+    ([word(5)], [("xid-154", "restart-imex")]),
+    ([word(3)], [("xid-154", "clear-leftovers")]),
+    ([word(6)], [("xid-154", "reboot")]),
     ([word(9)], [("xid-154", "reboot")]),
     ([xid(154, text="in a form nobody knows")], [("xid-154", "reboot")]),
     ([xid(119), word(2)], [("xid-154", "reboot"), ("xid-119", "reset-gpu")]),
@@ -367,4 +370,8 @@ def test_proofs(action: Any, events: list[Event], boot: str, booted: float, miss
 
 
 def test_every_recovery_action_is_known() -> None:
-    assert set(RECOVERY) == {-1, 0, 1, 2, 3, 4, 5}
+    """The same word means the same action by Xid 154 and by NVML."""
+    assert {word: RECOVERY[word] for word in gpu_recovery.ACTIONS} == {
+        word: condition.action for word, (condition, _) in gpu_recovery.ACTIONS.items()
+    }
+    assert set(RECOVERY) == {-1, 0, *gpu_recovery.ACTIONS}

@@ -243,12 +243,14 @@ def test_a_required_path_may_be_a_link_to_the_mount() -> None:
     assert run(healthy(options=options, links={"/data": "/scratch"})) == []
 
 
-def test_a_dead_mount_that_nobody_requires_is_a_warning_then() -> None:
+def test_a_slow_mount_that_nobody_names_is_a_warning() -> None:
     hung = {"/home": TimeoutError(errno.ETIMEDOUT, "no answer")}
     options = {"mounts": {"required": ["/scratch"]}}
     assert ids(run(healthy(probes=hung, options=options))) == [("WARN", "mount-hung", "/home")]
-    more = {"/etc/fstab": ""}  # mounted by autofs or a unit: all that the gate knows of
-    assert ids(run(healthy(probes=hung, more=more))) == [("FAIL", "mount-hung", "/home")]
+    more = {"/etc/fstab": ""}  # mounted by autofs or a unit; in a storm of checkpoints it is slow
+    assert ids(run(healthy(probes=hung, more=more))) == [("WARN", "mount-hung", "/home")]
+    stale = {"/home": OSError(errno.ESTALE, "stale file handle")}
+    assert ids(run(healthy(probes=stale, more=more))) == [("FAIL", "mount-stale", "/home")]
 
 
 def test_ignored_mounts_are_not_touched() -> None:

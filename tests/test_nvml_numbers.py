@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar, cast
+
 import pytest
 
-from health import nvml_ask
+from health import nvml_ask, nvml_query
 
 
 @pytest.mark.parametrize(
@@ -50,3 +52,28 @@ def test_the_list_of_fields_is_pynvmls() -> None:
             assert getattr(pynvml, f"NVML_COMPUTEMODE_{name.upper()}") == mine
     for mine, name in nvml_links._FABRIC_STATES.items():
         assert getattr(pynvml, f"NVML_GPU_FABRIC_STATE_{name.upper()}") == mine
+
+
+@pytest.mark.parametrize(("margin", "slowdown"), [(53, 87), (1, 35), (0, None), (-5, None)])
+def test_a_margin_that_is_not_above_0_gives_no_threshold(margin: int, slowdown: int | None) -> None:
+    """Cool, healthy boards tell such ones; see nvml_query._margins."""
+
+    class Nvml:
+        NVMLError = RuntimeError
+
+        def nvmlDeviceGetMarginTemperature(self, handle: object) -> int:
+            return margin
+
+    class Asked:
+        nv, handle = Nvml(), None
+        device: ClassVar = {"errors": {}}
+
+        def fields(self, *numbers: int) -> list[int]:
+            return [-2, -8]
+
+        def checked(self, value: int) -> int:
+            return value
+
+    values = {"gpu": 32}
+    nvml_query._margins(cast("Any", Asked()), values)
+    assert values.get("slowdown") == slowdown

@@ -19,7 +19,7 @@ UNKNOWN = Condition(
     "tool",
     "none",
     "neither Slurm's files nor `expected` say how many GPUs there should be (a WARN where no "
-    "NVIDIA device is on the PCI bus)",
+    "NVIDIA device is on the PCI bus, unless a driver or the job speaks of one in the prolog)",
 )
 UNREADABLE = Condition(
     "gpu-pci-unreadable", "ERROR", "tool", "none", "/sys/bus/pci/devices cannot be read"
@@ -57,6 +57,7 @@ SETTINGS = {
     "expected": Setting(-1, "GPUs that this node must have; -1: as Slurm's files say", "GPUs"),
 }
 
+_DRIVER = "/proc/driver/nvidia/version"
 _EXCLUDED = re.compile(r"GPU (?:Excluded|Blacklisted):\s*Yes", re.IGNORECASE)
 
 
@@ -70,13 +71,13 @@ def run(system: System) -> list[Finding]:
         pci = gpus.pci(system)
     except FileNotFoundError as err:
         if not wanted:
-            return _unknown(conf, []) if wanted is None else []  # a node without a PCI bus
+            return _unknown(system, conf, []) if wanted is None else []  # a node without a PCI bus
         return [_unreadable(err)]
     except OSError as err:
         return [_unreadable(err)]
     found = []
     if wanted is None:
-        found += _unknown(conf, pci)
+        found += _unknown(system, conf, pci)
     elif len(pci) < wanted and gpus.of_others(system):
         text = f"{wanted} GPUs configured ({source}), which are not NVIDIA's: no check knows them"
         return [OTHERS.found(f"{text}; say [health.gpu_count] expected = 0")]
@@ -97,7 +98,7 @@ def _unreadable(err: OSError) -> Finding:
     return UNREADABLE.found(f"{gpus.PCI}: {err.strerror}")
 
 
-def _unknown(conf: slurmconf.Conf, pci: list[str]) -> list[Finding]:
+def _unknown(system: System, conf: slurmconf.Conf, pci: list[str]) -> list[Finding]:
     if conf.node and any(map(slurmconf.is_slice, conf.node.gpus)):
         return [
             SLICES.found(
@@ -110,7 +111,19 @@ def _unknown(conf: slurmconf.Conf, pci: list[str]) -> list[Finding]:
         why = "; ".join(conf.problems)
     text = f"{len(pci)} NVIDIA GPUs on the PCI bus and nothing to compare with: {why[:300]}"
     cure = "; set [health.gpu_count] expected"
-    return [UNKNOWN.found(f"{text}{cure}", status="ERROR" if pci else "WARN")]
+    gone = not conf.path and system.context.where == "prolog" and _had_gpus(system)
+    return [UNKNOWN.found(f"{text}{cure}", status="ERROR" if pci or gone else "WARN")]
+
+
+def _had_gpus(system: System) -> bool:
+    """Whether there should be GPUs, of which the bus shows none: a driver, or Slurm's own word."""
+    if system.context.env.get("SLURM_JOB_GPUS"):
+        return True
+    try:
+        system.entry(_DRIVER)
+    except OSError:
+        return False
+    return True
 
 
 def _gone(system: System, pci: list[str]) -> str:

@@ -19,7 +19,7 @@ IMEX = Condition(
     "recovery-imex",
     "FAIL",
     "node",
-    "restart-fabric-manager",
+    "restart-imex",
     "the action is 5: recover the IMEX domain",
 )
 BUS_RESET = Condition("recovery-bus-reset", "FAIL", "node", "reboot", "the action is 6: bus reset")
@@ -29,7 +29,9 @@ UNREADABLE = Condition(
 )
 
 # nvmlDeviceGpuRecoveryAction_t of nvml.h 13, and what NVIDIA asks for
-# (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html).
+# (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html; 5 to 7:
+# nvidia.github.io/cuda-python, cuda.bindings.nvml.DeviceGpuRecoveryAction). The same actions as in
+# xid_policy.RECOVERY, for Xid 154.
 ACTIONS = {
     1: (RESET, "end its processes and reset it"),
     2: (REBOOT, "the operating system may be inconsistent"),
