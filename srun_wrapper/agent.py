@@ -309,6 +309,7 @@ class Agent:
         verdict = self._uplink.judge(self._interval, self.lost_host)
         if verdict is not Verdict.FINE:
             self._finish()
+            self._uplink.close()  # a supervisor that answers now must not count on this node
             self._abandoned(verdict, self._start)
 
     def _finish(self) -> None:

@@ -230,8 +230,10 @@ class JobState:
             connection.close()
             return
         node.heard(time.monotonic())
-        if node.role is Role.DEAD and self._take_back(node) and node.order is not None:
-            connection.send(node.order)
+        if node.role is Role.DEAD and node.silent_as is not None:
+            # Its kernel still had that to send. An agent that lives connects anew: then it is back.
+            connection.close()
+            return
         if isinstance(message, Event):
             if message.number > node.seen:
                 node.seen = message.number
@@ -389,16 +391,13 @@ class JobState:
         self._fail_node(node, "node_lost", why, silent=True, shared=shared)
         self.changed.set()
 
-    def _take_back(self, node: Node) -> bool:
-        """A node that was given up for its silence answers: unless another one has its place.
-
-        Its last order has to be sent again then.
-        """
+    def _take_back(self, node: Node) -> None:
+        """A node that was given up for its silence answers: unless another one has its place."""
         was, node.silent_as = node.silent_as, None
         if was is None or self.ending:
-            return False
+            return
         if was is Role.ACTIVE and self.world.place_of(node) is None:
-            return False
+            return
         self.move(node, was)
         self.on_news(f"{node.name} answers again and keeps its place")
         self.on_back(node)
@@ -407,7 +406,6 @@ class JobState:
         epoch = self.world.epoch
         if was is Role.ACTIVE and node.stopped < epoch <= self.stopping_epoch:
             node.order = Stop(epoch, self.config.stop_grace)  # as all others have been
-        return True
 
     # -- heartbeats
 
