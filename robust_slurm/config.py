@@ -117,6 +117,11 @@ class Config:
         unit="s",
     )
     stop_grace: float = _setting(1.0, "time between SIGTERM and SIGKILL for a rank", unit="s")
+    stop_work_limit: float = _setting(
+        60.0,
+        "most time after stop_grace for a rank that is writing a file in its SIGTERM handler",
+        unit="s",
+    )
     interval: float = _setting(
         0.0, "time between a node's reports; 0: 0.25 s, above 64 nodes 0.5, above 256 1", unit="s"
     )

@@ -51,6 +51,7 @@ _saves_first: bool | None = None
 _used = layout.NO_STEP  # step of the state that the next loss is computed from
 _proven = layout.NO_STEP  # newest such step of a finite loss
 _stack: list[bytes] = []
+_ended = False
 _warned = False
 _fork_hook = False
 
@@ -85,7 +86,7 @@ def beat(
     except struct.error:  # a step beyond 64 bits
         _pack_beat(_map, _BEAT_AT, n, layout.NO_STEP, _clock(), loss, grad_norm, 1, n)
     if n == 1:
-        _tell_imports()
+        _first_step()
 
 
 def _not_finite(beats: int, step: int, loss: float) -> None:
@@ -115,7 +116,7 @@ def _auto_step() -> None:
     _beats = n = _beats + 1
     _pack_beat(_map, _BEAT_AT, n, _auto_steps, _clock(), _ABSENT, _ABSENT, layout.AUTO, n)
     if n == 1:
-        _tell_imports()
+        _first_step()
 
 
 def _expect_saves() -> None:
@@ -332,6 +333,24 @@ def _is_multiprocessing_child() -> bool:
     # Never imported for the question: a child of multiprocessing has it loaded already.
     module: Any = sys.modules.get("multiprocessing.process")
     return module is not None and module.parent_process() is not None
+
+
+def _first_step() -> None:
+    """What the shim can use is there now: imports, and communicators."""
+    _tell_imports()
+    if "torch.distributed" in sys.modules:
+        try:
+            from .auto import teardown
+
+            teardown.offer(teardown.path_beside(_path))
+        except Exception as error:  # noqa: BLE001 - an unusual torch must still train
+            _warn(f"communicators will not be aborted before the rank is killed: {error!r}")
+
+
+def _end() -> None:
+    """What this process computes from now on is worth nothing."""
+    global _map, _off, _ended
+    _map, _off, _ended = None, True, True
 
 
 def _tell_imports() -> None:

@@ -50,6 +50,7 @@ from srun_wrapper.node_files import NodeFiles
 from srun_wrapper.place import Place, job_of, shim_address
 from srun_wrapper.ports import free_port
 from srun_wrapper.silence import LOST_HOST, Verdict
+from srun_wrapper.stop_stages import longest
 from srun_wrapper.uplink import Uplink
 
 SHIM_HANDSHAKE = 30.0  # s; all shims of a node start at once
@@ -226,11 +227,13 @@ class Agent:
         if waiting or not self._stopping_epoch:
             return
         stuck = tuple(pid for message in self._stopped.values() for pid in message.stuck)
+        stages = longest(message.stages for message in self._stopped.values())
+        cut = tuple(text for message in self._stopped.values() for text in message.cut)
         epoch, self._stopping_epoch = self._stopping_epoch, 0
         self._stopped.clear()
         self._files.stopped()
         self._report(epoch)
-        self._event(Stopped(0, epoch, free_port(), stuck))
+        self._event(Stopped(0, epoch, free_port(), stuck, stages, cut))
 
     def _event(self, message: Event) -> None:
         self._numbers += 1

@@ -95,6 +95,7 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         tuple(filter(None, config.warm_packages.replace(",", " ").split())),
         config.outage_wait,
         config.slurm_wait,
+        work_limit=config.stop_work_limit,
     )
     ranks = rank_env(command, request, env) | checkpoint_env(config) | {"ROBUST_NAN": config.nan}
     source = feed(request.input, os.isatty(0))

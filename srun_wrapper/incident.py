@@ -37,6 +37,7 @@ class Incident:
     tests: tuple[str, ...] = ()  # what tests of the machines said
     ranks: int = 0  # that were started again
     warm: int = 0  # of them with everything imported ahead
+    stages: dict[str, float] = field(default_factory=dict)  # s of each stage of "stop"
     outcome: str = "open"
 
     def __post_init__(self) -> None:
@@ -84,6 +85,7 @@ class Incident:
             "swaps": [list(pair) for pair in self.swaps],
             "outcome": self.outcome,
             "phases": self.phases(),
+            "stop_stages": self.stages,
             "lost_steps": self.lost_steps,
             "restored": list(self.restored),
             "tests": list(self.tests),

@@ -36,6 +36,7 @@ class SlotOptions:
     inherit: bool = False  # --pty: the rank gets the terminal itself
     warm: bool = True
     warm_packages: tuple[str, ...] = ()
+    work_limit: float = 60.0  # s over the grace for a rank that writes in its handler of SIGTERM
 
 
 @dataclass(slots=True)

@@ -102,6 +102,8 @@ class Stopped(Event):
     epoch: int
     free_port: int
     stuck: tuple[int, ...] = ()  # pids that survived SIGKILL
+    stages: dict[str, float] = msgspec.field(default_factory=dict)  # s of each (stop_stages)
+    cut: tuple[str, ...] = ()  # ranks that were killed while they were still writing, in words
 
 
 class StdinRead(Event):

@@ -24,6 +24,7 @@ from srun_wrapper.replace import Replacement
 from srun_wrapper.report import put, say
 from srun_wrapper.restarted import proven
 from srun_wrapper.roster import Role
+from srun_wrapper.stop_stages import longest
 from srun_wrapper.stopping import stop_ranks
 
 if TYPE_CHECKING:
@@ -244,6 +245,7 @@ class Recovery:
         staying = [n for n in state.world.places if n.role is Role.ACTIVE]
         await stop_ranks(self._boss, staying, lambda: bool(state.failures) or state.signalled > 0)
         incident.mark("stop")
+        incident.stages = longest(node.stages for node in staying)
         progress = state.progress  # the last reports are in now
         incident.step_before = progress.best if progress.numbered else progress.saved
         return not state.failures

@@ -52,6 +52,8 @@ class Node:
     seen: int = 0  # highest event number received
     stopped: int = 0  # newest epoch whose end this node has confirmed
     stuck: tuple[int, ...] = ()
+    stages: dict[str, float] = field(default_factory=dict)  # s that each stage of the stop took
+    cut: tuple[str, ...] = ()  # see ``messages.Stopped``
     signalled: int = 0
     probing: bool = False
     asked_at: float = 0.0  # when probing began

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +32,7 @@ from srun_wrapper.messages import (
 )
 from srun_wrapper.sample import Sampler
 from srun_wrapper.stdin import Stdin
+from srun_wrapper.stop_stages import Aborts, StopStages
 from srun_wrapper.tester import SlotTests
 from srun_wrapper.warm import Forked
 
@@ -74,6 +75,7 @@ class Slot:
         self._stdin = stdin
         self._running: Running | None = None
         self._epoch = 0
+        self._rank = -1
         self._first_of_all = False
         self._told_warm = 0
         self._next: Start | None = None
@@ -84,8 +86,9 @@ class Slot:
             ended=self._end_running, learnt=self._learnt, changed=self._tell_warm,
         )  # fmt: skip
         self._stopping = False
-        self._kill_at = 0.0
-        self._stuck_at = 0.0
+        self._stages: StopStages | None = None
+        self._kill_at = math.inf
+        self._stuck_at = math.inf
         self._asking = False
         self._next_check = loop.later(0.0, self._check_stopped)
         self._sampler = Sampler(loop)
@@ -182,17 +185,19 @@ class Slot:
     def _stop(self, grace: float) -> None:
         now = time.monotonic()
         if self._stopping:
-            self._kill_at = min(self._kill_at, now + grace)
+            if self._stages is not None:
+                self._stages.hurry(grace, now)
             return
         self._stopping = True
         self._launcher.cancel()
         if self._tester is not None:
             self._tester.cancel()
-        self._kill_at = now + grace if self._running is not None else now
-        self._stuck_at = self._kill_at + KILL_DEADLINE
-        if self._running is not None and grace > 0:
-            self.signal(signal.SIGTERM)
-            self.signal(signal.SIGCONT)
+        self._kill_at = self._stuck_at = math.inf
+        if self._running is not None:
+            pid = self._running.process.pid
+            aborts = Aborts(self._run_dir, self._running.epoch, pid)
+            limit = self._options.work_limit
+            self._stages = StopStages(pid, grace, limit, aborts, self.signal, now)
         self._check_stopped()
 
     def _check_stopped(self) -> None:
@@ -201,8 +206,10 @@ class Slot:
             return
         self._next_check = self._loop.later(CHECK, self._check_stopped)  # whatever fails below
         now = time.monotonic()
-        if self._running is None or now >= self._kill_at:
+        if self._running is None or self._stages is None or self._stages.due(now):
             # The rank itself is gone, or has had its time: nothing it started may stay.
+            if self._kill_at == math.inf:
+                self._kill_at, self._stuck_at = now, now + KILL_DEADLINE
             self.kill()
             self._reap()
         spared = self._staying()
@@ -233,6 +240,13 @@ class Slot:
         self._asking = True
         self._loop.aside(lambda: filesystems.look(pids, (), ANSWER), answered)
 
+    def _cut(self, stages: StopStages) -> tuple[str, ...]:
+        if not stages.cut:
+            return ()
+        limit = self._options.work_limit
+        what = f"was killed while it was still writing {stages.cut} {limit:g} s after its grace"
+        return (f"rank {self._rank} {what}",)
+
     def _stopped(self, stuck: tuple[int, ...]) -> None:
         self._stopping = False
         self._running = None
@@ -242,12 +256,17 @@ class Slot:
         if launch is not None and not stuck:
             self._launcher.spawn(launch)
             return
-        self._emit(Stopped(0, self._epoch, 0, stuck))
+        stages, self._stages = self._stages, None
+        told = Stopped(0, self._epoch, 0, stuck)
+        if stages is not None:
+            stages.ended(time.monotonic())
+            told.stages, told.cut = stages.seconds, self._cut(stages)
+        self._emit(told)
         order, self._next = self._next, None
         if order is not None and not stuck:
             for rank in order.ranks:
                 if rank.local == self._local:
-                    self._epoch = order.epoch
+                    self._epoch, self._rank = order.epoch, rank.rank
                     self._first_of_all = order.index == 0 and self._local == 0
                     self._launcher.launch(order, rank)
 

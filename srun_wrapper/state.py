@@ -273,7 +273,7 @@ class JobState:
         elif isinstance(message, Stopped):
             node.stopped = max(node.stopped, message.epoch)
             node.free_port = message.free_port
-            node.stuck = message.stuck
+            node.stuck, node.stages, node.cut = message.stuck, message.stages, message.cut
         elif isinstance(message, StdinRead):
             node.stdin[message.local] = message.whole
         elif isinstance(message, SlotLost):

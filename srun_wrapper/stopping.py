@@ -6,27 +6,33 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from srun_wrapper.messages import Stop
+from srun_wrapper.report import say
 from srun_wrapper.roster import Node
+from srun_wrapper.stop_stages import ABORTING
 
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
 
-STOP_MARGIN = 12.0  # s over the grace for a node to end its ranks
+STOP_MARGIN = 12.0  # s over all stages for a node to end its ranks
 
 
 async def stop_ranks(boss: Supervisor, nodes: Sequence[Node], over: Callable[[], bool]) -> None:
     """Until all are gone, or ``over()``. A node that cannot end them is lost."""
     state = boss.state
     epoch, grace = state.world.epoch, boss.config.stop_grace
+    most = grace + 2 * ABORTING + boss.config.stop_work_limit + STOP_MARGIN
     for node in nodes:
         boss.send(node, Stop(epoch, grace))
     done = await boss.stalls.until(
         lambda: over() or all(n.stopped >= epoch or n.gone for n in nodes),
-        grace + STOP_MARGIN,
+        most,
     )
     for node in nodes:
         if node.gone:
             continue
+        if node.stopped >= epoch:
+            for text in node.cut:
+                say(f"{node.name}: {text}; stop_work_limit sets how long it may")
         if node.stopped >= epoch and node.stuck:
             pids = ", ".join(map(str, node.stuck))
             state.lose(node, f"processes survive SIGKILL (pids {pids})", "stuck")

@@ -82,6 +82,7 @@ class TaskOptions(msgspec.Struct, frozen=True):
     warm_packages: tuple[str, ...] = ()
     outage_wait: float = LOST_HOST
     slurm_wait: float = 0.0  # s that the last duty waits for a Slurm that is away
+    work_limit: float = 60.0
 
 
 def place_from(env: Mapping[str, str]) -> Place:
@@ -178,6 +179,7 @@ class Shim:
             self._options.inherit,
             self._options.warm,
             self._options.warm_packages,
+            self._options.work_limit,
         )
         if self._options.checkpoint:
             self._keeper = self._make_keeper(run_dir)

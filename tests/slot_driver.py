@@ -193,6 +193,7 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
         inherit=config.get("inherit", False),
         warm=config.get("warm", False),
         warm_packages=tuple(config.get("packages", ())),
+        work_limit=config.get("work_limit", 60.0),
     )
     for name in slot.SECRETS:
         os.environ.pop(name, None)

@@ -142,7 +142,7 @@ class Checkpointer:
         so and training goes on. While the newest loss told to ``beat`` is not finite, nothing is
         taken: what was saved before is what a restart needs.
         """
-        if os.getpid() != self._pid or self._closed:
+        if os.getpid() != self._pid or self._closed or heartbeat._ended:
             return
         try:
             number = operator.index(step)

@@ -1,0 +1,131 @@
+"""Aborts the rank's NCCL communicators when the shim asks for it, before it kills the rank.
+
+A process that dies with open communicators leaves its NVLink peers with hardware errors. A thread
+waits on a socket beside the heartbeat's record; it is there only in ranks that have communicators
+at their first step. An aborted collective returns as if it had succeeded, with any data: so nothing
+more is reported or saved, and the main thread is made to leave.
+
+Runs in the rank: standard library only, Python 3.9 syntax.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import Any
+
+_C10D = "torch.distributed.distributed_c10d"
+ABORT = b"a"
+DONE = b"d"
+
+
+def path_beside(beat_path: str) -> str:
+    """The socket that belongs to a record of the heartbeat."""
+    return beat_path[: -len(".beat")] + ".abort"
+
+
+def offer(path: str) -> None:
+    """Listen, if this process has NCCL communicators. Raises OSError."""
+    c10d = sys.modules.get(_C10D)
+    if c10d is None or not _groups(c10d):
+        return
+    import socket
+    import threading
+
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        os.unlink(path)  # noqa: PTH108 - pathlib may not be loaded
+    except FileNotFoundError:
+        pass
+    line.bind(path)
+    line.listen(8)
+    threading.Thread(target=_wait, args=(line, c10d), name="robust-slurm", daemon=True).start()
+
+
+def _groups(c10d: Any) -> list[Any]:
+    """The process groups of this rank that use NCCL, the youngest first."""
+    world = c10d._world
+    found = [
+        group
+        for group, (backend, _store) in list(world.pg_map.items())
+        if "nccl" in str(backend) or "nccl" in str(world.pg_backend_config.get(group, ""))
+    ]
+    return sorted(found, key=lambda group: str(world.pg_names.get(group, "")), reverse=True)
+
+
+def _wait(line: socket.socket, c10d: Any) -> None:
+    import threading
+
+    while True:
+        try:
+            asker, _ = line.accept()
+            if asker.recv(1) == ABORT:
+                # No daemon: a main thread that leaves must wait until all is aborted.
+                threading.Thread(target=_serve, args=(asker, c10d), daemon=False).start()
+                return
+            asker.close()
+        except Exception as error:  # noqa: BLE001 - the shim kills the rank in any case
+            _warn(error)
+            return
+
+
+def _serve(asker: socket.socket, c10d: Any) -> None:
+    try:
+        _leave()
+        _abort(c10d)
+        asker.sendall(DONE)
+    except Exception as error:  # noqa: BLE001 - the shim kills the rank in any case
+        _warn(error)
+
+
+def _warn(error: object) -> None:
+    try:
+        sys.stderr.write(f"robust-slurm: communicators not aborted: {error!r}\n")
+    except (AttributeError, OSError, ValueError):
+        pass
+
+
+def _leave() -> None:
+    """Have this process report and save nothing more; its main thread ends when it runs again."""
+    import ctypes
+    import threading
+
+    from robust_slurm import heartbeat
+
+    heartbeat._end()
+    main = ctypes.c_ulong(threading.main_thread().ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(SystemExit))
+
+
+def _abort(c10d: Any) -> None:
+    """Abort all groups as one NCCL group call, as torch's _abort_process_group does.
+
+    That function also takes the groups out of torch's tables, under a main thread that uses them.
+    """
+    groups = _groups(c10d)
+    backends = [backend for backend in map(_nccl, groups) if backend is not None]
+    together = next((b for b in backends if hasattr(b, "_group_start")), None)
+    if together is not None:
+        together._group_start()
+    try:
+        for backend in backends:
+            # abort: torch 2.6 and later; _shutdown: 2.2 to 2.5, and it aborts as well
+            abort = getattr(backend, "abort", None) or getattr(backend, "_shutdown", None)
+            if abort is not None:
+                abort()
+    finally:
+        if together is not None:
+            together._group_end()
+
+
+def _nccl(group: Any) -> Any:
+    import torch
+
+    try:
+        return group._get_backend(torch.device("cuda"))
+    except RuntimeError:  # it has none for GPUs
+        return None
