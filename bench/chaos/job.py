@@ -187,8 +187,10 @@ class Job:
         deadline = time.monotonic() + timeout
         while True:
             state = self.record().get("JobState", "UNKNOWN").split()[0]
-            if state not in ("COMPLETING", "UNKNOWN") or time.monotonic() > deadline:
+            if state not in ("COMPLETING", "UNKNOWN"):
                 return state
+            if time.monotonic() > deadline:
+                return "COMPLETED" if (self.dir / "final.json").exists() else state
             time.sleep(0.3)
 
     def observe(self, state: str) -> Observed:
@@ -196,8 +198,10 @@ class Job:
         faults = self.lab.faults()
         if state == "COMPLETING":  # for SlurmdTimeout, with a node that crashed or hangs
             for node, fault in faults.items():
-                if fault != "up":
+                if fault == "crashed":
                     self.lab.heal(node)
+                elif fault != "up":  # Slurm may take 100 s to ask it again
+                    self.lab.ask("heal", node=node)
             state = self._settled()
         for node, fault in faults.items():
             if fault not in ("up", "crashed"):
