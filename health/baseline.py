@@ -3,6 +3,7 @@
 {"driver": ["570.86.15"],
  "vbios": {"NVIDIA H100 80GB HBM3": ["96.00.74.00.01"]},
  "max_clocks": {model: {"sm": MHz, "memory": MHz}}, "nvlinks": {model: active links},
+ "power_limits": {model: W in force},
  "pcie": {model: {"generation": the highest that GPU and slot reach, "width": lanes in use}},
  "memory": KiB, "nvme": controllers, "ethernet": {interface of a default route: Mb/s},
  "infiniband": {active port: {"rate": Gb/s, "firmware": ["28.39.1002"]}}}
@@ -83,6 +84,11 @@ def _of_device(out: dict[str, Any], device: Device) -> None:
         # The width in use: it never changes, and a slot may be wired for less than the GPU can.
         both = {"generation": pcie["max_generation"], "width": pcie["width"]}
         _most(out, "pcie", model, both)
+    power = device.get("power", {})
+    limit = round(power.get("enforced_limit", 0.0) or power.get("limit", 0.0))
+    if limit:
+        limits = out.setdefault("power_limits", {})
+        limits[model] = max(limits.get(model, 0), limit)
     if "nvlinks" in device:
         active = sum(link.get("active", False) for link in device["nvlinks"])
         links = out.setdefault("nvlinks", {})

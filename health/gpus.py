@@ -2,7 +2,8 @@
 
 The fleet's recorded values (``System.fleet``) that GPU checks read; a key may be missing:
 ``driver``: allowed versions; by the model's name: ``vbios``: allowed versions, ``max_clocks``:
-{"sm": MHz, "memory": MHz}, ``nvlinks``: active links, ``pcie``: {"generation": n, "width": n}.
+{"sm": MHz, "memory": MHz}, ``power_limits``: W in force, ``nvlinks``: active links, ``pcie``:
+{"generation": n, "width": n}.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ GPU = {
     "name": "NVIDIA H100 80GB HBM3",
     "vbios": "96.00",
     "clocks": {"max_sm": 1980, "max_memory": 2619},
+    "power": {"limit": 700.0, "enforced_limit": 700.0},
     "pcie": {"generation": 1, "max_generation": 5, "width": 8, "max_width": 16},
     "nvlinks": [{"link": 0, "active": True}, {"link": 1, "active": False}],
     "errors": {},

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fake_gpus import DRIVER, gpu_node, h100
 from fake_system import BOOT, NOW
-from gpu_families import change, check, said
+from gpu_families import GONE, change, check, said
 
 from health.finding import Finding
 from health.system import Event
@@ -46,6 +46,44 @@ def test_maximum_clocks_against_the_fleet_and_the_other_gpus() -> None:
     assert clocks.run(gpu_node([devices[2]])) == []
     del devices[2]["clocks"]["max_sm"]
     assert clocks.run(gpu_node(devices, fleet=fleet)) == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "enforced", "recorded", "options", "found"),
+    [
+        (700.0, 700.0, 0, {}, []),
+        (750.0, 750.0, 0, {}, []),
+        (500.0, 500.0, 0, {}, ["power-limit-low"]),
+        (500.0, 500.0, 700, {}, ["power-recorded"]),
+        (700.0, 350.0, 700, {}, ["power-recorded"]),  # the chassis or a cable, not the setting
+        (500.0, 500.0, 500, {}, []),  # a site that caps all its boards
+        (700.0, 500.0, 500, {}, []),  # and one whose chassis does
+        (500.0, 499.7, 500, {}, []),
+        (None, None, 500, {}, []),
+        (500.0, 500.0, 700, {"power_limit": 500.0}, ["power-uneven"]),
+        (400.0, 400.0, 700, {"power_limit": 500.0}, ["power-limit"]),
+        (500.0, 500.0, "700", {}, ["power-limit-low"]),  # nothing usable was recorded
+    ],
+)
+def test_the_power_limit_of_one_gpu(
+    limit: float | None, enforced: float | None, recorded: Any, options: dict[str, Any],
+    found: list[str],
+) -> None:  # fmt: skip
+    """Beside three GPUs at 700 W."""
+    devices = [h100(i) for i in range(4)]
+    for key, value in (("limit", limit), ("enforced_limit", enforced)):
+        change(devices[2], **{f"power__{key}": GONE if value is None else value})
+    fleet = {"power_limits": {"NVIDIA H100 80GB HBM3": recorded}} if recorded else {}
+    system = gpu_node(devices, fleet=fleet, options={"gpu_thermal": options})
+    told = check("gpu_thermal").run(system)
+    assert [(f.check, f.device) for f in told] == [(name, "gpu2") for name in found]
+
+
+def test_all_gpus_raised_but_one() -> None:
+    devices = [change(h100(i), power__limit=750.0, power__enforced_limit=750.0) for i in range(3)]
+    found = check("gpu_thermal").run(gpu_node([*devices, h100(3)]))
+    assert said(found) == [("power-uneven", "WARN", "gpu3", "none")]
+    assert check("gpu_thermal").run(gpu_node([devices[0], h100(3)])) == []  # one of two
 
 
 def test_ecc_off_on_one_of_many() -> None:

@@ -20,7 +20,13 @@ def test_the_baseline_is_this_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     gpus(
         monkeypatch,
         GPU,
-        {**GPU, "index": 4, "nvlinks": [], "pcie": {"max_generation": 4, "width": 4}},
+        {
+            **GPU,
+            "index": 4,
+            "nvlinks": [],
+            "pcie": {"max_generation": 4, "width": 4},
+            "power": {"limit": 700.0, "enforced_limit": 499.9},
+        },
     )
     assert cli.main(["baseline"]) == 0
     model = GPU["name"]
@@ -28,6 +34,7 @@ def test_the_baseline_is_this_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "driver": ["570.1"],
         "vbios": {model: ["96.00"]},
         "max_clocks": {model: {"sm": 1980, "memory": 2619}},
+        "power_limits": {model: 700},
         "pcie": {model: {"generation": 5, "width": 8}},  # in use, of the best of them
         "nvlinks": {model: 1},
     }

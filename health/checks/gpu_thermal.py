@@ -1,4 +1,4 @@
-"""Temperature against the board's own thresholds, power limits against its default."""
+"""Temperature against the board's own thresholds; power limits against its default and its like."""
 
 from __future__ import annotations
 
@@ -33,14 +33,28 @@ LIMIT_LOW = Condition(
     "WARN",
     "node",
     "none",
-    "the power limit is below the board's default, and none is set here",
+    "the power limit is below the board's default, and none is set or recorded",
+)
+RECORDED = Condition(
+    "power-recorded",
+    "WARN",
+    "node",
+    "none",
+    "the power limit in force is below what the fleet recorded, and none is set here",
+)
+UNEVEN = Condition(
+    "power-uneven",
+    "WARN",
+    "node",
+    "none",
+    "the power limit in force is below that of most GPUs of the model in this node",
 )
 ENFORCED = Condition(
     "power-enforced",
     "WARN",
     "node",
     "none",
-    "a lower limit than the one set is enforced (power cables, the chassis)",
+    "a lower limit than the one set is enforced (power cables, the chassis), and none is recorded",
 )
 NO_POWER = Condition(
     "power-unreadable", "WARN", "node", "none", "the board does not tell its power draw, or 0 W"
@@ -53,7 +67,7 @@ SETTINGS = {
     "margin": Setting(5, "how near to the slowdown threshold the GPU may be", "°C"),
     "gpu_limit": Setting(0, "too hot for a GPU; 0: its own threshold less the margin", "°C"),
     "memory_limit": Setting(0, "too hot for its memory; 0: above its own maximum", "°C"),
-    "power_limit": Setting(0.0, "the limit that the site sets; 0: the board's default", "W"),
+    "power_limit": Setting(0.0, "the limit that the site sets; 0: as recorded or the default", "W"),
 }
 
 # Thresholds below this are not temperatures: some boards answer 0 or a margin.
@@ -64,9 +78,16 @@ def run(system: System) -> list[Finding]:
     """Findings about the temperature and power of every GPU."""
     options = system.options("gpu_thermal")
     found = []
-    for device in gpus.devices(system):
+    devices = gpus.devices(system)
+    for device in devices:
+        model = device.get("name", "")
+        recorded = gpus.recorded(system, "power_limits", model)
+        same = [_in_force(other) for other in devices if other.get("name", "") == model]
+        usual = gpus.majority([limit for limit in same if limit]) or 0
         found += _temperature(device, options)
-        found += _power(device, options["power_limit"])
+        found += _power_draw(device)
+        known = recorded if isinstance(recorded, int) else 0
+        found += _power_limit(device, options["power_limit"], known, usual)
     return found
 
 
@@ -102,32 +123,52 @@ def _limit(setting: int, threshold: int, offset: int) -> tuple[int, str]:
     return threshold + offset, f"the board's threshold {threshold} °C"
 
 
-def _power(device: Device, wanted: float) -> list[Finding]:
+def _power_draw(device: Device) -> list[Finding]:
     power, name = device.get("power", {}), gpus.name(device)
-    found = []
     problem = gpus.refused(device, "power")
     if problem:
-        found.append(NO_POWER.found(f"NVML {problem}", name))
-    elif power.get("draw", 1.0) <= 0:
-        found.append(NO_POWER.found(f"power draw {power.get('draw')} W, wanted more (NVML)", name))
+        return [NO_POWER.found(f"NVML {problem}", name)]
+    if power.get("draw", 1.0) <= 0:
+        return [NO_POWER.found(f"power draw {power.get('draw')} W, wanted more (NVML)", name)]
+    return []
+
+
+def _in_force(device: Device) -> int:
+    """The power limit that holds after all limiters, in W; 0: not told."""
+    power = device.get("power", {})
+    return round(power.get("enforced_limit", 0.0) or power.get("limit", 0.0))
+
+
+def _power_limit(device: Device, wanted: float, recorded: int, usual: int) -> list[Finding]:
+    """What the site sets goes before the fleet's record, and that before the board's default."""
+    power, name = device.get("power", {}), gpus.name(device)
     limit, default = power.get("limit", 0.0), power.get("default_limit", 0.0)
+    now, model = _in_force(device), device.get("name", "")
+    if recorded and not wanted:
+        if not now or now >= recorded:
+            return []
+        text = f"power limit in force {now} W, {recorded} W recorded for {model}"
+        return [RECORDED.found(f"{text} (fleet power_limits)", name)]
+    found = []
     if wanted and limit and limit < wanted:
         text = f"power limit {limit:.0f} W, wanted {wanted:.0f} W"
         found.append(LIMIT.found(f"{text} ([health.gpu_thermal] power_limit)", name))
     elif not wanted and limit and limit < default:
         text = f"power limit {limit:.0f} W, the board's default is {default:.0f} W (NVML)"
         found.append(LIMIT_LOW.found(text, name))
-    enforced = power.get("enforced_limit", 0.0)
-    if enforced and limit and enforced < limit:
-        text = f"enforced power limit {enforced:.0f} W, set to {limit:.0f} W (NVML)"
+    if now and now < round(limit):
+        text = f"enforced power limit {now} W, set to {limit:.0f} W (NVML)"
         found.append(ENFORCED.found(text, name))
+    if now and now < usual and not found:
+        text = f"power limit in force {now} W, most {model} of this node have {usual} W (NVML)"
+        found.append(UNEVEN.found(text, name))
     return found
 
 
 CHECK = Check(
     "gpu_thermal",
     run,
-    (GPU, MEMORY, LIMIT, LIMIT_LOW, ENFORCED, NO_POWER, UNREADABLE),
+    (GPU, MEMORY, LIMIT, LIMIT_LOW, RECORDED, UNEVEN, ENFORCED, NO_POWER, UNREADABLE),
     SETTINGS,
     needs_nvml=True,
     closes_on_error=False,
