@@ -218,7 +218,7 @@ def test_command_missing_on_one_node(new_lab: LabFactory) -> None:
     record = training.only_incident(
         symptom="crash", cause="node", action="swap_spare", suspects=["n2"], swaps=[["n2", "n3"]]
     )
-    assert record["evidence"][0] == "n2 cannot run the command"
+    assert record["evidence"][0] == "n2 cannot start a rank"
     assert training.says(f"cannot run '{LOCAL}'")
     assert list(training.accusations()) == ["n2"]
     training.until(lambda: training.nodes() == "n[1,3]", "release of n2", 10.0)
