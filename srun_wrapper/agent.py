@@ -40,6 +40,7 @@ from srun_wrapper.messages import (
     Stalled,
     Start,
     Started,
+    StdinRead,
     Stop,
     Stopped,
     decode_ask,
@@ -167,6 +168,7 @@ class Agent:
             del self._links[local]
             self._absent.add(local)
             epoch = self._running.pop(local, 0)
+            self._event(StdinRead(0, local, False))  # the input that it has kept died with it
             if epoch:
                 text = f"the robust-task of {self._place.node} died and took its rank with it"
                 self._event(Exited(0, epoch, local, None, int(signal.SIGKILL), 0.0, text))

@@ -11,8 +11,8 @@ from srun_wrapper.ladder import Means
 from srun_wrapper.stdin import LIMIT
 
 SPENT = (
-    f"a rank has read more than {LIMIT >> 20} MiB through stdin, which is not kept for a restart: "
-    "have the program read a file instead, or start it by --input=FILE"
+    f"input that a rank has had through stdin is not kept (more than {LIMIT >> 20} MiB, or its "
+    "robust-task died): have the program read a file instead, or start it with --input=FILE"
 )
 ONLY_HERE = (
     "ranks have had input through stdin, which only nodes of the job's own step can be given again"
@@ -44,10 +44,8 @@ def limited(means: Means, source: Feed, had: Collection[bool]) -> Means:
 
     ``had``: one for each slot of the running ranks that has had input, True if all is kept.
     """
-    if not had or source is Feed.TERMINAL:
+    if not had or source in (Feed.TERMINAL, Feed.FILE):
         return means
     if not all(had):
         return replace(means, never=SPENT)
-    if source is Feed.FILE:
-        return means
     return replace(means, companions=0, spares=means.spares if source is Feed.EVERY else 0)

@@ -203,6 +203,7 @@ class JobState:
         node.stalled = ()
         node.warm.clear()
         node.stores.clear()
+        node.stdin = dict.fromkeys(node.stdin, False)
         self.on_news(f"{node.name}: its agent died and was started again")
         ranks = [r for r in self.world.by_rank.values() if r.node is node and r.exit is None]
         if ranks and node.role is Role.ACTIVE and self.stopping_epoch < self.world.epoch:
@@ -275,7 +276,10 @@ class JobState:
             node.free_port = message.free_port
             node.stuck, node.stages, node.cut = message.stuck, message.stages, message.cut
         elif isinstance(message, StdinRead):
-            node.stdin[message.local] = message.whole
+            if message.whole:
+                node.stdin.setdefault(message.local, True)
+            elif message.local in node.stdin:  # what is gone does not come again
+                node.stdin[message.local] = False
         elif isinstance(message, SlotLost):
             node.ours = True
             self._fail_node(node, "node_lost", f"a robust-task of {node.name} died for good")

@@ -37,14 +37,15 @@ class Stdin:
         self._dropped = 0  # bytes that came before what is kept
         self._fed = 0  # bytes that the pipe has taken in this incarnation
         self._ended = False  # srun has no more
-        self._start: int | None = None
+        self._file = False
         self._sink = -1
         self._feeding = False
         self._done = False
         try:
             mode = os.fstat(fd).st_mode
             if stat.S_ISREG(mode):
-                self._start = os.lseek(fd, 0, os.SEEK_CUR)
+                self._file = True
+                self.rewind()  # a shim before this one may have had it
                 tell(True)
             elif stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
                 self._take_over()
@@ -72,8 +73,8 @@ class Stdin:
     def rewind(self) -> None:
         """Have the next rank find all its input again; no process may be reading it."""
         with contextlib.suppress(OSError):
-            if self._start is not None:
-                os.lseek(self._fd, self._start, os.SEEK_SET)
+            if self._file:
+                os.lseek(self._fd, 0, os.SEEK_SET)
             if not self._feeding:
                 return
             with self._lock:

@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from made_job import Job
 from waiting import until
 
 from srun_wrapper.feed import Feed, feed, limited
 from srun_wrapper.ladder import Means
+from srun_wrapper.messages import StdinRead
 from srun_wrapper.stdin import Stdin
 
 LINES = b"".join(b"%d\n" % number for number in range(100))
@@ -129,7 +131,7 @@ def test_where_input_goes(value: str | None, terminal: bool, expected: Feed) -> 
         (Feed.EVERY, [True, False], 2, 64, True),
         (Feed.ONE, [True], 0, 0, False),
         (Feed.OWN, [True], 0, 0, False),
-        (Feed.FILE, [True], 2, 64, False),
+        (Feed.FILE, [True, False], 2, 64, False),
         (Feed.TERMINAL, [True, False], 2, 64, False),
     ],
 )
@@ -138,3 +140,15 @@ def test_what_a_recovery_may_use(
 ) -> None:
     found = limited(Means(2, 64, True, 3), source, had)
     assert (found.spares, found.companions, bool(found.never)) == (spares, companions, never)
+
+
+def test_what_a_robust_task_has_kept_dies_with_it() -> None:
+    job = Job(2, 0)
+    job.say(0, StdinRead(1, 0, False))  # its shim died before there was any
+    assert job.node(0).stdin == {}
+    for number, whole in ((2, True), (3, False), (4, True)):
+        job.say(0, StdinRead(number, 0, whole))
+    assert job.node(0).stdin == {0: False}
+    job.say(1, StdinRead(1, 1, True))
+    job.state._reborn(job.node(1))
+    assert job.node(1).stdin == {1: False}
