@@ -19,6 +19,7 @@ from lab import Lab, LabError
 from lab.disruption import expand
 from lab.ranks import scan
 from robust_slurm.ledger import WITHDRAWN
+from srun_wrapper import guardian
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOKEN = "CHAOS_TOKEN"
@@ -133,8 +134,14 @@ class Job:
         return sorted(found)
 
     def shims(self, node: str) -> list[int]:
-        """Return the shims of a node, its agent first."""
-        return self.pids("srun_wrapper.task", node)
+        """Return the shims of a node, its agent first; not the guardians that started them."""
+        found = self.pids("srun_wrapper.task", node)
+        return [pid for pid in found if _name(pid) != guardian.NAME.decode()]
+
+    def guardians(self, node: str) -> list[int]:
+        """Return the processes of a node that start a shim once more when it dies."""
+        found = self.pids("srun_wrapper.task", node)
+        return [pid for pid in found if _name(pid) == guardian.NAME.decode()]
 
     def supervisor(self) -> int:
         """Return the pid of robust-srun."""
@@ -257,6 +264,13 @@ class Job:
 
 def _nodes(text: str) -> list[str]:
     return [] if text in ("", "(null)") else expand(text)
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _command_line(pid: int) -> str:

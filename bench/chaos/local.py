@@ -76,6 +76,11 @@ def kill_shim(which: int) -> Fault:
     return fault
 
 
+def kill_guardian(job: Job) -> None:
+    """Kill the guardian of n2's shim: for Slurm its task is dead."""
+    os.kill(job.guardians("n2")[0], signal.SIGKILL)
+
+
 def strangers(job: Job) -> None:
     """Give the shims of n2 few descriptors, and connect to every port of n2 and n1 from n5."""
     few = "for pid in $(pgrep -f srun_wrapper.task); do prlimit --pid $pid --nofile=64:64; done"
@@ -150,6 +155,12 @@ OURS = [
         per_node=2,
     ),
     Case(name="agent_killed", broken="the agent of a node is killed", fault=kill_shim(0)),
+    Case(
+        name="guardian_killed",
+        broken="the guardian of a node's agent is killed: Slurm takes its task for dead",
+        fault=kill_guardian,
+        expected=Expected(gone=N2),
+    ),
     Case(
         name="strangers",
         broken="150 connections to each port; the agent has 64 descriptors",
