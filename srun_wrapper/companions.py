@@ -282,6 +282,8 @@ class Companions:
         try:
             jobs = await aside(self._allotted, ASK)
         except (SlurmError, TimeoutError):
+            for request in requests:
+                request.outages = -1  # whatever ends now, Slurm may be the cause
             return
         for request in requests:
             request.look(jobs, time.monotonic())

@@ -100,7 +100,9 @@ def test_beside_a_silent_one_another_is_asked_for(boss: Boss, second: str) -> No
     play(boss, scene)
 
 
-def test_it_is_asked_again_when_slurm_was_away(boss: Boss) -> None:
+def test_it_is_asked_again_when_slurm_was_away(boss: Boss, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(companions, "LOOK", 60.0)  # only what follows the end of srun asks
+
     async def scene() -> None:
         away = iter([SlurmError("timeout", ("squeue",), "no answer")] * 3)
         known = boss.slurm.job
@@ -129,6 +131,33 @@ def test_it_is_asked_again_when_slurm_was_away(boss: Boss) -> None:
         assert list(came) == [1] and boss.asked[1] == ["--ntasks=2"]
         assert not boss.companions.to_report(True)
         assert [text.partition(" answer")[0] for text in boss.said] == ["Slurm does not", "Slurm"]
+
+    play(boss, scene)
+
+
+def test_slurm_was_away_when_srun_ended(boss: Boss) -> None:
+    """It was seen by a look at what became of the request, and has been back since."""
+
+    async def scene() -> None:
+        answers = iter([SlurmError("timeout", ("squeue",), "no answer")])
+
+        def jobs(name: str) -> list[Allotted]:
+            for error in answers:
+                boss.sruns[0].kill()
+                raise error
+            return allotted(boss, "s1")(name)
+
+        boss.slurm.allotted = jobs
+
+        async def come() -> None:
+            await srun_count(boss, 2)
+            boss.comes(2)
+
+        coming = asyncio.create_task(come())
+        came = await boss.companions.take({1: (2, "n2")})
+        await coming
+        assert list(came) == [1] and boss.asked[1] == ["--ntasks=2"]
+        assert not boss.companions.to_report(True)
 
     play(boss, scene)
 
