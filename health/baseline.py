@@ -6,7 +6,8 @@
  "power_limits": {model: W in force},
  "pcie": {model: {"generation": the highest that GPU and slot reach, "width": lanes in use}},
  "memory": KiB, "nvme": controllers, "ethernet": {interface of a default route: Mb/s},
- "infiniband": {active port: {"rate": Gb/s, "firmware": ["28.39.1002"]}}}
+ "infiniband": {active port: {"rate": Gb/s, "firmware": ["28.39.1002"]}},
+ "services": ["nvidia-imex.service"], "modules": ["nvidia_peermem"]}
 
 The second half holds no model's name: it is right only where all nodes are alike.
 """
@@ -54,6 +55,7 @@ def _of_host(system: System) -> dict[str, Any]:
     """Ports and interfaces that are down here are left out: nobody wants them up."""
     from health.checks.ethernet import default_speeds
     from health.checks.memory import parse_meminfo
+    from health.checks.services import running
     from health.ibports import ports
 
     found = {
@@ -66,6 +68,7 @@ def _of_host(system: System) -> dict[str, Any]:
         "nvme": len(sysfs.names(system, "/sys/class/nvme")),
         "infiniband": found,
         "ethernet": default_speeds(system),
+        **running(system),
     }
 
 

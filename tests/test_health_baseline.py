@@ -54,14 +54,15 @@ def test_the_baseline_is_this_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_host_is_recorded_as_the_checks_read_it() -> None:
     """And the node that it was recorded from passes them."""
     down = port("mlx5_8", "1: DOWN") | port("mlx5_9", "2: INIT", physical="5: LinkUp")
-    node = healthy(more=down)
+    node = healthy(more=down | {"/sys/module/nvidia_peermem/refcnt": "8"})
     found = baseline.observe(node, True)
     assert found["memory"] == 2113560000 and found["nvme"] == 1
     assert found["infiniband"] == {
         f"mlx5_{i}": {"rate": 400.0, "firmware": ["28.39.1002"]} for i in range(8)
     }
     assert found["ethernet"] == {"bond0": 200000}  # of the default route
-    again = healthy(more=down, fleet=found)
+    assert found["services"] == [] and found["modules"] == ["nvidia_peermem"]
+    again = healthy(more=down | {"/sys/module/nvidia_peermem/refcnt": "8"}, fleet=found)
     for check in CHECKS:
         assert check.run(again) == [], check.name
     slower = healthy(
@@ -85,7 +86,7 @@ def test_without_gpus_only_the_host_is_recorded(
     assert "--host records the rest of a node" in capsys.readouterr().err
     assert cli.main(["baseline", "--host"]) == 0
     found = json.loads((tmp_path / "spool/fleet.json").read_text())
-    assert set(found) == {"memory", "nvme", "infiniband", "ethernet"}
+    assert set(found) == {"memory", "nvme", "infiniband", "ethernet", "services", "modules"}
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,12 @@ def said(load: str, active: str, sub: str) -> str:
         ("loaded", "active", "running", "up"),
         ("loaded", "active", "exited", "up"),
         ("loaded", "reloading", "reload", "up"),
-        ("loaded", "failed", "failed", "down"),
-        ("loaded", "inactive", "dead", "down"),
-        ("loaded", "activating", "auto-restart", "down"),
+        ("loaded", "failed", "failed", "failed"),
+        ("loaded", "inactive", "dead", "stopped"),
+        ("loaded", "activating", "auto-restart", "failed"),
         ("loaded", "activating", "start", "unknown"),
         ("not-found", "inactive", "dead", "missing"),
-        ("masked", "inactive", "dead", "down"),
+        ("masked", "inactive", "dead", "stopped"),
         ("", "", "", "unknown"),
     ],
 )
@@ -158,6 +158,70 @@ def test_modules() -> None:
     more = {"/sys/module/nvidia_peermem/version": "1"}
     found = ids(services.CHECK.run(healthy(more=more, options=options)))
     assert found == [(FAIL, "module-missing", "gdrdrv")]
+
+
+IMEX = "nvidia-imex.service"
+ENABLED = {f"/etc/systemd/system/multi-user.target.wants/{IMEX}": f"/usr/lib/systemd/system/{IMEX}"}
+RUNS = {f"/sys/fs/cgroup/system.slice/{IMEX}/cgroup.events": "populated 1\nfrozen 0\n"}
+RECORDED = {"services": [IMEX]}
+FAILED, STOPPED = ("loaded", "failed", "failed"), ("loaded", "inactive", "dead")
+TOLD = [(WARN, "service-imex", IMEX)]
+
+
+@pytest.mark.parametrize(
+    ("links", "more", "answer", "fleet", "required", "found"),
+    [
+        ({}, {}, None, RECORDED, [], []),  # another kind of node
+        (ENABLED, RUNS, None, RECORDED, [], []),
+        (ENABLED, {}, STOPPED, {}, [], []),  # a prolog starts it, or this node is in no domain
+        (ENABLED, {}, FAILED, {}, [], TOLD),
+        (ENABLED, {}, ("loaded", "activating", "auto-restart"), {}, [], TOLD),
+        (ENABLED, {}, STOPPED, RECORDED, [], TOLD),
+        (ENABLED, {}, ("loaded", "activating", "start"), RECORDED, [], []),
+        (ENABLED, {}, ("not-found", "inactive", "dead"), RECORDED, [], []),
+        (ENABLED, {}, TimeoutError(errno.ETIMEDOUT, "did not end"), RECORDED, [], []),
+        (ENABLED, {}, STOPPED, {"services": IMEX}, [], []),  # nothing usable was recorded
+        (ENABLED, {}, STOPPED, {}, ["nvidia-imex"], [(FAIL, "service-down", IMEX)]),
+    ],
+)
+def test_imex(
+    links: dict[str, str], more: dict[str, str], answer: Any, fleet: dict[str, Any],
+    required: list[str], found: list[Any],
+) -> None:  # fmt: skip
+    output = Output(0, said(*answer), "") if isinstance(answer, tuple) else answer
+    commands = {show(IMEX): output} if output else {}
+    options = {"services": {"required": required}}
+    system = healthy(more=more, commands=commands, fleet=fleet, options=options)
+    system.links |= links
+    assert ids(services.CHECK.run(system)) == found
+
+
+@pytest.mark.parametrize(
+    ("loaded", "fleet", "modules", "found"),
+    [
+        (["nvidia"], {}, [], []),
+        (["nvidia"], {"modules": []}, [], []),
+        (["nvidia"], {"modules": ["nvidia_peermem"]}, [], [(WARN, "peermem-missing")]),
+        (["nvidia"], {"modules": ["nv_peer_mem"]}, [], [(WARN, "peermem-missing")]),
+        (["nvidia", "nvidia_peermem"], {"modules": ["nvidia_peermem"]}, [], []),
+        (["nvidia", "nvidia_peermem"], {"modules": ["nv_peer_mem"]}, [], []),
+        ([], {"modules": ["nvidia_peermem"]}, [], []),  # no GPU driver
+        (["nvidia"], {"modules": "nvidia_peermem"}, [], []),
+        (["nvidia"], {"modules": ["nvidia_peermem"]}, ["nvidia-peermem"],
+         [(FAIL, "module-missing")]),
+    ],
+)  # fmt: skip
+def test_peermem(
+    loaded: list[str], fleet: dict[str, Any], modules: list[str], found: list[Any]
+) -> None:
+    more = {f"/sys/module/{name}/refcnt": "0\n" for name in loaded}
+    options = {"services": {"modules": modules}}
+    told = services.CHECK.run(healthy(more=more, fleet=fleet, options=options))
+    assert [(f.status, f.check) for f in told] == found
+    rdma = "/sys/class/infiniband/"
+    no_ports = tuple(path for path in healthy().files if path.startswith(rdma))
+    told = services.CHECK.run(healthy(more=more, without=no_ports, fleet=fleet, options=options))
+    assert [f for f in told if f.status == WARN] == []
 
 
 # --- clock --------------------------------------------------------------------------------------

@@ -8,10 +8,13 @@ processes may be in sight.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from health.check import Check, Condition, Setting
 from health.finding import Finding
-from health.sysfs import names, text
+from health.ibports import BASE as RDMA
+from health.sysfs import fleet, names, text
 from health.system import System
 
 DOWN = Condition(
@@ -27,9 +30,30 @@ FABRIC_MANAGER = Condition(
 UNKNOWN = Condition(
     "service-unknown", "WARN", "tool", "none", "whether a wanted unit runs could not be seen"
 )
+IMEX = Condition(
+    "service-imex",
+    "WARN",
+    "node",
+    "none",
+    "nvidia-imex is enabled and systemd says that it failed, or stopped where the fleet has it run",
+)
 MODULE = Condition("module-missing", "FAIL", "node", "none", "a wanted kernel module is not loaded")
+PEERMEM = Condition(
+    "peermem-missing",
+    "WARN",
+    "node",
+    "none",
+    "the fleet's record has nvidia_peermem, and this node with GPUs and RDMA ports has not",
+)
 
 FABRIC_UNIT = "nvidia-fabricmanager.service"
+# Brokers memory between the nodes of a multi-node NVLink domain. It may be stopped between jobs (a
+# prolog starts it), and ends by itself, without error, on a node that is in no domain.
+IMEX_UNIT = "nvidia-imex.service"
+_IMEX_ENABLED = f"/etc/systemd/system/multi-user.target.wants/{IMEX_UNIT}"
+# GPUDirect RDMA: the driver's own module, and the one that it took the place of.
+PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
+_MODULES = "/sys/module"
 NVIDIA, BRIDGE_OTHER = "0x10de", "0x068000"  # pci.ids; NVSwitches show this class
 
 # Where systemd keeps a unit's processes: the unified hierarchy, or its own beside cgroup v1.
@@ -51,7 +75,10 @@ def unit_name(word: str) -> str:
 
 
 def judge_unit(shown: str) -> tuple[str, str]:
-    """What `systemctl show` printed -> ("up" | "down" | "missing" | "unknown", in words)."""
+    """What `systemctl show` printed -> (one word, in words).
+
+    The word: "up", "failed", "stopped", "missing" or "unknown".
+    """
     values = dict(line.partition("=")[::2] for line in shown.splitlines())
     load, active = values.get("LoadState", ""), values.get("ActiveState", "")
     sub = values.get("SubState", "")
@@ -60,8 +87,10 @@ def judge_unit(shown: str) -> tuple[str, str]:
         return "up", said
     if load == "not-found":
         return "missing", said
-    if active in ("inactive", "failed", "deactivating") or sub == "auto-restart":
-        return "down", said
+    if active == "failed" or sub == "auto-restart":
+        return "failed", said
+    if active in ("inactive", "deactivating"):
+        return "stopped", said
     return "unknown", said  # starting, or an answer that this does not know
 
 
@@ -76,20 +105,57 @@ def _run(system: System) -> list[Finding]:
             found.append(UNKNOWN.found(f"services.required: {error}"))
     if _has_nvswitch(system):
         wanted[FABRIC_UNIT] = FABRIC_MANAGER
+    if _imex_enabled(system):
+        wanted.setdefault(IMEX_UNIT, IMEX)
+    record = fleet(system)
     unseen = [unit for unit in wanted if not _in_cgroup(system, unit)]
     for unit, (state, said) in _ask(system, unseen).items():
         condition = wanted[unit]
-        if state == "down" or (state == "missing" and condition is DOWN):
+        down = state in ("failed", "stopped")
+        if condition is IMEX:
+            if state == "failed" or (down and IMEX_UNIT in _listed(record, "services")):
+                found.append(IMEX.found(f"{said}: systemctl status nvidia-imex", unit))
+        elif down or (state == "missing" and condition is DOWN):
             found.append(condition.found(said, unit))
         elif state == "up" or (said == NO_SYSTEMD and condition is FABRIC_MANAGER):
             continue  # nobody asked for this look; what NVML says of the fabric stands in nvlink
         elif not _runs(system, unit):
             found.append(UNKNOWN.found(f"{said}; no process of its name", unit))
-    loaded = names(system, "/sys/module") if options["modules"] else []
-    for module in options["modules"]:
-        name = module.replace("-", "_")
-        if name not in loaded:
-            found.append(MODULE.found(f"no /sys/module/{name}", name))
+    return found + _modules(system, options["modules"], _listed(record, "modules"))
+
+
+def running(system: System) -> dict[str, list[str]]:
+    """What of the optional services and modules is there: for the fleet's record."""
+    loaded = names(system, _MODULES)
+    return {
+        "services": [IMEX_UNIT] if _in_cgroup(system, IMEX_UNIT) else [],
+        "modules": [name for name in PEER_MODULES if name in loaded],
+    }
+
+
+def _listed(record: Mapping[str, Any], key: str) -> list[Any]:
+    value = record.get(key)
+    return value if isinstance(value, list) else []
+
+
+def _imex_enabled(system: System) -> bool:
+    try:
+        return bool(system.link(_IMEX_ENABLED))
+    except OSError:
+        return False
+
+
+def _modules(system: System, wanted: Sequence[str], recorded: Sequence[Any]) -> list[Finding]:
+    if not (wanted or recorded):
+        return []
+    loaded = names(system, _MODULES)
+    asked = [module.replace("-", "_") for module in wanted]
+    found = [MODULE.found(f"no {_MODULES}/{name}", name) for name in asked if name not in loaded]
+    peers = [name for name in PEER_MODULES if name in recorded]
+    here = set(loaded) | set(asked)
+    if peers and here.isdisjoint(PEER_MODULES) and "nvidia" in loaded and names(system, RDMA):
+        said = f"no {_MODULES}/{peers[0]} (fleet modules): modprobe {peers[0]}"
+        found.append(PEERMEM.found(said, peers[0]))
     return found
 
 
@@ -149,7 +215,7 @@ def _has_nvswitch(system: System) -> bool:
 CHECK = Check(
     name="services",
     run=_run,
-    conditions=(DOWN, FABRIC_MANAGER, UNKNOWN, MODULE),
+    conditions=(DOWN, FABRIC_MANAGER, IMEX, UNKNOWN, MODULE, PEERMEM),
     settings={
         "required": Setting([], 'systemd units that must be active: "munge", "sssd.service"'),
         "modules": Setting([], 'kernel modules that must be loaded: "nvidia_peermem"'),
