@@ -170,6 +170,43 @@ ROWS: list[Row] = [
     ("gpu_thermal", h100, {"temperature__gpu": 40, "temperature__slowdown": -2}, {}, []),
     ("gpu_thermal", h100, {"temperature__memory": 95}, {}, []),
     ("gpu_thermal", h100, {"temperature__memory": 96}, {}, ["FAIL temperature-memory"]),
+    # HBM of a board that reports no maximum for its memory has a limit of its own
+    ("gpu_thermal", h100, {"temperature__memory": 95, "temperature__memory_max": GONE}, {}, []),
+    (
+        "gpu_thermal",
+        h100,
+        {"temperature__memory": 96, "temperature__memory_max": GONE},
+        {},
+        ["WARN temperature-hbm"],
+    ),
+    (
+        "gpu_thermal",
+        h100,
+        {"temperature__memory": 96, "temperature__memory_max": 0},  # a T.Limit
+        {},
+        ["WARN temperature-hbm"],
+    ),
+    (
+        "gpu_thermal",
+        h100,
+        {"temperature__memory": 96, "temperature__memory_max": GONE},
+        {"memory_limit": 90},
+        ["FAIL temperature-memory"],
+    ),
+    (
+        "gpu_thermal",
+        h100,
+        {"temperature__memory": 96, "temperature__memory_max": GONE},
+        {"hbm_limit": 0},
+        [],
+    ),
+    (
+        "gpu_thermal",
+        h100,  # GDDR may be hotter
+        {"name": "NVIDIA L40S", "temperature__memory": 100, "temperature__memory_max": GONE},
+        {},
+        [],
+    ),
     (
         "gpu_thermal",
         h100,

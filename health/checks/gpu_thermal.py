@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,13 @@ MEMORY = Condition(
     "none",
     "memory of a GPU without work hotter than its maximum, or at `memory_limit` (a WARN on one at "
     "work)",
+)
+HBM = Condition(
+    "temperature-hbm",
+    "WARN",
+    "node",
+    "none",
+    "HBM hotter than `hbm_limit`, on a board that reports no maximum for its memory",
 )
 LIMIT = Condition("power-limit", "FAIL", "node", "none", "the power limit is below `power_limit`")
 LIMIT_LOW = Condition(
@@ -67,11 +75,18 @@ SETTINGS = {
     "margin": Setting(5, "how near to the slowdown threshold the GPU may be", "°C"),
     "gpu_limit": Setting(0, "too hot for a GPU; 0: its own threshold less the margin", "°C"),
     "memory_limit": Setting(0, "too hot for its memory; 0: above its own maximum", "°C"),
+    "hbm_limit": Setting(
+        95, "highest HBM temperature of a board that reports no maximum; 0: none", "°C"
+    ),
     "power_limit": Setting(0.0, "the limit that the site sets; 0: as recorded or the default", "W"),
 }
 
 # Thresholds below this are not temperatures: some boards answer 0 or a margin.
 _PLAUSIBLE = 50
+# Boards with HBM. NVML no longer promises a memory threshold from Ada on (nvml.h,
+# nvmlDeviceGetTemperatureThreshold), and a T.Limit counts down to a maximum that it does not name.
+# HBM of Hopper is reported to throttle from 95 °C on; GDDR may be hotter and gets no limit here.
+_HBM = re.compile(r"\b(?:V100|A30|A[18]00|H(?:20|[128]00)|GH200|G?B[123]00)\b")
 
 
 def run(system: System) -> list[Finding]:
@@ -100,9 +115,12 @@ def _temperature(device: Device, options: Mapping[str, Any]) -> list[Finding]:
     if problem:
         found.append(UNREADABLE.found(f"NVML {problem}", name))
     slowdown, most = values.get("slowdown", 0), values.get("memory_max", 0)
+    memory, most, known = MEMORY, *_limit(options["memory_limit"], most, 1)
+    if not most and options["hbm_limit"] and _HBM.search(device.get("name", "")):
+        memory, most, known = HBM, options["hbm_limit"] + 1, "hbm_limit; the board reports none"
     for condition, now, limit, source in (
         (GPU, values.get("gpu"), *_limit(options["gpu_limit"], slowdown, -options["margin"])),
-        (MEMORY, values.get("memory"), *_limit(options["memory_limit"], most, 1)),
+        (memory, values.get("memory"), most, known),
     ):
         if now is not None and limit and now >= limit:
             what = "GPU" if condition is GPU else "memory of a GPU"
@@ -168,7 +186,7 @@ def _power_limit(device: Device, wanted: float, recorded: int, usual: int) -> li
 CHECK = Check(
     "gpu_thermal",
     run,
-    (GPU, MEMORY, LIMIT, LIMIT_LOW, RECORDED, UNEVEN, ENFORCED, NO_POWER, UNREADABLE),
+    (GPU, MEMORY, HBM, LIMIT, LIMIT_LOW, RECORDED, UNEVEN, ENFORCED, NO_POWER, UNREADABLE),
     SETTINGS,
     needs_nvml=True,
     closes_on_error=False,
