@@ -7,9 +7,10 @@
  "pcie": {model: {"generation": the highest that GPU and slot reach, "width": lanes in use}},
  "memory": KiB, "nvme": controllers, "ethernet": {interface of a default route: Mb/s},
  "infiniband": {active port: {"rate": Gb/s, "firmware": ["28.39.1002"]}},
- "services": ["nvidia-imex.service"], "modules": ["nvidia_peermem"]}
+ "services": ["nvidia-imex.service"], "modules": ["nvidia_peermem"],
+ "topology": {model of server: what health/checks/topology.py observes}}
 
-The second half holds no model's name: it is right only where all nodes are alike.
+Of the second half only topology holds a model's name: the rest is right where all nodes are alike.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def observe(system: System, host: bool) -> dict[str, Any]:
 
 def _of_host(system: System) -> dict[str, Any]:
     """Ports and interfaces that are down here are left out: nobody wants them up."""
+    from health.checks import topology
     from health.checks.ethernet import default_speeds
     from health.checks.memory import parse_meminfo
     from health.checks.services import running
@@ -69,6 +71,7 @@ def _of_host(system: System) -> dict[str, Any]:
         "infiniband": found,
         "ethernet": default_speeds(system),
         **running(system),
+        "topology": topology.observe(system),
     }
 
 
@@ -112,6 +115,8 @@ def merge(known: Mapping[str, Any], found: Mapping[str, Any], add: bool) -> dict
         old = out.get(key)
         if key in _WHOLE and not add:
             out[key] = value
+        elif key == "topology" and isinstance(old, dict):
+            out[key] = {**old, **value}  # each model of server as a whole
         elif isinstance(value, dict) and isinstance(old, dict):
             out[key] = merge(old, value, add)
         elif isinstance(value, list) and isinstance(old, list) and add:

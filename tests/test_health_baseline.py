@@ -86,7 +86,8 @@ def test_without_gpus_only_the_host_is_recorded(
     assert "--host records the rest of a node" in capsys.readouterr().err
     assert cli.main(["baseline", "--host"]) == 0
     found = json.loads((tmp_path / "spool/fleet.json").read_text())
-    assert set(found) == {"memory", "nvme", "infiniband", "ethernet", "services", "modules"}
+    host = {"memory", "nvme", "infiniband", "ethernet", "services", "modules", "topology"}
+    assert set(found) == host
 
 
 @pytest.mark.parametrize(
@@ -128,6 +129,12 @@ def test_a_state_directory_that_is_not_mounted_is_not_filled(
         ({"a": {"m": [1], "n": [1]}}, {"a": {"m": [2]}}, False, {"a": {"m": [2], "n": [1]}}),
         ({"a": 3, "b": 4}, {"a": 5}, True, {"a": 5, "b": 4}),
         ({"a": "odd"}, {"a": {"m": 1}}, False, {"a": {"m": 1}}),
+        (
+            {"topology": {"a": {"x": 1}, "b": {}}},
+            {"topology": {"a": {"y": 1}}},
+            True,
+            {"topology": {"a": {"y": 1}, "b": {}}},
+        ),
         ({"ethernet": {"a": 1}}, {"ethernet": {"b": 2}}, False, {"ethernet": {"b": 2}}),
         ({"ethernet": {"a": 1}}, {"ethernet": {"b": 2}}, True, {"ethernet": {"a": 1, "b": 2}}),
     ],

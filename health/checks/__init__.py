@@ -42,6 +42,7 @@ FAMILIES = (
     "clock",
     "ethernet",
     "infiniband",
+    "topology",
     "slurmd",
     "site",  # last: the time that these commands take is no other check's
 )
