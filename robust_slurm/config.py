@@ -106,8 +106,8 @@ class Config:
     )
     outage_wait: float = _setting(
         10.0,
-        "how long nodes that become unreachable together are waited for before they are replaced, "
-        "and how long the other nodes wait for a batch host that is unreachable",
+        "how long nodes that become unreachable together are waited for before they are replaced; "
+        "the other nodes wait 5 s longer for a batch host that is unreachable",
         unit="s",
     )
     stall_limit: float = _setting(

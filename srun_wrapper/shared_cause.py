@@ -41,6 +41,7 @@ class Event(Generic[Key]):
     kind: Kind
     why: str
     began: float
+    noticed: float  # the time that is waited begins here: an outage as long as that costs nobody
     nodes: set[Key]
     ebbed: float | None = None  # when most of its nodes had come back
     expired: bool = False  # it lasted longer than is waited
@@ -92,7 +93,7 @@ class SharedCauses(Generic[Key]):
         for kind, limit in self.limits.items():
             group = {key: s for key, s in silent.items() if s.kind == kind}
             event = self._follow(kind, now, group, shared(group, nodes, own, elsewhere))
-            if event is not None and now >= event.began + limit:
+            if event is not None and now >= event.noticed + limit:
                 event.expired = True
             for key, silence in group.items():
                 if silence.proven is not None:
@@ -120,7 +121,7 @@ class SharedCauses(Generic[Key]):
         if event is None:
             if why and any(s.proven is not None for s in group.values()):
                 began = min(s.since for s in group.values())
-                event = self.events[kind] = Event(kind, why, began, set(group))
+                event = self.events[kind] = Event(kind, why, began, now, set(group))
             return event
         event.nodes |= set(group)
         if why:
@@ -132,7 +133,7 @@ class SharedCauses(Generic[Key]):
     def slept(self, now: float) -> None:
         """Begin anew: nobody was there to listen."""
         for event in self.events.values():
-            event.began = now
+            event.began = event.noticed = now
 
 
 def _verdict(event: Event[Key] | None, proven: float) -> Verdict:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-LOST_HOST = 10.0  # s without a word and an answer from the host (robust-srun's outage_wait)
+LOST_HOST = 15.0  # s without a word and an answer from the host (outage_wait + AFTER_SUPERVISOR)
+AFTER_SUPERVISOR = 5.0  # s that agents wait longer than the supervisor, so that it decides first
 DEAD_SUPERVISOR = 5.0  # s during which the living host refuses the connection
 MUTE = 600.0  # s during which the host accepts connections but says nothing (e.g. Ctrl-Z)
 SLEPT = 2.0  # s between two looks after which this process was stopped, or its machine paused

@@ -43,7 +43,7 @@ from srun_wrapper.messages import (
     decode_to_shim,
 )
 from srun_wrapper.place import Place, shim_address
-from srun_wrapper.silence import LOST_HOST, Verdict
+from srun_wrapper.silence import AFTER_SUPERVISOR, LOST_HOST, Verdict
 from srun_wrapper.sinks import OutputPlan
 from srun_wrapper.slot import SECRETS, Slot
 from srun_wrapper.stdin import Stdin
@@ -80,7 +80,7 @@ class TaskOptions(msgspec.Struct, frozen=True):
     checkpoint_local: str = ""  # directory on the node's own disk
     warm: bool = True
     warm_packages: tuple[str, ...] = ()
-    outage_wait: float = LOST_HOST
+    outage_wait: float = LOST_HOST - AFTER_SUPERVISOR
     slurm_wait: float = 0.0  # s that the last duty waits for a Slurm that is away
     work_limit: float = 60.0
 
@@ -151,7 +151,7 @@ class Shim:
                 self._paths,
                 self._life,
             )
-            self._agent.lost_host = self._options.outage_wait
+            self._agent.lost_host = self._options.outage_wait + AFTER_SUPERVISOR
             self._announce()
         else:
             self._find_agent()

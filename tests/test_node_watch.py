@@ -307,7 +307,7 @@ def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_many_unreachable_nodes_are_waited_for_and_replaced_without_a_report(
     unreachable: None,
 ) -> None:
-    job, told = Job(6, 0, outage_wait=2.0), list[tuple[str, bool]]()
+    job, told = Job(6, 0, outage_wait=0.8), list[tuple[str, bool]]()
     nodes = NodeWatch(job.state, on_shared=lambda text, begins: told.append((text, begins)))
     silent_nodes(job, 2, 3, 4, 5)
     silent_nodes(job, 1, since=0.0)
