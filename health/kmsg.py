@@ -16,7 +16,8 @@ def parse_line(line: str) -> LogRecord | None:
     """One record, "prio,seq,usec,flags[,...];text"; None for anything else.
 
     ``prio`` is facility * 8 + severity. Only the kernel's own records (facility 0) count: what a
-    program writes into /dev/kmsg gets another facility from the kernel.
+    program writes into /dev/kmsg gets another facility from the kernel. "lost=N" among the flags is
+    written by ``format_record`` only.
     """
     head, mark, text = line.partition(";")
     fields = head.split(",", 3)
@@ -28,23 +29,44 @@ def parse_line(line: str) -> LogRecord | None:
         return None
     if not 0 <= prio < 8 or seq < 0 or usec < 0:
         return None
-    return LogRecord(seq, usec / 1e6, prio, text)
+    lost = fields[3].rpartition(",lost=")[2]
+    known = len(lost) < 16 and lost.isascii() and lost.isdigit() and ",lost=" in fields[3]
+    return LogRecord(seq, usec / 1e6, prio, text, int(lost) if known else 0)
 
 
-def parse(text: str) -> list[LogRecord]:
-    """All records of a text; lines that begin with a blank continue a record and are left out."""
-    out = []
+def parse(text: str, *, gaps: bool = False) -> list[LogRecord]:
+    """All records of a text; lines that begin with a blank continue a record and are left out.
+
+    ``gaps``: the text has every record that was read, so that a gap in their numbers is a loss. A
+    recorded log has the kernel's own ones only.
+    """
+    out: list[LogRecord] = []
+    before, lost = -1, 0
     for line in text.split("\n"):
-        if line and line[0] not in " \t":
-            record = parse_line(line)
-            if record:
-                out.append(record)
+        if not line or line[0] in " \t":
+            continue
+        if gaps:
+            seq = _number(line)
+            if 0 <= before < seq - 1:
+                lost += seq - 1 - before
+            before = max(before, seq)
+        record = parse_line(line)
+        if record:
+            out.append(record._replace(lost=lost) if lost else record)
+            lost = 0
     return out
+
+
+def _number(line: str) -> int:
+    """The sequence number of any record, -1: none."""
+    digits = line.split(",", 2)[1:2]
+    return int(digits[0]) if digits and digits[0].isascii() and digits[0].isdigit() else -1
 
 
 def format_record(record: LogRecord) -> str:
     """The line that ``parse_line`` reads back as this record."""
-    return f"{record.level},{record.seq},{round(record.time * 1e6)},-;{record.text}"
+    flags = f"-,lost={record.lost}" if record.lost else "-"
+    return f"{record.level},{record.seq},{round(record.time * 1e6)},{flags};{record.text}"
 
 
 def read(path: str = DEVICE) -> list[LogRecord]:
@@ -55,7 +77,7 @@ def read(path: str = DEVICE) -> list[LogRecord]:
         data = _records(fd) if device else _chunks(fd)
     finally:
         os.close(fd)
-    return parse(data.decode("utf-8", "replace"))
+    return parse(data.decode("utf-8", "replace"), gaps=device)
 
 
 def _records(fd: int) -> bytes:
@@ -68,7 +90,7 @@ def _records(fd: int) -> bytes:
         except BlockingIOError:
             break
         except BrokenPipeError:
-            continue  # overwritten before it was read: the next read gives the oldest there is
+            continue  # overwritten before it was read: the next has a number that is too high
         if not record:
             break
         out.append(record)

@@ -21,6 +21,7 @@ class LogRecord(NamedTuple):
     time: float
     level: int  # syslog severity, 0 emergency … 7 debug
     text: str
+    lost: int = 0  # records before it that were overwritten while the log was read
 
 
 class Disk(NamedTuple):

@@ -54,6 +54,7 @@ def test_no_text_breaks_the_parser(text: str) -> None:
         st.integers(0, 1 << 44).map(lambda usec: usec / 1e6),
         st.integers(0, 7),
         st.text(st.characters(exclude_characters="\n")),
+        st.integers(0, 1 << 40),
     )
 )
 def test_a_record_comes_back_from_its_line(record: LogRecord) -> None:
@@ -99,6 +100,29 @@ def test_the_device_is_read_record_by_record(monkeypatch: pytest.MonkeyPatch) ->
     )
     assert [r.text for r in kmsg.read("/dev/zero")] == ["one", "nine"]
     assert device.answers == [b"6,10,10,-;no\n"]
+
+
+def test_records_that_were_overwritten_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a gap in the numbers; a record of a program between two is no loss."""
+    answers: list[bytes | int] = [
+        b"6,100,1,-;the oldest there is\n",
+        b"12,101,2,-;a program's\n",
+        b"6,102,3,-;kernel\n",
+        errno.EPIPE,
+        b"12,140,4,-;a program's\n",
+        b"4,142,5,-,caller=T1;kernel\n A=b\n",
+        errno.EAGAIN,
+    ]
+    _Device(monkeypatch, answers)
+    assert [(r.seq, r.lost) for r in kmsg.read("/dev/zero")] == [(100, 0), (102, 0), (142, 38)]
+
+
+def test_a_recorded_loss_is_replayed(tmp_path: Path) -> None:
+    record = LogRecord(142, 5.0, 4, "text; more", lost=38)
+    assert kmsg.parse_line(kmsg.format_record(record)) == record
+    path = tmp_path / "kmsg"  # a recorded log: the numbers of programs' records are not in it
+    path.write_text("6,1,1,-;one\n6,9,9,-;nine\n6,10,10,-,lost=99999999999999999999;ten\n")
+    assert [r.lost for r in kmsg.read(str(path))] == [0, 0, 0]
 
 
 def test_an_error_of_the_device_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from kernel_lines import (
 
 from health.checks import kernel_log
 from health.kernlog import ago, quoted
+from health.system import LogRecord
 
 
 def kernel(*lines: str, ago: float = 600.0, level: int = 3, **options: Any) -> FakeSystem:
@@ -152,3 +153,24 @@ def test_the_evidence_is_one_clean_line() -> None:
         "2 h",
         "2 days",
     ]
+
+
+@pytest.mark.parametrize(
+    ("seq", "age", "lost", "options", "said"),
+    [
+        (0, 60.0, 0, {}, ""),  # a young node whose log begins with its boot
+        (90_000, 86_000.0, 0, {}, ""),  # the boot's messages are gone, as on any old node
+        (90_000, 60.0, 0, {}, "reaches back 60 s only, wanted 5 min, 90000 records"),
+        (90_000, 60.0, 0, {"reach": 0.0}, ""),
+        (90_000, 86_000.0, 1, {}, "1 record overwritten while"),
+        (0, 60.0, 38, {"reach": 0.0}, "38 records overwritten while"),
+    ],
+)
+def test_a_log_that_was_overrun(
+    seq: int, age: float, lost: int, options: dict[str, Any], said: str
+) -> None:
+    first = LogRecord(seq, UPTIME - age, 6, "pci: hello")
+    last = LogRecord(seq + 1 + lost, UPTIME - 1, 6, "pci: bye", lost)
+    found = run(kernel_log, FakeSystem(kmsg=[first, last], options={"kernel_log": options}))
+    assert told(found) == ([("log-overrun", "")] if said else [])
+    assert said in "".join(f.evidence for f in found)

@@ -8,13 +8,13 @@ File systems on loop devices are images that jobs mount: not the node's trouble.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from health.check import Check, Condition, Setting
 from health.finding import Finding
-from health.kernlog import evidence, loud, within
+from health.kernlog import ago, evidence, loud, within
 from health.system import LogRecord, System
 
 OOM = Condition("oom", "WARN", "user", "none", "memory ran out in the last `recent`")
@@ -32,6 +32,13 @@ LOCKUP = Condition("soft-lockup", "WARN", "node", "none", "a processor hung in t
 LOCKUPS = Condition("soft-lockups", "FAIL", "node", "reboot", "`lockups` of them")
 HARD = Condition("hard-lockup", "FAIL", "node", "reboot", "a processor hung with interrupts off")
 OOPS = Condition("kernel-oops", "FAIL", "node", "reboot", "the kernel itself failed and went on")
+LOST = Condition(
+    "log-overrun",
+    "WARN",
+    "node",
+    "none",
+    "messages overwrite the log faster than it can be read, or within `reach`: faults may be lost",
+)
 
 BOOT_S = 300.0  # links come and go while drivers and the network start
 
@@ -181,7 +188,24 @@ def judge(records: Iterable[LogRecord], uptime: float, options: Mapping[str, Any
         limit = f"limit {options[rule.limit]}: " if over else ""
         told = evidence(sorted(mine, key=lambda record: record.time), uptime)
         out.append(condition.found(limit + told, device))
+    out += overrun(every, uptime, options["reach"])
     return out + links(every, uptime, options["flaps"], options["flapping"])
+
+
+def overrun(records: Sequence[LogRecord], uptime: float, reach: float) -> list[Finding]:
+    """What the kernel said and nobody could read."""
+    if not records:
+        return []
+    lost = sum(record.lost for record in records)
+    text = f"{lost} records overwritten while the log was read" if lost > 1 else ""
+    text = text or ("1 record overwritten while the log was read" if lost else "")
+    first = records[0]
+    if not text and first.seq > 0 and uptime - first.time < reach:
+        text = f"the log reaches back {ago(uptime - first.time)} only, wanted {ago(reach)}"
+        text += f", {first.seq} records before were overwritten"
+    if not text:
+        return []
+    return [LOST.found(f"{text}; faults among them are lost: enlarge log_buf_len (/dev/kmsg)")]
 
 
 def links(records: Iterable[LogRecord], uptime: float, flaps: int, flapping: int) -> list[Finding]:
@@ -218,6 +242,7 @@ CHECK = Check(
         LOCKUPS,
         HARD,
         OOPS,
+        LOST,
     ),
     settings={
         "recent": Setting(3600.0, "how long memory, hangs and lockups are told", "s"),
@@ -226,6 +251,7 @@ CHECK = Check(
         "nvme_resets": Setting(3, "resets of one NVMe in disk_window that close the gate"),
         "flaps": Setting(3, "times a link goes down in an hour that are told"),
         "flapping": Setting(10, "times a link goes down in an hour that close the gate"),
+        "reach": Setting(300.0, "the least that the log has to reach back, 0: not checked", "s"),
         "lockups": Setting(5, "soft lockups and RCU stalls in `recent` that close the gate"),
     },
     cost_ms=3.0,
