@@ -43,6 +43,7 @@ FAMILIES = (
     "ethernet",
     "infiniband",
     "topology",
+    "bmc",
     "slurmd",
     "site",  # last: the time that these commands take is no other check's
 )
