@@ -61,6 +61,11 @@ class Config:
         "direct: drain a bad node at once (needs operator rights)",
         choices=("never", "direct"),
     )
+    rank_env: bool = _setting(
+        True,
+        "RANK, WORLD_SIZE, MASTER_ADDR and the like for the tasks; off: they are independent "
+        "programs, none is started again, and one that fails leaves the others running",
+    )
     auto: bool = _setting(True, "see steps by torch's optimizer hook, without code change")
     progress_regex: str = _setting(
         "", "see steps in the ranks' output: a group 'step' or the first group is the number"

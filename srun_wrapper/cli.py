@@ -66,7 +66,7 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         raise UsageError("srun is not on PATH: Slurm's commands must be installed on this host")
     if command.informational:
         os.execvp("srun", ["srun", *argv])
-    config = load(command.robust, env)
+    config = settings(load(command.robust, env))
     check_regex(config)
     neighbours.check(config.mesh, config.place_alpha)
     nodes = allocation(env)
@@ -103,6 +103,15 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         companion += (f"--input={request.input}",)
     launch = Launch(command, plan, options, kept, companion, ranks, source)
     return asyncio.run(supervise(config, launch))
+
+
+def settings(config: Config) -> Config:
+    """The settings in force: independent tasks have no steps in common, and nothing to restore."""
+    if config.rank_env:
+        return config
+    return replace(
+        config, hang=False, nan="ignore", checkpoint=False, warm=False, standby_partition=""
+    )
 
 
 async def supervise(config: Config, launch: Launch) -> int:

@@ -135,7 +135,8 @@ class Launcher:
 
     def launch(self, order: Start, rank: RankStart) -> None:
         command, torchrun_env = list(self._options.command), dict[str, str]()
-        if len(order.ranks) == 1:  # torchrun starts the node's other ranks
+        # torchrun starts the node's other ranks; without a world each one is a job of its own.
+        if len(order.ranks) == 1 and "WORLD_SIZE" in order.env:
             command, torchrun_env = torchrun_overrides(
                 command,
                 world_nodes=int(order.env.get("SLURM_NNODES", order.nodes)),  # in a replay: fewer

@@ -9,7 +9,7 @@ from robust_slurm.checkpoint.events import Restore
 from srun_wrapper.messages import Finish, Peer, RankStart, Start
 from srun_wrapper.roster import Node, Role, World
 from srun_wrapper.state import JobState
-from srun_wrapper.world import node_env, rank_env, world_env
+from srun_wrapper.world import node_env, only_slurm, rank_env, world_env
 
 PEERS = 8  # agents that each agent knows, to ask when the supervisor is silent
 
@@ -42,6 +42,7 @@ def start_orders(
         step_id=state.step_id,
     )
     shared |= extra
+    cut = dict if state.config.rank_env else only_slurm
     peers = tuple(
         Peer(i, n.address, n.hello.probe_port) for i, n in enumerate(world.places[:PEERS])
     )
@@ -51,9 +52,9 @@ def start_orders(
             node,
             Start(
                 epoch=epoch,
-                env={**shared, **node_env(index=index, name=node.name, ranks=ranks)},
+                env=cut({**shared, **node_env(index=index, name=node.name, ranks=ranks)}),
                 ranks=tuple(
-                    RankStart(local, rank, rank_env(rank=rank, local=local))
+                    RankStart(local, rank, cut(rank_env(rank=rank, local=local)))
                     for local, rank in enumerate(ranks)
                 ),
                 grace=grace,

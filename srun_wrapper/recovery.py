@@ -67,6 +67,9 @@ class Recovery:
             return None
         if await self._step_is_over():
             return await self._boss.step_ended()
+        if not self._boss.config.rank_env:
+            self._let_go()
+            return None
         failures = list(state.failures)
         state.failures.clear()
         state.stopping_epoch = state.world.epoch
@@ -156,6 +159,28 @@ class Recovery:
         self._close(incident, RECOVERED)
         say(incident.line())
         return None
+
+    def _let_go(self) -> None:
+        """Independent tasks died with their node or its agent: that is their end, as under srun."""
+        state = self._state
+        for failure in state.failures:
+            ranks = [r for r in state.world.by_rank.values() if r.node.name == failure.node]
+            ended = [r for r in ranks if r.exit is None]
+            for rank in ended:
+                rank.node.silent_as = None  # if it answers again, it is told to end
+                state.world.note_exit(rank, 0, int(signal.SIGKILL))
+            if ended:
+                numbers = ", ".join(str(rank.rank) for rank in ended)
+                why = "; ".join(failure.evidence) or failure.tail
+                tasks = "task" if len(ended) == 1 else "tasks"
+                ends = "counts" if len(ended) == 1 else "count"
+                say(
+                    f"{why}: {tasks} {numbers} {ends} as killed (exit code 137), the others go on; "
+                    "with --robust-no-rank-env nothing is started again"
+                )
+                self._boss.ledger.event("failure", symptom=failure.symptom, evidence=[why])
+        state.failures.clear()
+        self._boss.phase = "running"
 
     async def _settle(self) -> None:
         """Wait for what belongs together.

@@ -347,7 +347,7 @@ class JobState:
             return
         self.world.note_exit(rank, message.code or 0, message.signal or 0)
         self.phases.pop(id(rank), None)
-        if message.epoch <= self.stopping_epoch or rank.exit == (0, 0):
+        if message.epoch <= self.stopping_epoch or rank.exit == (0, 0) or not self.config.rank_env:
             return
         if message.signal in self.passed_on:
             self.signalled = message.signal  # somebody sent it, and it is no fault to die of it

@@ -223,7 +223,7 @@ class Supervisor:
         for node in state.world.places:
             state.move(node, Role.ACTIVE)
         asked = restarts_itself(self.launch.command.command, self.env)
-        if asked and all(len(numbers) == 1 for numbers in ranks):
+        if asked and self.config.rank_env and all(len(numbers) == 1 for numbers in ranks):
             say(f"torchrun's --max-restarts={asked} is set to 0: robust-srun restarts its ranks")
         if self.config.verbose or state.spares():
             spare = ", ".join(n.name for n in state.spares()) or "none"

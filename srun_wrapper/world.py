@@ -8,11 +8,16 @@ from which STALE must be removed first.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 STALE = ("SLURM_NTASKS_PER_NODE", "ROBUST_RESUME_STEP")
 """Variables that are set only in some worlds: one inherited from the real step would be wrong."""
+NOT_OF_SLURM = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
+"""Variables that make one world of the tasks in torch's eyes; srun sets none of them."""
 
 
 def world_env(
@@ -86,6 +91,11 @@ def rank_env(*, rank: int, local: int) -> dict[str, str]:
         "SLURM_LOCALID": str(local),
         "LOCAL_RANK": str(local),
     }
+
+
+def only_slurm(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of an independent task: nothing in it that names a world of ranks."""
+    return {name: value for name, value in env.items() if name not in NOT_OF_SLURM}
 
 
 def format_tasks_per_node(counts: Sequence[int]) -> str:

@@ -51,6 +51,7 @@ def test_precedence(tmp_path: Path) -> None:
         ({"robust-no-hang": None}, "hang", False),
         ({"robust-verbose": None}, "verbose", True),
         ({"robust-no-auto": None}, "auto", False),
+        ({"robust-no-rank-env": None}, "rank_env", False),
         ({"robust-stop-grace": "2.5"}, "stop_grace", 2.5),
         ({"robust-standby-partition": ""}, "standby_partition", ""),
         ({"robust-state-dir": "/s"}, "state_dir", Path("/s")),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from srun_wrapper.layout import StepPlan, format_tasks_per_node, parse_tasks_per_node, plan_step
 from srun_wrapper.srun_options import UsageError, split
 from srun_wrapper.step_request import StepRequest, effective
-from srun_wrapper.world import fold_hosts, node_env, rank_env, world_env
+from srun_wrapper.world import fold_hosts, node_env, only_slurm, rank_env, world_env
 
 
 def _plan(line: str, env: dict[str, str], nodes: int, spares: int) -> StepPlan:
@@ -264,6 +264,16 @@ def test_a_rank_sees_the_virtual_world() -> None:
         "ROBUST_RESTART_REASON": "node n2 lost",
         "ROBUST_JOB_ID": "77",
     }
+
+
+def test_an_independent_task_sees_no_world_of_ranks() -> None:
+    full = _world(["n1", "n5", "n3"], [(0, 1), (2, 3), (4,)])[3]
+    cut = only_slurm(full)
+    assert full.keys() - cut.keys() == {
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"),
+        *("MASTER_ADDR", "MASTER_PORT"),
+    }
+    assert (cut["SLURM_PROCID"], cut["SLURM_NTASKS"]) == ("3", "5")
 
 
 def test_values_of_some_worlds_only() -> None:

@@ -38,8 +38,8 @@ class Clock:
 class Boss:
     """What Recovery asks of its supervisor, for one node with two ranks that obey at once."""
 
-    def __init__(self, max_restarts: int) -> None:
-        self.config = Config(max_restarts=max_restarts, stop_tests=0)
+    def __init__(self, max_restarts: int, *, rank_env: bool = True) -> None:
+        self.config = Config(max_restarts=max_restarts, stop_tests=0, rank_env=rank_env)
         self.state = state = JobState(self.config, 12, "n0")
         hello = Hello(12, "0", 0, "n0", (0, 1), 1, 2, 7000, 7001, 0, 0)
         line = cast(Connection, SimpleNamespace(send=lambda _message: None))
@@ -120,3 +120,17 @@ def test_only_an_hour_refills_the_budget(
         return len(ran)
 
     assert asyncio.run(asyncio.wait_for(life(), 10)) == recovered
+
+
+def test_independent_tasks_end_with_their_node() -> None:
+    """Nothing is started again, and an end that is known stays."""
+    boss = Boss(2, rank_env=False)
+    (node,) = boss.state.nodes.values()
+    boss.state.world.note_exit(boss.state.world.by_rank[0], 0, 0)
+    boss.state.lose_silent(node, "no word for 2 s", shared=False)
+    replacement = cast(Replacement, NoNodes(2))
+    assert asyncio.run(Recovery(cast(Supervisor, boss), replacement).handle()) is None
+    assert [r.exit for r in boss.state.world.by_rank.values()] == [(0, 0), (0, 9)]
+    assert boss.state.world.epoch == 1 and boss.phase == "running"
+    assert not boss.state.failures and boss.state.world.all_exited()
+    assert node.gone and node.silent_as is None

@@ -51,6 +51,16 @@ def test_a_crash_is_a_failure_once() -> None:
     assert job.lines[1].sent[-1] == Ack(1, 0.25)
 
 
+@pytest.mark.parametrize(("code", "signum"), [(3, 0), (0, 9), (0, 10)])
+def test_an_independent_task_that_fails_has_ended(code: int, signum: int) -> None:
+    """Also of a signal that somebody passed on: the others may handle it."""
+    job = Job(rank_env=False)
+    job.state.pass_on(10)
+    job.say(1, Exited(1, 1, 1, code or None, signum or None, 0.25, "last words"))
+    assert job.state.failures == [] and not job.state.signalled
+    assert job.state.world.by_rank[3].exit == (code, signum)
+
+
 @pytest.mark.parametrize(
     ("index", "message"),
     [

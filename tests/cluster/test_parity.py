@@ -47,6 +47,11 @@ WHO = "echo out $SLURM_PROCID of $SLURM_NTASKS on $(hostname); echo err $SLURM_P
 LINES = "for i in 1 2 3; do echo $SLURM_PROCID line $i; done; printf 'no end'"
 ONCE = {"ROBUST_MAX_RESTARTS": "0"}
 FAIL = "[ $SLURM_PROCID = {0} ] && {1}; exit 0"
+# Each writes once, also those that run when task 1 fails, and none is told of a world of ranks.
+ALONE = (
+    "echo start; env | grep -E '^((LOCAL_|NODE_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_[A-Z]*)='; "
+    "[ $SLURM_PROCID = 1 ] && exit 3; sleep 2; echo end"
+)
 
 CASES = {
     "plain": Case("-n6", WHO),
@@ -92,6 +97,7 @@ CASES = {
     "one of three aborted": Case(
         "-n3", "ulimit -c 0; " + FAIL.format(2, "kill -ABRT $$"), 134, ONCE
     ),
+    "independent tasks": Case("-n4", ALONE, 3, {"ROBUST_RANK_ENV": "no"}),
     "export none": Case("-n2 --export=NONE", "echo ${FOO-unset} $SLURM_NTASKS", env={"FOO": "1"}),
     "export some": Case("-n2 --export=FOO", "echo ${FOO-unset} ${BAR-unset}", env={"FOO": "1"}),
     "export more": Case("-n2 --export=ALL,FOO=2", "echo $FOO $BAR", env={"FOO": "1", "BAR": "3"}),
