@@ -96,6 +96,8 @@ def _prove(gate: Gate, cleared: Cleared, inquiry: Inquiry, ends: float) -> int:
     events = [*inquiry.events, *tested]
     if cleared.worth_telling:
         events.append(gate.event("cleared", ended=cleared.ended, removed=cleared.removed))
+    if any(finding.check == "xid-app" for finding in report.findings):
+        events += gate.app_xids()
     code = 0
     if verdict.closed:
         for finding in verdict.closing:

@@ -141,6 +141,16 @@ class Gate:
             say(f"the kernel's log is not recorded: {error}")
             return []
 
+    def app_xids(self) -> list[Event]:
+        """The Xids of the programs of the job that ends, with its user."""
+        from health.checks import xid
+
+        try:
+            return xid.of_job(self.system)
+        except OSError as error:
+            say(f"the job's Xids are not recorded: {error}")
+            return []
+
 
 def budget(settings: Settings, where: Where) -> float:
     """Seconds of a whole run: `robust-admin doctor` compares Slurm's time-outs with this."""

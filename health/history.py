@@ -31,7 +31,7 @@ _SHARED = "shared.json"  # how far that has come
 LASTING = frozenset(
     {
         "xid", "sxid", "lost", "boot", "reset", "driver", "drain", "undrain", "strike", "repaired",
-        "burn-in", "withdrawn",
+        "burn-in", "withdrawn", "app-xid",
     }
 )  # fmt: skip
 

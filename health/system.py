@@ -78,7 +78,8 @@ class Event(NamedTuple):
 
     Kinds: "xid" and "sxid" (gpu, code), "lost" (gpu), "boot", "reset" (gpu, or "" for all),
     "driver" (the driver was loaded), "drain", "undrain", "strike" (job, uid, check), "repaired",
-    "withdrawn" (job, name: the accusation whose strike counts no more).
+    "withdrawn" (job, name: the accusation whose strike counts no more), "app-xid" (gpu, codes, job,
+    uid: Xids of a program, as its job's epilog wrote them down).
     """
 
     time: float  # wall clock

@@ -371,3 +371,14 @@ def test_events_of_another_boot_still_count(site: GateSite) -> None:
     site.accuse()
     main([])
     assert site.slurm.node()["reason"] == "robust:node:lemon:-:service:job7"
+
+
+def test_xids_of_programs_are_written_down_with_the_user(
+    site: GateSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = Event(time.time(), "app-xid", "boot", {"gpu": "0000:3b:00.0", "job": 7, "uid": 1000})
+    monkeypatch.setattr("health.checks.xid.of_job", lambda system: [event])
+    assert main([]) == 0 and site.events("app-xid") == []
+    site.find(finding("WARN", "none", "user", check="xid-app"))
+    assert main([]) == 0
+    assert [e.data["uid"] for e in site.events("app-xid")] == [1000]

@@ -26,6 +26,10 @@ SETTINGS = {
     "returns": Setting(2, "times a fault may come back after its cure before the next rung"),
     "return_days": Setting(14.0, "for returns and reboots", "days"),
     "reboots": Setting(2, "reboots for a cause in return_days; one more means service"),
+    "app_users": Setting(
+        3, "users whose programs had Xid 13 or 31 on one GPU alone from which on it is told"
+    ),
+    "app_days": Setting(14.0, "for app_users", "days"),
     "overrides": Setting({}, "the site's [xid] table; set it there"),
 }
 _NOT_FAILING = (45,)  # in the catalogue with an action, but never closing by itself
@@ -45,6 +49,13 @@ CONDITIONS = (
     Condition("xid-94", "WARN", "node", "none", "contained memory error; FAIL from `contained` on"),
     Condition("xid-wear", "WARN", "node", "none", "`wear` signs of wear of one GPU in wear_days"),
     Condition("xid-app", "WARN", "user", "none", "an Xid of a program, not older than `recent`"),
+    Condition(
+        "xid-app-users",
+        "WARN",
+        "node",
+        "none",
+        "13 or 31 on one GPU in jobs of `app_users` users in app_days: test the GPU",
+    ),
     Condition("xid-unlisted", "WARN", "node", "none", "an Xid for which NVIDIA names no action"),
     Condition("gpu-fell-off-bus", "FAIL", "node", "reboot", "a GPU fell off the bus, without Xid"),
     Condition("gpu-init-failed", "FAIL", "node", "reboot", "the driver could not start a GPU"),
@@ -61,7 +72,7 @@ def run(system: System) -> list[Finding]:
     boot, now = system.boot_id(), system.now()
     log = xid.events_from_log(system.kernel_log(), boot, now, system.uptime())
     events = xid.merge(system.history(), log)
-    if not any(event.kind in ("xid", "sxid", "lost", "drain") for event in events):
+    if not any(event.kind in ("xid", "sxid", "lost", "drain", "app-xid") for event in events):
         return []
     from health.state import node_state
 
@@ -72,6 +83,7 @@ def run(system: System) -> list[Finding]:
         *(_fault(fault, names, now) for fault in state.faults),
         *_standing(state),
         *_notes(state, names, now, options),
+        *_suspects(events, names, now, options),
     ]
 
 
@@ -149,6 +161,42 @@ def _notes(
             evidence = f"{told} in {options['wear_days']:g} days, limit {options['wear']}"
             out.append(_BY_ID["xid-wear"].found(evidence, names.get(gpu, gpu)))
     return out
+
+
+def _suspects(
+    events: list[Event], names: Mapping[str, str], now: float, options: Mapping[str, Any]
+) -> list[Finding]:
+    from health.suspects import suspects
+
+    found = suspects(events, now, options["app_users"], options["app_days"])
+    condition, advice = (
+        _BY_ID["xid-app-users"],
+        "test it: robust-health test (docs/active-tests.md)",
+    )
+    return [
+        condition.found(f"{text}; {advice}", names.get(gpu, gpu)) for gpu, text in found.items()
+    ]
+
+
+def of_job(system: System) -> list[Event]:
+    """Which GPUs of the job that ends had Xids of programs, for its epilog to write down."""
+    from health import suspects
+    from health.checks.gpu_leftovers import allocated
+
+    known, boot, now = system.context, system.boot_id(), system.now()
+    if known.job <= 0 or known.uid <= 0:
+        return []
+    had = allocated(system)
+    gpus = {d["pci"] for d in _located(system.nvml()) if d["index"] in had}
+    log = xid.events_from_log(system.kernel_log(), boot, now, system.uptime())
+    found = suspects.of_job(
+        xid.merge(system.history(), log), gpus, now - system.options("xid")["recent"]
+    )
+    job = {"job": known.job, "uid": known.uid}
+    return [
+        Event(now, suspects.KIND, boot, {"gpu": gpu, "codes": codes} | job)
+        for gpu, codes in sorted(found.items())
+    ]
 
 
 def _told(code: int, times: int, last: float, now: float) -> str:
