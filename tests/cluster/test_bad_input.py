@@ -90,18 +90,12 @@ def test_no_command(here: Cluster) -> None:
     assert "command" in said(here, "-n2", env=INSIDE)
 
 
-@pytest.mark.parametrize("state", ["/nowhere/state", "/proc/state", "/etc/passwd/state"])
-def test_state_directory_that_cannot_be_written(here: Cluster, state: str) -> None:
-    text = said(here, f"--robust-state-dir={state} hostname", env=INSIDE)
-    assert f"cannot write {state}" in text and "--robust-state-dir" in text
-
-
-def test_exit_code_in_a_job(here: Cluster) -> None:
+def test_a_state_directory_that_cannot_be_written_costs_only_the_records(here: Cluster) -> None:
     training = prepared(here, 2)
     training.submit(training.line(["--robust-state-dir=/nowhere"], []), ["-N2"])
-    assert training.wait_end() == 2
-    assert "cannot write /nowhere" in training.out()
-    assert "step 1 " not in training.out()
+    assert training.wait_end() == 0
+    assert "warning: cannot write /nowhere" in training.out()
+    assert "without records" in training.out()
 
 
 def test_help_needs_no_allocation(here: Cluster) -> None:
