@@ -375,3 +375,34 @@ def test_every_recovery_action_is_known() -> None:
         word: condition.action for word, (condition, _) in gpu_recovery.ACTIONS.items()
     }
     assert set(RECOVERY) == {-1, 0, *gpu_recovery.ACTIONS}
+
+
+# code; a message after which NVIDIA's table wants a reset, one after which it wants none
+SUBCODES = [
+    (144, "SAW_MVB Fatal XC0 i0 Link -1 (0x21 0x10)", "SAW_MVB Nonfatal XC0 i0 Link -1 (0x21 0x1)"),
+    (145, "RLW_REMAP Fatal XC0 i0 Link 5 (0x4 0x40)", "RLW_REMAP Nonfatal XC0 i0 Link 5 (0x4 0x1)"),
+    (146, "TLW_RX Fatal XC0 i0 Link 5 (0x143 0x4)", "TLW_RX Nonfatal XC0 i0 Link 5 (0x143 0x1)"),
+    (147, "TREX Fatal XC0 i0 Link 5 (0x8 0x40)", "TREX Nonfatal XC0 i0 Link 5 (0x8 0x1)"),
+    (148, "NVLPW Fatal XC0 i0 Link 5 (0x9 0x1)", "NVLPW Nonfatal XC0 i0 Link 5 (0x9 0x80000000)"),
+    (
+        149,
+        "NETIR_LINK_EVT Fatal XC0 i0 Link 8 (0x004505c6 0x0)",
+        "NETIR_BER_EVENT Nonfatal XC0 i0 Link 3 (0x226 0x1)",
+    ),
+    (
+        150,
+        "MSE_WATCHDOG Fatal XC0 i0 Link -1 (0x0 0x0)",
+        "NEW_UNIT Nonfatal XC0 i0 Link 3 (0x0 0x0)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "fatal", "harmless"), SUBCODES)
+def test_nvlink5_tells_fatal_from_not(code: int, fatal: str, harmless: str) -> None:
+    for text in (fatal, "in a form nobody knows"):
+        assert faults(xid(code, text=text)) == [(f"xid-{code}", "reset-gpu")]
+    for text in (harmless, "some new unit: Nonfatal"):
+        assert faults(xid(code, text=text)) == []
+        assert notes(xid(code, text=text)) == ["xid-wear"]
+    assert faults(xid(code, text=harmless), xid(code, text=fatal)) == [(f"xid-{code}", "reset-gpu")]
+    assert faults(xid(code, text=harmless), word(2)) == [("xid-154", "reboot")]
