@@ -157,3 +157,22 @@ def test_a_storm_is_read_quickly_and_is_one_finding() -> None:
     (found,) = run(FakeSystem(kmsg=storm, snapshot=SNAPSHOT))
     assert "20000 x" in found.evidence
     assert len(xid.events(FakeSystem(kmsg=storm))) == 1
+
+
+OLDER = {"errors": {"remap": "NVML_ERROR_NOT_SUPPORTED"}, "retired": {"single": 0, "double": 1}}
+PAGE = "Dynamic Page Retirement: Fatal error, unable to retire page (0x00000000001a2b3c)"
+
+
+def test_a_gpu_that_retires_pages_is_told_so() -> None:
+    """The catalogue covers Ampere and later; on Volta and Turing 63 and 64 are about pages."""
+    devices: list[Any] = [{"index": n, "pci": pci} | OLDER for n, pci in enumerate(GPUS)]
+    snapshot: Snapshot = {**SNAPSHOT, "driver": "535.183.06", "devices": devices}
+    (found,) = run(FakeSystem(kmsg=log(line(64, PAGE), time=UPTIME - 300), snapshot=snapshot))
+    assert (found.check, found.action) == ("xid-64", "reset-gpu")
+    assert "Xid 64 (memory page could not be retired), 1 x" in found.evidence
+    assert "covers Ampere and later only" in found.evidence
+    (found,) = run(FakeSystem(kmsg=log(line(79, FALLEN), time=UPTIME - 300), snapshot=snapshot))
+    assert "covers Ampere and later only" in found.evidence
+    (found,) = run(FakeSystem(kmsg=log(line(64, "x"), time=UPTIME - 300), snapshot=SNAPSHOT))
+    assert "Xid 64 (memory row could not be remapped)" in found.evidence
+    assert "Ampere" not in found.evidence

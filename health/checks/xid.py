@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from health import xid
@@ -32,6 +32,16 @@ SETTINGS = {
     "app_days": Setting(14.0, "for app_users", "days"),
     "overrides": Setting({}, "the site's [xid] table; set it there"),
 }
+# NVIDIA's catalogue covers Ampere and later (docs.nvidia.com/deploy/xid-errors); before, memory
+# retires pages (docs.nvidia.com/deploy/dynamic-page-retirement), and these are the two messages.
+_PAGES = {
+    63: "memory page retired, takes effect when the driver is loaded again",
+    64: "memory page could not be retired",
+}
+_OLDER = (
+    "this GPU retires pages: NVIDIA's catalogue of Xids covers Ampere and later only, compare "
+    "docs.nvidia.com/deploy/xid-errors for older GPUs"
+)
 _NOT_FAILING = (45,)  # in the catalogue with an action, but never closing by itself
 
 
@@ -79,8 +89,9 @@ def run(system: System) -> list[Finding]:
     snapshot = system.nvml()
     state = node_state(events, now, boot, driver(snapshot), rules(options))
     names = {device["pci"]: f"gpu{device['index']}" for device in _located(snapshot)}
+    older = {device["pci"] for device in _located(snapshot) if _retires_pages(device)}
     return [
-        *(_fault(fault, names, now) for fault in state.faults),
+        *(_fault(fault, names, now, older) for fault in state.faults),
         *_standing(state),
         *_notes(state, names, now, options),
         *_suspects(events, names, now, options),
@@ -119,12 +130,20 @@ def _located(snapshot: Snapshot) -> list[Any]:
     return [one for one in both if "pci" in one and "index" in one]
 
 
-def _fault(fault: Fault, names: Mapping[str, str], now: float) -> Finding:
+def _retires_pages(device: Any) -> bool:
+    """Whether a GPU is of Turing or before: pages are retired, rows cannot be remapped."""
+    errors = device.get("errors", {})
+    return "retired" in device and errors.get("remap") == "NVML_ERROR_NOT_SUPPORTED"
+
+
+def _fault(fault: Fault, names: Mapping[str, str], now: float, older: Collection[str]) -> Finding:
     condition = _BY_ID.get(fault.check) or Condition(fault.check, "FAIL", "node", "none", "")
-    evidence = [_told(fault.code, fault.times, fault.last, now)]
+    evidence = [_told(fault.code, fault.times, fault.last, now, fault.text)]
     if fault.why:
         evidence.append(fault.why)
     evidence.append(quoted(fault.text))
+    if fault.gpu in older:
+        evidence.append(_OLDER)
     device = fault.unit or names.get(fault.gpu, fault.gpu)
     return condition.found("; ".join(evidence), device, status="FAIL", action=fault.action)
 
@@ -199,8 +218,10 @@ def of_job(system: System) -> list[Event]:
     ]
 
 
-def _told(code: int, times: int, last: float, now: float) -> str:
+def _told(code: int, times: int, last: float, now: float, line: str = "") -> str:
     meaning = XIDS[code][1] if code in XIDS else SXIDS[code][2] if code in SXIDS else ""
+    if "Dynamic Page Retirement" in line:
+        meaning = _PAGES.get(code, meaning)
     kind = "SXid" if code >= 10000 else "Xid"
     what = f"{kind} {code}" if code else "GPU lost"
     text = f"{what} ({meaning})" if meaning else what
