@@ -213,6 +213,8 @@ class Agent:
             self._to_server(message)
 
     def signalled(self, signum: int) -> None:
+        if signum in (signal.SIGTERM, signal.SIGINT):
+            self._uplink.contact.ending = True
         self._event(Signalled(0, signum))
 
     def _stalled(self, mounts: tuple[str, ...], starting: bool) -> None:
@@ -316,6 +318,10 @@ class Agent:
             self._finish()
             self._uplink.close()  # a supervisor that answers now must not count on this node
             self._abandoned(verdict, self._start)
+
+    def all_stopped(self) -> bool:
+        """Return whether every slot has obeyed the last Stop."""
+        return self._stopped.keys() >= {self._place.local, *self._links}
 
     def _finish(self) -> None:
         self._finished = True

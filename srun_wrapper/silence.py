@@ -8,6 +8,7 @@ from dataclasses import dataclass
 LOST_HOST = 15.0  # s without a word and an answer from the host (outage_wait + AFTER_SUPERVISOR)
 AFTER_SUPERVISOR = 5.0  # s that agents wait longer than the supervisor, so that it decides first
 DEAD_SUPERVISOR = 5.0  # s during which the living host refuses the connection
+DEAD_IN_THE_END = 0.5  # s of that once Slurm ends the step: its SIGKILL follows after KillWait
 MUTE = 600.0  # s during which the host accepts connections but says nothing (e.g. Ctrl-Z)
 SLEPT = 2.0  # s between two looks after which this process was stopped, or its machine paused
 START = 60.0  # s to reach the supervisor for the first time
@@ -25,6 +26,7 @@ class Contact:
 
     since: float  # last word from the supervisor (or when waiting began)
     ever: bool = False
+    ending: bool = False  # Slurm has signalled this node's shims to end
     refused_since: float | None = None
     unreachable_since: float | None = None
 
@@ -59,9 +61,12 @@ def judge_silence(contact: Contact, now: float, lost_host: float) -> Verdict:
     long such an outage may last.
     """
     silent = now - contact.since
+    refused = now - contact.refused_since if contact.refused_since is not None else 0.0
+    if contact.ending and refused >= DEAD_IN_THE_END:
+        return Verdict.SUPERVISOR_DEAD
     if not contact.ever:
         return Verdict.SUPERVISOR_DEAD if silent >= START else Verdict.FINE
-    if contact.refused_since is not None and now - contact.refused_since >= DEAD_SUPERVISOR:
+    if refused >= DEAD_SUPERVISOR:
         return Verdict.SUPERVISOR_DEAD
     if contact.unreachable_since is not None and silent >= lost_host:
         return Verdict.HOST_LOST

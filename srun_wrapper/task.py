@@ -318,14 +318,18 @@ class Shim:
         work.start()
 
         def check() -> None:
-            if work.is_alive() and time.monotonic() < give_up_at:
-                self._loop.later(0.1, check)
-            else:
+            assert self._agent is not None
+            now = time.monotonic()
+            stopped = now >= stopped_at or self._agent.all_stopped()
+            if now >= give_up_at or (stopped and not work.is_alive()):
                 self._abandoned()
+            else:
+                self._loop.later(0.1, check)
 
         waiting = self._options.slurm_wait if verdict is Verdict.HOST_LOST else 0.0
+        stopped_at = time.monotonic() + ABANDON_GRACE + 1.0
         give_up_at = time.monotonic() + LAST_DUTY + waiting
-        self._loop.later(ABANDON_GRACE + 1.0, check)
+        check()
 
     def _last_duty(self, verdict: Verdict, start: Start | None) -> None:
         """In a thread, because Slurm may take seconds to answer while the ranks are ended."""

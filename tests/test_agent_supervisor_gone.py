@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
 from pathlib import Path
@@ -122,6 +123,17 @@ def test_a_dead_supervisor(boss: Boss, shim: Shim, monkeypatch: pytest.MonkeyPat
     wait(lambda: bool(shim.verdicts))
     assert 0.4 < time.monotonic() - died < 5.0
     assert shim.verdicts == [(Verdict.SUPERVISOR_DEAD, start(1))]
+
+
+def test_a_dead_supervisor_when_the_step_is_ended(boss: Boss, shim: Shim) -> None:
+    """Slurm's SIGKILL follows: it would leave what is kept in memory."""
+    wait(lambda: bool(boss.of(Hello)))
+    boss.die()
+    wait(lambda: shim.agent._uplink.contact.refused_since is not None)
+    shim.call(lambda: shim.agent.signalled(signal.SIGUSR1))
+    shim.call(lambda: shim.agent.signalled(signal.SIGTERM))
+    wait(lambda: bool(shim.verdicts), silence.DEAD_SUPERVISOR - 1.0)
+    assert shim.verdicts == [(Verdict.SUPERVISOR_DEAD, None)]
 
 
 def test_a_supervisor_that_never_was(

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srun_wrapper.silence import (
+    DEAD_IN_THE_END,
     DEAD_SUPERVISOR,
     LOST_HOST,
     MUTE,
@@ -24,6 +25,8 @@ def attempt(contact: Contact, kind: str, now: float) -> None:
         contact.heard(now)
     elif kind == "slept":
         contact.slept(now)
+    elif kind == "signalled":
+        contact.ending = True
     else:
         contact.lost(now, refused=kind == "refused", accepted=kind == "accepted")
 
@@ -42,6 +45,12 @@ def attempt(contact: Contact, kind: str, now: float) -> None:
         ([("heard", 10.0), ("refused", 11.0)], 11.0 + DEAD_SUPERVISOR - 0.1, FINE),
         ([("heard", 10.0), ("refused", 11.0)], 11.0 + DEAD_SUPERVISOR, DEAD),
         ([("heard", 10.0), ("refused", 11.0), ("refused", 15.0)], 16.0, DEAD),
+        ([("heard", 10.0), ("refused", 11.0), ("signalled", 13.0)], 13.0, DEAD),
+        ([("heard", 10.0), ("signalled", 10.5), ("refused", 11.0)], 11.0, FINE),
+        ([("heard", 10.0), ("signalled", 10.5), ("refused", 11.0)], 11.0 + DEAD_IN_THE_END, DEAD),
+        ([("refused", 1.0), ("signalled", 2.0)], 2.0, DEAD),  # it never came to life
+        ([("heard", 10.0), ("signalled", 11.0)], 10.0 + MUTE - 1, FINE),
+        ([("heard", 10.0), ("signalled", 11.0), ("unreachable", 12.0)], 10.0 + LOST_HOST - 1, FINE),
         ([("heard", 10.0), ("refused", 11.0), ("heard", 12.0)], 30.0, FINE),
         ([("heard", 10.0), ("refused", 11.0), ("accepted", 12.0)], 30.0, FINE),
         ([("heard", 10.0), ("unreachable", 12.5)], 10.0 + LOST_HOST - 0.1, FINE),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 from conftest import LabFactory
-from jobs import Training, start
+from jobs import Training, command_line, start
 
 KILL_WAIT = 120  # s until Slurm kills: nobody may need it
 
@@ -30,3 +33,21 @@ def test_scancel_while_a_node_hangs(new_lab: LabFactory) -> None:
     lab.ask("heal", node="n3")  # and no waiting until Slurm uses it again
     training.until(lambda: not training.processes(), "the end on n3", 30.0)
     training.until(lambda: not training.in_memory(), "empty memory of n3")
+
+
+def test_robust_srun_and_srun_are_killed_at_once(new_lab: LabFactory) -> None:
+    """The job ends; the agents end before Slurm's SIGKILL, which would leave what they keep."""
+    lab = new_lab(nodes=2, standby=0, KillWait=4)
+    training = start(lab, 2, toy="--hold 8")
+    training.wait_step(8)
+    assert training.in_memory().keys() == {"n1", "n2"}
+    # Stopped first: when its parent dies, srun kills the step.
+    sruns = [p.pid for p in training.processes("srun ") if command_line(p.pid).startswith("srun ")]
+    victims = [*sruns, *(p.pid for p in training.processes("bin/robust-srun "))]
+    assert len(victims) == 3  # srun has a second process, which kills the step as well
+    for signum in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in victims:
+            os.kill(pid, signum)
+    training.wait_end()
+    training.check_gone()
+    assert not training.in_memory(), training.story()
