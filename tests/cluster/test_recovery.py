@@ -244,8 +244,7 @@ def test_node_whose_processes_all_stop(new_lab: LabFactory) -> None:
 
 def test_node_that_is_cut_off_ends_its_ranks(new_lab: LabFactory) -> None:
     lab = new_lab()
-    # Slurm takes long to use a node again that was away for more than a few seconds.
-    training = start(lab, 2, spares=1, robust="--robust-outage-wait=4", steps=800)
+    training = start(lab, 2, spares=1, robust="--robust-outage-wait=0", steps=800)
     training.wait_step(8)
     before = {p.pid for p in training.processes("toy.py", rank=1)}
     lab.partition("n2")
@@ -253,7 +252,7 @@ def test_node_that_is_cut_off_ends_its_ranks(new_lab: LabFactory) -> None:
     training.until(
         lambda: not before & {p.pid for p in training.processes("toy.py")}, "end of the cut ranks"
     )
-    lab.heal("n2")
+    lab.reconnect("n2")
     step = int(training.out().rpartition("\nstep ")[2].split()[0])
     training.wait_step(step + 10)
     training.only_incident(action="swap_spare", swaps=[["n2", "n3"]])
