@@ -358,10 +358,13 @@ def struck(events: Iterable[Event], job: int) -> bool:
     return any(event.data.get("job") == job for event in strikes_of(events))
 
 
-def acquitted(events: Sequence[Event], settings: Settings, now: float, drained: float) -> bool:
-    """Whether a lemon, drained at this time, is none without what was withdrawn since. Pure."""
+def acquitted(events: Sequence[Event], settings: Settings, drained: float) -> bool:
+    """Whether a lemon, drained at this time, was none without what was withdrawn since. Pure.
+
+    Judged as of then: strikes that have grown old meanwhile acquit nobody.
+    """
     taken_back = any(event.kind == "withdrawn" and event.time >= drained for event in events)
-    return taken_back and lemon(events, settings, now, "") is None
+    return taken_back and lemon(events, settings, drained, "") is None
 
 
 def of_accusation(accusation: Accusation, result: str, why: Sequence[str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from health.system import System, Usage
 EVERYBODYS = ("/tmp", "/var/tmp", "/dev/shm", "/home")
 FIRST_USER = 1000  # uid; lower ones are the system's (UID_MIN of login.defs)
 _BLOCK = 512  # bytes; the unit of st_blocks (stat(2))
-_EVERY = 256  # entries between two looks at the clock
+_EVERY = 16  # entries between two looks at the clock: a disk may take 10 ms for each
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

@@ -56,6 +56,7 @@ def open_file(directory: int, name: str, flags: int, mode: int = 0o644) -> int:
 
 def check_program(path: str) -> None:
     """Raise OSError unless only root (or we) could have put this program, and its links, there."""
+    os.stat(path)  # noqa: PTH116 - what is not there is FileNotFoundError, wherever it would lie
     os.close(open_dir(os.path.dirname(path)))  # noqa: PTH120
     real = os.path.realpath(path)
     directory = open_dir(os.path.dirname(real))  # noqa: PTH120

@@ -239,10 +239,8 @@ class Sweep:
         boot = self._system.boot_id()
         places = self._places() if mine.reason.device.startswith("gpu") else {}
         known = list(events)
-        now, drained = time.time(), mine.event.time
-        free = mine.reason.check == LEMON.check and acquitted(
-            known, self._gate.settings, now, drained
-        )
+        now, settings = time.time(), self._gate.settings
+        free = mine.reason.check == LEMON.check and acquitted(known, settings, mine.event.time)
         kept = why_not(standing, mine, known, boot, booted, places, free)
         until = held_until(mine.reason, mine.event, known, rules_of(self._gate.settings))
         if kept or free or until <= now or settled(mine.event, known):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -123,3 +124,23 @@ def test_only_local_drives_that_live_are_asked(state: str, transport: str) -> No
 def test_a_node_without_the_programs_or_without_drives() -> None:
     assert run(node({})) == []
     assert run(FakeSystem()) == []
+
+
+def test_many_slow_drives_are_no_node_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answers just in time; an overrun of the family would drain the node."""
+    clock = [0.0]
+
+    class Slow(FakeSystem):
+        def command(self, argv: Sequence[str], deadline_s: float) -> Output:
+            if argv[0] != NVME[0]:
+                raise FileNotFoundError(argv[0])
+            clock[0] += 0.9
+            return Output(0, json.dumps(CLI), "")
+
+    monkeypatch.setattr(nvme_smart.time, "monotonic", lambda: clock[0])
+    files: dict[str, str | OSError] = {}
+    for number in range(8):
+        files[f"/sys/class/nvme/nvme{number}/state"] = "live"
+    [finding] = run(Slow(files=files))
+    assert (finding.check, finding.status) == ("nvme-smart-unread", "WARN")
+    assert clock[0] + 1.0 < nvme_smart.CHECK.deadline_s

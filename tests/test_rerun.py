@@ -41,6 +41,13 @@ def test_flaky_setup(shaky): pass
 def test_good(): pass
 
 @cluster
+def test_skipped_then():
+    if not WORKS:
+        if pathlib.Path("skip").exists(): pytest.skip("cannot be run now")
+        pathlib.Path("skip").touch()
+        raise AssertionError("failed, and never passed")
+
+@cluster
 def test_broken(): assert WORKS
 
 def test_pure():
@@ -94,8 +101,8 @@ def test_the_committed_file_is_readable() -> None:
 @pytest.mark.parametrize(
     ("plugins", "works", "code", "counts"),
     [
-        (["-p", "xdist", "-n", "2"], True, 0, "5 passed, 2 flaky in "),
-        ([], False, 1, "2 failed, 3 passed, 2 flaky in "),
+        (["-p", "xdist", "-n", "2"], True, 0, "6 passed, 2 flaky in "),
+        ([], False, 1, "3 failed, 3 passed, 2 flaky in "),
     ],
 )
 def test_a_run(tmp_path: Path, plugins: list[str], works: bool, code: int, counts: str) -> None:

@@ -8,7 +8,11 @@ import pytest
 import sweep_site
 from gate_site import GONE, GateSite
 
+from health.checks import ALL
+from health.inquiry import acquitted
+from health.settings import defaults
 from health.sweep import main
+from health.system import Event
 
 site = sweep_site.site
 
@@ -69,6 +73,24 @@ def test_a_drain_that_rests_on_a_withdrawn_accusation_is_lifted(site: GateSite) 
     site.accuse(job=4, uid=GONE + 1)
     epilog([])
     assert site.slurm.node()["reason"] == "robust:node:lemon:-:service:job4"
+
+
+def test_strikes_that_grow_old_acquit_nobody() -> None:
+    day = 86400.0
+    strikes = [
+        Event(at * day, "strike", "", {"job": n, "uid": n, "account": str(n), "name": f"n1.{n}"})
+        for n, at in enumerate((1.0, 2.0, 27.0), 1)
+    ]
+    drained, settings = 27.5 * day, defaults(ALL)
+
+    def withdrawn(job: int, name: str, at: float) -> bool:
+        word = Event(at * day, "withdrawn", "", {"job": job, "name": name})
+        return acquitted([*strikes, word], settings, drained)
+
+    assert not withdrawn(9, "n1.9", 27.6)  # about nothing that anybody had said
+    assert not withdrawn(3, "n1.other", 40.0)
+    assert not withdrawn(3, "n1.3", 27.0)  # before the drain
+    assert withdrawn(3, "n1.3", 27.6)
 
 
 @needs_root
