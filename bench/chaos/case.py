@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bench.chaos.job import ChaosError, Job
+from bench.chaos.site import epilog_of, install_epilog
 from bench.chaos.verdict import Expected, Verdict, judge
 from lab import Cluster, LabError
 
@@ -48,6 +49,8 @@ class Case:
     state_on_scratch: bool = False
     at_start: bool = False
     """The fault comes with the submission, not after 25 steps."""
+    epilog: bool = False
+    """The nodes have the product's epilog: Slurm kills processes that cannot clean up any more."""
     limit: float = 90.0
     """Seconds from the fault until a job that has not ended counts as lost."""
     long: bool = False
@@ -72,7 +75,12 @@ def run(case: Case) -> Run:
     error = ""
     try:
         nodes = max(5, case.nodes + case.spares + 1)
-        with Cluster(nodes=nodes, standby=2, scratch=True) as lab:
+        named = Cluster(nodes=nodes)  # its directory must be known for its slurm.conf
+        conf = {"Epilog": str(epilog_of(named.spec.dir))} if case.epilog else {}
+        name = named.spec.name
+        with Cluster(name=name, nodes=nodes, standby=2, scratch=True, slurm_conf=conf) as lab:
+            if case.epilog:
+                install_epilog(lab.spec.dir)
             job = Job.new(lab, case.nodes * case.per_node, case.steps)
             try:
                 verdict = _run(case, job)

@@ -160,6 +160,7 @@ OURS = [
         broken="the guardian of a node's agent is killed: Slurm takes its task for dead",
         fault=kill_guardian,
         expected=Expected(gone=N2),
+        epilog=True,
     ),
     Case(
         name="strangers",
@@ -240,7 +241,13 @@ USERS = [
 ]
 TRUE = [
     Case(name="node_crash", broken="a node crashes", fault=crash, expected=CRASHED),
-    Case(name="node_hang", broken="all of a node stops", fault=hang_node, expected=CRASHED),
+    Case(
+        name="node_hang",
+        broken="all of a node stops",
+        fault=hang_node,
+        expected=CRASHED,
+        epilog=True,
+    ),
     Case(name="rank_killed", broken="a rank is killed", fault=on_rank(signal.SIGKILL)),
     Case(name="rank_hung", broken="a rank stands still", fault=on_rank(signal.SIGSTOP)),
 ]
