@@ -59,7 +59,8 @@ class LaunchWatch:
         verdict = judge(len(late), len(world.places), waited, state.config.stall_limit)
         if verdict == "lose":
             for node in late.values():
-                state.lose(node, f"did not start its ranks in {waited:.0f} s")
+                why = f"did not start its ranks in {waited:.0f} s"
+                state.lose(node, why, shared=len(late) > 1)
         elif verdict == "tell" and self._told != world.epoch:
             self._told = world.epoch
             limit = max(LAUNCH, state.config.stall_limit)

@@ -54,6 +54,7 @@ class Recovery:
         self._replacement = replacement
         self._culprit = Culprit(supervisor, replacement, self._stop_world)
         self._numbers = itertools.count(1)
+        self._handled: list[Failure] = []  # in the last incident
 
     async def handle(self) -> int | None:
         """Handle what has failed; an exit code when the job must end."""
@@ -62,15 +63,22 @@ class Recovery:
         await self._settle()
         if state.signalled:
             return None
-        if not state.failures:  # lost nodes answer again
-            self._boss.phase = "running"
+        if not state.failures and not state.stopped():
+            self._boss.phase = "running"  # lost nodes answer again
             return None
         if await self._step_is_over():
             return await self._boss.step_ended()
         if not self._boss.config.rank_env:
             self._let_go()
             return None
-        failures = list(state.failures)
+        # Nodes whose loss has cut the last incident short answer again: its ranks are down still.
+        again = not state.failures
+        if again and not self._handled:  # they were lost before the first epoch
+            if await self._boss.restoring.prepare():
+                self._boss.begin_epoch("")
+            self._boss.phase = "running"
+            return None
+        failures = self._handled = list(state.failures or self._handled)
         state.failures.clear()
         state.stopping_epoch = state.world.epoch
         lived = time.monotonic() - state.pace.epoch_since
@@ -81,7 +89,7 @@ class Recovery:
         diagnosis = diagnose(failures, len(state.world.places), newcomers)
         if newcomers.issuperset(diagnosis.suspects or ("",)):
             self._replacement.unfit(diagnosis.suspects)  # it costs no restart: none was tried
-        else:
+        elif not again:
             self._culprit.budget.spend(diagnosis)
         diagnosis, wrong = ladder.acquit(diagnosis, self._culprit.budget)
         if wrong:

@@ -137,6 +137,10 @@ class JobState:
     def vacant(self) -> tuple[str, ...]:
         return tuple(n.name for n in self.world.places if n.gone)
 
+    def stopped(self) -> bool:
+        """The ranks are down, or told to be, until the next epoch begins."""
+        return self.stopping_epoch >= self.world.epoch
+
     def named(self, name: str) -> Node | None:
         """The node of that name that is in the job now, else any."""
         matches = [n for n in self.nodes.values() if n.name == name]
@@ -386,8 +390,10 @@ class JobState:
                 Failure(symptom, at, node.last_word, node.name, evidence=evidence, shared=shared)
             )
 
-    def lose(self, node: Node, why: str, symptom: Symptom = "node_lost") -> None:
-        self._fail_node(node, symptom, why)
+    def lose(
+        self, node: Node, why: str, symptom: Symptom = "node_lost", *, shared: bool = False
+    ) -> None:
+        self._fail_node(node, symptom, why, shared=shared)
         self.changed.set()
 
     def lose_silent(self, node: Node, why: str, *, shared: bool) -> None:

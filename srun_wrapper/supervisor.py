@@ -138,7 +138,8 @@ class Supervisor:
         state = self.state
         while True:
             await state.until(self._something_to_do, None)
-            if state.signalled or (state.world.all_exited() and not state.failures):
+            ended = state.world.all_exited() and not (state.failures or state.stopped())
+            if state.signalled or ended:
                 return await self.finish()
             if self.step.ended and not state.failures:
                 await asyncio.sleep(1.0)
@@ -151,10 +152,11 @@ class Supervisor:
     def _something_to_do(self) -> bool:
         state = self.state
         if state.signalled:
-            stopped = state.stopping_epoch >= state.world.epoch
+            stopped = state.stopped()
             done = state.world.all_exited() or self.ending.over
             return stopped or done or self.step.ended
-        return bool(state.failures) or state.world.all_exited() or self.step.ended
+        due = bool(state.failures) or state.stopped()
+        return due or state.world.all_exited() or self.step.ended
 
     # -- start
 

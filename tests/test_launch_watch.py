@@ -7,6 +7,7 @@ import time
 import pytest
 from made_job import Job
 
+from srun_wrapper.diagnose import diagnose
 from srun_wrapper.launch_watch import LAUNCH, LaunchWatch, judge
 from srun_wrapper.messages import Exited, Started
 
@@ -61,6 +62,7 @@ def test_several_that_lag_are_told_once_and_waited_for() -> None:
     assert not job.state.failures
     looked(job, 100.0)
     assert [f.node for f in job.state.failures] == ["n1", "n2"]
+    assert not diagnose(job.state.failures).suspects  # replaced, but nothing is held against them
 
 
 def test_the_clock_stands_while_a_file_system_does_not_answer() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -134,3 +135,42 @@ def test_independent_tasks_end_with_their_node() -> None:
     assert boss.state.world.epoch == 1 and boss.phase == "running"
     assert not boss.state.failures and boss.state.world.all_exited()
     assert node.gone and node.silent_as is None
+
+
+def test_ranks_begin_anew_although_the_loss_that_cut_a_recovery_short_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They were stopped for a crash, then a silent node was given up, and it answers again."""
+    monkeypatch.setattr(restarted, "proving_time", lambda _lived: 0.0)
+    boss = Boss(2)
+    state = boss.state
+    send = boss.send
+
+    def also_lost(node: Node, message: Message) -> None:
+        send(node, message)
+        if isinstance(message, Stop):
+            lost = Failure("node_lost", time.monotonic(), 0.0, "n1", evidence=("n1: silent",))
+            state.failures.append(lost)
+
+    monkeypatch.setattr(boss, "send", also_lost)
+    one = Recovery(cast(Supervisor, boss), cast(Replacement, NoNodes(2)))
+    crash = Failure("crash", time.monotonic(), time.monotonic(), "n0", 1, 1, tail="ValueError")
+    state.failures.append(crash)
+
+    async def life() -> None:
+        assert await one.handle() is None  # superseded, with the ranks down
+        assert state.stopping_epoch == state.world.epoch == 1
+        monkeypatch.setattr(boss, "send", send)
+        state.failures.clear()  # as JobState does when n1 answers again
+        assert await one.handle() is None
+
+    asyncio.run(asyncio.wait_for(life(), 10))
+    assert state.world.epoch == 2 and boss.phase == "running" and not state.failures
+
+
+def test_the_first_epoch_begins_although_a_node_was_lost_for_a_moment_before_it() -> None:
+    boss = Boss(2)
+    boss.state.world.epoch = 0
+    one = Recovery(cast(Supervisor, boss), cast(Replacement, NoNodes(2)))
+    assert asyncio.run(asyncio.wait_for(one.handle(), 10)) is None
+    assert boss.state.world.epoch == 1 and boss.phase == "running"
