@@ -60,6 +60,7 @@ class Node:
     second_way: bool | None = None  # whether its probe port answers while it is well
     turned_away: int = 0  # failed probes while it was well
     unreachable: int = 0  # failed probes in a row
+    reachable_at: float = 0.0  # when its host answered after failed probes
     ask_again: float = 0.0  # not before, by the monotonic clock
     refused: bool = False  # its kernel says that its shim is gone
     refused_at: float | None = None  # since when

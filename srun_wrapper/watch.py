@@ -170,6 +170,8 @@ class NodeWatch:
             return
         if node.second_way is False or (node.second_way is None and node.turned_away):
             answer = "accepted"
+        if node.unreachable and answer != "unreachable":
+            node.reachable_at = now
         node.unreachable = node.unreachable + 1 if answer == "unreachable" else 0
         node.silence = None
         enough = 1 if node.second_way else 2  # once more where it has never answered
@@ -187,7 +189,8 @@ class NodeWatch:
         else:
             node.ask_again = now + ASK_AGAIN
             if silent > LONG:
-                mute = silent > max(MUTE, 4 * self._state.interval)
+                # After an outage its agent must have had time to connect anew.
+                mute = now - max(before, node.reachable_at) > max(MUTE, 4 * self._state.interval)
                 node.silence = Silence("mute", node.last_word, node.asked_at if mute else None)
         self._judge(now)
 

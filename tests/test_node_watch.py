@@ -100,6 +100,17 @@ def test_a_silent_node(
     assert len(news) == lost
 
 
+def test_after_an_outage_an_agent_has_time_to_connect_anew(answers: list[str]) -> None:
+    """Its host answers before it does; that it was silent until then says nothing."""
+    job = Job(3, 0, outage_wait=600.0)
+    job.node(1).second_way, job.node(1).unreachable = True, 3
+    ask(job, answers, "accepted", "accepted", silent=3 * MUTE)
+    assert job.node(1).role is Role.ACTIVE and not job.state.failures
+    job.node(1).reachable_at -= MUTE
+    ask(job, answers, "accepted", silent=3 * MUTE)
+    assert job.node(1).role is Role.DEAD
+
+
 def test_one_that_could_not_be_asked_while_it_was_well(answers: list[str]) -> None:
     """Once is enough to doubt that it ever can be."""
     job = Job(3, 0)
