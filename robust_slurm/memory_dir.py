@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
 
 LOCAL = ("/dev/shm", "/tmp")  # of this node alone: a lock seen here is the holder's
 PREFIX = "robust-"
+_OURS = re.compile(
+    r"robust-(\d+\.[\w+]+|ckpt-\d+)-[a-z0-9_]{8}", re.ASCII
+)  # nothing of the user's own
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -43,7 +47,7 @@ def remove_stale(base: str) -> None:
     """Remove this user's directories there whose processes have died."""
     try:
         with os.scandir(base) as entries:
-            found = [entry.path for entry in entries if entry.name.startswith(PREFIX)]
+            found = [entry.path for entry in entries if _OURS.fullmatch(entry.name)]
     except OSError:
         return
     for path in found:

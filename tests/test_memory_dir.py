@@ -59,13 +59,14 @@ def test_the_next_one_removes_what_the_dead_have_left(tmp_path: Path, name: str)
 
 
 def test_nothing_else_is_touched(tmp_path: Path) -> None:
-    (tmp_path / "robust-file").write_text("")
-    (tmp_path / "mine").mkdir()
+    (tmp_path / "robust-1.0-filexxxx").write_text("")
+    for own in ("mine", "robust-training", "robust-7b-datasets", "robust-7.0"):
+        (tmp_path / own).mkdir()
     (tmp_path / "target").mkdir()
-    (tmp_path / "robust-link").symlink_to(tmp_path / "target")
+    (tmp_path / "robust-1.0-linkxxxx").symlink_to(tmp_path / "target")
     if os.getuid() == 0:
-        (tmp_path / "robust-1-others").mkdir()
-        os.chown(tmp_path / "robust-1-others", 4711, 4711)
+        (tmp_path / "robust-1.0-othersxx").mkdir()
+        os.chown(tmp_path / "robust-1.0-othersxx", 4711, 4711)
     before = sorted(tmp_path.iterdir())
     remove_stale(str(tmp_path))
     assert sorted(tmp_path.iterdir()) == before
