@@ -150,20 +150,24 @@ class Companions:
         def complete() -> bool:
             return len(came()) == sum(map(vacant, places))
 
+        def settled() -> bool:
+            return complete() or over()
+
         def news() -> bool:
             requests = [self._companions.get(number) for number in chosen]
             changed = any(r is None or r.outcome != "waiting" for r in requests)
-            return changed or complete() or over()
+            return changed or settled()
 
-        while not complete() and not over():
+        while not settled():
             if lacking:
-                if why := await self._ask_for([places[p] for p in lacking], [], over):
+                why = await self._ask_for([places[p] for p in lacking], [], settled)
+                if why:
                     break
                 chosen |= self._assign({place: places[place][0] for place in lacking})
                 deadline = time.monotonic() + self._config.standby_wait
             left = deadline - time.monotonic()
             if left <= ASK and reasons is None:
-                reasons = asyncio.create_task(self._held_up(over))  # it costs no second more
+                reasons = asyncio.create_task(self._held_up(settled))  # it costs no second more
             if left <= 0:
                 assert reasons is not None
                 if not (why := await reasons):  # Slurm was away: it could give none
@@ -182,7 +186,7 @@ class Companions:
         if reasons is not None:
             reasons.cancel()
         ready = came()
-        short = not complete() and not over()
+        short = not settled()
         self._dismiss(chosen, ready)
         if short:
             self._complain(len(ready), len(places), why, time.monotonic() - began)

@@ -105,7 +105,7 @@ class Replacement:
 
     def take_back(self, names: tuple[str, ...]) -> None:
         """Nothing can replace them: suspects that are alive go on, lost nodes cannot."""
-        for node in self._state.nodes.values():
+        for node in self._state.world.places:  # not those whose place another one has by now
             if node.name in names and node.key in self._suspected and node.connection:
                 self._suspected.discard(node.key)
                 self._state.move(node, Role.ACTIVE)
