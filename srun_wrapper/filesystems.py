@@ -85,6 +85,10 @@ def command_paths(words: Sequence[str], env: Mapping[str, str], directory: str) 
 # ---------------------------------------------------------------- the machine
 
 
+def _own_mounts() -> str:
+    return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+
+
 def used_paths(pid: int) -> set[str]:
     """Return the paths that a process has as directory, program, open files and mappings."""
     base = Path(f"/proc/{pid}")
@@ -100,7 +104,7 @@ def used_paths(pid: int) -> set[str]:
         except OSError:
             continue
     try:
-        with (base / "maps").open() as file:
+        with (base / "maps").open(errors="replace") as file:
             found |= {line[line.index("/") :].rstrip("\n") for line in file if "/" in line}
     except OSError:
         pass
@@ -116,7 +120,7 @@ def look(
     least where one is silent: not for a loop's thread. ``mountinfo``: default this process's.
     """
     try:
-        mounts = parse_mounts(mountinfo or Path("/proc/self/mountinfo").read_text())
+        mounts = parse_mounts(mountinfo or _own_mounts())
     except OSError:
         return ()
     if not any(mount.shared for mount in mounts):
@@ -141,7 +145,11 @@ def silent(points: Collection[str], seconds: float) -> tuple[str, ...]:
         fresh = set(points) - _asked
         _asked.update(fresh)
     for point in fresh:
-        threading.Thread(target=_ask, args=(point,), daemon=True).start()
+        try:
+            threading.Thread(target=_ask, args=(point,), daemon=True).start()
+        except RuntimeError:  # no more threads: it could not be asked, so nothing is known
+            with _answered:
+                _asked.discard(point)
     until = time.monotonic() + seconds
     with _answered:
         while (waiting := _asked & set(points)) and (left := until - time.monotonic()) > 0:

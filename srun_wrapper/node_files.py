@@ -91,9 +91,9 @@ class NodeFiles:
         """Ask all shared file systems in use."""
         if self.looking:
             return
-        self.looking = True
         roots, paths = self._roots(), self._paths()
         self._loop.aside(lambda: filesystems.look(roots, paths, seconds), self._looked)
+        self.looking = True  # not where no thread could be started: nobody would end it
 
     def _looked(self, silent: tuple[str, ...]) -> None:
         self.looking = False

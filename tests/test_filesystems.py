@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -113,3 +114,21 @@ def test_nothing_is_looked_at_without_shared_mounts(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(filesystems, "used_paths", lambda _pid: pytest.fail("looked"))
     local = "\n".join(line for line in INFO.splitlines() if " ext4 " in line or " xfs " in line)
     assert filesystems.look([os.getpid()], ["/local"], 0.0, local) == ()
+
+
+def test_a_mapped_file_whose_name_is_no_text(tmp_path: Path) -> None:
+    """An error here would end the node's looks, and its answers to inspections, for good."""
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.bin")
+    Path(name).write_bytes(b"x" * 4096)
+    with open(name, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        assert any(path.endswith(".bin") for path in filesystems.used_paths(os.getpid()))
+
+
+def test_no_thread_to_ask_with_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_thread: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert filesystems.silent(["/"], 1.0) == ()
+    monkeypatch.undo()
+    assert filesystems.silent(["/"], 10.0) == ()
