@@ -132,8 +132,6 @@ class Companions:
         ``enough``: another way has been found.
         """
         state, began = self._state, time.monotonic()
-        if self._asking is not None:
-            await self._asking
         chosen: dict[int, int] = {}  # number of a request → its place
         lacking, tries, deadline, why = set(places), 0, math.inf, ""
         reasons: asyncio.Task[str] | None = None
@@ -158,6 +156,9 @@ class Companions:
             changed = any(r is None or r.outcome != "waiting" for r in requests)
             return changed or settled()
 
+        if (asking := self._asking) is not None:
+            asking.add_done_callback(lambda _done: state.changed.set())
+            await state.until(lambda: asking.done() or settled(), None)
         while not settled():
             if lacking:
                 why = await self._ask_for([places[p] for p in lacking], [], settled)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import companions_boss
 import pytest
@@ -119,3 +120,37 @@ def test_a_slip_while_asking_does_not_end_the_job(
     play(boss, scene)
     said = capfd.readouterr().err
     assert said.count("robust-srun: internal error while asking for a node: ZeroDivision") == 1
+
+
+def test_nobody_waits_for_an_answer_when_the_nodes_are_back_or_the_job_ends(boss: Boss) -> None:
+    """slurmctld hangs: first in a question asked ahead of need, then in the one that is needed."""
+
+    async def scene() -> None:
+        answered = threading.Event()
+        job = boss.slurm.job
+
+        def hangs(number: int) -> object:
+            answered.wait(30.0)
+            return job(number)
+
+        boss.slurm.job = hangs
+        vacant = [True]
+        boss.companions.expect([(2, "n2")], ["n2"])
+        taking = boss.companions.take({1: (2, "n2")}, vacant=lambda _place: vacant[0])
+        ahead = asyncio.create_task(taking)
+        await boss.chatter()
+        assert not ahead.done()
+        boss.state.signalled = 15
+        boss.state.changed.set()
+        assert await asyncio.wait_for(ahead, 10.0) == {}
+        boss.state.signalled, boss.companions._asking = 0, None
+        taking = boss.companions.take({1: (2, "n2")}, vacant=lambda _place: vacant[0])
+        needed = asyncio.create_task(taking)
+        await boss.chatter()
+        assert not needed.done()
+        vacant[0] = False  # it answers again
+        boss.state.changed.set()
+        assert await asyncio.wait_for(needed, 10.0) == {}
+        answered.set()
+
+    play(boss, scene)
