@@ -52,6 +52,10 @@ class Drain(NamedTuple):
     cause: str = ""
 
 
+FLOOR = {False: 2, True: 3}
+"""Nodes that may stand drained in a fleet of any size: for a cause, and for hard evidence."""
+
+
 class Decision(NamedTuple):
     allowed: bool
     why: str  # which limit, in one line; empty when allowed
@@ -94,12 +98,18 @@ def _share(most: int, percent: float, fleet_size: int) -> int:
 
 
 def standing_limit(limits: Limits, fleet_size: int, cause: str = "") -> int:
-    """How many nodes may stand drained at once, whenever that was; never below the window's."""
+    """How many nodes may stand drained at once, whenever that was; never below the window's.
+
+    In a small fleet a node that waits for service must not keep the next bad one in it: FLOOR
+    nodes may stand, but never the whole fleet.
+    """
     if cause == LEMON:
         most = limits.max_percent > 0 and limits.max_nodes > 0
         return max(int(most), int(fleet_size * min(limits.lemon_percent, 100.0) / 100))
     percent = limits.hard_standing_percent if cause == HARD_CAUSE else limits.standing_percent
-    return max(node_limit(limits, fleet_size, cause), int(fleet_size * min(percent, 100.0) / 100))
+    window = node_limit(limits, fleet_size, cause)
+    floor = min(FLOOR[cause == HARD_CAUSE], fleet_size - 1) if window > 0 else 0
+    return max(window, floor, int(fleet_size * min(percent, 100.0) / 100))
 
 
 def allowed(
