@@ -3,7 +3,8 @@
 A process that dies with open communicators leaves its NVLink peers with hardware errors. A thread
 waits on a socket beside the heartbeat's record; it is there only in ranks that have communicators
 at their first step. An aborted collective returns as if it had succeeded, with any data: so nothing
-more is reported or saved, and the main thread is made to leave.
+more is reported or saved, and the process ends at once, without its ``finally`` clauses and exit
+handlers, as SIGTERM and SIGKILL would end it. A save begun there would be cut off in the middle.
 
 Runs in the rank: standard library only, Python 3.9 syntax.
 """
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _C10D = "torch.distributed.distributed_c10d"
 ABORT = b"a"
 DONE = b"d"
+ENDED = 143  # exit code of a rank that ends here: as if by SIGTERM
 
 
 def path_beside(beat_path: str) -> str:
@@ -58,14 +60,11 @@ def _groups(c10d: Any) -> list[Any]:
 
 
 def _wait(line: socket.socket, c10d: Any) -> None:
-    import threading
-
     while True:
         try:
             asker, _ = line.accept()
             if asker.recv(1) == ABORT:
-                # No daemon: a main thread that leaves must wait until all is aborted.
-                threading.Thread(target=_serve, args=(asker, c10d), daemon=False).start()
+                _serve(asker, c10d)
                 return
             asker.close()
         except Exception as error:  # noqa: BLE001 - the shim kills the rank in any case
@@ -74,12 +73,16 @@ def _wait(line: socket.socket, c10d: Any) -> None:
 
 
 def _serve(asker: socket.socket, c10d: Any) -> None:
+    from robust_slurm import heartbeat
+
     try:
-        _leave()
+        heartbeat._end()
         _abort(c10d)
         asker.sendall(DONE)
     except Exception as error:  # noqa: BLE001 - the shim kills the rank in any case
         _warn(error)
+        return
+    os._exit(ENDED)
 
 
 def _warn(error: object) -> None:
@@ -87,18 +90,6 @@ def _warn(error: object) -> None:
         sys.stderr.write(f"robust-slurm: communicators not aborted: {error!r}\n")
     except (AttributeError, OSError, ValueError):
         pass
-
-
-def _leave() -> None:
-    """Have this process report and save nothing more; its main thread ends when it runs again."""
-    import ctypes
-    import threading
-
-    from robust_slurm import heartbeat
-
-    heartbeat._end()
-    main = ctypes.c_ulong(threading.main_thread().ident or 0)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(SystemExit))
 
 
 def _abort(c10d: Any) -> None:

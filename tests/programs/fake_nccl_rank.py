@@ -57,5 +57,8 @@ if "handler" in words:
     signal.signal(signal.SIGTERM, lambda _number, _frame: note("SIGTERM"))
 robust_slurm.beat(1)
 print("ready", os.getpid(), file=sys.stderr, flush=True)
-while True:
-    time.sleep(0.02)
+try:
+    while True:
+        time.sleep(0.02)
+finally:
+    note("finally: a save that would be cut off")
