@@ -1,4 +1,4 @@
-"""What a lab can do to several nodes at once and to Slurm's daemons, as methods of `Lab`."""
+"""Faults that a lab makes on several nodes at once and on Slurm's daemons, as methods of `Lab`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

@@ -23,7 +23,7 @@ def nothing(job: Job) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is broken, in which training, and what is right.
+    """A fault, the training that it hits, and the right outcome.
 
     The lab has nodes n1-n5 and standby nodes s1 and s2; the job starts on n1 … in their order, n1
     being the batch host. `{scratch}` in `program` is a file system that stalls on command.
@@ -31,7 +31,7 @@ class Case:
 
     name: str
     broken: str
-    """What is broken, in one line."""
+    """The fault, in one line."""
     fault: Fault = nothing
     before: Fault = nothing
     """Break something before the job is submitted."""

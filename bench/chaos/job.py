@@ -89,7 +89,7 @@ class Job:
     # -- what it says
 
     def out(self) -> str:
-        """What the job has printed."""
+        """Return the output of the job."""
         path = self.dir / "out"
         return path.read_text(errors="replace") if path.exists() else ""
 

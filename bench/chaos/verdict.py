@@ -1,4 +1,4 @@
-"""What a run of a case did to healthy nodes and to its job (pure)."""
+"""The verdict on a run: the harm done to healthy nodes and to the job (pure)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ENDS = {"COMPLETED": COMPLETED, "FAILED": FAILED, "CANCELLED": CANCELLED, "TIME
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What is right at the end of a case.
+    """The right end of a case.
 
     `ends`: any of these. `bad`: nodes that are broken, so may be reported, excluded and drained.
     `gone`: nodes that were away for too long, so may be replaced, but not reported.
@@ -27,7 +27,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What is seen after a run."""
+    """Observations after a run."""
 
     state: str
     """The job's state in Slurm at its end, or at the deadline."""
