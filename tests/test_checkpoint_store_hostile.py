@@ -157,13 +157,13 @@ def test_a_file_that_is_cut_short_while_it_is_held_harms_nobody(
     _still_serves(store)
 
 
-def test_a_wrong_step_is_found_in_the_stock(alone: tuple[Store, Events]) -> None:
+def test_a_file_of_another_step_is_not_kept(alone: tuple[Store, Events]) -> None:
     store, _ = alone
     rank = FakeRank(store, 0)
     write_snapshot(store.socket_path.parent / "own-0-1.safetensors", 0, 1)
     rank.say(op="saved", step=9, slot=1, file="own-0-1.safetensors")
-    rank.wait("kept", step=9)
-    assert all((h.step, h.ok) != (9, True) for h in store.stock())
+    assert "overwritten by step 1" in rank.wait("unkept", step=9)["why"]
+    assert [h.step for h in store.stock()] == [1]
 
 
 def test_many_alarms_are_not_all_passed_on(alone: tuple[Store, Events]) -> None:

@@ -34,7 +34,7 @@ class Client:
         self._sending = threading.Lock()
         self._kept = self._answered = -1
         self._held: frozenset[int] = frozenset()
-        self._persisting: dict[int, int] = {}  # step → slot, until the store says what it holds
+        self._unanswered: dict[int, int] = {}  # step → slot, until the store has its digest
         self._wanted: set[int] = set()
         self._flushed: dict[str, Any] | None = None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -64,9 +64,9 @@ class Client:
             self._die(f"{self.path}: {error}")
 
     def saved(self, step: int, slot: int, *, persist: bool, **fields: Any) -> None:
-        if persist:
-            with self._state:
-                self._persisting[step] = slot
+        """A snapshot is complete; its slot is held until the store has answered."""
+        with self._state:
+            self._unanswered[step] = slot
         self.say("saved", step=step, slot=slot, persist=persist, **fields)
 
     def wants(self, step: int) -> bool:
@@ -79,7 +79,7 @@ class Client:
         with self._state:
             if self.dead:
                 return frozenset()
-            return self._held.union(self._persisting.values())
+            return self._held.union(self._unanswered.values())
 
     def wait_safe(self, step: int, timeout: float) -> bool:
         """True when ``step`` is digested and replicated (or has no peer), or the store is gone."""
@@ -153,7 +153,7 @@ class Client:
         op = message.get("op")
         if op in ("kept", "unkept"):
             self._kept = max(self._kept, int(message["step"]))
-            self._persisting.pop(int(message["step"]), None)
+            self._unanswered.pop(int(message["step"]), None)
         if op in ("replicated", "alone", "unkept"):
             self._answered = max(self._answered, int(message["step"]))
         if op in ("kept", "held"):

@@ -219,8 +219,11 @@ class Desk:
                     if size > 8 and shelf.complete(fd):
                         rank.pusher.coming(record)
                     record.digest = digest.take(fd, size, digest.workers(4), sums)
-                if not shelf.complete(fd):
-                    raise digest.FileChangedError(shelf.TORN)
+                # A rank that does not wait may have come round to this file during the digest.
+                torn = "" if shelf.complete(fd) else shelf.TORN
+                why = self._shelf.overwritten(fd, record) if record is not None else torn
+                if why:
+                    raise digest.FileChangedError(why)
                 with self._lock:
                     if rank.connection is not connection or connection.epoch != self._epoch:
                         return  # a new epoch has begun, and swept
@@ -307,5 +310,5 @@ class Desk:
                 epoch=header.epoch, size=size, inode=inode,
                 digest=digest.take(fd, size, digest.workers(8)),
             )  # fmt: skip
-            if shelf.complete(fd):
+            if not self._shelf.overwritten(fd, record):
                 self._shelf.put(record)

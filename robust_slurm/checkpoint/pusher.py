@@ -10,7 +10,7 @@ from collections.abc import Callable
 from robust_slurm.checkpoint.channel import BrokenError, Channel, connect
 from robust_slurm.checkpoint.digest import FileChangedError
 from robust_slurm.checkpoint.events import Target
-from robust_slurm.checkpoint.shelf import FETCHED, OWN, REPLICA, TORN, Record, Shelf, complete
+from robust_slurm.checkpoint.shelf import FETCHED, OWN, REPLICA, TORN, Record, Shelf
 from robust_slurm.checkpoint.throttle import Bucket
 from robust_slurm.checkpoint.transfer import AbandonedError, Offer, Outgoing
 
@@ -233,7 +233,7 @@ class Pusher:
             if newer and give_way(sent, record.size, self._peer_step >= 0, self._gave_way):
                 self._gave_way = True
                 return NEWER
-        return "" if complete(fd) else "it is being overwritten"
+        return self._shelf.overwritten(fd, record)
 
     def _connected(self, target: Target, version: int) -> Channel:
         with self._change:

@@ -115,7 +115,7 @@ class Saver:
             return
         slot = ring.take(self._client.held())
         if slot is None:
-            self._client.wait_free(2, self._options.replica_wait)
+            self._client.wait_free(2, 0.0 if self._store_lags else self._options.replica_wait)
             slot = ring.take(self._client.held())
         if slot is None:
             raise RuntimeError(f"step {step} is left out: all slots are still being written")

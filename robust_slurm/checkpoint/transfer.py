@@ -112,8 +112,8 @@ class Outgoing:
         still: Callable[[int], str] | None = None,
         sums: digest.Sums | None = None,
     ) -> None:
-        """``still(bytes sent)`` is asked before each chunk; what it answers ends the transfer.
-        ``sums``: the digest, where it is still being taken."""
+        """``still(bytes sent)`` is asked before each chunk and before the end: what it
+        answers ends the transfer. ``sums``: the digest, where it is still being taken."""
         self._channel = channel
         self._fd = fd
         self._offer = offer
@@ -149,6 +149,7 @@ class Outgoing:
                     self._fd, begin, length, self._pace if self._bucket is not None else None
                 )
                 self.sent += length
+            self._ask_still()  # the last chunk may have been overwritten while it was sent
             self._channel.send({"op": "end", "digest": self._whole()})
             message, again = self._channel.receive(), True
         raise BrokenError("the peer asks again and again")
