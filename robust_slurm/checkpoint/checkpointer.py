@@ -20,6 +20,7 @@ from .resuming import CheckpointError, named
 from .session import Session
 from .state import State
 from .stats import Stats
+from .unsupported import checked
 
 __all__ = ["CheckpointError", "Checkpointer"]
 
@@ -97,6 +98,7 @@ class Checkpointer:
         self.extra: dict[str, Any] = dict(extra or {})
         """By name, as given; plain values are replaced by what ``resume`` finds."""
         self.stats = Stats()
+        optimizer = checked(optimizer)
         given = {"model": model, "optimizer": optimizer, "loader": loader}
         self._objects: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
         for name, value in self.extra.items():
