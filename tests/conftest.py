@@ -5,6 +5,7 @@ And what several files of tests need that is slow to make, or a directory.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,12 @@ settings.register_profile(
 )
 settings.load_profile("untimed")
 JobState.strict = True  # a slip of ours must not pass unseen
+
+# Under nohup or a CI runner they may be ignored, and so by every process that a test starts. A
+# handler of Python's is not inherited: those processes begin as they do at a terminal.
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
 
 
 @pytest.fixture(scope="session", autouse=True)

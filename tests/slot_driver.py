@@ -36,6 +36,7 @@ from srun_wrapper.messages import (
 )
 from srun_wrapper.sinks import OutputPlan
 from srun_wrapper.slot import Slot
+from srun_wrapper.task import PASSED_ON
 
 M = TypeVar("M", bound=Message)
 
@@ -207,6 +208,8 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
 
     one = Slot(loop, 0, options, base, emit, finish)
     loop.on_signals([signal.SIGCHLD], lambda _signum: one.children_changed())
+    # As robust-task: ignored from outside, they would be ignored by all that the slot starts.
+    loop.on_signals(PASSED_ON, lambda _signum: None)
     rest = bytearray()
 
     def receive(_mask: int) -> None:

@@ -40,7 +40,8 @@ def stop(*_):
         os.killpg(running.pid, signal.SIGTERM)
     (base / "ended").write_text(str(running.wait(10)))
     sys.exit(1)
-signal.signal(signal.SIGTERM, stop)
+for number in (signal.SIGTERM, signal.SIGHUP):  # two of those that torchrun handles
+    signal.signal(number, stop)
 running = rank("one.py", False)
 order("go")
 running.kill(); running.wait()
@@ -111,6 +112,18 @@ def test_the_same_script_is_forked(job: Any) -> None:
     go(d, "one.py")
     d.wait(lambda: text(d, "started.one.py") == "warm")
     d.wait(lambda: text(d, "runs") == "one.py one.py ")
+
+
+def test_signals_ignored_from_outside_change_nothing(job: Any) -> None:
+    """Under nohup: torchrun, which handles SIGHUP, must not look unlike robust-task."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        d = job()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    warm(d)
+    go(d, "one.py")
+    d.wait(lambda: text(d, "started.one.py") == "warm")
 
 
 def test_one_is_forked_before_it_is_asked_for(job: Any) -> None:
