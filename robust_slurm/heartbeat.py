@@ -31,6 +31,7 @@ _clock = time.monotonic
 _pack_beat = layout.BEAT.pack_into
 _pack_phase = layout.PHASE.pack_into
 _pack_nan = layout.NAN.pack_into
+_pack_proven = layout.PROVEN.pack_into
 _BEAT_AT = layout.BEAT_AT
 _ABSENT = layout.ABSENT
 
@@ -50,6 +51,7 @@ _saved_last = layout.NO_STEP
 _saves_first: bool | None = None
 _used = layout.NO_STEP  # step of the state that the next loss is computed from
 _proven = layout.NO_STEP  # newest such step of a finite loss
+_assumed = layout.NO_STEP  # the value of _proven that no loss has shown, but a resume
 _stack: list[bytes] = []
 _ended = False
 _warned = False
@@ -127,9 +129,9 @@ def _expect_saves() -> None:
 
 def _resumed_step(step: int) -> None:
     """Checkpointer.resume() has restored this step; its state is still to be proven."""
-    global _saved_last, _used, _proven
+    global _saved_last, _used, _proven, _assumed
     _saved_last = _used = step
-    _proven = step - 1
+    _proven = _assumed = step - 1
 
 
 def _saved_step(step: int) -> None:
@@ -137,6 +139,8 @@ def _saved_step(step: int) -> None:
     global _explicit, _saves_first, _saved_last, _used
     if _saves_first is None:
         _saves_first = not _explicit
+    if _map is not None and _proven != _assumed:
+        _pack_proven(_map, layout.PROVEN_AT, _beats, _proven, _beats)
     _used = _saved_last if _saves_first else step
     _saved_last = step
     if not _explicit:

@@ -1,6 +1,6 @@
 """The beat record: what lies where in the 256 bytes that a rank shares with its shim.
 
-Little endian, four sections, each in a cache line of its own:
+Little endian, five sections; the first four begin a cache line each:
 
 ====== ======= =======================================================================
 offset section fields
@@ -10,12 +10,15 @@ offset section fields
 64     beat    head u64, step i64, time f64, loss f64, grad norm f64, source u64, tail u64
 128    phase   head u64, since f64, depth u32, name length u32, name 32s, tail u64
 192    nan     head u64, step i64, proven i64, loss f64, tail u64
+232    proven  head u64, step i64, tail u64
 ====== ======= =======================================================================
 
 ``head`` and ``tail`` of a section hold the same count (of beats, of phase changes); a writer
 fills a section with one ``struct.pack_into``, in order, so a half-written section shows unequal
 counts. The nan section tells of the first of those losses that were not finite since the last
-finite one; it is zero while there is none. Times are seconds of CLOCK_MONOTONIC, which all
+finite one; it is zero while there is none. The proven section holds the newest saved step that a
+finite loss was computed from, as of the last ``Checkpointer.save``; it is zero where no loss is
+told, and in records of older versions. Times are seconds of CLOCK_MONOTONIC, which all
 processes of a node share.
 
 Imported in the training process: standard library only, no ``typing`` (its import alone costs
@@ -31,12 +34,13 @@ MAGIC = b"RBSTBEAT"
 VERSION = 1
 SIZE = 256
 
-HEADER_AT, BEAT_AT, PHASE_AT, NAN_AT = 0, 64, 128, 192
+HEADER_AT, BEAT_AT, PHASE_AT, NAN_AT, PROVEN_AT = 0, 64, 128, 192, 232
 HEADER = Struct("<8sHHiiii")
 BEAT = Struct("<QqdddQQ")
 PHASE = Struct("<QdII32sQ")
 NAN = Struct("<QqqdQ")
-RECORD = Struct("<8sHHiiii36xQqdddQQ8xQdII32sQQqqdQ24x")
+PROVEN = Struct("<QqQ")
+RECORD = Struct("<8sHHiiii36xQqdddQQ8xQdII32sQQqqdQQqQ")
 
 NO_STEP = -(1 << 63)
 NAME_BYTES = 31

@@ -72,6 +72,9 @@ class Beat(NamedTuple):
     phases: int
     """Number of phase entries and exits: each is a sign of life."""
     nan: NotFinite | None = None
+    proven: int | None = None
+    """Newest step that a Checkpointer saved or resumed and that a finite loss was computed from, as
+    of the last save. None: this rank tells no losses, or saves nothing."""
 
 
 def create(path: str, *, epoch: int, local_rank: int, rank: int = -1) -> None:
@@ -107,13 +110,14 @@ def parse(raw: bytes) -> Beat | None:
             beats, step, t_mono, loss, grad_norm, source, beats_tail,
             phases, since, _depth, length, name, phases_tail,
             nan, nan_step, nan_proven, nan_loss, nan_tail,
+            proofs, proven, proofs_tail,
         ) = layout.RECORD.unpack(raw)  # fmt: skip
         if magic != layout.MAGIC or version != layout.VERSION or size != layout.SIZE:
             return None
         # A writer zeroes a section before it fills it: all times are positive in a whole one.
         if beats != beats_tail or phases != phases_tail or length > layout.NAME_BYTES:
             return None
-        if nan != nan_tail or (nan and isfinite(nan_loss)):
+        if nan != nan_tail or (nan and isfinite(nan_loss)) or proofs != proofs_tail:
             return None
         if (beats and not 0.0 < t_mono < 1e12) or (phases and not 0.0 < since < 1e12):
             return None
@@ -137,6 +141,7 @@ def parse(raw: bytes) -> Beat | None:
             since if phases else 0.0,
             phases,
             NotFinite(_number(nan_step), nan_loss, _number(nan_proven)) if nan else None,
+            _number(proven) if proofs else None,
         )
     except (struct_error, UnicodeDecodeError, KeyError):
         return None

@@ -55,6 +55,7 @@ class NodeBeats:
                     beat.grad_norm,
                     beat.nan,
                     reader.ended(),
+                    beat.proven,
                 )
             )
         return tuple(beats)

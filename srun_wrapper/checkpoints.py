@@ -154,6 +154,7 @@ class Checkpoints:
         self.boss.ledger.event("durable", step=message.step, ok=message.ok, why=message.why)
         if message.ok:
             self.durable_step = max(message.step, self.durable_step or 0)
+            self.boss.certificates.durable(message.step)
             self.boss.news(f"checkpoint of step {message.step} is on disk")
         elif message.step > (self.durable_step or 0):
             self._say_missing()
@@ -316,6 +317,7 @@ class Checkpoints:
             "step": min(newest, default=None),
             "replicated": min(copies, default=None) if len(copies) == len(newest) else None,
             "durable": self.durable_step,
+            "certified": self.boss.certificates.newest,
             "survives": self.survives,
             "directory": self.directory,
             "bytes": max((s.size for s in self.saved.values()), default=0),

@@ -66,6 +66,7 @@ class RankBeat(msgspec.Struct, array_like=True):
     grad_norm: float | None = None
     nan: NotFinite | None = None
     ended: bool = False  # the process that made these steps has ended
+    proven: int | None = None  # newest saved step that a finite loss was computed from
 
 
 class Report(Message):

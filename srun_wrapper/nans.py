@@ -48,6 +48,12 @@ class Nans:
             self.bound = Bound(known, epoch)
         return Failure("nan", now, good, rank.node.name, rank.rank, evidence=(what,), step=step)
 
+    def rewind(self, step: int, epoch: int, newest: int) -> None:
+        """Training goes back to ``step``; what this epoch and older ones saved later, up to
+        ``newest``, is not to be used."""
+        known = step if self.bound is None else min(step, self.bound.step)
+        self.bound, self._until = Bound(known, epoch), max(self._until, newest)
+
     def reached(self, step: int) -> None:
         """Training has come to this step."""
         if not self.since and step > self._until:

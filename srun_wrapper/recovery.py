@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from srun_wrapper import ladder, restoring
+from srun_wrapper.certificates import spoils
 from srun_wrapper.culprit import Culprit
 from srun_wrapper.diagnose import (
     Failure,
@@ -107,6 +108,7 @@ class Recovery:
             self._close(incident, ENDED if state.signalled else SUPERSEDED)
             return None
         diagnosis = incident.diagnosis
+        self._boss.restoring.doubt = spoils(diagnosis) or self._boss.restoring.doubt
         await self._replacement.settle_spares(len(state.vacant()))
         means = self._replacement.means()
         lost = state.vacant()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -61,6 +61,8 @@ class Restoring:
         self._tokens = itertools.count(1)
         self._plan: planner.Resume | None = None
         self._shards: dict[str, dict[int, str]] = {}  # of each node
+        self.doubt = ""
+        """Why the newest states may be spoiled, until an epoch has resumed; see ``Trust``."""
         self.elsewhere = Elsewhere(boss, self._fetch, self._interrupted)
 
     # -- the next epoch's
@@ -99,7 +101,8 @@ class Restoring:
         if not boss.checkpoints.ranks and not boss.config.checkpoint_local_dir:
             return not self._interrupted()
         await boss.state.until(lambda: self._interrupted() or self._all_announced(), ANNOUNCE)
-        places, steps = await asyncio.gather(self._stock(self._interrupted), self._durable())
+        places, on_disk = await asyncio.gather(self._stock(self._interrupted), self._durable())
+        steps = [(c.step, c.world) for c in on_disk]
         seats = self._seats()
         if len(seats) < self._world():
             # Of torchrun's ranks some have never come so far as to save anything.
@@ -115,8 +118,10 @@ class Restoring:
             if self._interrupted():
                 return False
             before = boss.state.nans.bound
+            trust = boss.certificates.trust(places, on_disk, self.doubt)
+            world = self._world()
             plan = await aside(
-                partial(planner.plan, places, seats, self._world(), steps, failed, before), PLAN
+                partial(planner.plan, places, seats, world, steps, failed, before, trust), PLAN
             )
             if plan.tier == "memory" and plan.step not in read:
                 # Only now is it read, and held against its digests: it may be hundreds of GB.
@@ -145,6 +150,9 @@ class Restoring:
                 self._plan, self._shards = plan, plan.all_shards()
                 self.elsewhere.begin(plan if plan.copies else None, seats, self._shards)
                 boss.ledger.event("restore", step=plan.step, tier=plan.tier, plan=plan.lines)
+                if self.doubt and plan.doubt and plan.tier:
+                    await self._leave_out(plan.step, places, on_disk)
+                self.doubt = ""
                 return not self._interrupted()
             failed |= bad
         say("checkpoints: no plan could be carried out; the ranks look on disk by themselves")
@@ -179,16 +187,28 @@ class Restoring:
             for rank, (place, local) in known.items()
         }
 
-    async def _durable(self) -> list[tuple[int, int]]:
+    async def _leave_out(
+        self,
+        step: int,
+        places: Sequence[planner.Place],
+        on_disk: Sequence[durable.Committed],
+    ) -> None:
+        """Have no later recovery use what this one leaves out as it may be spoiled."""
+        boss = self._boss
+        newest = max([held.step for place in places for held in place.holdings], default=step)
+        newest = max([newest, *(c.step for c in on_disk)])
+        boss.state.nans.rewind(step, boss.state.world.epoch, newest)
+        await boss.certificates.doubt(on_disk, step, self.doubt)
+
+    async def _durable(self) -> list[durable.Committed]:
         directory = self._boss.checkpoints.directory
         if not directory:
             return []
         try:
-            found = await aside(lambda: durable.committed(directory), LIST)
+            return await aside(lambda: durable.committed(directory), LIST)
         except (OSError, durable.DurableError, TimeoutError) as err:
             say(f"checkpoints: cannot list {directory}: {err or 'no answer'}")
             return []
-        return [(c.step, c.world) for c in found]
 
     # -- asking the stores
 
@@ -313,11 +333,13 @@ class Restoring:
             return boss.step.ended
 
         # The writer holds every byte against its digest before it writes it.
-        places, steps = await asyncio.gather(self._stock(ended), self._durable())
+        places, on_disk = await asyncio.gather(self._stock(ended), self._durable())
+        places, on_disk = self._sure(places, on_disk)
+        steps = [(c.step, c.world) for c in on_disk if not c.mark.doubt]
         before = boss.state.nans.bound
         flush = plan_flush(only_sound(places, before), self._world(), steps)
         if flush.writes and limit > SIGNALLED:  # time to see which copies are good
-            checked = await self._stock(ended, flush.step)
+            checked, _ = self._sure(await self._stock(ended, flush.step), on_disk)
             places = _replaced(places, flush.step, checked)
             flush = plan_flush(only_sound(places, before), self._world(), steps)
         if flush.writes:
@@ -340,6 +362,21 @@ class Restoring:
                 say(f"checkpoints: step {flush.step} was not written to disk: {why}")
             else:
                 say(f"checkpoints: step {flush.step} is on disk in {boss.checkpoints.directory}")
+
+    def _sure(
+        self, places: list[planner.Place], on_disk: list[durable.Committed]
+    ) -> tuple[list[planner.Place], list[durable.Committed]]:
+        """Of the states those that may be written last and count as written; all of them, unless
+        the newest may be spoiled and some are certified."""
+        trust = self._boss.certificates.trust(places, on_disk, self.doubt)
+        if not self.doubt or not (trust.memory or trust.disk):
+            return places, on_disk
+        return [
+            place._replace(
+                holdings=[h for h in place.holdings if (h.step, h.epoch) in trust.memory]
+            )
+            for place in places
+        ], [c for c in on_disk if c.step in trust.disk]
 
 
 def _replaced(

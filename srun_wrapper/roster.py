@@ -117,6 +117,7 @@ class Rank:
     odd_norms: int = 0  # reported steps in a row whose gradient norm was not finite
     odd_since: int | None = None  # the first of them
     ended: bool = False  # the process that made the steps has: inside a torchrun, or a shell
+    proven: int | None = None  # newest saved step that a finite loss was computed from
 
     def take(self, beat: RankBeat, now: float) -> int:
         """Store a heartbeat; returns how many steps it is ahead of the last one known."""
@@ -125,7 +126,7 @@ class Rank:
         self.step = beat.step
         self.source = beat.source
         self.loss, self.grad_norm, self.nan = beat.loss, beat.grad_norm, beat.nan
-        self.ended = beat.ended
+        self.ended, self.proven = beat.ended, beat.proven
         norm = beat.grad_norm
         if norm is not None and ahead > 0:
             if norm - norm == 0.0:  # finite

@@ -19,6 +19,7 @@ from robust_slurm.ledger import JobLedger
 from robust_slurm.slurm import Slurm, SlurmError
 from srun_wrapper import ladder, restoring, steps
 from srun_wrapper.aside import aside
+from srun_wrapper.certificates import Certificates
 from srun_wrapper.checkpoints import Checkpoints
 from srun_wrapper.ending import Ending
 from srun_wrapper.launch_watch import LaunchWatch
@@ -67,6 +68,7 @@ class Supervisor:
         self.state.on_news = self.news
         self.checkpoints = Checkpoints(self)
         self.state.on_store = self.checkpoints.heard
+        self.certificates = Certificates(self)
         self.restoring = Restoring(self)
         self.neighbours = Neighbours(self)
         self.stop_tests = StopTests(self)
@@ -250,6 +252,7 @@ class Supervisor:
         ):
             self.send(node, order)
         self.checkpoints.new_epoch(self.restoring.from_memory)
+        self.certificates.begin(self.state.world.epoch, restored or 0)
         world = self.state.world
         for signum in sorted(self.state.early):
             for node in world.places:
@@ -394,6 +397,7 @@ class Supervisor:
             yield launch.look
             yield hang.look
             yield self.checkpoints.look
+            yield self.certificates.look
             yield self._replacement.suspect
         yield self._update_roster
 

@@ -34,6 +34,7 @@ class Checkpoint:
     step: int | None  # in memory
     replicated: int | None  # on another node as well
     durable: int | None  # on disk
+    certified: int | None  # the newest of those that are certified
     survives: str
     directory: str
     bytes: int  # of a rank's snapshot
@@ -164,6 +165,7 @@ def _checkpoint(data: object) -> Checkpoint | None:
         step=whole(data.get("step")),
         replicated=whole(data.get("replicated")),
         durable=whole(data.get("durable")),
+        certified=whole(data.get("certified")),
         survives=clean(data.get("survives")),
         directory=clean(data.get("directory")),
         bytes=whole(data.get("bytes")) or 0,

@@ -105,6 +105,8 @@ def _checkpoint(at: Checkpoint) -> str:
         )
     ]
     text = f"training {', '.join(parts)}"
+    if at.certified is not None:
+        text += f"; certified: step {at.certified}"
     if at.survives:
         text += f"; {at.survives}"
     size = f"{at.bytes / 1e6:.{at.bytes < 1e7:d}f} MB"

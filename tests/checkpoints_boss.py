@@ -11,6 +11,7 @@ import pytest
 from robust_slurm.config import Config
 from robust_slurm.slurm import SlurmError
 from srun_wrapper import checkpoints as module
+from srun_wrapper.certificates import Certificates
 from srun_wrapper.checkpoint_messages import (
     Enrolled,
     MakeRoom,
@@ -52,6 +53,7 @@ class Boss:
         self.launch = SimpleNamespace(command=SimpleNamespace(command=("train.py",)), env={})
         self.ending = Ending(self.state, lambda _node, _now: False)
         self.checkpoints = Checkpoints(cast(Supervisor, self))
+        self.certificates = Certificates(cast(Supervisor, self))
 
     def _ask(self) -> str:
         if isinstance(self._topology, SlurmError):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from plan_places import SEATS, healthy
 
 from robust_slurm.checkpoint.plan import Place, plan
-from robust_slurm.checkpoint.sound import Bound, only_sound
+from robust_slurm.checkpoint.sound import Bound, Trust, only_sound
 
 
 def later(places: list[Place], epoch: int) -> list[Place]:
@@ -85,3 +85,76 @@ def test_any(steps: list[int], durable: list[int], proven: int, epoch: int) -> N
 def test_without_a_bound_all_stay() -> None:
     assert only_sound(healthy(7), None) == healthy(7)
     assert only_sound(later(healthy(7), 2), Bound(3, 1)) == later(healthy(7), 2)
+
+
+WHY = "a loss was not finite"
+
+
+@pytest.mark.parametrize(
+    ("steps", "durable", "memory", "disk", "doubted", "expected", "said"),
+    [
+        # The newest certified one, wherever it is.
+        ((7, 8, 9), DISK, [8, 7], [6], [], (8, "memory"), "left out: step 9, not certified: a"),
+        ((7, 8, 9), DISK, [], [4], [], (4, "shared"), "left out: step 6-9, not certified"),
+        ((7, 8, 9), DISK, [], [4, 6], [], (6, "shared"), "left out: step 7-9, not certified"),
+        ((), DISK, [], [4], [], (4, "shared"), "left out: step 6, not certified"),
+        ((7, 8), DISK, [7, 8], [], [], (8, "memory"), ""),
+        # None is certified: the newest sound one.
+        ((7, 8, 9), DISK, [], [], [], (8, "memory"), "left out: step 9, as no finite loss"),
+        # What an earlier recovery has passed over is not taken, unless all else is lost.
+        ((), DISK, [], [], [6], (4, "shared"), ""),
+        ((5,), DISK, [], [], [6], (5, "memory"), ""),
+        ((), [(6, 4)], [], [], [6], (6, "shared"), ""),
+        ((), DISK, [], [6], [6], (4, "shared"), ""),
+    ],
+)
+def test_a_certified_state_is_preferred(
+    steps: tuple[int, ...],
+    durable: list[tuple[int, int]],
+    memory: list[int],
+    disk: list[int],
+    doubted: list[int],
+    expected: tuple[int, str],
+    said: str,
+) -> None:
+    trust = Trust({(step, 1) for step in memory}, disk, doubted, WHY)
+    places = healthy(*steps)
+    resume = plan(places, SEATS, 4, durable, before=Bound(8, 1), trust=trust)
+    assert (resume.step, resume.tier) == expected
+    assert said in resume.doubt and bool(said) == bool(resume.doubt)
+
+
+def test_a_certified_step_counts_only_if_it_is_complete() -> None:
+    places = healthy(7, 8)
+    places[3] = places[3]._replace(holdings=[h for h in places[3].holdings if h.step != 8])
+    places[1] = places[1]._replace(holdings=[h for h in places[1].holdings if h.step != 8])
+    resume = plan(places, SEATS, 4, trust=Trust({(7, 1), (8, 1)}, why=WHY))
+    assert resume.step == 7
+
+
+def test_a_node_proven_bad_without_a_certified_step() -> None:
+    resume = plan(healthy(7, 8), SEATS, 4, trust=Trust(why="n3 computed wrongly"))
+    assert (resume.step, resume.tier) == (8, "memory")
+    assert "no step is certified: the newest is used; n3 computed wrongly" in resume.lines
+
+
+@given(STEPS, STEPS, STEPS, STEPS, STEPS, st.booleans())
+def test_any_trust(
+    steps: list[int],
+    durable: list[int],
+    memory: list[int],
+    marked: list[int],
+    doubted: list[int],
+    nan: bool,
+) -> None:
+    """The newest certified step, if there is any that is not doubted; never nothing for a doubt."""
+    trust = Trust({(step, 1) for step in memory}, marked, doubted, WHY)
+    disk = [(step, 4) for step in durable]
+    before = Bound(5, 1) if nan else None
+    resume = plan(healthy(*steps), SEATS, 4, disk, before=before, trust=trust)
+    kept = [s for s in durable if s not in doubted] or (durable if not steps else [])
+    good = [s for s in steps if s in memory] + [s for s in kept if s in marked]
+    if good:
+        assert resume.step == max(good)
+    elif steps or durable:
+        assert resume.tier

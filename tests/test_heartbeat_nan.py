@@ -65,6 +65,28 @@ def test_story(
         assert (beat.nan.step, beat.nan.proven) == (step, proven)
 
 
+@pytest.mark.parametrize(
+    ("first_save", "story", "proven"),
+    [
+        # A save tells what was proven before it.
+        (5, "bs", 4),
+        (5, "bsbsbs", 6),
+        (5, "bsb", 4),
+        (5, "bsbsxsxs", 5),
+        (5, "sbsbsbs", 6),
+        # A rank that tells no losses proves nothing, and neither does one whose first is NaN.
+        (5, "-s-s-s", None),
+        (5, "xs", None),
+        (5, "bs-s-s", 4),
+    ],
+)
+def test_what_is_proven_while_losses_are_finite(
+    tmp_path: Path, first_save: int, story: str, proven: int | None
+) -> None:
+    run(PLAY.format(first_beat=4, first_save=first_save, story=story), tmp_path)
+    assert read(tmp_path).proven == proven
+
+
 def test_without_a_checkpointer_nothing_is_known_of_states(tmp_path: Path) -> None:
     run("r.beat(3, loss=1.0); r.beat(4, loss=float('inf')); r.beat(5)", tmp_path)
     beat = read(tmp_path)

@@ -26,17 +26,19 @@ def raw_record(**change: object) -> bytes:
         "tail": 5,
         "phead": 2, "since": 99.0, "depth": 1, "length": 4, "name": b"eval", "ptail": 2,
         "nan": 0, "nan_step": 0, "proven": 0, "nan_loss": 0.0, "nan_tail": 0,
+        "proofs": 0, "proof": 0, "proofs_tail": 0,
     } | change  # fmt: skip
     return layout.RECORD.pack(*field.values())
 
 
-def test_record_struct_is_the_four_sections_in_their_places() -> None:
+def test_record_struct_is_the_five_sections_in_their_places() -> None:
     raw = raw_record()
     assert len(raw) == layout.SIZE == layout.RECORD.size
     assert layout.HEADER.unpack_from(raw, layout.HEADER_AT)[-1] == 4242
     assert layout.BEAT.unpack_from(raw, layout.BEAT_AT)[1] == 7
     assert layout.PHASE.unpack_from(raw, layout.PHASE_AT)[4].startswith(b"eval")
     assert layout.NAN.unpack_from(raw_record(nan=9), layout.NAN_AT)[0] == 9
+    assert layout.PROVEN.unpack_from(raw_record(proof=9), layout.PROVEN_AT)[1] == 9
 
 
 def test_parse_whole_record() -> None:
@@ -45,7 +47,7 @@ def test_parse_whole_record() -> None:
     assert beat._asdict() == {
         "pid": 4242, "epoch": 3, "local_rank": 1, "rank": 9, "step": 7, "beats": 5,
         "t_mono": 100.5, "loss": 2.5, "grad_norm": None, "source": "explicit",
-        "phase": "eval", "phase_since": 99.0, "phases": 2, "nan": None,
+        "phase": "eval", "phase_since": 99.0, "phases": 2, "nan": None, "proven": None,
     }  # fmt: skip
 
 

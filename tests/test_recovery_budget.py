@@ -12,6 +12,7 @@ import pytest
 from robust_slurm.config import Config
 from srun_wrapper import recovery, restarted
 from srun_wrapper import state as job_state
+from srun_wrapper.certificates import Certificates
 from srun_wrapper.checkpoints import Checkpoints
 from srun_wrapper.diagnose import Failure
 from srun_wrapper.ladder import Means
@@ -57,6 +58,7 @@ class Boss:
         self.ledger = self.account = nothing
         boss = cast(Supervisor, self)
         self.checkpoints, self.restoring = Checkpoints(boss), Restoring(boss)
+        self.certificates = Certificates(boss)
         self.news = self.write_roster = lambda *_a: None
         self.begin_epoch("")
 

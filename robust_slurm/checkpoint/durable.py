@@ -24,6 +24,8 @@ from .durable_files import (
     read_inside,
 )
 from .durable_parts import MAX_PART, Part, count, is_attempt, parse_part, text
+from .marks import Mark
+from .marks import read as read_mark
 
 __all__ = [
     "Committed",
@@ -90,6 +92,7 @@ class Committed(NamedTuple):
     mesh: dict[str, int]
     time: float
     bytes: int
+    mark: Mark
 
 
 def step_dir(directory: str | Path, step: int) -> Path:
@@ -151,7 +154,16 @@ def newest(directory: str | Path) -> Committed | None:
 
 
 def _as_committed(step: int, path: Path, m: Manifest) -> Committed:
-    return Committed(step, path, m.attempt, m.world, m.mesh, m.time, m.bytes)
+    mark = read_mark(path, m.attempt)
+    return Committed(step, path, m.attempt, m.world, m.mesh, m.time, m.bytes, mark)
+
+
+def mark_of(path: Path) -> Mark:
+    """Return the mark of a step's directory; an empty one if its manifest cannot be read."""
+    try:
+        return read_mark(path, read_manifest(path).attempt)
+    except DurableError:
+        return Mark()
 
 
 def is_committed(path: Path) -> bool:

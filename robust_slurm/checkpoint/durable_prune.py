@@ -13,7 +13,7 @@ from . import durable
 from .durable_files import remove
 
 _OURS = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._-]*(-\d+_\d+\.distcp|-rank-\d+\.json|-commit\.json)(\.tmp)?"
+    r"[A-Za-z0-9][A-Za-z0-9._-]*(-\d+_\d+\.distcp|-rank-\d+\.json|-(commit|mark)\.json)(\.tmp)?"
 )
 _FOREIGN = re.compile(r"__.*")  # what torch.distributed.checkpoint calls its own files
 
@@ -21,16 +21,18 @@ _FOREIGN = re.compile(r"__.*")  # what torch.distributed.checkpoint calls its ow
 def prune(directory: str | Path, keep: int, protect: int) -> list[str]:
     """Remove what is not kept, and return the names of the steps that are gone.
 
-    Kept are the ``keep`` (at least 1) newest committed steps, step ``protect``, and every
-    uncommitted step newer than the newest committed one, since it may still be written. What
-    cannot be removed is left for the next time. Raises DurableError if the directory cannot be
-    read.
+    Kept are the ``keep`` (at least 1) newest committed steps, the newest certified one, step
+    ``protect``, and every uncommitted or doubted step newer than the newest committed one: it may
+    still be written, or be all that is left. Doubted steps do not count. What cannot be removed is
+    left for the next time. Raises DurableError if the directory cannot be read.
     """
     dirs = durable.step_dirs(directory)
-    done = [step for step, path in dirs if durable.is_committed(path)]
+    marks = {step: durable.mark_of(path) for step, path in dirs if durable.is_committed(path)}
+    done = [step for step, mark in marks.items() if not mark.doubt]
     if not done:
         return []
-    stay = {*done[-max(1, keep) :], protect}
+    certified = [step for step in done if marks[step].certified]
+    stay = {*done[-max(1, keep) :], *certified[-1:], protect}
     gone = []
     for step, path in dirs:
         if step in stay or step > done[-1]:

@@ -39,6 +39,8 @@ class StepRow(NamedTuple):
     bytes: int
     attempt: str
     note: str
+    mark: str = ""
+    """What certifies it; ``doubted``: a recovery passed over it."""
 
 
 class FileRow(NamedTuple):
@@ -106,10 +108,13 @@ def _step_row(path: Path) -> StepRow:
         m = durable.read_manifest(path)
     except DurableError as err:
         return StepRow(str(path), step, DAMAGED, None, None, {}, 0, "", str(err))
-    renamed = f"{len(m.renamed)} names stand for more than one tensor" if m.renamed else ""
+    mark = durable.mark_of(path)
+    notes = [mark.doubt] if mark.doubt else []
+    notes += [f"{len(m.renamed)} names stand for more than one tensor"] if m.renamed else []
     return StepRow(
-        str(path), m.step, COMMITTED, m.time, m.world, m.mesh, m.bytes, m.attempt, renamed
-    )
+        str(path), m.step, COMMITTED, m.time, m.world, m.mesh, m.bytes, m.attempt,
+        "; ".join(notes), str(mark),
+    )  # fmt: skip
 
 
 def _open_row(path: Path, step: int) -> StepRow:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .listing import COMMITTED, COMPLETE, DAMAGED, Checked, Listing
+from .marks import DOUBTED
 
 _PIPE_WIDTH = 200  # without a terminal nothing says how wide a line may be
 _STYLE = {COMMITTED: "green", COMPLETE: "green", DAMAGED: "bold red"}
@@ -27,7 +28,8 @@ def print_listing(found: Listing, out: Console) -> None:
     if not found.steps and not found.files:
         out.print(f"No checkpoints in {printable(found.directory)}.")
     if found.steps:
-        table = _table("STEP", "STATE", "SAVED", "RANKS", "MESH", "SIZE", "RUN", "NOTE")
+        head = ("STEP", "STATE", "SAVED", "RANKS", "MESH", "SIZE", "RUN", "CERTIFIED", "NOTE")
+        table = _table(*head)
         for row in found.steps:
             table.add_row(
                 str(row.step),
@@ -37,11 +39,14 @@ def print_listing(found: Listing, out: Console) -> None:
                 " x ".join(f"{printable(k)} {v}" for k, v in row.mesh.items()),
                 _size(row.bytes),
                 printable(row.attempt),
+                Text(row.mark, "yellow" if row.mark == DOUBTED else "green"),
                 printable(row.note),
             )
         out.print(table)
         good = [row.step for row in found.steps if row.state == COMMITTED]
-        out.print(f"newest committed: step {max(good)}" if good else "none is committed")
+        sure = [row.step for row in found.steps if row.mark not in ("", DOUBTED)]
+        tail = f", newest certified: step {max(sure)}" if sure else ""
+        out.print(f"newest committed: step {max(good)}{tail}" if good else "none is committed")
     if found.files:
         table = _table("FILE", "STATE", "STEP", "RANK", "RANKS", "EPOCH", "JOB", "SIZE", "NOTE")
         for file in found.files:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from .events import Holding as Holding
-from .sound import Bound, sound
+from .sound import NO_TRUST, Bound, Trust, trusted
 
 SHOWN = 8  # lines of one kind for people; the rest is counted
 TIERS = ("memory", "replica", "local")
@@ -117,20 +117,19 @@ def plan(
     durable: Iterable[tuple[int, int]] = (),
     failed: Collection[tuple[str, int, int]] = (),
     before: Bound | None = None,
+    trust: Trust = NO_TRUST,
 ) -> Resume:
     """Choose the step and name each transfer.
 
     ``durable``: (step, world) of the committed steps. ``failed``: (store, owner, step) of copies
-    that turned out to be of no use in this recovery. ``before``: see ``sound``. Odd holdings are
-    passed over; ValueError only if a rank of the world has no seat.
+    that turned out to be of no use in this recovery. ``before``, ``trust``: see ``sound``. Odd
+    holdings are passed over; ValueError only if a rank of the world has no seat.
     """
     if missing := [rank for rank in range(world) if rank not in seats]:
         raise ValueError(f"no seat for rank {numbers(missing)} of a world of {world}")
     sets, passed = usable(places, world, failed)
     on_disk = [entry for entry in durable if entry[0] > 0]
-    doubt = ""
-    if before is not None:
-        sets, on_disk, doubt = sound(sets, on_disk, world, before)
+    sets, on_disk, doubt = trusted(sets, on_disk, world, trust, before)
     newest, lines = newest_complete(sets, world)
     committed = max(on_disk, default=None)
     files: dict[str, dict[int, str]] = {}

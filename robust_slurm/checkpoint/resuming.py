@@ -107,12 +107,14 @@ def from_durable(
 
 
 def _candidates(directory: str) -> list[int]:
-    """The steps that rank 0 sees, newest first: the same list on every rank."""
+    """The steps that rank 0 sees, newest first, doubted ones last: the same list on every rank."""
     found: Sequence[int] = ()
     trouble = None
     if directory:
         try:
-            found = [each.step for each in durable.committed(directory)][::-1][:_CANDIDATES]
+            steps = durable.committed(directory)
+            steps.sort(key=lambda each: (not each.mark.doubt, each.step), reverse=True)
+            found = [each.step for each in steps[:_CANDIDATES]]
         except (durable.DurableError, OSError) as error:
             trouble = error
     padded = [*found, *[-1] * (_CANDIDATES - len(found))]

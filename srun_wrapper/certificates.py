@@ -1,0 +1,194 @@
+"""Certified steps: which saved states are known to be good beyond their digests.
+
+A state is certified when a finite loss was computed from it and the ranks that hold the same state
+were seen to hold the same bits. Memory's states are known here alone; those on disk bear marks,
+which outlive the job. Why so: docs/decisions/0035-certified-steps.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from robust_slurm.checkpoint import durable as tier
+from robust_slurm.checkpoint import marks
+from robust_slurm.checkpoint.marks import Mark
+from robust_slurm.checkpoint.plan import Place
+from robust_slurm.checkpoint.sound import Trust
+from srun_wrapper.aside import aside
+from srun_wrapper.diagnose import Diagnosis
+from srun_wrapper.report import say
+from srun_wrapper.stop_tests import SLOW
+
+if TYPE_CHECKING:
+    from srun_wrapper.supervisor import Supervisor
+
+WRITE = 5.0  # s for the shared file system to take marks
+COMPARED = 64  # steps whose comparison is remembered; memory holds 3
+
+
+def spoils(diagnosis: Diagnosis) -> str:
+    """Why the newest states may be spoiled after such a failure; empty if it tells nothing of them.
+
+    A machine that is only slow has computed nothing wrong.
+    """
+    if diagnosis.symptom == "nan":
+        return "a loss was not finite"
+    evidence = [line for line in diagnosis.evidence if "active-" in line or "replay" in line]
+    wrong = not evidence or any(not SLOW.search(line) for line in evidence)
+    if diagnosis.proven and wrong:
+        return f"{', '.join(diagnosis.proven)} computed wrongly"
+    return ""
+
+
+class Line:
+    """The timeline that the training is on, and what is known of its states. No I/O.
+
+    An epoch that resumes at step r abandons all later states of the epochs before it.
+    """
+
+    def __init__(self) -> None:
+        self.proven: int | None = None
+        """Newest step that a finite loss was computed from; older ones are finite too."""
+        self.replicas = False
+        """Some ranks hold the same state, so that it can be compared."""
+        self._floor: int | None = None  # ``proven`` when the epoch began
+        self._equal: set[int] = set()  # steps that were compared, and were equal
+        self._differed: int | None = None  # the first step that was not
+        self._begun: list[tuple[int, int]] = []  # (epoch, step it resumed)
+
+    def begin(self, epoch: int, step: int) -> None:
+        """An epoch resumes at ``step``; 0: it starts from nothing, or nobody knows where."""
+        self.proven = min(self.proven, step) if self.proven is not None and step else None
+        self._floor = self.proven
+        self._equal = {at for at in self._equal if at <= step}
+        if self._differed is not None and self._differed > step:
+            self._differed = None
+        self._begun.append((epoch, step))
+
+    def prove(self, tellers: Iterable[int], bound: int | None) -> None:
+        """``tellers``: for each rank that tells losses the newest step with a finite one.
+        ``bound``: of a loss of this epoch that is not finite."""
+        proven = min(tellers, default=None)
+        if bound is not None:
+            proven = bound if proven is None else min(proven, bound)
+        if proven is not None:
+            self.proven = proven if self._floor is None else max(proven, self._floor)
+
+    def compared(self, step: int, equal: bool) -> None:
+        """The ranks that hold the same state compared it. Nothing after the first step at which
+        they differ is certified: they may go on apart, and one of them is wrong."""
+        if equal:
+            self._equal.add(step)
+            self._equal.difference_update(sorted(self._equal)[:-COMPARED])
+        else:
+            self._differed = min(step, self._differed or step)
+
+    def mark(self, step: int) -> Mark:
+        """What is known of a step on this line."""
+        finite = self.proven is not None and step <= self.proven
+        if self._differed is not None and step >= self._differed:
+            return Mark(finite, False)
+        return Mark(finite, step in self._equal if self.replicas else None)
+
+    def covers(self, step: int, epoch: int) -> bool:
+        """Whether the state that an epoch saved as this step is certified."""
+        on_line = all(step <= start for begun, start in self._begun if begun > epoch)
+        return on_line and self.mark(step).certified
+
+
+class Certificates:
+    """Keeps the line up to date and the marks on disk."""
+
+    def __init__(self, boss: Supervisor) -> None:
+        self._boss = boss
+        self.line = Line()
+        self.newest: int | None = None
+        """Newest certified step on disk."""
+        self._open: set[int] = set()  # durable steps on the line that bear no mark yet
+        self._writing: asyncio.Task[None] | None = None
+        self._failed = False
+
+    def begin(self, epoch: int, step: int) -> None:
+        """As ``Line.begin``."""
+        self.line.begin(epoch, step)
+        self._open = {at for at in self._open if at <= step}
+        if self.newest is not None and self.newest > step:
+            self.newest = None
+
+    def durable(self, step: int) -> None:
+        """A step was committed."""
+        self._open.add(step)
+
+    def look(self, now: float) -> None:
+        """Mark what has become certified since."""
+        self._prove()
+        ready = sorted(step for step in self._open if self.line.mark(step).certified)
+        if ready and (self._writing is None or self._writing.done()):
+            self._writing = asyncio.create_task(self._mark(ready))
+
+    def trust(self, places: Sequence[Place], on_disk: Sequence[tier.Committed], why: str) -> Trust:
+        """What the planner is told; ``why``: see Trust."""
+        self._prove()
+        held = {(h.step, h.epoch) for place in places for h in place.holdings}
+        known = {step for step in self._open if self.line.mark(step).certified}
+        return Trust(
+            {key for key in held if self.line.covers(*key)},
+            {c.step for c in on_disk if c.mark.certified or c.step in known},
+            {c.step for c in on_disk if c.mark.doubt},
+            why,
+        )
+
+    async def doubt(self, on_disk: Sequence[tier.Committed], after: int, why: str) -> None:
+        """Mark the durable steps after ``after``: no later recovery may take one for good."""
+        later = [c for c in on_disk if c.step > after and not c.mark.doubt]
+        if later:
+            found = [(c.step, c.mark._replace(doubt=why)) for c in later]
+            await self._write(found, {c.step: c.attempt for c in later})
+
+    def _prove(self) -> None:
+        state = self._boss.state
+        ranks = (*state.world.by_rank.values(), *state.world.inner.values())
+        bound = state.nans.bound.step if state.nans.since and state.nans.bound else None
+        self.line.prove((r.proven for r in ranks if r.proven is not None), bound)
+        enrolled = self._boss.checkpoints.ranks.values()
+        self.line.replicas = any(len(each.said.needs) > 1 for each in enrolled)
+
+    async def _mark(self, steps: Sequence[int]) -> None:
+        self._open.difference_update(steps)
+        await self._write([(step, self.line.mark(step)) for step in steps], {})
+
+    async def _write(self, found: Sequence[tuple[int, Mark]], attempts: dict[int, str]) -> None:
+        """``attempts``: of which the marks are; else of what is committed now."""
+        directory = self._boss.checkpoints.directory
+
+        def work() -> list[tuple[int, str]]:
+            done = []
+            for step, mark in found:
+                path = tier.step_dir(directory, step)
+                try:
+                    attempt = attempts.get(step) or tier.read_manifest(path).attempt
+                    marks.write(path, attempt, mark)
+                except FileNotFoundError:
+                    continue  # a newer step has taken its place
+                except tier.DurableError:
+                    continue
+                done.append((step, attempt))
+            return done
+
+        try:
+            done = await aside(work, WRITE)
+        except (OSError, TimeoutError) as err:
+            if not self._failed:
+                self._failed = True
+                say(
+                    f"checkpoints: cannot mark steps in {directory}: {err or 'no answer'}; after "
+                    "the end of this job nobody knows which of them are certified"
+                )
+            return
+        for step, attempt in done:
+            mark = dict(found)[step]
+            if mark.certified:
+                self.newest = max(step, self.newest or 0)
+            self._boss.ledger.event("mark", step=step, attempt=attempt, **mark._asdict())
