@@ -107,12 +107,14 @@ class Certificates:
         self.newest: int | None = None
         """Newest certified step on disk."""
         self._open: set[int] = set()  # durable steps on the line that bear no mark yet
+        self._epoch = 0  # as begun; a replay's epochs prove nothing of the job's states
         self._writing: asyncio.Task[None] | None = None
         self._failed = False
 
     def begin(self, epoch: int, step: int) -> None:
         """As ``Line.begin``."""
         self.line.begin(epoch, step)
+        self._epoch = epoch
         self._open = {at for at in self._open if at <= step}
         if self.newest is not None and self.newest > step:
             self.newest = None
@@ -149,6 +151,8 @@ class Certificates:
 
     def _prove(self) -> None:
         state = self._boss.state
+        if state.world.epoch != self._epoch:
+            return
         ranks = (*state.world.by_rank.values(), *state.world.inner.values())
         bound = state.nans.bound.step if state.nans.since and state.nans.bound else None
         self.line.prove((r.proven for r in ranks if r.proven is not None), bound)
