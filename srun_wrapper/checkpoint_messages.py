@@ -41,6 +41,7 @@ class Saved(Message):
     size: int
     copy_s: float
     blocked_s: float
+    same: tuple[tuple[int, int], ...] = ()  # step, checksum of what its group shares
 
 
 class Persisted(Event):
@@ -141,6 +142,12 @@ class PersistAt(Message):
     step: int
 
 
+class Unshare(Message):
+    """These ranks no longer hold the same: each saves all of its own state from now on."""
+
+    ranks: tuple[int, ...]
+
+
 class Flush(Message):
     """Write these snapshots (owner, file) to the durable tier now."""
 
@@ -152,4 +159,4 @@ class Flush(Message):
     deadline: float  # seconds
 
 
-ToStore = TakeStock | Place | Fetch | MakeRoom | PersistAt | Flush
+ToStore = TakeStock | Place | Fetch | MakeRoom | PersistAt | Unshare | Flush

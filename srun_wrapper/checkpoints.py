@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from robust_slurm.checkpoint import placement
+from robust_slurm.checkpoint.alike import Comparison
 from robust_slurm.checkpoint.sizes import exceeds, megabytes
 from robust_slurm.checkpoint.survival import survives as survival
 from robust_slurm.checkpoint.topology import leaves
@@ -29,6 +30,7 @@ from srun_wrapper.checkpoint_messages import (
     Saved,
     Stock,
     StoreReady,
+    Unshare,
 )
 from srun_wrapper.durable_steps import DurableSteps
 from srun_wrapper.messages import Message
@@ -88,6 +90,7 @@ class Checkpoints:
     _alarms: Alarms = field(init=False)
     _newest: int = 0  # step that any rank has saved in this epoch
     _saving_since: float = 0.0  # in this epoch
+    _alike: Comparison = field(default_factory=Comparison)
 
     def __post_init__(self) -> None:
         self._alarms = Alarms(lambda text: say(text))  # as it is then: tests put another in place
@@ -126,6 +129,7 @@ class Checkpoints:
                 progress = self.boss.state.progress
                 progress.saved = max(progress.saved or 0, message.step)
                 self._look_at_size(message)
+                self._compare(message)
         elif isinstance(message, Stock):
             asked = self.stocks.get(message.token)
             if asked is not None:
@@ -305,6 +309,20 @@ class Checkpoints:
                 "size",
             )
 
+    def _compare(self, saved: Saved) -> None:
+        """Ranks that share a state must go on alike: else none could be put together again."""
+        group = self.ranks[saved.rank].said.needs
+        if len(group) < 2 or not (why := self._alike.add(group, saved.rank, saved.same)):
+            return
+        self._alike.forget(group)
+        self.boss.broadcast(Unshare(group))
+        self.boss.ledger.event("unshared", ranks=group, why=why)
+        self._say_once(
+            f"checkpoints: ranks that shared their state no longer hold the same ({why}): each of "
+            f"the {len(group)} saves all of its own from now on",
+            f"unshared {group[0]}",
+        )
+
     # -- for robust-status
 
     def record(self) -> dict[str, Any] | None:
@@ -327,6 +345,7 @@ class Checkpoints:
     def new_epoch(self, restored: bool) -> None:
         """All ranks start anew; ``restored``: from memory, which another fault may take."""
         self.saved.clear()
+        self._alike.forget()
         self._here.clear()
         self._newest = 0
         self._saving_since = 0.0

@@ -27,6 +27,7 @@ from srun_wrapper.checkpoint_messages import (
     Saved,
     Stock,
     TakeStock,
+    Unshare,
 )
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import Message, Start
@@ -105,6 +106,8 @@ class Keeper:
             kept.room.prepare(order.size, order.files)
         elif isinstance(order, PersistAt):
             kept.persist_at(order.step)
+        elif isinstance(order, Unshare):
+            kept.unshare(order.ranks)
         elif isinstance(order, TakeStock):
             step = order.step
             self._answer(
@@ -161,6 +164,7 @@ class Keeper:
                 event.size,
                 event.copy_s,
                 event.blocked_s,
+                event.same,
             )
         elif isinstance(event, store.Persisted):
             message = Persisted(0, event.rank, event.step, event.ok, event.why, event.seconds)

@@ -26,6 +26,14 @@ def change(
     ]
 
 
+def shared(places: list[Place], step: int, same: dict[int, int]) -> list[Place]:
+    """Where these ranks share their state at a step; the checksum of each."""
+    for rank, checksum in same.items():
+        for tier in ("memory", "replica"):
+            places = change(places, rank, step, tier, needs=tuple(same), same=checksum)
+    return places
+
+
 def text(resume: Resume) -> str:
     return "\n".join(resume.lines)
 
@@ -41,10 +49,10 @@ def test_after_the_death_of_a_process_nothing_is_transferred() -> None:
 @pytest.mark.parametrize(
     ("rank", "node", "here", "failed", "sources"),
     [
-        (2, "n9", (), (), [(2, "t2")]),  # its own is nearer than a replica
-        (2, "n9", (), [("t2", 2, 8)], [(2, "t0")]),
-        (2, "n9", (), [("t2", 2, 8), ("t0", 2, 8)], []),
-        (2, "n0", (0, 1), (), [(2, "t0")]),  # the node's replica
+        (2, "n9", (3,), (), [(2, "t2")]),  # its own is nearer than a replica
+        (2, "n9", (3,), [("t2", 2, 8)], [(2, "t0")]),
+        (2, "n9", (3,), [("t2", 2, 8), ("t0", 2, 8)], []),
+        (2, "n0", (0, 1, 3), (), [(2, "t0")]),  # the node's replica
         (2, "n1", (2, 3), (), []),  # where it was expected
         (3, "n9", (), (), [(2, "t2"), (3, "t3")]),  # whatever it needs
         (3, "n9", (2,), (), [(3, "t3")]),
@@ -58,12 +66,25 @@ def test_a_rank_in_another_place_lacks(
     failed: list[tuple[str, int, int]],
     sources: list[tuple[int, str]],
 ) -> None:
-    places = change(healthy(7, 8), 3, 8, needs=(2, 3))
-    places = change(places, 3, 8, "replica", needs=(2, 3))
+    places = shared(healthy(7, 8), 8, {2: -1, 3: -1})
     resume = plan(places, SEATS, 4)
     found = late(resume, rank, Seat("t9", node), here, failed)
     assert [(t.owner, t.source) for t in found] == sources
     assert all((t.step, t.target, t.node) == (8, "t9", node) for t in found)
+
+
+def test_no_state_is_put_together_of_ranks_that_do_not_hold_the_same() -> None:
+    places = shared(shared(healthy(7, 8), 7, {2: 9, 3: 9}), 8, {2: 9, 3: 11})
+    resume = plan(places, SEATS, 4)
+    assert resume.step == 7
+    assert "step 8 is incomplete: nothing usable of rank 2-3" in text(resume)
+    why = "ranks 2-3 share their state, but do not hold the same"
+    assert {(p.owner, p.step) for p in resume.passed if p.why == why} == {(2, 8), (3, 8)}
+    alone = change(places, 3, 8, needs=(3,))  # 3 keeps all of its own, 2 does not know yet
+    alone = change(alone, 3, 8, "replica", needs=(3,))
+    resume = plan(alone, SEATS, 4)
+    assert resume.step == 7
+    assert {(p.owner, p.step) for p in resume.passed if p.why == why} == {(2, 8)}
 
 
 def test_without_memory_nothing_is_brought_late() -> None:

@@ -204,3 +204,38 @@ def test_unshared_ranks_keep_all_themselves(tmp_path: Path) -> None:
 
 def test_a_share_of_one_is_none() -> None:
     assert State(objects(), rank=0, share=Share((0,))).share is None
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_fingerprint_tells_one_step_of_one_rank(whole: bool) -> None:
+    def made(steps: int, seed: int = 0) -> int:
+        found = objects(seed=seed)
+        state = State(found, rank=0, share=Share((0, 1)))
+        for _ in range(steps):
+            for parameter in found["model"].parameters():
+                parameter.grad = torch.ones_like(parameter)
+            found["optimizer"].step()
+        state.capture()
+        return state.fingerprint(whole=whole, beside=False)()
+
+    assert made(1) == made(1) != made(2)
+    assert made(1, seed=1) != made(1)
+    assert made(1) & 1 == whole
+
+
+def test_one_bit_anywhere_changes_a_fingerprint_of_the_whole() -> None:
+    found = objects()
+    state = State(found, rank=0, share=Share((0, 1)))
+    state.capture()
+    before = {whole: state.fingerprint(whole=whole, beside=True) for whole in (False, True)}
+    truth = before[True]()
+    with torch.no_grad():
+        found["model"][0].weight.view(-1)[1] += 1
+    assert state.fingerprint(whole=True, beside=False)() != truth
+    assert before[False]() == state.fingerprint(whole=False, beside=False)()
+
+
+def test_what_is_not_shared_has_no_fingerprint() -> None:
+    state = State(objects(), rank=0)
+    state.capture()
+    assert state.fingerprint(whole=True, beside=False)() == -1

@@ -22,6 +22,7 @@ from srun_wrapper.checkpoint_messages import (
     Persisted,
     Saved,
     StoreReady,
+    Unshare,
 )
 from srun_wrapper.messages import Message
 from srun_wrapper.roster import Node, Role
@@ -243,6 +244,38 @@ def test_snapshots_larger_than_estimated_are_said_once(said: list[str]) -> None:
         boss.checkpoints.heard(boss.nodes[0], Saved(1, 0, step, None, 250_000_000, 0.0, 0.0))
     (line,) = said
     assert "a snapshot takes 250 MB a rank, not 0.0 MB" in line
+
+
+def test_ranks_that_no_longer_hold_the_same_are_told_once_to_share_nothing(
+    said: list[str],
+) -> None:
+    boss = Boss()
+
+    async def enrol() -> None:
+        for rank in range(4):
+            boss.enrol(rank, needs=(rank & 2, rank | 1))
+        await settled(boss)
+
+    asyncio.run(enrol())
+    said.clear()
+
+    def saved(rank: int, *same: tuple[int, int]) -> None:
+        message = Saved(1, rank, same[-1][0], None, 1000, 0.0, 0.0, same)
+        boss.checkpoints.heard(boss.nodes[rank], message)
+
+    saved(0, (1, 10), (2, 20))
+    saved(2, (1, 12), (2, 22))  # of another group
+    saved(1, (1, 10), (2, 21))  # of every byte, as step 2 goes to disk: it cannot be compared
+    saved(3, (2, 22), (3, 32))
+    assert said == []
+    saved(1, (3, 30), (4, 40))
+    saved(0, (4, 42))
+    saved(1, (5, 50))
+    saved(0, (5, 52))
+    orders = [order for _, order in boss.sent if isinstance(order, Unshare)]
+    assert {order.ranks for order in orders} == {(0, 1)}
+    (line,) = said
+    assert "(ranks 1 and 0 differ at step 4): each of the 2 saves all of its own" in line
 
 
 def test_the_record_is_what_every_rank_has() -> None:

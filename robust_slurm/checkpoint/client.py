@@ -37,6 +37,8 @@ class Client:
         self._unanswered: dict[int, int] = {}  # step → slot, until the store has its digest
         self._wanted: set[int] = set()
         self._flushed: dict[str, Any] | None = None
+        self.unshare = False
+        """The ranks that share a state no longer hold the same."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(deadline)
         try:
@@ -161,6 +163,8 @@ class Client:
             self._held = frozenset(int(slot) for slot in message[key])
         if op == "persist_at":
             self._wanted.add(int(message["step"]))
+        if op == "unshare":
+            self.unshare = True
         if op == "flushed":
             self._flushed = dict(message)
         if op == "refused":

@@ -74,7 +74,7 @@ def commit(request: Request, stop: threading.Event) -> Done:
         notes = []
         with _publishing:  # a flush may ask for the step whose commit is under way
             if not _is_done(request, where, pinned):
-                merged = _merged(parts, where)
+                merged = _merged(request, parts, where)
                 notes = [f"{t.name} is {t.fqn} of other ranks" for t in merged.tensors
                          if t.name != t.fqn and t.kind != "private"][:20]  # fmt: skip
                 _publish(request, where, parts, pinned, merged)
@@ -185,8 +185,13 @@ def _is_done(request: Request, where: Path, pinned: list[durable.PartFile]) -> b
     return False
 
 
-def _merged(parts: list[Part], where: Path) -> Merged:
+def _merged(request: Request, parts: list[Part], where: Path) -> Merged:
     merged = merge(parts)
+    mark = durable.apart_mark(request.directory, request.attempt)
+    if merged.apart:
+        mark.touch()
+    else:
+        mark.unlink(missing_ok=True)
     if merged.problems:
         more = f" (and {len(merged.problems) - 1} more)" if len(merged.problems) > 1 else ""
         raise DurableError(f"{where} is not committed: {merged.problems[0]}{more}")

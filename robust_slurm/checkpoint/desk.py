@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from robust_slurm.checkpoint import digest, door, layout, shelf
@@ -99,6 +99,11 @@ class Desk:
             if latest is not None and latest.step == step:
                 self.archive.persist(rank, latest)
                 rank.held_changed()
+
+    def unshare(self, ranks: Collection[int]) -> None:
+        for rank in self.ranks():
+            if rank.number in ranks:
+                rank.tell({"op": "unshare"})
 
     # -- messages
 
@@ -203,6 +208,7 @@ class Desk:
         enrolment = rank.enrolment
         assert enrolment is not None
         step = door.whole(message, "step")
+        same = door.whole(message, "same") if message.get("same", -1) != -1 else -1
         path, slot, in_memory = snapshot_path(message, enrolment, self._shelf.directory)
         record: Record | None = None
         sums, settled = digest.Sums(0), False
@@ -213,7 +219,7 @@ class Desk:
                     self._shelf.forget(path.name)
                     record = Record(
                         path.name, step=step, world=enrolment.world, needs=enrolment.needs,
-                        epoch=enrolment.epoch, size=size, inode=inode, digest=[],
+                        epoch=enrolment.epoch, size=size, inode=inode, digest=[], same=same,
                     )  # fmt: skip
                     sums = record.sums = digest.Sums(size)
                     if size > 8 and shelf.complete(fd):
@@ -250,7 +256,7 @@ class Desk:
             rank.answer("alone", step)
         rank.saved(
             step, size, door.seconds(message, "copy_s"), door.seconds(message, "blocked_s"),
-            connection.epoch,
+            connection.epoch, same,
         )  # fmt: skip
         self._prune()
 
@@ -308,7 +314,7 @@ class Desk:
             record = Record(
                 path.name, step=header.step, world=header.world, needs=header.needs,
                 epoch=header.epoch, size=size, inode=inode,
-                digest=digest.take(fd, size, digest.workers(8)),
+                digest=digest.take(fd, size, digest.workers(8)), same=header.same,
             )  # fmt: skip
             if not self._shelf.overwritten(fd, record):
                 self._shelf.put(record)

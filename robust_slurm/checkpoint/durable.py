@@ -99,6 +99,12 @@ def step_dir(directory: str | Path, step: int) -> Path:
     return Path(directory) / f"step-{step:08d}"
 
 
+def apart_mark(directory: str | Path, attempt: str) -> Path:
+    """The file that stands there while the ranks of an attempt share a state that they no longer
+    hold alike; a commit makes it for all ranks to see, the next good one removes it."""
+    return Path(directory) / f".{attempt}-apart"
+
+
 def step_of(path: Path) -> int | None:
     """The step that a directory of this name belongs to; None if it is no such name."""
     match = _STEP.fullmatch(path.name)

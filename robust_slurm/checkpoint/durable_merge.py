@@ -12,9 +12,11 @@ from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
+from .alike import Claim, apart
 from .durable_parts import Part, Place
 from .layout import Entry
 
+DIFFER = "no longer hold the same state, though each has kept a part of it for all"
 _STAGES = ("pp", "pipeline", "pipe", "stage")  # names of mesh dimensions over which layers differ
 
 
@@ -56,12 +58,16 @@ class Merged(NamedTuple):
     values: tuple[Value, ...]
     problems: tuple[str, ...]
     """Why it is not complete."""
+    apart: bool
+    """Ranks that share a state no longer hold the same."""
 
 
 def merge(parts: Sequence[Part]) -> Merged:
     """Merge the parts of all ranks, in the order of ranks."""
+    claims = {p.snapshot.rank: Claim(p.snapshot.needs, p.snapshot.same) for p in parts}
+    strangers = [f"ranks {group} {DIFFER}" for group in apart(claims)]
     tensors, problems = _tensors(parts)
-    return Merged(tuple(tensors), tuple(_values(parts)), tuple(problems))
+    return Merged(tuple(tensors), tuple(_values(parts)), (*problems, *strangers), bool(strangers))
 
 
 class _Variant:

@@ -136,6 +136,7 @@ def _part(data: dict[str, Any]) -> Part:
         needs=tuple(count(rank) for rank in about["needs"]),
         values=about["values"],
         entries=tuple(_entry(*entry) for entry in about["entries"]),
+        same=count(about.get("same", -1) + 1) - 1,
     )
     files = tuple(File(_data_name(n), count(s), [count(c) for c in d]) for n, s, d in data["files"])
     places = tuple(_place(files, place) for place in data["places"])

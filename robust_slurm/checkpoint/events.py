@@ -42,6 +42,8 @@ class Holding(NamedTuple):
     why: str
     epoch: int = 0
     """In which it was saved: snapshots of one step belong together only if this is equal too."""
+    same: int = -1
+    """See ``Snapshot.same``."""
 
 
 class Wanted(NamedTuple):
@@ -86,6 +88,8 @@ class Saved(NamedTuple):
     copy_s: float
     blocked_s: float
     epoch: int
+    same: tuple[tuple[int, int], ...] = ()
+    """(step, ``Snapshot.same``) of the newest steps that were not yet reported."""
 
 
 class Persisted(NamedTuple):

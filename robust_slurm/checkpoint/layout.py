@@ -72,6 +72,9 @@ class Snapshot(NamedTuple):
     values: Any
     """Everything that is no tensor, encoded by ``values``."""
     entries: tuple[Entry, ...]
+    same: int = -1
+    """Checksum of what the ranks of ``needs`` hold alike, as this rank held it (see ``sharing``);
+    -1: nothing."""
 
 
 class Plan(NamedTuple):
@@ -101,7 +104,7 @@ def encode_header(snapshot: Snapshot) -> bytes:
 
     Raises LayoutError when it is larger than any reader takes.
     """
-    about = snapshot._asdict()
+    about = {"same": snapshot.same, **snapshot._asdict()}  # before any name: see slots.Form
     about["version"] = VERSION
     about["entries"] = {
         name: (fqn, global_shape, offsets, kind)
@@ -174,6 +177,7 @@ def parse_header(raw: bytes | memoryview, file_size: int) -> tuple[Snapshot, Pla
             int(about["step"]), int(about["rank"]), int(about["world"]), int(about["epoch"]),
             str(about["job"]), {str(k): int(v) for k, v in about["mesh"].items()},
             tuple(map(int, about["needs"])), about["values"], tuple(entries),
+            int(about.get("same", -1)),
         )  # fmt: skip
     except LayoutError:
         raise

@@ -42,7 +42,7 @@ class LocalDisk:
         note = {
             "owner": record.owner, "step": record.step, "world": record.world,
             "needs": record.needs, "epoch": record.epoch, "size": record.size,
-            "digest": record.digest,
+            "digest": record.digest, "same": record.same + 1,
         }  # fmt: skip
         temporary = self.directory / f".{stem}.json.tmp"
         temporary.write_text(json.dumps(note))
@@ -75,8 +75,9 @@ class LocalDisk:
             return None
         fd, size, _ = open_snapshot(self.path(owner, step))
         offer = Offer(
-            owner, step, note["world"], tuple(note["needs"]), note["epoch"], size, note["digest"]
-        )
+            owner, step, note["world"], tuple(note["needs"]), note["epoch"], size,
+            note["digest"], note["same"] - 1,
+        )  # fmt: skip
         if size != note["size"] or len(note["digest"]) != digest.count(size):
             os.close(fd)
             return None
@@ -90,7 +91,9 @@ class LocalDisk:
                 raise ValueError(f"{path} has {size} bytes")
             note = json.loads(file.read(MAX_NOTE))
         lists = [note["needs"], note["digest"]] if isinstance(note, dict) else []
-        numbers = [note[k] for k in ("owner", "step", "world", "epoch", "size")] if lists else []
+        numbers = (
+            [note[k] for k in ("owner", "step", "world", "epoch", "size", "same")] if lists else []
+        )
         for values in (*lists, numbers):
             if not isinstance(values, list) or not all(type(v) is int and v >= 0 for v in values):
                 raise ValueError(f"{path} is not understood")
@@ -105,11 +108,11 @@ class LocalDisk:
 
     def _verify(self, owner: int, step: int, threads: int) -> Holding:
         file, why = str(self.path(owner, step)), ""
-        world, needs, epoch, size = 0, (owner,), 0, 0
+        world, needs, epoch, size, same = 0, (owner,), 0, 0, -1
         try:
             note = self._note(owner, step)
             world, needs, epoch = note["world"], tuple(note["needs"]), note["epoch"]
-            size = note["size"]
+            size, same = note["size"], note["same"] - 1
             found = self.open(owner, step)
             if found is None:
                 why = "its size is not what it was"
@@ -122,7 +125,7 @@ class LocalDisk:
                 why = digest.describe(wrong, size) if wrong else ""
         except (OSError, ValueError, KeyError) as err:
             why = f"cannot be read: {err}"
-        return Holding(owner, step, world, needs, "local", file, size, not why, why, epoch)
+        return Holding(owner, step, world, needs, "local", file, size, not why, why, epoch, same)
 
     def bring(self, owner: int, step: int, target: Path) -> Record:
         """Copy a snapshot into the store's directory. ValueError when there is no good one.

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from .alike import Claim, apart
 from .events import Holding as Holding
 from .sound import NO_TRUST, Bound, Trust, trusted
 
@@ -203,7 +204,21 @@ def usable(
             else:
                 found = sets.setdefault((held.step, held.epoch), {})
                 found.setdefault(held.owner, []).append(copy)
+    for copies in sets.values():
+        passed += _set_apart(copies)
     return sets, passed
+
+
+def _set_apart(copies: Copies) -> list[Passed]:
+    """Take out what ranks would be restored from that share a state, but do not hold the same."""
+    first = {owner: found[0].holding for owner, found in copies.items()}
+    groups = apart({owner: Claim(held.needs, held.same) for owner, held in first.items()})
+    passed = []
+    for group in groups:
+        why = f"ranks {numbers(group)} share their state, but do not hold the same"
+        for owner in [o for o in group if o in copies and first[o].needs == group]:
+            passed += [_passed(copy, why) for copy in copies.pop(owner)]
+    return passed
 
 
 def newest_complete(sets: Sets, world: int) -> tuple[tuple[int, int] | None, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from robust_slurm.checkpoint.pusher import Pusher
 from robust_slurm.checkpoint.shelf import Record
 
 EVERY = 0.5  # s between two Saved events of a rank
+SAME = 64  # steps in one of them at most, for comparison with those of other ranks
 MAX_RANK = 1 << 24
 
 
@@ -99,6 +101,7 @@ class Rank:
         self._replicated = -1
         self._saved: Saved | None = None
         self._unsaid = False
+        self._same: deque[tuple[int, int]] = deque(maxlen=SAME)
         self._next_event = 0.0
         self.pusher = make_pusher(self)
         self.persister = make_persister(self)
@@ -119,6 +122,7 @@ class Rank:
             self.latest = None
             self._replicated = -1
             self._saved = None
+            self._same.clear()
         self.pusher.begin(epoch)
 
     def restart(self, epoch: int) -> None:
@@ -169,9 +173,16 @@ class Rank:
             self._told_held = self.held
             self.tell({"op": "kept", "step": step, "held": sorted(self._told_held)})
 
-    def saved(self, step: int, size: int, copy_s: float, blocked_s: float, epoch: int) -> None:
+    def saved(
+        self, step: int, size: int, copy_s: float, blocked_s: float, epoch: int, same: int = -1
+    ) -> None:
         with self.lock:
-            self._saved = Saved(self.number, step, self._replicated, size, copy_s, blocked_s, epoch)
+            if same >= 0:
+                self._same.append((step, same))
+            self._saved = Saved(
+                self.number, step, self._replicated, size, copy_s, blocked_s, epoch,
+                tuple(self._same),
+            )  # fmt: skip
             self._unsaid = True
         self._report_soon()
 
@@ -189,6 +200,8 @@ class Rank:
             if wait > 0:
                 return wait
             self._unsaid = False
+            self._same.clear()
+            self._saved = event._replace(same=())
             self._next_event = time.monotonic() + EVERY
         self._emit(event)
         return 0.0

@@ -126,6 +126,7 @@ class Saver:
             self._late,
             self._early,
             lambda: self._encode(values),
+            self._state.fingerprint(whole=persist, beside=self._steady and not self._unsteady),
         )
         self._over = over = Event()
         self._copy, self._waited = copy, not self._patient
@@ -216,7 +217,8 @@ class Saver:
                 blocked, self._told = self._stats.blocked_s - self._told, self._stats.blocked_s
                 self._client.saved(
                     copy.step, copy.slot.index, file=str(path) if self._on_disk else path.name,
-                    persist=persist, copy_s=round(copy.seconds, 6), blocked_s=round(blocked, 6),
+                    same=copy.same, persist=persist, copy_s=round(copy.seconds, 6),
+                    blocked_s=round(blocked, 6),
                 )  # fmt: skip
                 ring = self._ring
                 if ring is not None and not self._on_disk:

@@ -13,6 +13,7 @@ from typing import Any
 
 from robust_slurm import heartbeat
 
+from . import durable
 from . import mesh as meshes
 from .client import Client, StoreGoneError
 from .layout import Snapshot
@@ -42,7 +43,7 @@ class Session:
         self._objects, self._options, self._steady, self._stats = objects, options, steady, stats
         self._said: set[str] = set()
         self._checked = False
-        self._no_room = ""
+        self._no_room = self._attempt = ""
         self.client: Client | None = None
         self.store: OwnStore | None = None
         self.saver: Saver | None = None
@@ -86,6 +87,12 @@ class Session:
             self._checked = True
             self._unshare()
         self._leave_memory()
+        if self._apart(step):
+            self.say(
+                f"ranks {self._state.share.ranks if self._state.share else ()} no longer hold the "
+                "same parameters and optimizer state: each saves all of its own from now on"
+            )
+            self._unshare()
         if self.saver is None:
             return
         if step <= self.saver.last:
@@ -161,6 +168,7 @@ class Session:
         about = Snapshot(
             0, world.rank, world.size, epoch, self._job(not socket), self.mesh, needs, None, ()
         )
+        self._attempt = f"{about.job}.e{epoch}"
         try:
             if not socket:
                 self.store = self.store or OwnStore(self.say)
@@ -222,6 +230,15 @@ class Session:
             "rank saves all of its own. If that is not meant, the model was not broadcast"
         )
         self._unshare()
+
+    def _apart(self, step: int) -> bool:
+        """Whether it turned out that this rank's peers no longer hold what it holds."""
+        if self._state.share is None or self.client is None:
+            return False
+        if self.store is not None and self._options.every and step % self._options.every == 0:
+            # Outside robust-srun a commit that failed for it is all that tells the others.
+            return durable.apart_mark(self._options.directory, self._attempt).exists()
+        return self.client.unshare
 
     def _unshare(self) -> None:
         if self._state.share is None:

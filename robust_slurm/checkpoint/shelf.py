@@ -34,6 +34,7 @@ class Record:
         "kind",
         "needs",
         "owner",
+        "same",
         "size",
         "step",
         "sums",
@@ -51,6 +52,7 @@ class Record:
         size: int,
         inode: int,
         digest: list[int],
+        same: int = -1,
     ) -> None:
         kind, owner, _ = parse_name(file)
         self.file = file
@@ -63,6 +65,8 @@ class Record:
         self.size = size
         self.inode = inode
         self.digest = digest
+        self.same = same
+        """See ``Snapshot.same``."""
         self.header = b""
         """Hash of its header, once that was read and found right: to read it is milliseconds."""
         self.sums: Sums | None = None
@@ -220,7 +224,7 @@ class Shelf:
         return Holding(
             record.owner, record.step, record.world, record.needs,
             "replica" if record.kind == REPLICA else "memory",
-            record.file, record.size, not why, why, record.epoch,
+            record.file, record.size, not why, why, record.epoch, record.same,
         )  # fmt: skip
 
     def drop(self, unwanted: Callable[[Record], bool]) -> list[Record]:

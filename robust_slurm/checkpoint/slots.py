@@ -42,20 +42,21 @@ class Form:
     def reserve(self, header_bytes: int) -> None:
         """Lay out anew for a header of this many bytes and a quarter more."""
         plan = lay_out(self.entries, 0)
-        mark, step = "@values@", 7_777_777_777_777_777
+        mark, step, same = "@values@", 7_777_777_777_777_777, 6_666_666_666_666_666
         raw = encode_header(
-            self._about._replace(step=step, values=mark, entries=plan.entries)
+            self._about._replace(step=step, values=mark, entries=plan.entries, same=same)
         ).decode()
-        # The header is JSON inside JSON: both marks stand in it exactly once, before any name.
-        self._head, rest = raw.split(str(step), 1)
+        # The header is JSON inside JSON: each mark stands in it exactly once, before any name.
+        self._first, rest = raw.split(str(same), 1)
+        self._head, rest = rest.split(str(step), 1)
         self._middle, self._tail = rest.split(f'\\"{mark}\\"', 1)
         self.plan = lay_out(self.entries, max(len(raw), header_bytes) * 5 // 4)
         first = {id(e): at for e, at in zip(self.plan.entries, self.plan.offsets, strict=True)}
         self.offsets = tuple(first[id(e)] for e in self.entries)
 
-    def header(self, step: int, values: str) -> bytes:
+    def header(self, step: int, values: str, same: int = -1) -> bytes:
         """The header for these values, which are JSON inside a JSON string."""
-        return f"{self._head}{step}{self._middle}{values}{self._tail}".encode()
+        return f"{self._first}{same}{self._head}{step}{self._middle}{values}{self._tail}".encode()
 
 
 class Slot:

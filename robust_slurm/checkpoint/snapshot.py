@@ -38,15 +38,18 @@ class Copy:
         late: list[torch.Tensor],
         early: list[torch.Tensor],
         values: Callable[[], str],
+        same: Callable[[], int] = lambda: -1,
     ) -> None:
         """Call it in the training thread: ``early`` is copied before it returns (into the slot if
-        that fits already). ``values`` gives the JSON for the header, later, in the copy thread."""
+        that fits already). ``values`` gives the JSON for the header, later, in the copy thread, and
+        ``same`` the checksum for it, before anything may change."""
         self.step, self.slot, self.form = step, slot, form
         self.late = late
         self.seconds = 0.0
+        self.same = -1
         self.error: BaseException | None = None
         """Why there is no snapshot; TornError, OSError or whatever went wrong. Set with done."""
-        self._values = values
+        self._values, self._same = values, same
         self._early: list[torch.Tensor] | None = None
         self._copied = threading.Event()
         self._on_device: list[tuple[torch.device, Any]] = []  # and the event of its copies
@@ -89,7 +92,7 @@ class Copy:
         """In the copy thread: everything up to a complete file."""
         start = time.perf_counter()
         try:
-            values = self._values()
+            values, self.same = self._values(), self._same()
             self._fit(values)
             if self._on_device:
                 self._end_on_device()
@@ -103,7 +106,7 @@ class Copy:
                 raise TornError(self._torn)
             self.seconds = time.perf_counter() - start
             self._copied.set()
-            self.slot.complete(self.form.header(self.step, values), self.step)
+            self.slot.complete(self.form.header(self.step, values, self.same), self.step)
         except Exception as error:  # noqa: BLE001 - said by who waits; nothing may end the thread
             self.error = error
         self.late = self._sources = []

@@ -28,7 +28,7 @@ from .object_state import (
     PlainValue,
 )
 from .optimizer_state import OptimizerState
-from .sharing import Part, Share, checksum, cut, divide
+from .sharing import Fingerprint, Part, Share, checksum, cut, divide
 from .values import Encoded
 
 __all__ = ["Item", "Share", "Source", "State", "StateError", "capture", "restore"]
@@ -97,6 +97,7 @@ class State:
         self._shared: list[Leaf] = []
         self._shared_items: list[Item] = []
         self._divided: list[Entry] = []
+        self._fingerprint = Fingerprint([])
         self._parts: dict[int, Part] = {}
         self._together: frozenset[str] = frozenset()
         # Models first: the optimizer's parameters are called as they are there. Generators last:
@@ -184,6 +185,14 @@ class State:
             for i, part in self._parts.items()
         ]
         self._shared = shared
+        self._fingerprint = Fingerprint([leaf.item[:2] for leaf in shared])
+
+    def fingerprint(self, *, whole: bool, beside: bool) -> Callable[[], int]:
+        """Checksum of all that is shared, as this rank holds it, of the state last captured; -1:
+        nothing is. As ``Fingerprint.take``."""
+        if self.share is None:
+            return lambda: -1
+        return self._fingerprint.take(whole=whole, beside=beside)
 
     def look(self, keys: Collection[str]) -> None:
         """Find what there is to save of these objects, so that ``capture`` need not.

@@ -16,7 +16,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from robust_slurm.checkpoint import digest
@@ -181,6 +181,10 @@ class Store:
     def persist_at(self, step: int) -> None:
         """The snapshot of this step goes to the durable tier when it comes (or if it is here)."""
         self._desk.persist_at(step)
+
+    def unshare(self, ranks: Collection[int]) -> None:
+        """Tell those of these ranks that are here to save all of their own state."""
+        self._desk.unshare(ranks)
 
     def flush(
         self, owners: Sequence[tuple[int, str]], step: int, commit_world: int, deadline: float

@@ -35,7 +35,7 @@ class Offer:
     The digest is empty while it is still being taken: then it comes with the chunks.
     """
 
-    __slots__ = ("digest", "epoch", "needs", "owner", "size", "step", "world")
+    __slots__ = ("digest", "epoch", "needs", "owner", "shared", "size", "step", "world")
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Offer:
         epoch: int,
         size: int,
         crcs: list[int],
+        shared: int = -1,
     ) -> None:
         self.owner = owner
         self.step = step
@@ -54,37 +55,40 @@ class Offer:
         self.epoch = epoch
         self.size = size
         self.digest = crcs
+        self.shared = shared
+        """See ``Snapshot.same``."""
 
     def message(self, op: str) -> Message:
         return {
             "op": op, "owner": self.owner, "step": self.step, "world": self.world,
             "needs": self.needs, "epoch": self.epoch, "size": self.size, "digest": self.digest,
+            "same": self.shared + 1,
         }  # fmt: skip
 
     @classmethod
     def read(cls, message: Message) -> Offer:
         """Raises BrokenError for one that contradicts itself."""
-        owner, step, world, epoch, size = numbers(
-            message, "owner", "step", "world", "epoch", "size"
+        owner, step, world, epoch, size, same = numbers(
+            message, "owner", "step", "world", "epoch", "size", "same"
         )
         crcs = number_list(message, "digest", MAX_NEEDS, 1 << 32)
         needs = number_list(message, "needs", MAX_NEEDS, 1 << 31)
         if size <= 8 or len(crcs) not in (0, digest.count(size)):
             raise BrokenError(f"an offer of {size} bytes with {len(crcs)} digests")
-        return cls(owner, step, world, tuple(needs), epoch, size, crcs)
+        return cls(owner, step, world, tuple(needs), epoch, size, crcs, same - 1)
 
     @classmethod
     def of(cls, record: Record) -> Offer:
         return cls(
             record.owner, record.step, record.world, record.needs, record.epoch, record.size,
-            record.digest,
+            record.digest, record.same,
         )  # fmt: skip
 
     def record(self, file: str, inode: int, crcs: list[int]) -> Record:
         """Of the file in which it is now complete."""
         return Record(
             file, step=self.step, world=self.world, needs=self.needs, epoch=self.epoch,
-            size=self.size, inode=inode, digest=crcs,
+            size=self.size, inode=inode, digest=crcs, same=self.shared,
         )  # fmt: skip
 
     def alike(self, other: Offer) -> bool:
