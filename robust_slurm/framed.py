@@ -49,7 +49,9 @@ class Framed(asyncio.Protocol, ABC):
 
     def write(self, payload: bytes) -> None:
         """Send one frame, if the peer has introduced itself. ValueError: too long for a frame."""
-        if self._transport is not None and self._codec.ready:
+        if self._transport is None or self._transport.is_closing():
+            return  # what is written to a lost connection, asyncio would print on stderr
+        if self._codec.ready:
             self._transport.write(self._codec.seal(payload))
 
     def close(self) -> None:

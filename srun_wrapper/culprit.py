@@ -41,7 +41,7 @@ class Culprit:
     def refund(self) -> None:
         """Nothing was tried: the next failure will be."""
         if all(f.symptom != "hang" for f in self._boss.state.failures):
-            self.budget.failures = max(0, self.budget.failures - 1)
+            self.budget.refund()
 
     async def find(self, incident: Incident) -> bool:
         """Put what is found into the incident; False if another failure or a signal came."""

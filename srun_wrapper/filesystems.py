@@ -111,6 +111,9 @@ def used_paths(pid: int) -> set[str]:
     return found
 
 
+NONE: tuple[str, ...] = ()  # of the file systems are silent
+
+
 def look(
     roots: Collection[int], paths: Collection[str], seconds: float, mountinfo: str = ""
 ) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ def guarded(
             _say(f"{name} {how} again: this node leaves the job")
             break
         again = time.monotonic() + STEADY
-        _say(f"{name} {how}: it is started once more, with its ranks")
+        _say(f"{name} {how}: it is started once more")
     while signal.sigtimedwait(_NOT_OURS, 0):
         pass  # it was for the shim
     if code < 0:

@@ -33,17 +33,33 @@ class Budget:
     seen: dict[str, set[str]] = field(default_factory=dict)  # nodes by the signature they showed
     # Suspects that left, and what came in their places, by the signature of the error.
     evicted: dict[str, dict[str, str]] = field(default_factory=dict)
+    spent: tuple[str, tuple[str, ...]] | None = None  # the last failure's signature, its nodes
 
     def spend(self, diagnosis: Diagnosis) -> None:
         self.failures += 1
         self.seen.setdefault(diagnosis.signature, set()).update(diagnosis.seen)
         self.signatures[diagnosis.signature] = self.signatures.get(diagnosis.signature, 0) + 1
-        for node in diagnosis.suspects or (diagnosis.root.node,):
-            if node and diagnosis.cause != "shared" and not _unproven_nan(diagnosis):
-                self.nodes[node] = self.nodes.get(node, 0) + 1
+        blamed = tuple(node for node in diagnosis.suspects or (diagnosis.root.node,) if node)
+        if diagnosis.cause == "shared" or _unproven_nan(diagnosis):
+            blamed = ()
+        for node in blamed:
+            self.nodes[node] = self.nodes.get(node, 0) + 1
+        self.spent = diagnosis.signature, blamed
+
+    def refund(self) -> None:
+        """Undo the last ``spend``: nothing was tried. Which nodes showed the error stays known."""
+        if self.spent is None:
+            return
+        signature, blamed = self.spent
+        self.spent = None
+        self.failures -= 1
+        self.signatures[signature] -= 1
+        for node in blamed:
+            if node in self.nodes:  # it may have been acquitted
+                self.nodes[node] -= 1
 
     def refill(self) -> None:
-        self.failures = 0
+        self.failures, self.spent = 0, None
         self.signatures.clear()
         self.nodes.clear()
         self.seen.clear()

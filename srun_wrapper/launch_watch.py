@@ -1,7 +1,8 @@
 """Nodes that do not start their ranks, in the first epoch as in every other.
 
-One node that lags behind all others is at fault. Several are not: what they share is slow (a file
-system, an image that every node loads), and the job waits for it, as under srun.
+One node that lags behind all others is replaced. Several are not: what they share is slow (a file
+system, an image that every node loads), and the job waits for it, as under srun. To be late is no
+evidence of a fault (one node may have to load what the others have): no node is reported for it.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class LaunchWatch:
         if verdict == "lose":
             for node in late.values():
                 why = f"did not start its ranks in {waited:.0f} s"
-                state.lose(node, why, shared=len(late) > 1)
+                state.lose(node, why, shared=True)
         elif verdict == "tell" and self._told != world.epoch:
             self._told = world.epoch
             limit = max(LAUNCH, state.config.stall_limit)

@@ -213,11 +213,11 @@ class Launcher:
         def open_files() -> Exception | None:
             try:
                 open_sinks(plan, rank, env, truncate=launch.order.first)
-            except (OSError, ValueError) as err:
+            except Exception as err:  # noqa: BLE001 - raised where it is known
                 return err
             return None
 
-        self._loop.aside(open_files, lambda error: self._ask(launch, error))
+        self._loop.aside(open_files, lambda error: self._ask(launch, error), None)
 
     def _ask(self, launch: Launch, error: Exception | None) -> None:
         """Ask the warm interpreter; ``error``: why the rank's output cannot be opened."""
@@ -244,7 +244,7 @@ class Launcher:
                     fds, wait = (streams.out, streams.err), head_start(launch.rank)
                     if self.warm.ask(launch.command, launch.env, fds, forked, wait=wait):
                         return
-        except (OSError, ValueError) as err:
+        except Exception as err:  # noqa: BLE001 - else nobody would say that it does not start
             self._forking = None
             self._on_failed(launch, err)
             return

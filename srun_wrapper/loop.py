@@ -129,11 +129,20 @@ class Loop:
         self._calls.append(call)
         self.wake()
 
-    def aside(self, work: Callable[[], T], done: Callable[[T], None]) -> None:
-        """Do ``work()``, which may take long, in a thread; ``done`` gets its result in the loop."""
+    def aside(self, work: Callable[[], T], done: Callable[[T], None], otherwise: T) -> None:
+        """Do ``work()``, which may take long, in a thread; ``done`` gets its result in the loop.
+
+        ``otherwise``: the result of a work that raises, which is reported once.
+        """
 
         def run() -> None:
-            result = work()
+            result = otherwise
+
+            def keep() -> None:
+                nonlocal result
+                result = work()
+
+            self._try(keep)
             self.call(lambda: done(result))
 
         threading.Thread(target=run, daemon=True).start()

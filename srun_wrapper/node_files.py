@@ -92,7 +92,9 @@ class NodeFiles:
         if self.looking:
             return
         roots, paths = self._roots(), self._paths()
-        self._loop.aside(lambda: filesystems.look(roots, paths, seconds), self._looked)
+        self._loop.aside(
+            lambda: filesystems.look(roots, paths, seconds), self._looked, filesystems.NONE
+        )
         self.looking = True  # not where no thread could be started: nobody would end it
 
     def _looked(self, silent: tuple[str, ...]) -> None:

@@ -86,6 +86,7 @@ class Recovery:
         if lived >= STEADY or state.progress.since_failure():
             self._culprit.forgive()
         state.progress.failed()
+        self._culprit.budget.spent = None
         newcomers = self._replacement.newcomers()
         diagnosis = diagnose(failures, len(state.world.places), newcomers)
         if newcomers.issuperset(diagnosis.suspects or ("",)):

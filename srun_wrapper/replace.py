@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from robust_slurm.slurm import SlurmError
 from srun_wrapper import steps
+from srun_wrapper.aside import aside
 from srun_wrapper.companions import MOST_UNFIT, Companions
 from srun_wrapper.exclusions import Bad, Strength, remembered
 from srun_wrapper.feed import ONLY_HERE, limited
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 MAX_COMPANIONS = 64
 IN_DOUBT = 3.0  # s for a silent spare to answer before a standby node is taken
+CLAIM = 10.0  # s for the state directory to answer before a requeue
 BUSY_TRIES = 30
 BUSY_PAUSE = 10.0  # s between tries while Slurm says that the job cannot be changed now
 
@@ -335,7 +337,7 @@ class Replacement:
         """Put the job back in the queue; returns why not, or ''."""
         self.report_silent()
         restarts = int(self._boss.env.get("SLURM_RESTART_COUNT") or 0)
-        if not await asyncio.to_thread(claim, self._boss.ledger.dir, restarts):
+        if not await self._claim(restarts):
             return "the other nodes bring the job back: they have lost this one"
         try:
             job = await self._slurm.call(
@@ -356,6 +358,15 @@ class Replacement:
         if job != self._state.job_id:
             say(f"Slurm cannot change job {self._state.job_id} again: it goes on as job {job}")
         return ""
+
+    async def _claim(self, restarts: int) -> bool:
+        """See ``orphan.claim``; a file system that does not answer cannot be asked."""
+        directory = self._boss.ledger.dir
+        try:
+            return await aside(lambda: claim(directory, restarts), CLAIM)
+        except TimeoutError:
+            say(f"{directory} does not answer after {CLAIM:g} s: requeueing without asking there")
+            return True
 
     async def close(self) -> None:
         """End all companions, and what runs in the background."""

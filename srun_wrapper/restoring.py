@@ -284,7 +284,9 @@ class Restoring:
                     bad.add((sources[at.name, done.owner, done.step], done.owner, done.step))
         for target in orders.keys() - {at.name for at, _ in answers}:
             if not self._interrupted():  # it is the target that fails, not its sources
-                self._boss.state.lose(stores[target].node, "its store does not fetch snapshots")
+                # Nor is it known to be bad: its store may only be slow, or its way to a source.
+                why = f"its store fetched no snapshots in {FETCH:g} s"
+                self._boss.state.lose(stores[target].node, why, shared=True)
         return bad
 
     async def _moved(

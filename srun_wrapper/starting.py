@@ -30,7 +30,7 @@ class Start(Generic[T]):
     """One process that is being started.
 
     ``make(start)`` runs in the thread, opens what it needs, calls ``start.popen`` and returns what
-    ``done`` gets; ``failed`` gets its OSError or ValueError. One of them is called in the loop,
+    ``done`` gets; ``failed`` gets what it raises. One of them is called in the loop,
     unless the start is cancelled first. The thread lives as long as the process, because the kernel
     sends PR_SET_PDEATHSIG when the *thread* that has forked ends.
     """
@@ -105,8 +105,8 @@ class Start(Generic[T]):
     def _run(self) -> None:
         try:
             result = self._make(self)
-        except (OSError, ValueError) as error:
-            failure: Exception = error
+        except Exception as error:  # noqa: BLE001 - nobody else would end this start
+            failure = error
             self._loop.call(lambda: self._settle(lambda: self._failed(failure)))
             return
         self._loop.call(lambda: self._settle(lambda: self._started(result)))

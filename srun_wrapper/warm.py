@@ -106,7 +106,9 @@ class Warm:
                 return
             words = learnt.words  # it looks at the user's files
             self._loop.aside(
-                lambda: is_interpreter(words, command, env), lambda sure: decided(sure, learnt)
+                lambda: is_interpreter(words, command, env),
+                lambda sure: decided(sure, learnt),
+                otherwise=False,
             )
 
         def decided(sure: bool, learnt: Learnt) -> None:

@@ -211,6 +211,21 @@ def test_progress_refills_everything() -> None:
         assert plan(crash("ValueError: x"), (), budget, have).action == "restart"
 
 
+def test_a_refund_undoes_the_last_failure() -> None:
+    """It was cut short by another one before anything was tried."""
+    budget = Budget()
+    for diagnosis in (crash("ValueError"), hang("n2")):
+        budget.spend(diagnosis)
+        before = dict(budget.signatures), dict(budget.nodes)
+        budget.spend(diagnosis)
+        budget.refund()
+        budget.refund()  # of nothing
+        assert (budget.signatures, budget.nodes) == before
+    assert budget.failures == 2
+    assert decide([crash("ValueError")] * 2, (), means()).action == "stop"
+    assert plan(crash("ValueError"), (), budget, means()).action == "restart"
+
+
 def test_suspects_need_two_failures_or_evidence() -> None:
     assert suspect_nodes(crash(ECC), {}) == ("n1",)
     assert suspect_nodes(crash(**KILLED), {"n1": 1}) == ()

@@ -51,6 +51,7 @@ def test_one_node_that_lags_in_the_first_epoch_is_lost() -> None:
     assert looked(job, LAUNCH - 1, LAUNCH) == []
     (failure,) = job.state.failures
     assert (failure.symptom, failure.node) == ("node_lost", "n1")
+    assert failure.shared and not diagnose([failure]).suspects  # late is no evidence of a fault
     assert failure.evidence == ("n1: did not start its ranks in 30 s",)
 
 

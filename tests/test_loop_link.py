@@ -281,3 +281,11 @@ def test_connecting_to_nobody_says_refused(loop: Loop) -> None:
         assert "refused" in client.closed[0] and not client.link.connected
     except ConnectionRefusedError:
         sock.close()  # loopback may answer at once: for the caller of connect to handle
+
+
+def test_work_aside_that_raises_has_a_result(loop: Loop, capfd: pytest.CaptureFixture[str]) -> None:
+    results: list[str] = []
+    loop.aside(lambda: str(1 // 0), results.append, "otherwise")
+    turn_until(loop, lambda: bool(results))
+    assert results == ["otherwise"]
+    assert "internal error, going on: ZeroDivisionError" in capfd.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -123,3 +124,15 @@ def test_the_ladder_counts_spares_once_it_is_known_which_answer(
         assert wanted or time.monotonic() - began < 0.1
 
     asyncio.run(asyncio.wait_for(life(), 10))
+
+
+def test_a_requeue_does_not_wait_for_a_state_directory_that_does_not_answer(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(replace, "CLAIM", 0.05)
+    monkeypatch.setattr(replace, "claim", lambda _directory, _restarts: never.wait())
+    claimed = Scene(tmp_path).replacement._claim(0)
+    assert asyncio.run(asyncio.wait_for(claimed, 10))
+    assert f"{tmp_path} does not answer after 0.05 s" in capfd.readouterr().err
+    never.set()

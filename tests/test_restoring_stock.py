@@ -9,12 +9,17 @@ import checkpoints_boss
 import pytest
 from checkpoints_boss import Boss, settled
 
+from robust_slurm.checkpoint.events import Outcome
+from robust_slurm.checkpoint.plan import Transfer
 from srun_wrapper import restoring
 from srun_wrapper.checkpoint_messages import (
+    Fetch,
+    Moved,
     Stock,
     StoreReady,
     TakeStock,
 )
+from srun_wrapper.checkpoints import StoreAt
 from srun_wrapper.messages import Message
 from srun_wrapper.restoring import Restoring
 from srun_wrapper.roster import Node, Role
@@ -84,3 +89,35 @@ def test_a_slip_in_the_plan_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch
     ready, found = asyncio.run(run())
     assert ready and found.step is None
     assert "internal error" in told[0] and "ZeroDivisionError" in told[0]
+
+
+def test_a_store_that_fetches_nothing_is_replaced_but_not_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its way to the source may be slow: nothing shows that its node is bad."""
+    monkeypatch.setattr(restoring, "FETCH", 0.05)
+
+    async def run() -> Boss:
+        boss = Boss()
+        found = Restoring(cast(Supervisor, boss))
+        stores = [StoreAt(node, 0).name for node in boss.nodes]
+        for rank, node in enumerate(boss.nodes):
+            node.stores[0] = 8000 + rank
+        transfers = tuple(
+            Transfer(rank, 7, stores[0], "10.0.0.0", 8000, stores[rank], f"n{rank}", 1, "memory")
+            for rank in (1, 2)
+        )
+
+        def send(node: Node, message: Message) -> None:
+            if isinstance(message, Fetch) and node.name == "n1":
+                results = tuple(
+                    Outcome(w.owner, w.step, True, "", "f", 0.1, 1) for w in message.items
+                )
+                boss.checkpoints.heard(node, Moved(message.token, 0, results))
+
+        monkeypatch.setattr(boss, "send", send)
+        assert await found._fetch(transfers) == set()
+        return boss
+
+    (failure,) = asyncio.run(run()).state.failures
+    assert failure.node == "n2" and failure.shared
