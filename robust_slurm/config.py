@@ -147,6 +147,12 @@ class Config:
     checkpoint_bandwidth: float = _setting(
         0.0, "most that a rank's replica may take of the network; 0: no limit", unit="MB/s"
     )
+    checkpoint_overhead: float = _setting(
+        3.0,
+        "most that snapshots in memory may cost of the training's time; beyond it not every step "
+        "is saved; 0: every step, whatever it costs",
+        unit="%",
+    )
     warm: bool = _setting(True, "have what the ranks import imported ahead of the next start")
     warm_packages: str = _setting(
         "", "packages of the training's own that may be imported ahead, too (a,b)"

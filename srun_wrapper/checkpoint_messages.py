@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from robust_slurm.checkpoint.events import Holding, Outcome, Wanted
+from robust_slurm.checkpoint.interval import Cost
 from srun_wrapper.message_base import Event, Message
 
 # ---------------------------------------------------------------- slot -> supervisor
@@ -42,6 +43,7 @@ class Saved(Message):
     copy_s: float
     blocked_s: float
     same: tuple[tuple[int, int], ...] = ()  # step, checksum of what its group shares
+    cost: Cost = Cost(0.0, 0.0, 0.0, 0.0)
 
 
 class Persisted(Event):
@@ -148,6 +150,13 @@ class Unshare(Message):
     ranks: tuple[int, ...]
 
 
+class SaveEvery(Message):
+    """From step ``first`` on only multiples of ``every`` are saved in memory."""
+
+    every: int
+    first: int
+
+
 class Flush(Message):
     """Write these snapshots (owner, file) to the durable tier now."""
 
@@ -159,4 +168,4 @@ class Flush(Message):
     deadline: float  # seconds
 
 
-ToStore = TakeStock | Place | Fetch | MakeRoom | PersistAt | Unshare | Flush
+ToStore = TakeStock | Place | Fetch | MakeRoom | PersistAt | Unshare | SaveEvery | Flush

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from robust_slurm.checkpoint import placement
 from robust_slurm.checkpoint.alike import Comparison
+from robust_slurm.checkpoint.interval import Interval
 from robust_slurm.checkpoint.sizes import exceeds, megabytes
 from robust_slurm.checkpoint.survival import survives as survival
 from robust_slurm.checkpoint.topology import leaves
@@ -28,6 +29,7 @@ from srun_wrapper.checkpoint_messages import (
     ReplicaTo,
     Resumed,
     Saved,
+    SaveEvery,
     Stock,
     StoreReady,
     Unshare,
@@ -87,6 +89,7 @@ class Checkpoints:
     _roomy: set[AgentKey] = field(default_factory=set)  # waiting nodes that have been told
     _placing: asyncio.Task[None] | None = None
     _durable: DurableSteps = field(init=False)
+    interval: Interval = field(init=False)
     _alarms: Alarms = field(init=False)
     _newest: int = 0  # step that any rank has saved in this epoch
     _saving_since: float = 0.0  # in this epoch
@@ -94,6 +97,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         self._alarms = Alarms(lambda text: say(text))  # as it is then: tests put another in place
+        self.interval = Interval(self.boss.config.checkpoint_overhead / 100)
         self._durable = DurableSteps(60 * self.boss.config.checkpoint_minutes or math.inf)
 
     # -- what was said
@@ -126,6 +130,7 @@ class Checkpoints:
             if message.epoch == self.boss.state.world.epoch:
                 self.saved[message.rank] = message
                 self._newest = max(self._newest, message.step)
+                self.interval.hear(message.rank, message.step, message.cost)
                 progress = self.boss.state.progress
                 progress.saved = max(progress.saved or 0, message.step)
                 self._look_at_size(message)
@@ -255,6 +260,7 @@ class Checkpoints:
         if self.saved:
             self._make_room()
             self._persist(now)
+            self._pace(now)
             self._look_for_missing(now)
 
     def _make_room(self) -> None:
@@ -273,13 +279,28 @@ class Checkpoints:
             self.boss.send(node, MakeRoom(size, max(map(len, needs.values()))))
 
     def _persist(self, now: float) -> None:
-        """Order the next durable checkpoint, some steps ahead so that all ranks hear."""
-        timed = self.boss.state.pace.step_time()
-        seconds = max(AHEAD, 4 * self.boss.state.interval)
-        ahead = math.ceil(seconds / (timed or 1.0)) + 1
-        step = self._durable.next(now, self._newest, ahead, timed=timed is not None)
+        """Order the next durable checkpoint."""
+        timed = self.boss.state.pace.step_time() is not None
+        # The newest step that was saved may be as many steps back as two are apart.
+        newest = self._newest + self.interval.every - 1
+        step = self._durable.next(now, newest, self._ahead(), timed=timed)
         if step is not None:
             self.boss.broadcast(PersistAt(step))
+
+    def _ahead(self) -> int:
+        """Steps until all ranks have heard of an order."""
+        timed = self.boss.state.pace.step_time()
+        seconds = max(AHEAD, 4 * self.boss.state.interval)
+        return math.ceil(seconds / (timed or 1.0)) + 1
+
+    def _pace(self, now: float) -> None:
+        """Have fewer or more steps saved, if saving costs more or less than it may."""
+        newest = self._newest + self.interval.every - 1
+        if self.interval.look(now, newest + self._ahead()):
+            self.boss.broadcast(SaveEvery(self.interval.every, self.interval.first))
+            text = f"checkpoints: in memory {self.interval.text()}"
+            say(text)
+            self.boss.ledger.event("checkpoint_every", every=self.interval.every, text=text)
 
     def _look_for_missing(self, now: float) -> None:
         """A script in which only some ranks make a Checkpointer looks as if it saved."""
@@ -336,6 +357,8 @@ class Checkpoints:
             "replicated": min(copies, default=None) if len(copies) == len(newest) else None,
             "durable": self.durable_step,
             "certified": self.boss.certificates.newest,
+            "every": self.interval.every,
+            "why_every": self.interval.text() if self.interval.every > 1 else "",
             "survives": self.survives,
             "directory": self.directory,
             "bytes": max((s.size for s in self.saved.values()), default=0),
@@ -347,6 +370,7 @@ class Checkpoints:
         self.saved.clear()
         self._alike.forget()
         self._here.clear()
+        self.interval.begin()
         self._newest = 0
         self._saving_since = 0.0
         self._durable.begin(at_once=restored)

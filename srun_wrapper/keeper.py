@@ -25,6 +25,7 @@ from srun_wrapper.checkpoint_messages import (
     Place,
     Resumed,
     Saved,
+    SaveEvery,
     Stock,
     TakeStock,
     Unshare,
@@ -108,6 +109,8 @@ class Keeper:
             kept.persist_at(order.step)
         elif isinstance(order, Unshare):
             kept.unshare(order.ranks)
+        elif isinstance(order, SaveEvery):
+            kept.save_every(order.every, order.first)
         elif isinstance(order, TakeStock):
             step = order.step
             self._answer(
@@ -165,6 +168,7 @@ class Keeper:
                 event.copy_s,
                 event.blocked_s,
                 event.same,
+                event.cost,
             )
         elif isinstance(event, store.Persisted):
             message = Persisted(0, event.rank, event.step, event.ok, event.why, event.seconds)

@@ -38,6 +38,7 @@ class Checkpoint:
     survives: str
     directory: str
     bytes: int  # of a rank's snapshot
+    every: str  # why not every step is in memory; empty: every step is
     blocked_s: float  # that the slowest rank was kept from training by its last one
 
 
@@ -169,6 +170,7 @@ def _checkpoint(data: object) -> Checkpoint | None:
         survives=clean(data.get("survives")),
         directory=clean(data.get("directory")),
         bytes=whole(data.get("bytes")) or 0,
+        every=clean(data.get("why_every"), 200),
         blocked_s=number(data.get("blocked_s")) or 0.0,
     )
 

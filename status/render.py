@@ -109,8 +109,10 @@ def _checkpoint(at: Checkpoint) -> str:
         text += f"; certified: step {at.certified}"
     if at.survives:
         text += f"; {at.survives}"
+    if at.every:
+        text += f"; in memory {at.every}"
     size = f"{at.bytes / 1e6:.{at.bytes < 1e7:d}f} MB"
-    return f"{text}; {size} a rank, blocked {1000 * at.blocked_s:.1f} ms a step"
+    return f"{text}; {size} a rank, blocked {1000 * at.blocked_s:.1f} ms a snapshot"
 
 
 def _incident(incident: Incident, phases: Sequence[str]) -> list[str]:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from robust_slurm.checkpoint import digest
-from robust_slurm.checkpoint.events import Event, Target
+from robust_slurm.checkpoint.events import Event, Saved, Target
+from robust_slurm.checkpoint.interval import Cost
 from robust_slurm.checkpoint.store import Store
 
 CHUNK = 1 << 18  # bytes; small, so that small snapshots have several
@@ -45,6 +46,13 @@ class StoreProcess:
     def stock(self) -> list[dict[str, Any]]:
         """Its holdings, every byte held against the digests."""
         return list(self._ask("stock"))
+
+    def save_every(self, every: int, first: int) -> None:
+        self._ask("save_every", every=every, first=first)
+
+    def costs(self) -> list[tuple[int, Cost]]:
+        """Of every Saved so far: its step, and what it cost."""
+        return [(step, Cost(*cost)) for step, cost in self._ask("costs")]
 
     def alarms(self) -> list[str]:
         return list(self._ask("alarms"))
@@ -103,6 +111,10 @@ def _main(config: dict[str, Any]) -> None:
             store.place({order["owner"]: Target(1, "127.0.0.1", order["port"], "peer")})
         elif order["op"] == "stock":
             answer = [held._asdict() for held in store.stock()]
+        elif order["op"] == "save_every":
+            store.save_every(order["every"], order["first"])
+        elif order["op"] == "costs":
+            answer = [(event.step, event.cost) for event in events if isinstance(event, Saved)]
         elif order["op"] == "alarms":
             answer = [event.text for event in events if hasattr(event, "text")]
         print(json.dumps(answer), flush=True)

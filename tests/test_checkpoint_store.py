@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from robust_slurm.checkpoint.events import Alarm, Enrolled, Restore, Resumed, Saved
+from robust_slurm.checkpoint.events import Alarm, Enrolled, Holding, Restore, Resumed, Saved
+from robust_slurm.checkpoint.interval import Cost
 from robust_slurm.checkpoint.store import Store
 from tests.checkpoint_stores import SIZE, Events, FakeRank, stores, write_snapshot
 from tests.waiting import until
@@ -40,7 +41,8 @@ def test_enrolling_is_answered_and_reported(alone: tuple[Store, Events]) -> None
     )
     welcome = rank.wait("welcome")
     assert welcome == {
-        "op": "welcome", "restore": None, "own": [], "directory": str(store.socket_path.parent)
+        "op": "welcome", "restore": None, "own": [], "directory": str(store.socket_path.parent),
+        "every": 1, "first": 0,
     }  # fmt: skip
     assert events.wait(Enrolled) == Enrolled(
         2, 0, 4, {"dp": 2, "pp": 2}, (0, 2), "/ckpt", 10, 5
@@ -57,9 +59,12 @@ def test_a_snapshot_is_kept_and_is_in_the_stock(alone: tuple[Store, Events]) -> 
     assert rank.wait("kept") == {"op": "kept", "step": 5, "held": []}
     rank.wait("alone", step=5)
     (held,) = store.stock()
-    assert held._replace(size=0) == (1, 5, 4, (1,), "memory", "own-1-2.safetensors", 0, True, "", 0)
+    assert held._replace(size=0) == Holding(
+        1, 5, 4, (1,), "memory", "own-1-2.safetensors", 0, True, ""
+    )
     assert held.size == (store.socket_path.parent / held.file).stat().st_size > SIZE
-    assert events.wait(Saved) == Saved(1, 5, -1, held.size, 0.1, 0.01, 0)
+    cost = Cost(0.0, 0.01, 0.0, 0.0)
+    assert events.wait(Saved) == Saved(1, 5, -1, held.size, 0.1, 0.01, 0, cost=cost)
     assert store.stock(step=4) == []
     assert store.stock(step=5) == [held]
 

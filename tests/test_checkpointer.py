@@ -137,6 +137,33 @@ def test_closed_while_it_resumes(store: FakeStore, monkeypatch: pytest.MonkeyPat
         training.ckpt.resume()
 
 
+def test_only_the_steps_that_are_asked_for_are_saved_and_the_last(store: FakeStore) -> None:
+    store.welcome |= {"every": 3, "first": 0}
+    training = Training(directory=store.path.parent, every=5)
+    training.ckpt.resume()
+    training.run(1, 7)
+    store.tell("every", every=2, first=9)
+    training.run(8, 9)
+    until(lambda: training.ckpt._session.saver._client.every == 2, "the order")  # type: ignore[union-attr]
+    training.run(10, 13)
+    training.ckpt.close()
+    told = [m["step"] for m in store.said("saved")]
+    assert told == [3, 5, 6, 10, 12, 13]  # 5 goes to disk; 13 is the last
+
+
+def test_a_replica_has_until_the_next_snapshot(store: FakeStore) -> None:
+    store.welcome |= {"every": 3, "first": 0}
+    store.replicates = False
+    training = Training(replica_wait=LONG)
+    training.ckpt.resume()
+    training.run(1, 5)  # the optimizer does not wait
+    store.tell("replicated", step=3)
+    training.run(6, 6)
+    assert [m["step"] for m in store.wait("saved", 2)] == [3, 6]
+    store.tell("replicated", step=6)
+    training.ckpt.close()
+
+
 def test_the_optimizer_waits_until_the_step_before_is_replicated(store: FakeStore) -> None:
     store.replicates = False
     training = Training()

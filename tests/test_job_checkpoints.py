@@ -10,6 +10,7 @@ from typing import cast
 import checkpoints_boss
 from checkpoints_boss import Boss, settled
 
+from robust_slurm.checkpoint.interval import Cost
 from robust_slurm.slurm import SlurmError
 from srun_wrapper import checkpoints as module
 from srun_wrapper.alarms import COUNT_AFTER
@@ -21,6 +22,7 @@ from srun_wrapper.checkpoint_messages import (
     PersistAt,
     Persisted,
     Saved,
+    SaveEvery,
     StoreReady,
     Unshare,
 )
@@ -298,3 +300,33 @@ def test_the_record_is_what_every_rank_has() -> None:
     assert (record["step"], record["replicated"], record["durable"]) == (20, None, 10)
     assert (record["bytes"], record["blocked_s"]) == (1003, 0.003)
     assert record["directory"] == "/ckpt"
+
+
+def test_a_slow_network_has_fewer_steps_saved_and_says_so(said: list[str]) -> None:
+    async def run() -> Boss:
+        boss = Boss(checkpoint_minutes=0.0)
+        for rank in range(4):
+            boss.enrol(rank)
+        await settled(boss)
+        return boss
+
+    boss = asyncio.run(run())
+    said.clear()
+    for step in range(1, 8):
+        for rank in range(4):
+            cost = Cost(5.0, 0.0, 9.0, 14.0 if rank == 2 else 1.0)
+            saved = Saved(1, rank, step, step, 1000, 0.0, 9.0, cost=cost)
+            boss.checkpoints.heard(boss.nodes[rank], saved)
+        boss.checkpoints.look(100.0 + 14 * step)
+    (order,) = [m for _, m in boss.sent if isinstance(m, SaveEvery)]
+    assert order.every == 3 and order.first > 4
+    (line,) = said
+    assert line == (
+        "checkpoints: in memory every 3rd step (rank 2: a snapshot and its replica take 14 s, "
+        "a step 5 s; checkpoint_overhead is 3 %)"
+    )
+    record = boss.checkpoints.record()
+    assert record is not None and record["every"] == 3
+    assert f"checkpoints: in memory {record['why_every']}" == line
+    boss.checkpoints.new_epoch(False)
+    assert boss.checkpoints.interval.every == 1

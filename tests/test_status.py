@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from robust_slurm.slurm import Completed, Slurm
 from robust_slurm.slurm.model import Node, node_from
+from status import render
 from status.cli import main
 from status.files import INCIDENTS_BYTES, read_incidents, read_state
 from status.model import SlurmView, report, status_of
-from status.records import accusation_from, incident_from, incidents_from, roster_from
+from status.records import Checkpoint, accusation_from, incident_from, incidents_from, roster_from
 
 NOW = 1_800_000_000.0
 
@@ -448,3 +449,12 @@ def test_what_is_not_known_is_no_zero(state_dir: Path) -> None:
     code, raw = shown(["7", "--json"], answering(UP), state_dir)
     (step,) = json.loads(raw)["steps"]
     assert code == 0 and step["lost_steps"] is step["ettr"] is step["unproductive_s"] is None
+
+
+def test_a_job_that_does_not_save_every_step_says_so() -> None:
+    why = "every 3rd step (rank 2: a snapshot and its replica take 14 s, …)"
+    at = Checkpoint(120, 117, 100, None, "any 1 node", "/ckpt", 5_000_000, why, 0.0123)
+    assert render._checkpoint(at) == (
+        "training step 120 in memory, step 117 on other nodes, step 100 on disk in /ckpt; "
+        f"any 1 node; in memory {why}; 5.0 MB a rank, blocked 12.3 ms a snapshot"
+    )

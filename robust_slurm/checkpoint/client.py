@@ -36,6 +36,10 @@ class Client:
         self._held: frozenset[int] = frozenset()
         self._unanswered: dict[int, int] = {}  # step → slot, until the store has its digest
         self._wanted: set[int] = set()
+        self._every = [(0, 1)]  # from which step, every so many
+        self._said_at = (-1, 0.0)  # step, time of the newest saved
+        self.safe_s = 0.0
+        """From a step's ``saved`` until it was safe: the newest that was measured."""
         self._flushed: dict[str, Any] | None = None
         self.unshare = False
         """The ranks that share a state no longer hold the same."""
@@ -54,6 +58,7 @@ class Client:
             self._socket.close()
             raise StoreGoneError(f"no checkpoint store at {path}: {error}") from None
         self._socket.settimeout(None)
+        self._change_every(self.welcome)
         threading.Thread(target=self._listen, name="robust-store", daemon=True).start()
 
     def say(self, op: str, **fields: Any) -> None:
@@ -69,12 +74,26 @@ class Client:
         """A snapshot is complete; its slot is held until the store has answered."""
         with self._state:
             self._unanswered[step] = slot
+            if self._is_safe(self._said_at[0]):  # else that one is still being timed
+                self._said_at = step, time.monotonic()
         self.say("saved", step=step, slot=slot, persist=persist, **fields)
 
     def wants(self, step: int) -> bool:
         """Whether this step was ordered for the durable tier."""
         with self._state:
             return step in self._wanted
+
+    def is_due(self, step: int) -> bool:
+        """Whether this step is saved in memory."""
+        with self._state:
+            every = next(every for first, every in reversed(self._every) if step >= first)
+            return step % every == 0
+
+    @property
+    def every(self) -> int:
+        """Steps between two that are saved, as ordered last."""
+        with self._state:
+            return self._every[-1][1]
 
     def held(self) -> frozenset[int]:
         """Slots that must not be overwritten now."""
@@ -85,7 +104,10 @@ class Client:
 
     def wait_safe(self, step: int, timeout: float) -> bool:
         """True when ``step`` is digested and replicated (or has no peer), or the store is gone."""
-        return self._wait(lambda: self._kept >= step and self._answered >= step, timeout)
+        return self._wait(lambda: self._is_safe(step), timeout)
+
+    def _is_safe(self, step: int) -> bool:
+        return self._kept >= step and self._answered >= step
 
     def wait_free(self, slots: int, timeout: float) -> bool:
         """True when fewer than ``slots`` slots are held."""
@@ -158,9 +180,14 @@ class Client:
             self._unanswered.pop(int(message["step"]), None)
         if op in ("replicated", "alone", "unkept"):
             self._answered = max(self._answered, int(message["step"]))
+        step, began = self._said_at
+        if began and self._is_safe(step):
+            self.safe_s, self._said_at = time.monotonic() - began, (step, 0.0)
         if op in ("kept", "held"):
             key = "held" if op == "kept" else "slots"
             self._held = frozenset(int(slot) for slot in message[key])
+        if op == "every":
+            self._change_every(message)
         if op == "persist_at":
             self._wanted.add(int(message["step"]))
         if op == "unshare":
@@ -169,6 +196,9 @@ class Client:
             self._flushed = dict(message)
         if op == "refused":
             raise OSError(f"it refuses: {message.get('why')}")
+
+    def _change_every(self, message: Mapping[str, Any]) -> None:
+        self._every.append((int(message.get("first", 0)), int(message.get("every", 1))))
 
     def _die(self, why: str) -> None:
         with self._state:

@@ -12,11 +12,12 @@ from robust_slurm.checkpoint.archive import Archive, Settings
 from robust_slurm.checkpoint.awaited import Awaited
 from robust_slurm.checkpoint.door import Connection, Message, RefusedError
 from robust_slurm.checkpoint.events import Alarm, Event, Restore, Resumed, Target
+from robust_slurm.checkpoint.interval import Cost
 from robust_slurm.checkpoint.pusher import Pusher
 from robust_slurm.checkpoint.ranks import Latest, Rank, read_enrolment, snapshot_path
 from robust_slurm.checkpoint.shelf import FETCHED, OWN, Record, Shelf
 
-USELESS = 4  # a snapshot so many steps behind the store's ranks can be no part of a common step
+USELESS = 4  # saves; so far behind the store's ranks none is part of a common step
 MAX_RANKS = 1024
 MAX_ALARMS = 100  # of one connection
 
@@ -45,6 +46,7 @@ class Desk:
         self._ranks: dict[int, Rank] = {}
         self._targets: dict[int, Target | None] = {}
         self._persist_at: set[int] = set()
+        self._every = {"every": 1, "first": 0}
         self._all_here = settings.key is None  # then nobody says whether they are
         self.archive = Archive(store_shelf, settings, emit, self.ranks, lambda: self._all_here)
 
@@ -61,6 +63,7 @@ class Desk:
             self._all_here = self._settings.key is None
             self._targets = {}  # whoever runs the rank now sends its replica
             self._persist_at.clear()
+            self._every = {"every": 1, "first": 0}
         self.awaited.begin(epoch, restore)
         for persister in self.archive.persisters():
             persister.forget("a new epoch began")
@@ -104,6 +107,13 @@ class Desk:
         for rank in self.ranks():
             if rank.number in ranks:
                 rank.tell({"op": "unshare"})
+
+    def save_every(self, every: int, first: int) -> None:
+        """From step ``first`` on only multiples of ``every`` are saved."""
+        with self._lock:
+            self._every = {"every": every, "first": first}
+        for rank in self.ranks():
+            rank.tell({"op": "every", **self._every})
 
     # -- messages
 
@@ -182,7 +192,7 @@ class Desk:
         connection.send(
             {
                 "op": "welcome", "restore": plan, "own": own,
-                "directory": str(self._shelf.directory),
+                "directory": str(self._shelf.directory), **self._every,
             }
         )  # fmt: skip
         self._place(rank)
@@ -254,10 +264,8 @@ class Desk:
             rank.pusher.kept(record)
         else:
             rank.answer("alone", step)
-        rank.saved(
-            step, size, door.seconds(message, "copy_s"), door.seconds(message, "blocked_s"),
-            connection.epoch, same,
-        )  # fmt: skip
+        cost = Cost(*(door.seconds(message, name) for name in Cost._fields))
+        rank.saved(step, size, door.seconds(message, "copy_s"), cost, connection.epoch, same)
         self._prune()
 
     def _prune(self) -> None:
@@ -265,19 +273,20 @@ class Desk:
         here = {rank.number: rank.newest for rank in self.ranks() if rank.connection is not None}
         newest = min(here.values(), default=-1)
         latest: dict[int, int] = {}
+        every = self._every["every"]
         for record in self._shelf.all():
             if record.kind == OWN:
                 latest[record.owner] = max(record.step, latest.get(record.owner, -1))
 
         def useless(record: Record) -> bool:
             if record.kind == FETCHED:
-                return record.step + 2 <= newest
+                return record.step + 2 * every <= newest
             if record.kind == OWN and record.owner not in here:
-                return latest.get(record.owner, -1) + USELESS <= newest
+                return latest.get(record.owner, -1) + USELESS * every <= newest
             return False
 
         self._shelf.drop(useless)
-        self._prune_replicas(newest - USELESS)
+        self._prune_replicas(newest - USELESS * every)
 
     def _unusable(self, rank: Rank, message: Message) -> None:
         step, file = door.whole(message, "step"), door.text(message, "file")

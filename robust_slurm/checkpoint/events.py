@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from robust_slurm.checkpoint.interval import Cost
+
 
 class Target(NamedTuple):
     """Where an owner's replica goes."""
@@ -90,6 +92,7 @@ class Saved(NamedTuple):
     epoch: int
     same: tuple[tuple[int, int], ...] = ()
     """(step, ``Snapshot.same``) of the newest steps that were not yet reported."""
+    cost: Cost = Cost(0.0, 0.0, 0.0, 0.0)
 
 
 class Persisted(NamedTuple):

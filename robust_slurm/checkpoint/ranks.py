@@ -12,6 +12,7 @@ from typing import NamedTuple
 from robust_slurm.checkpoint import door, shelf
 from robust_slurm.checkpoint.door import Connection, Message, RefusedError
 from robust_slurm.checkpoint.events import Enrolled, Event, Saved
+from robust_slurm.checkpoint.interval import Cost
 from robust_slurm.checkpoint.persist import Destination, Persister
 from robust_slurm.checkpoint.pusher import Pusher
 from robust_slurm.checkpoint.shelf import Record
@@ -174,14 +175,15 @@ class Rank:
             self.tell({"op": "kept", "step": step, "held": sorted(self._told_held)})
 
     def saved(
-        self, step: int, size: int, copy_s: float, blocked_s: float, epoch: int, same: int = -1
+        self, step: int, size: int, copy_s: float, cost: Cost, epoch: int, same: int = -1
     ) -> None:
+        blocked_s = cost.blocked_s + cost.waited_s
         with self.lock:
             if same >= 0:
                 self._same.append((step, same))
             self._saved = Saved(
                 self.number, step, self._replicated, size, copy_s, blocked_s, epoch,
-                tuple(self._same),
+                tuple(self._same), cost,
             )  # fmt: skip
             self._unsaid = True
         self._report_soon()

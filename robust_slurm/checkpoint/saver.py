@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .chosen import Chosen
 from .client import Client
+from .interval import Cost
 from .layout import Snapshot
 from .options import Options
 from .sizes import exceeds, megabytes
@@ -29,6 +30,15 @@ from .stats import Stats
 
 COPY_DEADLINE = 600.0  # s; a copy does not take so long unless a device hangs
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
+
+
+class _Spent(NamedTuple):
+    """When save() of a step began, and what had been waited for by then."""
+
+    step: int
+    at: float
+    blocked_s: float
+    replica_s: float
 
 
 class Saver:
@@ -71,9 +81,11 @@ class Saver:
         self._early: list[torch.Tensor] = []
         self._unsteady: set[str] = set()
         self._encoded: dict[str, tuple[Any, str]] = {}
-        self._told = 0.0  # of the time blocked, to the store
+        self._spent = self._untold = _Spent(0, 0.0, 0.0, 0.0)  # by now, by the newest snapshot
+        self._unsafe = -1  # step whose replica has not been waited for
         self.last = -1
         """The newest step that was taken."""
+        self._taken = -1
         self._persisted = -1
         self._unchanged = False  # since the last save(), as far as the optimizers tell
 
@@ -82,7 +94,7 @@ class Saver:
 
         ``at_once``: the next one goes to the durable tier, as only memory has ``step``.
         """
-        self.last = self._persisted = step
+        self.last = self._persisted = self._taken = step
         self.durable.at_once = at_once
         if self._ring is not None:
             self._ring.abandon(step)
@@ -90,6 +102,7 @@ class Saver:
     def save(self, step: int) -> None:
         """May raise anything; the training is none the worse for it."""
         start = time.perf_counter()
+        self._spent = _Spent(step, start, self._stats.blocked_s, self._stats.replica_s)
         try:
             self._save(step)
         finally:
@@ -102,7 +115,9 @@ class Saver:
             raise RuntimeError(f"the checkpoint store is gone ({self._client.dead})")
         self._unchanged = True
         self.last = step
-        if self._ring is not None and (persist or not self._on_disk):
+        due = persist or (not self._on_disk and self._client.is_due(step))
+        if self._ring is not None and due:
+            self._await_replica()
             self._take(step, persist)
 
     def _take(self, step: int, persist: bool) -> None:
@@ -129,9 +144,12 @@ class Saver:
             self._state.fingerprint(whole=persist, beside=self._steady and not self._unsteady),
         )
         self._over = over = Event()
-        self._copy, self._waited = copy, not self._patient
+        self._copy, self._taken = copy, step
+        # Where not every step is saved, the replica has until the next one that is.
+        self._waited = not self._patient or self._client.every > 1
         self._persisted = step if persist else self._persisted
-        self._copier.submit(lambda: self._finish(copy, persist, over))
+        cost = self._cost()
+        self._copier.submit(lambda: self._finish(copy, persist, over, cost))
 
     def _look_at_room(self, size: int) -> None:
         """Only now it is known how much there is to save: loader and extra are in no estimate."""
@@ -162,7 +180,7 @@ class Saver:
         self._stats.blocked_s += seconds
 
     def settle(self) -> None:
-        """Wait for the copy under way and for the store's answer; see to what went wrong."""
+        """Wait for the copy under way; see to what went wrong."""
         copy = self._copy
         if copy is None:
             return
@@ -174,7 +192,7 @@ class Saver:
             self._no_room = None
         if copy.error is None:
             self._stats.copied(copy.seconds, copy.form.plan.size)
-            self._wait_safe(copy.step)
+            self._unsafe = copy.step
         elif isinstance(copy.error, TornError):
             self._torn(copy, copy.error)
         elif isinstance(copy.error, OSError) and copy.error.errno in _FULL:
@@ -182,9 +200,29 @@ class Saver:
         else:
             self._say(f"step {copy.step} was not saved: {type(copy.error).__name__}: {copy.error}")
 
+    def _await_replica(self) -> None:
+        """Of the snapshot before: two are never on their way at once."""
+        if self._unsafe >= 0:
+            self._wait_safe(self._unsafe)
+            self._unsafe = -1
+
+    def _cost(self) -> Cost:
+        """Of the snapshot before, with the steps from there to here."""
+        was, now = self._untold, self._spent
+        self._untold = now
+        steps = now.step - was.step if was.at else 0
+        blocked, waited = now.blocked_s - was.blocked_s, now.replica_s - was.replica_s
+        step_s = (now.at - was.at - blocked) / steps if steps > 0 else 0.0
+        replica_s = self._client.safe_s + self._stats.last_copy_s
+        return Cost(max(0.0, step_s), max(0.0, blocked - waited), waited, replica_s)
+
     def flush(self, timeout: float) -> str:
         """Have the newest step written to the durable tier: "" or why it was not."""
         self.settle()
+        self._await_replica()
+        if not self._on_disk and self._unchanged and self._taken != self.last:
+            self._take(self.last, persist=False)  # not every step is saved
+            self.settle()
         if self._on_disk and self._ring is not None:
             if not self._client.wait_free(1, timeout):  # the store takes one at a time
                 return f"an older step was not written in {timeout:.0f} s"
@@ -208,17 +246,16 @@ class Saver:
             else:
                 self._ring.release()
 
-    def _finish(self, copy: Copy, persist: bool, over: Event) -> None:
+    def _finish(self, copy: Copy, persist: bool, over: Event, cost: Cost) -> None:
         """In the copy thread."""
         try:
             copy.run()
             if copy.error is None:
                 path = copy.slot.path
-                blocked, self._told = self._stats.blocked_s - self._told, self._stats.blocked_s
                 self._client.saved(
                     copy.step, copy.slot.index, file=str(path) if self._on_disk else path.name,
                     same=copy.same, persist=persist, copy_s=round(copy.seconds, 6),
-                    blocked_s=round(blocked, 6),
+                    **{name: round(value, 6) for name, value in cost._asdict().items()},
                 )  # fmt: skip
                 ring = self._ring
                 if ring is not None and not self._on_disk:
@@ -260,7 +297,9 @@ class Saver:
 
     def _wait_safe(self, step: int) -> None:
         patience = 0.0 if self._store_lags else self._options.replica_wait
+        start = time.perf_counter()
         lags = not self._client.wait_safe(step, patience)
+        self._stats.replica_s += time.perf_counter() - start
         if lags and not self._store_lags:
             self._say(
                 f"step {step} has no replica after {patience:.0f} s; training goes on without "

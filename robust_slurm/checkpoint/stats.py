@@ -17,14 +17,19 @@ class Stats:
         """Time that training stood still: in save(), and before an optimizer step."""
         self.waited_s = 0.0
         """The part of it before optimizer steps."""
+        self.replica_s = 0.0
+        """The part of it that waited for a replica."""
         self.copy_s = 0.0
         """Time of the copies, beside training."""
+        self.last_copy_s = 0.0
+        """The newest of them."""
         self.bytes = 0
         """Size of the newest snapshot."""
 
     def copied(self, seconds: float, size: int) -> None:
         self.snapshots += 1
         self.copy_s += seconds
+        self.last_copy_s = seconds
         self.bytes = size
 
     def __repr__(self) -> str:

@@ -186,6 +186,10 @@ class Store:
         """Tell those of these ranks that are here to save all of their own state."""
         self._desk.unshare(ranks)
 
+    def save_every(self, every: int, first: int) -> None:
+        """From step ``first`` on only multiples of ``every`` are saved, and what goes to disk."""
+        self._desk.save_every(every, first)
+
     def flush(
         self, owners: Sequence[tuple[int, str]], step: int, commit_world: int, deadline: float
     ) -> list[Outcome]:

@@ -98,7 +98,8 @@ def test_nodes_lost_amid_the_transfer_of_a_replica(new_lab: LabFactory, ddp: Und
     lab = new_lab(nodes=3, standby=1)
     training = ddp.job(lab)
     # Most of a step is then the transfer of its replica.
-    robust = "--robust-spares=1 --robust-checkpoint-bandwidth=0.3"
+    slow = "--robust-checkpoint-bandwidth=0.3 --robust-checkpoint-overhead=0"
+    robust = f"--robust-spares=1 {slow}"
     training.start(robust, sbatch=["-N3", "--ntasks-per-node=1"], durable=False)
     training.wait_saved(4)
     until(
@@ -111,6 +112,19 @@ def test_nodes_lost_amid_the_transfer_of_a_replica(new_lab: LabFactory, ddp: Und
     spare, companion = training.check_lost(2)
     assert (spare["action"], spare["swaps"]) == ("swap_spare", [["n2", "n3"]])
     assert (companion["action"], companion["swaps"]) == ("swap_companion", [["n3", "s1"]])
+
+
+def test_a_slow_link_slows_training_only_until_fewer_steps_are_saved(
+    lab: Cluster, ddp: Undisturbed
+) -> None:
+    training = ddp.job(lab)
+    training.start(
+        "--robust-checkpoint-bandwidth=0.2", "--kill=1:15:1", sbatch=["-N2", "--ntasks-per-node=1"]
+    )  # 1.5 s for each replica
+    training.check_ended()
+    every = r"^robust-srun: checkpoints: in memory every \d+\w\w step \(rank \d: a snapshot and"
+    assert training.says(every), training.out()
+    assert training.resumed()[1] <= 14, training.story()
 
 
 def torn_replica(copies: Sequence[Copy]) -> bool:

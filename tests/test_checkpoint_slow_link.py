@@ -1,0 +1,75 @@
+"""A link that is slower than training: saved less often, and training is as fast as without."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from store_process import StoreProcess
+
+from robust_slurm import Checkpointer
+from robust_slurm.checkpoint import interval
+from robust_slurm.checkpoint.interval import Interval
+
+STEP = 0.05  # s
+RATE = 2e6  # bytes/s
+SIZE = 2_000_000  # bytes: many steps long on the link
+
+
+@pytest.fixture
+def peers(tmp_path: Path) -> Iterator[tuple[StoreProcess, StoreProcess]]:
+    made = [StoreProcess(tmp_path / name, bandwidth=RATE) for name in ("a", "b")]
+    yield made[0], made[1]
+    for each in made:
+        each.close()
+
+
+class Training:
+    """Steps of STEP s beside a store."""
+
+    def __init__(self, store: StoreProcess, patch: pytest.MonkeyPatch) -> None:
+        patch.setenv("ROBUST_CKPT_SOCKET", str(store.socket))
+        patch.setenv("ROBUST_EPOCH", "0")
+        self.model = torch.nn.Linear(SIZE // 4 - 1, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.ckpt = Checkpointer(model=self.model, optimizer=self.optimizer)
+        self.step = self.ckpt.resume()
+
+    def run(self, steps: int) -> float:
+        """Seconds a step."""
+        began = time.perf_counter()
+        for _ in range(steps):
+            time.sleep(STEP)  # as on an accelerator
+            for parameter in self.model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            self.optimizer.step()
+            self.step += 1
+            self.ckpt.save(self.step)
+        return (time.perf_counter() - began) / steps
+
+
+def test_the_interval_widens_until_training_is_not_slowed(
+    peers: tuple[StoreProcess, StoreProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interval, "WIDEN", 0.0)
+    a, b = peers
+    training, pace = Training(a, monkeypatch), Interval(0.03)
+    a.place(0, b)
+    slow = training.run(6)
+    assert slow > 6 * STEP
+    for step, cost in a.costs():
+        pace.hear(0, step, cost)
+    assert pace.look(1.0, training.step + 1)
+    assert pace.every >= 4
+    a.save_every(pace.every, pace.first)
+    training.run(pace.every + 1)  # what is on its way when it is heard
+    before = training.ckpt.stats.snapshots
+    fast = training.run(3 * pace.every)
+    assert 2 <= training.ckpt.stats.snapshots - before <= 3
+    assert fast < slow / 2
+    replicas = {held["step"] for held in b.stock() if held["tier"] == "replica"}
+    assert len([step for step in replicas if step % pace.every == 0]) >= 2
+    training.ckpt.close()
