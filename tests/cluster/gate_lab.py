@@ -50,13 +50,18 @@ class GateLab:
         self.etc.mkdir(mode=0o755)
         self.state.mkdir(mode=0o755)
         self.settings()
-        python = make_prefix(top / "prefix") / "bin" / "python3"
-        argv = [str(python), "-I", "-m", "health.admin.cli", "install", "--etc", str(self.etc)]
-        lab.exec("head", [*argv, "--tmpfiles", "", "--yes"], user=False, check=True)
+        self.prefix = make_prefix(top / "prefix")
+        self.install()
         (self.state / "jobs").mkdir(exist_ok=True)
         (self.state / "jobs").chmod(0o1777)
 
     # -- the site
+
+    def install(self) -> None:
+        """Write the stubs, as settings want them."""
+        python = self.prefix / "bin" / "python3"
+        argv = [str(python), "-I", "-m", "health.admin.cli", "install", "--etc", str(self.etc)]
+        self.lab.exec("head", [*argv, "--tmpfiles", "", "--yes"], user=False, check=True)
 
     def settings(
         self,
@@ -67,11 +72,12 @@ class GateLab:
         spool: str = "",
         state: bool = True,
         state_dir: str = "",
+        hold: str = HOLD,
     ) -> None:
         """Write robust.toml: lines of [gate] and [breaker], and other tables."""
         text = f'state_dir = "{state_dir or self.state}"\n' if state else ""
         text += (
-            f'[gate]\nspool = "{spool or self.spool}"\n{gate}\n[breaker]\n{HOLD}{breaker}\n{more}'
+            f'[gate]\nspool = "{spool or self.spool}"\n{gate}\n[breaker]\n{hold}{breaker}\n{more}'
         )
         fresh = self.etc / "robust.toml.new"
         fresh.write_text(text)
@@ -277,13 +283,15 @@ class GateLab:
         owner: int = 0,
         text: str = "",
         link: str = "",
+        place: str = "",
         **changes: Any,
     ) -> None:
         """Leave what robust-srun leaves, as its user: a record with ``changes``.
 
-        Or ``text`` in its place, or a link. ``owner``: whose the file is to be, 0: the user's.
+        Or ``text`` in its place, or a link. ``owner``: whose the file is to be, 0: the user's;
+        ``place``: another name of the job's directory.
         """
-        directory = self.state / "jobs" / str(job) / "accusations"
+        directory = self.state / "jobs" / (place or str(job)) / "accusations"
         path = str(directory / f"{node}.{incident}.json")
         record = {"v": 1, "node": node, "incident": incident, "job": job, "user": "u"}
         record |= {"time": time.time(), "symptom": "node_lost", "evidence": ["no report"]}
