@@ -33,8 +33,8 @@ STUCK = Condition(
     "FAIL",
     "node",
     "reboot",
-    "processes of the job's user that hang in the kernel (state D) and take no signal; action "
-    "none where they wait for a file server or a FUSE daemon",
+    "processes of the job's user that hang in the kernel (state D) and take no signal; class user, "
+    "action none where they wait for a file server or a FUSE daemon",
 )
 HUNG = Condition(
     "cleanup-hung",
@@ -200,10 +200,11 @@ def _found(left: Sequence[Process], server: Collection[int]) -> list[Finding]:
     """``server``: the pids that wait for a file server, which no reboot of this node mends."""
     out = []
     stuck = [p for p in left if p.state == "D"]
-    for condition, action, which in (
-        (STUCK, STUCK.action, [p for p in stuck if p.pid not in server]),
-        (STUCK, "none", [p for p in stuck if p.pid in server]),
-        (LEFT, LEFT.action, [p for p in left if p.state != "D"]),
+    waits = STUCK._replace(cls="user", action="none")  # the server's fault, not the node's
+    for condition, which in (
+        (STUCK, [p for p in stuck if p.pid not in server]),
+        (waits, [p for p in stuck if p.pid in server]),
+        (LEFT, [p for p in left if p.state != "D"]),
     ):
         if which:
             named = ", ".join(
@@ -211,5 +212,5 @@ def _found(left: Sequence[Process], server: Collection[int]) -> list[Finding]:
             )
             more = f" and {len(which) - _SHOWN} more" if len(which) > _SHOWN else ""
             text = f"left after SIGKILL: {named}{more}"
-            out.append(condition.found(text, action=action))
+            out.append(condition.found(text))
     return out

@@ -9,15 +9,20 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from epilog.cleanup import Cleared
-    from health.check import Where
-    from health.finding import Finding
-    from health.gate import Gate
-    from health.inquiry import Inquiry
-    from health.system import Event
+# Imported with this module, not later: the stub bounds the time of its import.
+from epilog import cleanup
+from epilog.cleanup import Cleared
+from health import inquiry as house
+from health import jobs
+from health.active_answer import suspicious
+from health.active_child import followed_up
+from health.aside import aside
+from health.check import Where
+from health.finding import Finding
+from health.gate import LOCAL_S, Gate, say, serve, told
+from health.inquiry import Inquiry
+from health.system import Event
 
 FIRST_ALARM_S = 40.0  # until the settings say how long it may take
 _CLEAN = 0.35  # of the epilog's time: the most that clearing takes
@@ -26,15 +31,11 @@ _LOOK = 0.1  # and looking for accusations
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0; 1: must be drained and Slurm could not be told why; 2: wrong arguments."""
-    from health.gate import serve
-
     words = sys.argv[1:] if argv is None else list(argv)
     return serve("epilog", words, FIRST_ALARM_S, _finish)
 
 
 def _finish(gate: Gate) -> int:
-    from health.inquiry import Inquiry
-
     total_s = gate.settings.deadline("epilog")
     ends = gate.begin + total_s  # of the checks; what follows is for Slurm
     cleared = _clear(gate, _CLEAN * total_s)
@@ -47,23 +48,16 @@ def _finish(gate: Gate) -> int:
 
 
 def _clear(gate: Gate, deadline_s: float) -> Cleared:
-    from epilog.cleanup import SHM, Cleared, clear
-    from health import jobs
-
     if gate.dry_run:
         return Cleared(0, 0, [])
     known, table = gate.system.context, gate.settings.epilog
-    dirs = [*([SHM] if table["clean_shm"] else []), *table["clean_dirs"]]
+    dirs = [*([cleanup.SHM] if table["clean_shm"] else []), *table["clean_dirs"]]
     steps = jobs.maybe(gate.system)
-    return clear(known.job, known.uid, table["leftovers"], steps, dirs, deadline_s)
+    return cleanup.clear(known.job, known.uid, table["leftovers"], steps, dirs, deadline_s)
 
 
 def _look(gate: Gate, inquiry: Inquiry, until: float) -> None:
     """Note the job for the sweep, and see whether it accused this node."""
-    from health import inquiry as house
-    from health.aside import aside
-    from health.gate import LOCAL_S, say
-
     note = house.note_of(gate.system.context, time.time())
     if note is None or not gate.settings.state_dir or gate.dry_run:
         return
@@ -78,9 +72,6 @@ def _look(gate: Gate, inquiry: Inquiry, until: float) -> None:
 
 
 def _prove(gate: Gate, cleared: Cleared, inquiry: Inquiry, ends: float) -> int:
-    from health import jobs
-    from health.gate import say, told
-
     free = not jobs.maybe(gate.system)
     where: Where = "deep" if inquiry.accused else "epilog"
     most = ends - 0.3 * (ends - gate.begin)
@@ -120,9 +111,6 @@ def _test(
     """The active tests, where something speaks against this node: findings, what to record."""
     if not gate.settings.active["python"]:
         return [], []
-    from health.active_answer import suspicious
-    from health.active_child import followed_up
-
     ended = suspicious(gate.system.context.env) if gate.settings.active["suspicious"] else ""
     why = f"a job ended by {ended}" if ended else ""
     return followed_up(gate, "accusation" if inquiry.accused else why, free, until)

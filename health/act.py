@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from health.aside import aside
-from health.breaker import Decision, Drain, Limits, allowed, cause_of, may_stand, stays
+from health.breaker import SHARED, Decision, Drain, Limits, allowed, cause_of, may_stand, stays
 from health.checks import ALL
 from health.finding import LADDER
 from health.holds import Rules, service
@@ -120,6 +120,8 @@ class Drainer:
     def _escalated(self, own: Drain, reason: str) -> tuple[str, str]:
         """The reason with action "service" and why, if the node was drained for it too often."""
         parsed = parse_reason(reason)
+        if own.cause in SHARED:  # what came back is not this node's to mend
+            return reason, ""
         why = service(parsed, self._events(), own.time, rules_of(self._settings))
         return (with_action(parsed, "service"), why) if parsed and why else (reason, "")
 

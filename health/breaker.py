@@ -14,6 +14,8 @@ from health.verdict import Reason
 
 USER, TOOL, HARD_CAUSE = "user", "tool", "hard"
 LEMON = "lemon"  # drained on the word of users, with every check passing
+# Causes that lie outside the node as a rule: file servers, and whatever a site's commands ask.
+SHARED = frozenset({"mounts", "site"})
 # Findings that name a broken part of this very node: no shared service and no user explains them.
 HARD = frozenset(
     {

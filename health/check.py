@@ -63,7 +63,8 @@ class Check(NamedTuple):
 
     ``run`` returns what it found, an empty list when all is well; it never acts. What it raises
     becomes an ERROR finding ``<name>-error`` of class tool, which closes the gate when
-    ``closes_on_error``; overrunning ``deadline_s`` becomes a FAIL ``<name>-hung`` of class node.
+    ``closes_on_error``; overrunning ``deadline_s`` becomes a FAIL ``<name>-hung`` of class node, or
+    a WARN where ``only_warns``.
     ``cost_ms`` is what it takes on a healthy node.
     """
 
@@ -76,3 +77,8 @@ class Check(NamedTuple):
     closes_on_error: bool = True
     deadline_s: float = 2.0
     cost_ms: float = 1.0
+
+    @property
+    def only_warns(self) -> bool:
+        """Whether no finding of it closes the gate, so that its silence must not either."""
+        return bool(self.conditions) and all(row.status == "WARN" for row in self.conditions)

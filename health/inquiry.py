@@ -18,6 +18,7 @@ from health.accusations import (
     Accused,
     Found,
     Rejection,
+    Withdrawal,
     companion_of,
     find,
     printable,
@@ -232,15 +233,30 @@ class Inquiry:
         old = self._dealt.get(note.job, note)
         self._dealt[note.job] = old._replace(known=(*old.known, *names))
         self._found += found.accusations
-        for withdrawn in found.withdrawals:
-            data = {"job": withdrawn.job, "uid": withdrawn.uid, "name": withdrawn.of}
-            self.events.append(self._event("withdrawn", {**data, "why": withdrawn.why}))
+        self._withdraw(found.withdrawals)
         for rejection in found.rejections:
             self.events.append(self._event("rejected", of_rejection(rejection, accused)))
             self.errors.append(
                 f"refused accusation {rejection.name} in job {accused.of} "
                 f"(owner uid {rejection.uid}): {rejection.why}"
             )
+
+    def _withdraw(self, withdrawals: Sequence[Withdrawal]) -> None:
+        """Record those that take a strike back. The history keeps them: a job has one at most."""
+        if not withdrawals:
+            return
+        struck = {(e.data.get("job"), e.data.get("name")) for e in strikes_of(self._history())}
+        for one in withdrawals:
+            if (one.job, one.of) in struck:
+                data = {"job": one.job, "uid": one.uid, "name": one.of, "why": one.why}
+                self.events.append(self._event("withdrawn", data))
+
+    def _history(self) -> list[Event]:
+        try:
+            return self._system.history()
+        except OSError as error:
+            self.errors.append(f"no history to count strikes in: {error}")
+            return []
 
     def test(self, free: bool, until: float) -> list[Finding]:
         """Run the site's tests, if anybody accused the node."""
@@ -255,11 +271,7 @@ class Inquiry:
             return []
         against = [finding for finding in verdict.closing if finding.cls == "node"]
         why = [f"{f.check}: {f.evidence}"[:300] for f in against[:5]] + self._told
-        try:
-            known = self._system.history()
-        except OSError as error:
-            known = []
-            self.errors.append(f"no history to count strikes in: {error}")
+        known = self._history()
         fresh: list[Event] = []
         for accusation in self._found:
             result = "confirmed" if against else "cleared"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from health.check import Check
 from health.child import Child, fork, where_it_hangs
-from health.finding import Finding, worst
+from health.finding import Finding, Status, worst
 from health.stuck import Stuck
 from health.system import System
 from health.worker import one_line, work
@@ -43,7 +43,8 @@ def _error(check: Check, text: str) -> Finding:
 
 
 def _hung(check: Check, text: str) -> Finding:
-    return Finding("FAIL", "node", f"{check.name}-hung", "", text, "none")
+    status: Status = "WARN" if check.only_warns else "FAIL"
+    return Finding(status, "node", f"{check.name}-hung", "", text, "none")
 
 
 class Lane:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from health.check import Check, Where
-from health.finding import Finding, worst
+from health.finding import Finding, Status, worst
 from health.lane import Lane, Outcome, outcome
 from health.nvml import Collector
 from health.report import Ran, Report
@@ -135,14 +135,18 @@ def _choose(
 
 
 def _late(checks: list[Check], deadline_s: float) -> list[Outcome]:
-    """For the checks that the whole deadline cut off: one ERROR, which closes the gate."""
+    """For the checks that the whole deadline cut off: one ERROR, which closes the gate.
+
+    One WARN if none of them could have closed it.
+    """
     names = ", ".join(check.name for check in checks)
     text = one_line(f"{deadline_s:g} s were over before these were done: {names}")
+    status: Status = "WARN" if all(check.only_warns for check in checks) else "ERROR"
     return [
         Outcome(
             check,
             0.0,
-            [] if number else [Finding("ERROR", "tool", LATE, "", text, "none")],
+            [] if number else [Finding(status, "tool", LATE, "", text, "none")],
             "not-run",
             by_runner=True,
         )

@@ -9,12 +9,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from health.gate import Gate
-    from health.report import Report
-    from health.verdict import Verdict
+# Imported with this module, not later: the stub bounds the time of its import.
+from health.gate import Gate, say, serve, told
+from health.report import Report
+from health.verdict import Verdict
 
 SKIP = "robust:skip"
 FIRST_ALARM_S = 20.0  # until the settings say how long it may take
@@ -22,8 +21,6 @@ FIRST_ALARM_S = 20.0  # until the settings say how long it may take
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: the job may run; 1: it may not, and the node is drained; 2: wrong arguments."""
-    from health.gate import serve
-
     words = sys.argv[1:] if argv is None else list(argv)
     return serve("prolog", words, FIRST_ALARM_S, _admit)
 
@@ -53,7 +50,6 @@ def _admit(gate: Gate) -> int:
 def _end_tests(gate: Gate) -> None:
     """The epilog or the sweep may be testing the node that Slurm has just given away."""
     from health.active_child import give_way
-    from health.gate import say
 
     failed = give_way(gate.spool)
     if failed:
@@ -61,8 +57,6 @@ def _end_tests(gate: Gate) -> None:
 
 
 def _close(gate: Gate, report: Report, verdict: Verdict) -> int:
-    from health.gate import say, told
-
     lead = verdict.closing[0]
     say(f"{verdict.reason} {told(lead)}")  # slurmd logs the first bytes only
     for finding in verdict.closing[1:]:

@@ -232,8 +232,9 @@ def test_what_does_not_verify_is_not_there() -> None:
     with pytest.raises(DistError):
         theirs.wait(["plan"], timedelta(seconds=0.1))
     for key in store.list_keys() if hasattr(store, "list_keys") else ():
-        store.set(key, "junk")  # found, and written over
-        with pytest.raises(DistError, match="stranger"):
-            ours.wait(["plan"], timedelta(seconds=0.1))
+        for forged in ("junk", b"[1e99, 0]".rjust(64, b"0").hex()):  # found, and written over
+            store.set(key, forged)
+            with pytest.raises(DistError, match="stranger"):
+                ours.wait(["plan"], timedelta(seconds=0.1))
     ours.set("plan", b"again")
     assert ours.get("plan") == b"again"

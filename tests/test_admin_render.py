@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -72,7 +73,7 @@ def stub(tmp_path: Path, module: str, site: render.Site) -> Path:
 
 @pytest.mark.parametrize(
     ("module", "arguments"),
-    [("prolog.cli", "None"), ("epilog.cli", "None"), ("health.cli", "['sweep']")],
+    [("prolog.cli", "None"), ("epilog.cli", "None"), ("health.sweep", "[]")],
 )
 def test_a_stub_as_slurmd_starts_it(tmp_path: Path, module: str, arguments: str) -> None:
     """No PATH, nothing of Python's own start-up, our settings; its exit code is the gate's."""
@@ -118,9 +119,31 @@ def test_a_stub_whose_packages_are_away(
     assert "prolog.cli" in empty.stderr
 
 
+@pytest.mark.parametrize("module", ["prolog.cli", "epilog.cli"])
+@pytest.mark.parametrize(
+    ("gate", "load_s", "why"),
+    [
+        ("import time; time.sleep(600)", 3, "not loaded within 3 s"),
+        ("raise RuntimeError('cut off')", 60, "cannot be imported"),
+    ],
+)
+def test_a_stub_whose_gate_cannot_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, gate: str, load_s: int, why: str
+) -> None:
+    """What the module itself imports belongs to loading it."""
+    monkeypatch.setattr(render, "LOAD_S", load_s)
+    path = stub(tmp_path, module, SITE._replace(on_missing="skip"))
+    packages = tmp_path / "it's a dir"
+    for name in (module.partition(".")[0], "health", "robust_slurm"):
+        shutil.copytree(REPOSITORY / name, packages / name, dirs_exist_ok=True)
+    (packages / "health" / "gate.py").write_text(f"{gate}\n")
+    done = started(path)
+    assert done.returncode == 0 and why in done.stderr, done.stderr
+
+
 def test_a_missing_package_never_fails_the_sweep(tmp_path: Path) -> None:
-    path = stub(tmp_path, "health.cli", SITE._replace(on_missing="drain"))
-    (tmp_path / "it's a dir" / "health" / "cli.py").unlink()
+    path = stub(tmp_path, "health.sweep", SITE._replace(on_missing="drain"))
+    (tmp_path / "it's a dir" / "health" / "sweep.py").unlink()
     assert started(path).returncode == 0
 
 

@@ -105,6 +105,12 @@ def test_hard_evidence_has_a_limit_of_its_own(
     assert node_limit(limits, fleet, HARD_CAUSE) == hard
 
 
+def test_lemons_have_a_limit_of_their_own() -> None:
+    limits = Limits(5, 10.0, 3600.0, 2)
+    assert [node_limit(limits, fleet, LEMON) for fleet in (10, 100, 200, 1000)] == [1, 2, 4, 5]
+    assert node_limit(limits._replace(max_nodes=0), 100, LEMON) == 0
+
+
 def test_hard_evidence_counts_against_no_job() -> None:
     made = [Drain(NOW, name, 7, HARD_CAUSE) for name in "abc"]
     assert allowed(made, NOW, LIMITS, 1000, Drain(NOW, "x", 7, HARD_CAUSE)).allowed

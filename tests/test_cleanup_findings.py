@@ -31,9 +31,9 @@ def test_what_stays_drains(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_server_that_is_away_wants_no_reboot(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [proc(4)._replace(state="D"), proc(5)._replace(state="D")]
     monkeypatch.setattr(cleanup, "end_leftovers", left(*rows, server=[5]))
-    assert [(f.check, f.action) for f in clear().findings] == [
-        ("leftover-processes-stuck", "reboot"),
-        ("leftover-processes-stuck", "none"),
+    assert [(f.check, f.cls, f.action) for f in clear().findings] == [
+        ("leftover-processes-stuck", "node", "reboot"),
+        ("leftover-processes-stuck", "user", "none"),
     ]
 
 

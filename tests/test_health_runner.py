@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from health import child, nvml, settings, worker
-from health.check import EVERYWHERE, Check, Where
+from health.check import EVERYWHERE, Check, Condition, Where
 from health.finding import Finding
 from health.lane import Outcome
 from health.nvml import Collector
@@ -58,8 +58,9 @@ def family(
     needs_nvml: bool = False,
     closes: bool = True,
     deadline_s: float = LONG_S,
+    conditions: tuple[Condition, ...] = (),
 ) -> Check:
-    return Check(name, does, (), {}, where, needs_nvml, closes, deadline_s)
+    return Check(name, does, conditions, {}, where, needs_nvml, closes, deadline_s)
 
 
 def hangs(system: System) -> list[Finding]:
@@ -191,6 +192,25 @@ def test_a_check_that_cannot_be_killed_is_left_behind_and_not_run_again(
     os.kill(pids[0], signal.SIGKILL)
     os.waitpid(pids[0], 0)
     assert ids(run(node, [family("mounts"), family("after")], "prolog", LONG_S)) == []
+
+
+WARNS = (Condition("bmc-event", "WARN", "node", "none", "a fault of hardware"),)
+
+
+def test_a_family_that_only_warns_closes_nothing_by_its_silence(node: Node) -> None:
+    checks = [family("bmc", hangs, conditions=WARNS, deadline_s=0.3), family("after")]
+    report = run(node, checks, "prolog", LONG_S)
+    (finding,) = report.findings
+    assert (finding.status, finding.check) == ("WARN", "bmc-hung")
+    assert statuses(report) == {"bmc": "WARN", "after": "PASS"}
+    assert not judge(report, node.settings).closed
+
+
+def test_families_that_only_warn_close_nothing_when_the_time_is_over(node: Node) -> None:
+    slow = family("slow", hangs, conditions=WARNS, deadline_s=60.0)
+    report = run(node, [slow, family("late", conditions=WARNS)], "prolog", 1.0)
+    (finding,) = report.findings
+    assert (finding.status, finding.check) == ("WARN", "gate-deadline")
 
 
 def test_the_whole_deadline_closes_for_what_did_not_run(node: Node) -> None:

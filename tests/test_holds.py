@@ -143,6 +143,17 @@ def test_a_node_that_flaps_ends_in_service(
     assert site.slurm.drained == [], "and counting began anew"
 
 
+@pytest.mark.parametrize("check", ["mount-hung", "mounts-hung", "site-check"])
+def test_a_shared_service_that_flaps_puts_no_node_into_service(site: GateSite, check: str) -> None:
+    for _ in range(4):
+        site.find(finding(check=check, action="none"))
+        main([])
+        assert site.slurm.node()["reason"] == f"robust:node:{check}:gpu3:none:job0"
+        site.find()
+        main([])
+        assert site.slurm.drained == []
+
+
 def test_a_drain_is_held_down(site: GateSite, capfd: pytest.CaptureFixture[str]) -> None:
     site.settings("[breaker]\nhold_down = 600\n")
     flap(site)

@@ -103,5 +103,17 @@ def test_what_is_withdrawn_at_once_is_no_strike(site: GateSite) -> None:
     epilog([])
     site.environ(job=0)
     main([])
-    assert site.events("accusation", "strike", "rejected") == []
-    assert len(site.events("withdrawn")) == 1
+    assert site.events("accusation", "strike", "rejected", "withdrawn") == []
+
+
+@needs_root
+def test_a_job_cannot_fill_the_history_with_withdrawals(site: GateSite) -> None:
+    """They are kept for good, and push out what is older."""
+    from epilog.cli import main as epilog
+
+    site.environ(job=7)
+    for number in range(8):
+        name = f"n1.w{number}.withdrawn.json"
+        site.accuse(name=name, incident=f"w{number}", withdrawn="x" * 300)
+    epilog([])
+    assert site.events("withdrawn") == []

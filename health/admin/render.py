@@ -64,8 +64,8 @@ STUBS = (
     Stub(
         "healthcheck",
         "Slurm's HealthCheckProgram: the sweep",
-        "health.cli",
-        '["sweep", *sys.argv[1:]]',  # a person may try it with --dry-run
+        "health.sweep",
+        "sys.argv[1:]",  # a person may try it with --dry-run
     ),
 )
 

@@ -24,8 +24,8 @@ STUCK = Condition(
     "FAIL",
     "node",
     "reboot",
-    "a process of no running job was killed and does not die (state D); action none where it "
-    "waits for a file server or a FUSE daemon",
+    "a process of no running job was killed and does not die (state D); class user, action none "
+    "where it waits for a file server or a FUSE daemon",
 )
 BLOCKED = Condition(
     "process-blocked",
@@ -160,7 +160,7 @@ def _blocked(system: System, sleeping: list[Process], busy: frozenset[int] | Non
         found.append(STUCK.found(f"killed, still in state D: {_some(dead)}"))
     if server:
         evidence = f"killed, waits for a file server: {_some(server)}"
-        found.append(STUCK.found(evidence, action="none"))
+        found.append(STUCK.found(evidence, cls="user", action="none"))
     if waiting:
         found.append(BLOCKED.found(f"in state D at each look: {_some(waiting)}"))
     return found

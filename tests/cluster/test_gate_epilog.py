@@ -95,7 +95,7 @@ def test_what_cannot_be_killed_drains(site: GateLab) -> None:
     )  # else the stale mount itself would close the gate
     site.lab.stale_mount("n1")
     job = site.submit("-wn1", script=HANGS.format(path=site.lab.scratch))
-    site.wait_reason("n1", f"robust:node:leftover-processes-stuck:-:none:job{job}", 40)
+    site.wait_reason("n1", f"robust:user:leftover-processes-stuck:-:none:job{job}", 40)
     assert running(site, "n1", f"stat {site.lab.scratch}")
     until(lambda: not site.completing(job), "its epilog", 40)
     site.lab.heal("n1")
