@@ -21,6 +21,7 @@ from srun_wrapper.report import say
 from srun_wrapper.requeue import put_back
 from srun_wrapper.roster import AgentKey, Node, Role
 from srun_wrapper.slurm_wait import SlurmWait
+from srun_wrapper.stalls import own_mount
 
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
@@ -93,12 +94,15 @@ class Replacement:
                 self._suspected.add(node.key)
                 if node.connection is not None:
                     node.connection.send(Stop(self._state.world.epoch, 0.0))
-            if name not in self._bad and not node.stalled:  # its file system is to blame
+            mount = own_mount(node, self._state.live())
+            if name not in self._bad and (mount or not node.stalled):  # else all share what stalls
                 self._bad.append(name)
                 proven = name in incident.diagnosis.proven
                 strength = Strength.PROVEN if proven else Strength.ONCE
                 self._seen[name] = Bad(name, strength, incident.wall)
-                if name in incident.diagnosis.unreported:
+                if mount:
+                    self._accuse(node, incident, mount)
+                elif name in incident.diagnosis.unreported:
                     self._shared.add(name)
                 elif node.silent_as is not None:
                     self._silent[node.key] = incident
@@ -127,14 +131,16 @@ class Replacement:
         for node in self._state.nodes.values():
             node.silent_as = None
 
-    def _accuse(self, node: Node, incident: Incident) -> None:
+    def _accuse(self, node: Node, incident: Incident, mount: str = "") -> None:
+        """``mount``: what is wrong with the node, whatever followed from it."""
         diagnosis = incident.diagnosis
+        alone = f"file system {mount} does not answer on {node.name} alone"
         record = {
             "job": node.job_id,
             "user": self._boss.env.get("SLURM_JOB_USER", ""),
             "time": incident.wall,
-            "symptom": diagnosis.symptom,
-            "evidence": list(diagnosis.evidence),
+            "symptom": "mount_silent" if mount else diagnosis.symptom,
+            "evidence": [alone] if mount else list(diagnosis.evidence),
             "proven": node.name in diagnosis.proven,
         }
         self._boss.ledger.accuse(node.name, incident.id, record)

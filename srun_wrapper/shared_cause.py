@@ -18,7 +18,7 @@ Verdict = Literal["wait", "lost", "replace"]
 
 FEW = 2  # silent nodes that are taken for bad ones, however small the job
 SHARE = 0.05  # of the nodes: up to so many
-AFTERMATH = 1.0  # s that a node may need longer than the others to answer again
+AFTERMATH = 2.0  # s after the last return that one more node may need: ports come up one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ class Event(Generic[Key]):
     began: float
     noticed: float  # the time that is waited begins here: an outage as long as that costs nobody
     nodes: set[Key]
-    ebbed: float | None = None  # when most of its nodes had come back
+    silent: set[Key]  # of its nodes, those that are silent still
+    ebbed: float | None = None  # when most of its nodes had come back, or one more of them
     expired: bool = False  # it lasted longer than is waited
     told: bool = False  # the user has been told so
 
@@ -58,14 +59,16 @@ def shared(
     """
     if not silent:
         return ""
+    mute = [s for s in silent.values() if s.kind == "mute"]
     if own is not None and own in silent:
+        if len(mute) == 1 and len(nodes) > 1:
+            return ""  # others are heard, and robust-srun runs there: only its robust-task hangs
         return "the node of robust-srun is among them"
     if len(silent) > max(FEW, SHARE * len(nodes)):
         return f"{len(silent)} of {len(nodes)} nodes"
     others = [node for node in nodes if node != own]
     if not all(node in silent for node in others):
         return ""
-    mute = [s for s in silent.values() if s.kind == "mute"]
     if len(mute) == 1:
         return ""  # its kernel answers, so no link is down; the supervisor's own node works
     if not mute and elsewhere > max(s.since for s in silent.values()):
@@ -121,12 +124,13 @@ class SharedCauses(Generic[Key]):
         if event is None:
             if why and any(s.proven is not None for s in group.values()):
                 began = min(s.since for s in group.values())
-                event = self.events[kind] = Event(kind, why, began, now, set(group))
+                event = self.events[kind] = Event(kind, why, began, now, set(group), set(group))
             return event
         event.nodes |= set(group)
+        back, event.silent = not event.silent <= set(group), set(group)
         if why:
             event.ebbed = None
-        elif event.ebbed is None:
+        elif event.ebbed is None or back:
             event.ebbed = now
         return event
 

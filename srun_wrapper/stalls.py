@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from robust_slurm.slurm.values import fold
 from srun_wrapper.report import say
@@ -91,6 +91,13 @@ class Stalls:
         else:
             text += f" since {waited:.0f} s"
         self._say(text)
+
+
+def own_mount(node: Node, nodes: Iterable[Node]) -> str:
+    """Return a file system that does not answer on this node alone of several, or ""."""
+    others = [other for other in nodes if other is not node]
+    shared = {mount for other in others for mount in other.stalled}
+    return next((mount for mount in node.stalled if others and mount not in shared), "")
 
 
 def _folded(names: set[str]) -> str:

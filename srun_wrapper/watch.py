@@ -13,6 +13,7 @@ from srun_wrapper.pace import START_INSPECT, is_frozen, judge
 from srun_wrapper.roster import AgentKey, Node, Rank, Role
 from srun_wrapper.server import probe
 from srun_wrapper.shared_cause import Event, Kind, SharedCauses, Silence
+from srun_wrapper.stalls import own_mount
 from srun_wrapper.state import JobState
 from srun_wrapper.world import fold_hosts
 
@@ -207,7 +208,12 @@ class NodeWatch:
         self._tell(before, now)
         for key, verdict in verdicts.items():
             if verdict != "wait":
-                self._give_up(self._state.nodes[key], now, shared=verdict == "replace")
+                node = self._state.nodes[key]
+                if verdict == "lost" and key == own:
+                    why = f"no word for {now - node.last_word:.1f} s though robust-srun runs there"
+                    self._state.lose_silent(node, why, shared=True)  # no evidence against the node
+                else:
+                    self._give_up(node, now, shared=verdict == "replace")
         if self.waiting():
             self.disturbed = now
             self._state.pace.excuse(now)
@@ -314,6 +320,12 @@ class HangWatch:
         now = time.monotonic()
         self._next = now + min(5.0, max(1.0, state.pace.floor / 2))
         if state.world.epoch != epoch or state.failures or self._excused():
+            return
+        alone = [(node, mount) for node in active if (mount := own_mount(node, active))]
+        if len(alone) == 1:  # and it has been waited for
+            ((node, mount),) = alone
+            waited = now - node.stalled_at
+            state.lose(node, f"file system {mount} has not answered for {waited:.0f} s here alone")
             return
         ranks: dict[int, Rank] = {}
         samples: dict[int, Sample] = {}

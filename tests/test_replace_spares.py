@@ -13,6 +13,7 @@ import pytest
 
 from robust_slurm.config import Config
 from srun_wrapper import replace
+from srun_wrapper.diagnose import Failure, diagnose
 from srun_wrapper.feed import Feed
 from srun_wrapper.incident import Incident
 from srun_wrapper.messages import Hello
@@ -136,3 +137,24 @@ def test_a_requeue_does_not_wait_for_a_state_directory_that_does_not_answer(
     assert asyncio.run(asyncio.wait_for(claimed, 10))
     assert f"{tmp_path} does not answer after 0.05 s" in capfd.readouterr().err
     never.set()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_node_whose_mount_alone_is_silent_is_excluded_and_its_mount_reported(
+    tmp_path: Any, alone: bool
+) -> None:
+    scene, reports = Scene(tmp_path), []
+    scene.replacement._boss.ledger.accuse = (  # type: ignore[method-assign]
+        lambda name, _incident, record: reports.append(
+            (name, record["symptom"], *record["evidence"])
+        )
+    )
+    nodes, cause = [scene.node(i, "a") for i in (3, 4)], Failure("hang", 1.0, 0.0, "n4")
+    for node in nodes[: 1 if alone else 2]:
+        node.stalled = ("/data",)
+    incident = Incident("0-1", 1, diagnose([cause]), 0.0, 1.0)
+    scene.replacement.leave(("n4",), incident)
+    assert nodes[0].role is Role.EVICTED  # either way
+    assert [bad.node for bad in scene.replacement._evidence()] == (["n4"] if alone else [])
+    line = "file system /data does not answer on n4 alone"
+    assert reports == ([("n4", "mount_silent", line)] if alone else [])

@@ -26,7 +26,11 @@ def names(*numbers: int) -> list[str]:
         ("unreachable", range(2, 63), 1200, OWN, 0.0, True),
         ("unreachable", [1], 16, OWN, 0.0, True),  # the supervisor's own
         ("unreachable", [1], 1, OWN, 0.0, True),
-        ("mute", [1], 16, OWN, 0.0, True),
+        # robust-srun runs, and hears the others: only its node's robust-task hangs.
+        ("mute", [1], 16, OWN, 0.0, False),
+        ("mute", [1], 2, OWN, 0.0, False),
+        ("mute", [1], 1, OWN, 0.0, True),
+        ("mute", [1, 2], 16, OWN, 0.0, True),
         # Two nodes: the other one is silent. Does any other host answer since?
         ("unreachable", [2], 2, OWN, 0.0, True),
         ("unreachable", [2], 2, OWN, 99.0, True),  # not since
@@ -117,6 +121,11 @@ def test_what_stays_gone_when_the_others_are_back_is_lost(dead: int) -> None:
     assert sorted(found) == names(*range(2, 2 + dead))
     for verdict, at in found.values():
         assert verdict == "lost" and at < 4.0 + AFTERMATH + 2 * PROBE + 2 * TICK
+
+
+def test_a_switch_whose_ports_come_back_one_by_one_costs_nobody() -> None:
+    gone = {f"n{i}": (1.0, 3.0 + 1.9 * (i - 2)) for i in range(2, 6)}
+    assert play(gone, 16, 30.0) == {}
 
 
 def test_the_only_other_node_with_no_other_host_to_ask() -> None:

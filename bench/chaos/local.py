@@ -10,7 +10,7 @@ from bench.chaos.case import Case, Fault
 from bench.chaos.job import Job
 from bench.chaos.verdict import CANCELLED, COMPLETED, FAILED, TIMEOUT, Expected
 
-N2 = frozenset({"n2"})
+N1, N2 = frozenset({"n1"}), frozenset({"n2"})
 CRASHED = Expected(bad=N2, found=N2)
 BAD_STANDBY = Expected(bad=frozenset({"n2", "s1"}), found=N2)
 ENDED = Expected(ends=(FAILED,))
@@ -79,6 +79,16 @@ def kill_shim(which: int) -> Fault:
 def kill_guardian(job: Job) -> None:
     """Kill the guardian of n2's shim: for Slurm its task is dead."""
     os.kill(job.guardians("n2")[0], signal.SIGKILL)
+
+
+def hang_own_agent(job: Job) -> None:
+    """Stop the agent of the batch host, on which robust-srun runs."""
+    os.kill(job.shims("n1")[0], signal.SIGSTOP)
+
+
+def dead_mount(job: Job) -> None:
+    """Let the scratch of n2 answer nothing any more."""
+    job.lab.stall("n2")
 
 
 def strangers(job: Job) -> None:
@@ -153,6 +163,15 @@ OURS = [
         broken="the second shim of a node is killed",
         fault=kill_shim(1),
         per_node=2,
+    ),
+    Case(
+        name="own_agent_hung",
+        broken="the agent of the batch host hangs; the job has a spare",
+        fault=hang_own_agent,
+        spares=1,
+        expected=Expected(gone=N1, found=N1),
+        steps=500,
+        epilog=True,
     ),
     Case(name="agent_killed", broken="the agent of a node is killed", fault=kill_shim(0)),
     Case(
@@ -245,6 +264,15 @@ TRUE = [
         name="node_hang",
         broken="all of a node stops",
         fault=hang_node,
+        expected=CRASHED,
+        epilog=True,
+    ),
+    Case(
+        name="mount_dead",
+        broken="a mount of one node alone answers nothing any more (stall_limit: 15 s)",
+        fault=dead_mount,
+        options="--robust-stall-limit=15",
+        program="--data {scratch}/data",
         expected=CRASHED,
         epilog=True,
     ),

@@ -30,6 +30,7 @@ def parse() -> argparse.Namespace:
     add("--step-time", type=float, default=0.05)
     add("--save", type=int, default=5, help="steps between two checkpoints")
     add("--data", type=Path, help="read this file in every step")
+    add("--print", action="store_true", help="print every step")
     add("--linger", type=float, default=0.0, help="rank r exits r times so many seconds later")
     add("--stdin", action="store_true", help="rank 0 takes a line of stdin in every step")
     add("--term-save", type=float, default=0.0, help="a SIGTERM handler saves for so many seconds")
@@ -140,6 +141,8 @@ def main() -> None:
             total = ring.add(own)
             step, loss = step + 1, loss * 0.99 + total * 1e-6
             robust_slurm.beat(step, loss=loss)
+            if args.print:
+                print(f"rank {rank}: step {step}", flush=True)
             if rank == 0:
                 steps.write(f"{time.time():.3f} {step}\n")
                 steps.flush()

@@ -124,6 +124,16 @@ def _stalls() -> list[Case]:
             ("state_recovery", "state directory", recovery),
         )
     ]
+    output = [
+        Case(
+            name=f"stall_output_{name}",
+            broken=f"the file system of the ranks' output files (%t) stalls for 14 s {when}",
+            fault=stall(EVERYBODY, kill=when is recovery),
+            options="--output={scratch}/out.%t",
+            program="--print",
+        )
+        for name, when in (("steady", steady), ("recovery", recovery))
+    ]
     half = Case(
         name="stall_program_half",
         broken="the program's file system stalls for 14 s on two nodes of four when a rank dies",
@@ -142,7 +152,7 @@ def _stalls() -> list[Case]:
         )
         for seconds in (40, 300)
     ]
-    return [*found, half, *long]
+    return [*found, *output, half, *long]
 
 
 def _stall_now(job: Job) -> None:
@@ -184,6 +194,14 @@ def _outages() -> list[Case]:
             broken="the batch host is cut off for 2 s",
             fault=outage("n1", 2),
             nodes=4,
+        ),
+        Case(  # longer than robust-srun waits (outage_wait), not as long as the agents do
+            name="batch_host_cut_14s",
+            broken="the batch host is cut off for 14 s",
+            fault=outage("n1", 14),
+            nodes=4,
+            expected=Expected(gone=frozenset(expand("n[1-4]"))),
+            limit=120.0,
         ),
     ]
     return found
