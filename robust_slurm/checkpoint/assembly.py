@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
+from operator import add, sub
 from typing import NamedTuple
 
 import torch
@@ -43,6 +44,8 @@ class Whole(NamedTuple):
     """Of what is put together."""
     blocks: tuple[tuple[Entry, Source], ...]
     """What it is made of, and where each is read from."""
+    origin: tuple[int, ...]
+    """Where it begins in the tensor that all ranks hold together."""
 
 
 class Assembly:
@@ -57,7 +60,7 @@ class Assembly:
         self._mine: dict[str, tuple[Entry, Source]] = {}
         for source in sources:
             for entry in source.snapshot.entries:
-                if entry.kind == "shared":
+                if entry.kind in ("shared", "piece"):
                     self._shared.setdefault(entry.fqn, {})[entry.offsets] = (entry, source)
                 elif source is own[0]:
                     self._mine[entry.fqn] = (entry, source)
@@ -72,17 +75,23 @@ class Assembly:
         """What the snapshots hold under a name. Raises StateError if that is not all of it."""
         mine = self._mine.get(fqn)
         if mine is not None:
-            return Whole(mine[0], mine[0].shape, (mine,))
+            return Whole(mine[0], mine[0].shape, (mine,), mine[0].offsets)
         blocks = self._shared.get(fqn)
         if not blocks:
             raise StateError(f"{fqn}: not in the snapshots of ranks {self._peers}")
         parts = [blocks[offsets] for offsets in sorted(blocks)]
-        shape = parts[0][0].global_shape
+        first = parts[0][0]
+        shape, origin = first.global_shape, (0,) * len(first.offsets)
+        if first.kind == "piece":  # of this rank's block: it ends where the last piece does
+            origin, last = first.offsets, parts[-1][0]
+            ends = map(add, last.offsets, last.shape)
+            shape = tuple(map(sub, ends, origin))
         at = 0
         for part, _ in parts:
             # Only dimensions of size 1 come before the one that is cut: it is one run of items.
-            start = sum(o * prod(shape[d + 1 :]) for d, o in enumerate(part.offsets))
-            if part.global_shape != shape or start != at:
+            starts = map(sub, part.offsets, origin)
+            start = sum(o * prod(shape[d + 1 :]) for d, o in enumerate(starts))
+            if part.global_shape != first.global_shape or start != at:
                 break
             at += prod(part.shape)
         if at != prod(shape):
@@ -90,7 +99,7 @@ class Assembly:
                 f"{fqn}: of its {prod(shape)} items the snapshots of ranks {self._peers} hold "
                 f"only the first {at} without a gap"
             )
-        return Whole(parts[0][0], shape, tuple(parts))
+        return Whole(first, shape, tuple(parts), origin)
 
     def into(self, live: torch.Tensor, ref: Ref) -> Fill:
         """Check that the saved tensor fits a live one; what copies it there.
@@ -171,7 +180,8 @@ class Fill(NamedTuple):
             into = self.target
             for dim, size in enumerate(block.shape if cut else ()):
                 if size != into.shape[dim]:
-                    into = into.narrow(dim, entry.offsets[dim], size)
+                    start = entry.offsets[dim] - self.whole.origin[dim]
+                    into = into.narrow(dim, start, size)
             try:
                 into.copy_(block)
             except RuntimeError as err:

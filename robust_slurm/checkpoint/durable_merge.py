@@ -99,7 +99,7 @@ def _tensors(parts: Sequence[Part]) -> tuple[list[Whole], list[str]]:
             among: object = part.snapshot.rank
             if entry.kind == "shared":
                 among = part.snapshot.needs
-            elif entry.kind == "block":
+            elif entry.kind in ("block", "piece"):
                 among = stage
             key = (entry.kind, among, entry.dtype, entry.global_shape)
             variants = collected.setdefault(entry.fqn, [])

@@ -49,7 +49,8 @@ class Entry(NamedTuple):
     """Where the block begins in it."""
     kind: str
     """``shared``: data-parallel peers hold the same, each keeps a part of it; ``block``: this
-    rank's block of a distributed tensor; ``private``: this rank's own."""
+    rank's block of a distributed tensor; ``piece``: a part of a block that peers hold as well
+    (HSDP); ``private``: this rank's own."""
 
     @property
     def nbytes(self) -> int:

@@ -182,7 +182,7 @@ def make_leaf(name: str, tensor: torch.Tensor, *, late: bool, shareable: bool) -
         shard = shards.shard_of(tensor)
         local, kind = shard.local, "block" if shard.kind == "block" else "private"
         global_shape, offsets = shard.global_shape, shard.offsets
-        shareable = shareable and shard.kind == "whole"
+        shareable = shareable and shard.kind != "private"
         whole = () if shard.kind != "private" else tuple(tensor.shape)
         placed = (shard.placements, shard.mesh, whole)
         _check(name, local)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from . import shards
 from .state import Share
 
 REPLICATED = ("dp_replicate", "dp")  # dimensions along which plain tensors are the same
@@ -89,19 +90,20 @@ def find_share(models: Iterable[Any], mesh: Mapping[str, int], rank: int) -> Sha
         for model in models
         if isinstance(model, torch.nn.parallel.DistributedDataParallel)
     }
+    name = next((n for n in REPLICATED if n in mesh), None)
+    named = peers(mesh, rank, name) if name else (rank,)
+    parameters = [p for model in models for p in model.parameters()]
+    blocks = not groups and any(shards.is_dtensor(p) for p in parameters)
     if len(groups) == 1:
         found = groups.pop()
-    elif groups or any(_is_sharded(p) for model in models for p in model.parameters()):
-        # Each would need its peers' whole snapshots for a few scalars beside its own shards.
+    elif groups:
         return None
+    elif blocks:  # what they hold alike is what all parameters are alike on
+        alike = {shards.holders(p) if shards.is_dtensor(p) else named for p in parameters}
+        found = tuple(sorted(set.intersection(*map(set, alike))))
     else:
-        name = next((n for n in REPLICATED if n in mesh), None)
-        found = peers(mesh, rank, name) if name else ()
-    return Share(found) if len(found) > 1 else None
-
-
-def _is_sharded(tensor: torch.Tensor) -> bool:
-    return hasattr(tensor, "placements")
+        found = named
+    return Share(found, blocks) if len(found) > 1 else None
 
 
 def gather(values: Sequence[int]) -> list[list[int]]:

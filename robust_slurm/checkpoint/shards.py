@@ -47,6 +47,16 @@ def shard_of(tensor: Any) -> Shard:
     return Shard(local, shape, block[1], "block", names, mesh)
 
 
+def holders(tensor: Any) -> tuple[int, ...]:
+    """The ranks that hold the same of a DTensor as this one, it included, ascending."""
+    mesh, here = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    at = tuple(
+        slice(None) if place.is_replicate() else own
+        for place, own in zip(tensor.placements, here, strict=True)
+    )
+    return tuple(sorted(mesh.mesh[at].flatten().tolist()))
+
+
 def _block(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Shape and offsets of this rank's block, None if what it holds is not one block."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset

@@ -20,6 +20,8 @@ class Share(NamedTuple):
 
     ranks: tuple[int, ...]
     """In ascending order, with the rank itself."""
+    blocks: bool = False
+    """Of distributed tensors they hold the same blocks (HSDP), not only what is whole."""
 
 
 class Part(NamedTuple):
@@ -69,8 +71,9 @@ def divide(entries: Sequence[Entry], parts: int) -> list[list[Part]]:
 def _part(index: int, entry: Entry, dim: int, start: int, length: int) -> Part:
     shape, offsets = list(entry.shape), list(entry.offsets)
     if shape:
-        shape[dim], offsets[dim] = length, start
-    shared = entry._replace(shape=tuple(shape), offsets=tuple(offsets), kind="shared")
+        shape[dim], offsets[dim] = length, offsets[dim] + start
+    kind = "piece" if entry.kind == "block" else "shared"
+    shared = entry._replace(shape=tuple(shape), offsets=tuple(offsets), kind=kind)
     return Part(index, shared, dim, start, length)
 
 

@@ -64,12 +64,12 @@ class Found(NamedTuple):
     """Items of leaves that are not shared."""
 
     @classmethod
-    def of(cls, leaves: list[Leaf]) -> Found:
+    def of(cls, leaves: list[Leaf], share: Share | None) -> Found:
         return cls(
             leaves,
             [leaf.item for leaf in leaves],
-            [leaf for leaf in leaves if leaf.shareable],
-            [leaf.item for leaf in leaves if not leaf.shareable],
+            [leaf for leaf in leaves if _is_shared(leaf, share)],
+            [leaf.item for leaf in leaves if not _is_shared(leaf, share)],
         )
 
 
@@ -162,7 +162,7 @@ class State:
         ):
             return self._items, values
         known = {id(found.leaves): found for found in self._found}
-        all_found = [known.get(id(leaves)) or Found.of(leaves) for leaves in lists]
+        all_found = [known.get(id(leaves)) or Found.of(leaves, self.share) for leaves in lists]
         items: list[Item] = []
         if self.share is not None:
             shared = [leaf for found in all_found for leaf in found.shared]
@@ -215,7 +215,7 @@ class State:
         # Of these alone: to ask a loader for its position now would begin its pass too early.
         self.look([key for key in self._tree if _kind(key) in TRAINED])
         found = (leaf for section in self._all() for leaves in section.leaves for leaf in leaves)
-        items = [leaf.item for leaf in found if leaf.shareable]
+        items = [leaf.item for leaf in found if _is_shared(leaf, self.share)]
         same = self._together if restored else frozenset()
         return checksum((i.entry, None if i.entry.fqn in same else i.tensor) for i in items)
 
@@ -275,6 +275,13 @@ def capture(
 def restore(objects: Mapping[str, Any], sources: Sequence[Source], *, rank: int) -> dict[str, Any]:
     """``State.restore`` once."""
     return State(objects, rank=rank).restore(sources)
+
+
+def _is_shared(leaf: Leaf, share: Share | None) -> bool:
+    """Whether the ranks that share hold this one alike."""
+    if share is None or not leaf.shareable:
+        return False
+    return share.blocks or leaf.item.entry.kind != "block"
 
 
 def _kind(key: str) -> str:
