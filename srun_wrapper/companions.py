@@ -456,7 +456,23 @@ class Companions:
     def end(self, number: int) -> None:
         """Its node has left the job."""
         request = self._companions.pop(number, None)
-        if request is not None:
+        if request is None:
+            return
+        nodes = self._state.nodes.values()
+        if any(n.companion == number and n.connection is not None for n in nodes):
+            self._beside(self._end_after_word(request))
+        else:
+            request.terminate()
+
+    async def _end_after_word(self, request: Request) -> None:
+        """Let robust-task, which was told to finish, tidy its node before Slurm kills it."""
+        try:
+            if request.process is not None:
+                async with asyncio.timeout(END):
+                    await request.process.wait()
+        except TimeoutError:
+            pass
+        finally:
             request.terminate()
 
     async def close(self) -> None:

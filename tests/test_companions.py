@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import companions_boss
 import pytest
@@ -41,6 +42,24 @@ def test_one_that_is_not_needed_is_given_back(boss: Boss) -> None:
         assert await asyncio.wait_for(companion.process.wait(), 10.0) < 0
         assert boss.state.nodes[(1, "0", 0)].role is Role.RELEASED and not boss.state.awaited
         assert boss.events == ["companions_asked", "companion_sent_away"]
+
+    play(boss, scene)
+
+
+def test_one_that_is_sent_away_tidies_its_node_before_slurm_kills_it(
+    boss: Boss, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tidy = tmp_path / "tidy"
+    boss.srun = f"import os, time\nwhile not os.path.exists({str(tidy)!r}): time.sleep(0.01)"
+    monkeypatch.setattr(companions, "END", 30.0)
+
+    async def scene() -> None:
+        boss.companions.expect([(2, "n2")], ["n2"])
+        await asked(boss, 1)
+        boss.comes(1)
+        boss.companions.expect([], [])
+        tidy.touch()
+        assert await asyncio.wait_for(boss.sruns[0].wait(), 20.0) == 0
 
     play(boss, scene)
 

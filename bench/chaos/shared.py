@@ -236,6 +236,7 @@ SHARED = [
         broken="one node pauses for 8 s: it may be replaced, but it is healthy again",
         fault=pause("n2", 8),
         expected=Expected(bad=N2),
+        epilog=True,
     ),
     Case(
         name="pause_supervisor",
