@@ -8,6 +8,7 @@ Nothing of robust_slurm is imported in the process that forks.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import signal
@@ -73,13 +74,14 @@ def _contents(file: int) -> str:
 class TorchForks:
     """The process that forks. Use it as a context; what still runs is killed at its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
+        """``modules``: what else to import in the process that forks."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(("ROBUST_", "SLURM_"))}
         env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, __file__, str(theirs.fileno()), *modules],
                 env=env, pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
         self._env = env
@@ -162,7 +164,7 @@ def _serve(line: socket.socket) -> str:
         return str(request["code"])
 
 
-def _import_torch() -> None:
+def _import_torch(modules: Sequence[str]) -> None:
     """And what an optimizer, FSDP and torch's checkpoints import when they are first used."""
     import torch
     import torch.distributed.checkpoint.state_dict
@@ -170,11 +172,13 @@ def _import_torch() -> None:
     import torch.nn.parallel
 
     torch.optim.AdamW([torch.zeros(1)])
+    for module in modules:
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()  # left alone in the forks, its memory stays shared
 
 
 if __name__ == "__main__":
-    _import_torch()
+    _import_torch(sys.argv[2:])
     program = _serve(socket.socket(fileno=int(sys.argv[1])))
     exec(compile(program, "<program>", "exec", dont_inherit=True), {"__name__": "__main__"})
