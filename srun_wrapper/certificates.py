@@ -51,10 +51,10 @@ class Line:
     def __init__(self) -> None:
         self.proven: int | None = None
         """Newest step that a finite loss was computed from; older ones are finite too."""
-        self.replicas = False
-        """Some ranks hold the same state, so that it can be compared."""
+        self.sharers = 0
+        """Ranks that hold the same state as others, so that it can be compared."""
         self._floor: int | None = None  # ``proven`` when the epoch began
-        self._equal: set[int] = set()  # steps that were compared, and were equal
+        self._alike: dict[int, set[int]] = {}  # step -> sharers that held what their peers did
         self._differed: int | None = None  # the first step that was not
         self._begun: list[tuple[int, int]] = []  # (epoch, step it resumed)
 
@@ -62,7 +62,7 @@ class Line:
         """An epoch resumes at ``step``; 0: it starts from nothing, or nobody knows where."""
         self.proven = min(self.proven, step) if self.proven is not None and step else None
         self._floor = self.proven
-        self._equal = {at for at in self._equal if at <= step}
+        self._alike = {at: ranks for at, ranks in self._alike.items() if at <= step}
         if self._differed is not None and self._differed > step:
             self._differed = None
         self._begun.append((epoch, step))
@@ -76,21 +76,26 @@ class Line:
         if proven is not None:
             self.proven = proven if self._floor is None else max(proven, self._floor)
 
-    def compared(self, step: int, equal: bool) -> None:
-        """The ranks that hold the same state compared it. Nothing after the first step at which
-        they differ is certified: they may go on apart, and one of them is wrong."""
-        if equal:
-            self._equal.add(step)
-            self._equal.difference_update(sorted(self._equal)[:-COMPARED])
-        else:
-            self._differed = min(step, self._differed or step)
+    def alike(self, step: int, rank: int) -> None:
+        """Note that a sharer held the same bytes as those of its peers that are known so far."""
+        self._alike.setdefault(step, set()).add(rank)
+        if len(self._alike) > COMPARED:
+            del self._alike[min(self._alike)]
+
+    def differ(self, step: int) -> None:
+        """Note that sharers do not hold the same, from ``step`` on at the latest.
+
+        Nothing after it is certified: they may go on apart, and one of them is wrong.
+        """
+        self._differed = step if self._differed is None else min(step, self._differed)
 
     def mark(self, step: int) -> Mark:
         """What is known of a step on this line."""
         finite = self.proven is not None and step <= self.proven
         if self._differed is not None and step >= self._differed:
             return Mark(finite, False)
-        return Mark(finite, step in self._equal if self.replicas else None)
+        equal = len(self._alike.get(step, ())) >= self.sharers
+        return Mark(finite, equal if self.sharers else None)
 
     def covers(self, step: int, epoch: int) -> bool:
         """Whether the state that an epoch saved as this step is certified."""
@@ -128,7 +133,7 @@ class Certificates:
         self._prove()
         ready = sorted(step for step in self._open if self.line.mark(step).certified)
         if ready and (self._writing is None or self._writing.done()):
-            self._writing = asyncio.create_task(self._mark(ready))
+            self._writing = asyncio.create_task(self.mark(*ready))
 
     def trust(self, places: Sequence[Place], on_disk: Sequence[tier.Committed], why: str) -> Trust:
         """What the planner is told; ``why``: see Trust."""
@@ -157,15 +162,19 @@ class Certificates:
         bound = state.nans.bound.step if state.nans.since and state.nans.bound else None
         self.line.prove((r.proven for r in ranks if r.proven is not None), bound)
         enrolled = self._boss.checkpoints.ranks.values()
-        self.line.replicas = any(len(each.said.needs) > 1 for each in enrolled)
+        self.line.sharers = sum(len(each.said.needs) > 1 for each in enrolled)
 
-    async def _mark(self, steps: Sequence[int]) -> None:
+    async def mark(self, *steps: int) -> None:
+        """Mark those of the durable steps that are certified."""
         self._open.difference_update(steps)
-        await self._write([(step, self.line.mark(step)) for step in steps], {})
+        found = [(step, self.line.mark(step)) for step in steps]
+        await self._write([(step, mark) for step, mark in found if mark.certified], {})
 
     async def _write(self, found: Sequence[tuple[int, Mark]], attempts: dict[int, str]) -> None:
         """``attempts``: of which the marks are; else of what is committed now."""
         directory = self._boss.checkpoints.directory
+        if not found:
+            return
 
         def work() -> list[tuple[int, str]]:
             done = []

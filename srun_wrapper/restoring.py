@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -336,14 +336,21 @@ class Restoring:
 
         # The writer holds every byte against its digest before it writes it.
         places, on_disk = await asyncio.gather(self._stock(ended), self._durable())
-        places, on_disk = self._sure(places, on_disk)
-        steps = [(c.step, c.world) for c in on_disk if not c.mark.doubt]
+        trust = boss.certificates.trust(places, on_disk, self.doubt)
+        certified = bool(trust.why and (trust.memory or trust.disk))  # it alone may come last
+        kept = [c for c in on_disk if not c.mark.doubt and (not certified or c.step in trust.disk)]
+        steps = [(c.step, c.world) for c in kept]
+        if certified:
+            places = _only(places, trust.memory)
         before = boss.state.nans.bound
         flush = plan_flush(only_sound(places, before), self._world(), steps)
         if flush.writes and limit > SIGNALLED:  # time to see which copies are good
-            checked, _ = self._sure(await self._stock(ended, flush.step), on_disk)
+            checked = await self._stock(ended, flush.step)
             places = _replaced(places, flush.step, checked)
+            if certified:
+                places = _only(places, trust.memory)
             flush = plan_flush(only_sound(places, before), self._world(), steps)
+        newest = max((c.step for c in kept), default=0)
         if flush.writes:
             left = max(1.0, until - time.monotonic())
             stores = self._stores()
@@ -363,22 +370,19 @@ class Restoring:
                 why = bad[0] if bad else "no answer in time"
                 say(f"checkpoints: step {flush.step} was not written to disk: {why}")
             else:
+                newest = flush.step
                 say(f"checkpoints: step {flush.step} is on disk in {boss.checkpoints.directory}")
+                await boss.certificates.mark(flush.step)
+        if certified:
+            await boss.certificates.doubt(on_disk, newest, trust.why)
 
-    def _sure(
-        self, places: list[planner.Place], on_disk: list[durable.Committed]
-    ) -> tuple[list[planner.Place], list[durable.Committed]]:
-        """Of the states those that may be written last and count as written; all of them, unless
-        the newest may be spoiled and some are certified."""
-        trust = self._boss.certificates.trust(places, on_disk, self.doubt)
-        if not self.doubt or not (trust.memory or trust.disk):
-            return places, on_disk
-        return [
-            place._replace(
-                holdings=[h for h in place.holdings if (h.step, h.epoch) in trust.memory]
-            )
-            for place in places
-        ], [c for c in on_disk if c.step in trust.disk]
+
+def _only(places: list[planner.Place], states: Collection[tuple[int, int]]) -> list[planner.Place]:
+    """The places with the copies of these (step, epoch) alone."""
+    return [
+        place._replace(holdings=[h for h in place.holdings if (h.step, h.epoch) in states])
+        for place in places
+    ]
 
 
 def _replaced(

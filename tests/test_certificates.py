@@ -22,24 +22,32 @@ from srun_wrapper.diagnose import Diagnosis, Failure, Symptom
 from srun_wrapper.supervisor import Supervisor
 
 
-def line_with(proven: int, *equal: int, replicas: bool = True) -> Line:
+def line_with(proven: int, *equal: int, sharers: int = 2) -> Line:
     line = Line()
     line.begin(1, 0)
-    line.replicas = replicas
+    line.sharers = sharers
     line.prove([proven], None)
     for step in equal:
-        line.compared(step, True)
+        alike(line, step)
     return line
+
+
+def alike(line: Line, step: int) -> None:
+    for rank in range(line.sharers):
+        line.alike(step, rank)
 
 
 def test_a_finite_loss_and_equal_replicas() -> None:
     line = line_with(8, 4, 8, 12)
     assert [s for s in range(16) if line.covers(s, 1)] == [4, 8]  # 12 waits for its loss
     assert line.mark(8) == Mark(True, True) and line.mark(7) == Mark(True, False)
+    line.alike(6, 1)
+    line.alike(6, 1)  # the other one was not heard
+    assert not line.covers(6, 1)
 
 
 def test_without_replicas_a_finite_loss_is_all_there_is() -> None:
-    line = line_with(8, replicas=False)
+    line = line_with(8, sharers=0)
     assert line.covers(8, 1) and not line.covers(9, 1)
     assert line.mark(8) == Mark(True, None)
 
@@ -52,7 +60,7 @@ def test_no_loss_no_certificate() -> None:
 
 
 def test_the_slowest_rank_that_tells_losses_decides() -> None:
-    line = line_with(8, replicas=False)
+    line = line_with(8, sharers=0)
     line.prove([9, 12, 10], None)
     assert line.proven == 9
     line.prove([13, 12], 11)  # of a rank whose loss is not finite
@@ -62,19 +70,19 @@ def test_the_slowest_rank_that_tells_losses_decides() -> None:
 def test_nothing_after_the_first_difference_is_certified() -> None:
     """Ranks that differ may then save all of their own, which nobody can compare."""
     line = line_with(20, 4, 8)
-    line.compared(12, False)
-    line.compared(16, True)
-    line.replicas = False
+    alike(line, 16)
+    line.differ(12)
+    line.sharers = 0
     assert [s for s in (4, 8, 12, 16, 20) if line.covers(s, 1)] == [4, 8]
     line.begin(2, 8)
-    line.replicas = True
+    line.sharers = 2
     line.prove([14], None)
-    line.compared(12, True)
+    alike(line, 12)
     assert line.covers(12, 2) and not line.covers(12, 1)
 
 
 def test_an_epoch_abandons_what_comes_after_where_it_resumes() -> None:
-    line = line_with(9, replicas=False)
+    line = line_with(9, sharers=0)
     line.begin(2, 7)
     assert line.covers(7, 1) and not line.covers(8, 1) and not line.covers(8, 2)
     line.prove([], 6)  # the first loss was not finite: 7 had been proven before
@@ -125,7 +133,7 @@ def test_marks_are_written_when_a_step_is_certified(tmp_path: Path) -> None:
         certificates.begin(1, 0)
         for step in (4, 8, 12):
             certificates.durable(step)
-            certificates.line.compared(step, True)
+            certificates.line.alike(step, 0)
         boss.state.world.by_rank[0].proven = 9
         certificates.look(0.0)
         assert certificates._writing is not None

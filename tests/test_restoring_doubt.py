@@ -1,0 +1,118 @@
+"""Where a silent fault may have spoiled the newest states: what is restored, and what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import cast
+
+import pytest
+from checkpoints_boss import Boss
+from durable_tiers import commit_now, tiny
+
+from robust_slurm.checkpoint import durable, marks
+from robust_slurm.checkpoint.dcp_write import write
+from robust_slurm.checkpoint.events import Holding, Outcome
+from robust_slurm.checkpoint.marks import Mark
+from robust_slurm.checkpoint.sound import Bound
+from srun_wrapper import restoring
+from srun_wrapper.checkpoint_messages import Flush, Moved, Stock, TakeStock
+from srun_wrapper.messages import Message
+from srun_wrapper.restoring import Restoring
+from srun_wrapper.roster import Node
+from srun_wrapper.supervisor import Supervisor
+
+WHY = "n3 computed wrongly"
+
+
+class Answering(Boss):
+    """Four ranks whose stores have steps 11, 12 and 13, and obey."""
+
+    def __init__(self, tier: Path, proven: int) -> None:
+        super().__init__()
+        for rank, node in enumerate(self.nodes):
+            node.stores[0] = 8000 + rank
+            self.enrol(rank, directory=str(tier))
+        self.certificates.begin(1, 0)
+        self.state.world.by_rank[0].proven = proven
+
+    def send(self, node: Node, message: Message) -> None:
+        super().send(node, message)
+        rank = self.nodes.index(node)
+        if isinstance(message, TakeStock):
+            steps = (11, 12, 13) if message.step is None else (message.step,)
+            held = tuple(
+                Holding(rank, s, 4, (rank,), "memory", f"own-{rank}-{s}", 9, True, "", 1)
+                for s in steps
+            )
+            self.checkpoints.heard(node, Stock(message.token, 0, held))
+        elif isinstance(message, Flush):
+            done = Outcome(rank, message.step, True, "", "", 0.0, 9)
+            self.checkpoints.heard(node, Moved(message.token, 0, (done,)))
+
+
+def committed(tier: Path, certified: int, *steps: int) -> None:
+    for step in steps:
+        write(str(tiny(tier.parent / "own.safetensors", step)), tier, "7.e1")
+        commit_now(tier, step, attempt="7.e1", keep=99)
+    marks.write(durable.step_dir(tier, certified), "7.e1", Mark(True, True))
+
+
+@pytest.mark.parametrize(
+    ("doubt", "proven", "step", "doubted"),
+    [
+        ("", 12, 13, []),
+        (WHY, 12, 12, []),  # in memory; there are no replicas, a finite loss is all there is
+        (WHY, 10, 8, [10]),  # on disk
+        (WHY, 2, 4, [8, 10]),
+    ],
+)
+def test_what_is_restored(
+    tmp_path: Path, doubt: str, proven: int, step: int, doubted: list[int]
+) -> None:
+    committed(tmp_path, 4 if proven == 2 else 8, 4, 8, 10)
+
+    async def run() -> tuple[Answering, Restoring]:
+        boss = Answering(tmp_path, proven)
+        found = Restoring(cast(Supervisor, boss))
+        found.doubt = doubt
+        assert await found.prepare()
+        return boss, found
+
+    boss, found = asyncio.run(run())
+    assert found.step == step and found.doubt == ""
+    assert [c.step for c in durable.committed(tmp_path) if c.mark.doubt] == doubted
+    assert boss.state.nans.bound == (Bound(step, 1) if doubt else None)
+
+
+@pytest.mark.parametrize(
+    ("doubt", "proven", "written", "doubted"),
+    [
+        ("", 12, 13, []),
+        (WHY, 12, 12, []),
+        (WHY, 6, None, [10]),  # nothing: step 8 is on disk, and certified
+    ],
+)
+def test_what_is_written_before_the_job_leaves_its_nodes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    doubt: str,
+    proven: int,
+    written: int | None,
+    doubted: list[int],
+) -> None:
+    """The next job would resume from it."""
+    monkeypatch.setattr(restoring, "say", lambda _text: None)
+    committed(tmp_path, 8, 4, 8, 10)
+
+    async def run() -> Answering:
+        boss = Answering(tmp_path, proven)
+        found = Restoring(cast(Supervisor, boss))
+        found.doubt = doubt
+        await found.flush(60.0)
+        return boss
+
+    boss = asyncio.run(run())
+    steps = {order.step for _, order in boss.sent if isinstance(order, Flush)}
+    assert steps == ({written} if written else set())
+    assert [c.step for c in durable.committed(tmp_path) if c.mark.doubt] == doubted
