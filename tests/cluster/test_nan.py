@@ -7,6 +7,7 @@ from ckpt_jobs import CheckpointJob, Undisturbed, survivors, undisturbed
 from torch_forks import TorchForks
 
 from lab import Cluster
+from robust_slurm.checkpoint.listing import look
 
 torch = pytest.importorskip("torch")
 
@@ -64,3 +65,31 @@ def test_a_nan_of_the_programs_own(lab: Cluster, plain: Undisturbed) -> None:
     on_disk = [int(path.name.partition("-")[2]) for path in training.directory.glob("step-*")]
     assert on_disk and max(on_disk) < AT, on_disk
     training.check_gone()
+
+
+FLIP, SPOILT = 9, 20  # step after which a bit is another one; step of the NaN
+
+
+def test_a_state_that_a_silent_fault_has_spoilt(lab: Cluster, plain: Undisturbed) -> None:
+    """One rank's weight changes by a bit; every loss stays finite, until one is NaN long after it.
+
+    Training resumes from the newest certified step, which is from before the fault, and ends with
+    the bits of a run that nothing disturbed.
+    """
+    training = plain.job(lab)
+    faults = f"--flip=1:{FLIP}:1 --nan=1:{SPOILT}:1:data"
+    training.start("", f"{faults} --every=4 --pause=0.4", sbatch=TWO)
+    assert training.wait_end(150) == 0, training.story()
+    (record,) = training.incidents()
+    assert (record["action"], record["outcome"]) == ("restart", "recovered"), training.story()
+    first, resumed = training.resumed()
+    assert first == 0 and 0 < resumed < FLIP, training.story()
+    assert training.says(rf"left out: step \d+-{SPOILT}, not certified: a loss"), training.out()
+    for rank in training.ranks:
+        spoilt = [li for li in training.lines(rank) if li["epoch"] == 1 and "loss" in li]
+        assert spoilt[-1]["state"] != plain.curves[rank][len(spoilt)]["state"]
+        assert survivors(training.lines(rank)) == plain.curves[rank], training.story()
+    check_nobody_accused(training)
+    training.check_gone()
+    shown = {row.step: row.mark for row in look(training.directory).steps}
+    assert "finite loss, equal replicas" in shown.values(), shown

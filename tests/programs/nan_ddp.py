@@ -2,7 +2,8 @@
 
 EPOCH 0 means each. WHERE: ``data``, so that the loss of that step is NaN already; ``gradient``, so
 that only the next one is, when the state has been saved with NaN in it. ``--order=late``: the step
-is saved before its loss is told.
+is saved before its loss is told. ``--flip=EPOCH:STEP:RANK``: as by a fault of its memory, the
+lowest bit of one of that rank's weights changes after that step.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import robust_slurm
 
-args = options("nan", "order")
+args = options("nan", "order", "flip")
 epoch, at, whose, where = (args.nan or "0:0:0:-").split(":")
 rank, world = join_world()
 seed(1)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 1)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+flip = tuple(map(int, args.flip.split(":"))) if args.flip else ()
 seed(100 + rank)
 training = Training(args, rank, Reader(rank, world), model, optimizer, {})
 
@@ -33,6 +35,9 @@ for step, ids, inputs, targets in training.steps():
     optimizer.zero_grad(set_to_none=True)
     (loss * math.nan if bad and where == "gradient" else loss).backward()
     optimizer.step()
+    if (robust_slurm.epoch(), step, rank) == flip:
+        with torch.no_grad():
+            next(model.parameters()).view(torch.int32)[0, 0] ^= 1
     value = loss.item()
     if args.order == "late":
         training.done(step, value, ids)
