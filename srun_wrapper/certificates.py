@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from robust_slurm.checkpoint import durable as tier
 from robust_slurm.checkpoint import marks
+from robust_slurm.checkpoint.alike import is_whole
 from robust_slurm.checkpoint.marks import Mark
 from robust_slurm.checkpoint.plan import Place
 from robust_slurm.checkpoint.sound import Trust
@@ -127,6 +128,14 @@ class Certificates:
     def durable(self, step: int) -> None:
         """A step was committed."""
         self._open.add(step)
+
+    def compared(self, rank: int, checksums: Sequence[tuple[int, int]], *, alike: bool) -> None:
+        """A sharer's checksums (step, checksum) were held against those of its peers."""
+        if not alike:
+            self.line.differ(min(step for step, _ in checksums))
+        for step, checksum in checksums:
+            if alike and is_whole(checksum):
+                self.line.alike(step, rank)
 
     def look(self, now: float) -> None:
         """Mark what has become certified since."""

@@ -333,7 +333,11 @@ class Checkpoints:
     def _compare(self, saved: Saved) -> None:
         """Ranks that share a state must go on alike: else none could be put together again."""
         group = self.ranks[saved.rank].said.needs
-        if len(group) < 2 or not (why := self._alike.add(group, saved.rank, saved.same)):
+        if len(group) < 2:
+            return
+        why = self._alike.add(group, saved.rank, saved.same)
+        self.boss.certificates.compared(saved.rank, saved.same, alike=not why)
+        if not why:
             return
         self._alike.forget(group)
         self.boss.broadcast(Unshare(group))

@@ -18,6 +18,7 @@ from robust_slurm.checkpoint.listing import look
 from robust_slurm.checkpoint.marks import Mark
 from robust_slurm.checkpoint.sound import Bound
 from srun_wrapper.certificates import Certificates, Line, spoils
+from srun_wrapper.checkpoint_messages import Saved
 from srun_wrapper.diagnose import Diagnosis, Failure, Symptom
 from srun_wrapper.supervisor import Supervisor
 
@@ -108,6 +109,34 @@ def test_which_failures_put_states_in_doubt(
     root = Failure(symptom, 1.0, 0.0, "n1", 0)
     found = spoils(Diagnosis(symptom, "node", proven, evidence, "x", root, proven=proven))
     assert found.startswith(why) and bool(found) == bool(why)
+
+
+def test_what_ranks_report_while_they_train() -> None:
+    """Only checksums of every byte certify; what two ranks differ in is told by either kind."""
+
+    async def run() -> None:
+        boss = Boss()
+        for rank in range(4):
+            boss.enrol(rank, needs=(0, 1) if rank < 2 else (2, 3))
+        line = boss.certificates.line
+        boss.certificates.begin(1, 0)
+        boss.state.world.by_rank[0].proven = 20
+
+        def report(rank: int, *checksums: tuple[int, int]) -> None:
+            saved = Saved(1, rank, checksums[-1][0], None, 9, 0.0, 0.0, checksums)
+            boss.checkpoints.heard(boss.nodes[rank], saved)
+
+        for rank in (0, 1, 2):
+            report(rank, (3, 10 + rank // 2 * 4), (4, 101 + rank // 2 * 8))
+        boss.certificates.trust([], [], "")
+        assert line.mark(4) == Mark(True, False)  # rank 3 was not heard
+        report(3, (3, 14), (4, 109))
+        assert line.mark(4) == Mark(True, True) and line.mark(3) == Mark(True, False)
+        report(0, (7, 30), (8, 201))
+        report(1, (7, 30), (8, 203))
+        assert [s for s in range(20) if line.covers(s, 1)] == [4]
+
+    asyncio.run(run())
 
 
 # -- on disk

@@ -27,6 +27,11 @@ def mark(crc: int, *, whole: bool) -> int:
     return crc << 1 | whole
 
 
+def is_whole(checksum: int) -> bool:
+    """Whether it is of every byte."""
+    return checksum >= 0 and bool(checksum & 1)
+
+
 def differ(checksums: Iterable[int]) -> bool:
     """Whether two of a kind differ."""
     known = {checksum for checksum in checksums if checksum >= 0}
