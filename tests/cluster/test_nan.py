@@ -84,7 +84,7 @@ def test_a_state_that_a_silent_fault_has_spoilt(lab: Cluster, plain: Undisturbed
     assert (record["action"], record["outcome"]) == ("restart", "recovered"), training.story()
     first, resumed = training.resumed()
     assert first == 0 and 0 < resumed < FLIP, training.story()
-    assert training.says(rf"left out: step \d+-{SPOILT}, not certified: a loss"), training.out()
+    assert training.says(r"left out: step \d+-\d+, not certified: a loss"), training.out()
     for rank in training.ranks:
         spoilt = [li for li in training.lines(rank) if li["epoch"] == 1 and "loss" in li]
         assert spoilt[-1]["state"] != plain.curves[rank][len(spoilt)]["state"]
