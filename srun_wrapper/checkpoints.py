@@ -332,20 +332,23 @@ class Checkpoints:
 
     def _compare(self, saved: Saved) -> None:
         """Ranks that share a state must go on alike: else none could be put together again."""
-        group = self.ranks[saved.rank].said.needs
-        if len(group) < 2:
+        needs = self.ranks[saved.rank].said.needs
+        lowest = min(needs)  # of the group, and one of those that each needs
+        if len(needs) < 2:
             return
-        why = self._alike.add(group, saved.rank, saved.same)
+        why = self._alike.add(lowest, saved.rank, saved.same)
         self.boss.certificates.compared(saved.rank, saved.same, alike=not why)
         if not why:
             return
-        self._alike.forget(group)
+        self._alike.forget(lowest)
+        said = {rank: each.said.needs for rank, each in self.ranks.items()}
+        group = tuple(sorted(r for r, of in said.items() if len(of) > 1 and min(of) == lowest))
         self.boss.broadcast(Unshare(group))
         self.boss.ledger.event("unshared", ranks=group, why=why)
         self._say_once(
             f"checkpoints: ranks that shared their state no longer hold the same ({why}): each of "
             f"the {len(group)} saves all of its own from now on",
-            f"unshared {group[0]}",
+            f"unshared {lowest}",
         )
 
     # -- for robust-status
@@ -372,7 +375,7 @@ class Checkpoints:
     def new_epoch(self, restored: bool) -> None:
         """All ranks start anew; ``restored``: from memory, which another fault may take."""
         self.saved.clear()
-        self._alike.forget()
+        self._alike = Comparison()
         self._here.clear()
         self.interval.begin()
         self._newest = 0

@@ -78,7 +78,7 @@ def test_no_state_is_put_together_of_ranks_that_do_not_hold_the_same() -> None:
     resume = plan(places, SEATS, 4)
     assert resume.step == 7
     assert "step 8 is incomplete: nothing usable of rank 2-3" in text(resume)
-    why = "ranks 2-3 share their state, but do not hold the same"
+    why = "the ranks that it shares its state with do not hold the same"
     assert {(p.owner, p.step) for p in resume.passed if p.why == why} == {(2, 8), (3, 8)}
     alone = change(places, 3, 8, needs=(3,))  # 3 keeps all of its own, 2 does not know yet
     alone = change(alone, 3, 8, "replica", needs=(3,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from robust_slurm.checkpoint import sharing
 from robust_slurm.checkpoint.layout import ITEM_SIZE, Entry
-from robust_slurm.checkpoint.sharing import Share, checksum, divide
+from robust_slurm.checkpoint.sharing import KEEPERS, Share, checksum, divide
 from robust_slurm.checkpoint.state import Source, State, StateError, restore
 
 shapes = st.lists(st.sampled_from([0, 1, 1, 2, 3, 5, 17, 64]), max_size=3).map(tuple)
@@ -239,3 +241,30 @@ def test_what_is_not_shared_has_no_fingerprint() -> None:
     state = State(objects(), rank=0)
     state.capture()
     assert state.fingerprint(whole=True, beside=False)() == -1
+
+
+@pytest.mark.parametrize("ranks", [2, KEEPERS, 100, 1000])
+def test_the_lists_of_what_ranks_need_do_not_grow_with_the_square_of_the_ranks(ranks: int) -> None:
+    share = Share(tuple(range(3, 3 + 2 * ranks, 2)))
+    keepers = share.keepers
+    assert len(keepers) == min(ranks, KEEPERS) and set(keepers) <= set(share.ranks)
+    assert keepers[0] == share.ranks[0]  # by whom robust-srun knows the group
+    gaps = {b - a for a, b in pairwise(keepers)}
+    assert max(gaps) - min(gaps) <= 2
+    for rank in share.ranks:
+        needs = share.needs(rank)
+        assert set(needs) == {rank, *keepers} and list(needs) == sorted(needs)
+    assert sum(len(share.needs(rank)) for rank in share.ranks) <= ranks * (KEEPERS + 1)
+
+
+def test_a_rank_that_keeps_no_part_is_restored_from_those_that_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "KEEPERS", 2)
+    opened = snapshots(tmp_path, 4)
+    kept = [{e.kind for e in s.snapshot.entries} for s in opened]
+    assert [("shared" in kinds) for kinds in kept] == [True, False, True, False]
+    truth, fresh = objects(), objects(seed=1)
+    restore(fresh, [opened[r] for r in Share((0, 1, 2, 3)).needs(3)], rank=3)
+    for a, b in zip(fresh["model"].parameters(), truth["model"].parameters(), strict=True):
+        assert a.equal(b)

@@ -38,14 +38,17 @@ def differ(checksums: Iterable[int]) -> bool:
     return len(known) > len({checksum & 1 for checksum in known})
 
 
-def apart(claims: Mapping[int, Claim]) -> list[tuple[int, ...]]:
-    """The groups of which no state may be put together: their ranks hold different ones, or do not
-    all count themselves to the group. ``claims``: of the ranks, of one step."""
+def apart(claims: Mapping[int, Claim]) -> list[int]:
+    """The ranks that no state may be put together for, ascending: what it would be made of is not
+    alike, or is kept by ranks that do not count themselves to the same group. ``claims``: of the
+    ranks, of one step; one that is missing is not looked at."""
     found = []
-    for group in sorted({claim.needs for claim in claims.values() if len(claim.needs) > 1}):
-        members = [claims[rank] for rank in group if rank in claims]
-        if any(m.needs != group for m in members) or differ(m.same for m in members):
-            found.append(group)
+    for rank, claim in sorted(claims.items()):
+        others = [claims[each] for each in claim.needs if each in claims and each != rank]
+        group = set(claim.needs)
+        strange = any(len(o.needs) < 2 or {rank, *o.needs} != group for o in others)
+        if strange or (others and differ([claim.same, *(other.same for other in others)])):
+            found.append(rank)
     return found
 
 
@@ -55,9 +58,11 @@ class Comparison:
     def __init__(self) -> None:
         self._first: dict[int, dict[tuple[int, int], tuple[int, int]]] = {}
 
-    def add(self, group: tuple[int, ...], rank: int, reported: Iterable[tuple[int, int]]) -> str:
-        """Take (step, checksum) of a rank. Returns who differs where; empty if nobody does."""
-        first = self._first.setdefault(group[0], {})
+    def add(self, group: int, rank: int, reported: Iterable[tuple[int, int]]) -> str:
+        """Take (step, checksum) of a rank. Returns who differs where; empty if nobody does.
+
+        ``group``: its lowest rank."""
+        first = self._first.setdefault(group, {})
         for step, same in reported:
             other, known = first.setdefault((step, same & 1), (rank, same))
             if known != same:
@@ -66,9 +71,6 @@ class Comparison:
             del first[next(iter(first))]  # the one that came first
         return ""
 
-    def forget(self, group: tuple[int, ...] = ()) -> None:
-        """What was said of this group, or of all."""
-        if group:
-            self._first.pop(group[0], None)
-        else:
-            self._first.clear()
+    def forget(self, group: int) -> None:
+        """What was said of this group."""
+        self._first.pop(group, None)

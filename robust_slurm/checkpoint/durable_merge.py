@@ -65,9 +65,10 @@ class Merged(NamedTuple):
 def merge(parts: Sequence[Part]) -> Merged:
     """Merge the parts of all ranks, in the order of ranks."""
     claims = {p.snapshot.rank: Claim(p.snapshot.needs, p.snapshot.same) for p in parts}
-    strangers = [f"ranks {group} {DIFFER}" for group in apart(claims)]
+    strangers = apart(claims)
+    differ = [f"ranks {', '.join(map(str, strangers[:16]))} {DIFFER}"] if strangers else []
     tensors, problems = _tensors(parts)
-    return Merged(tuple(tensors), tuple(_values(parts)), (*problems, *strangers), bool(strangers))
+    return Merged(tuple(tensors), tuple(_values(parts)), (*problems, *differ), bool(strangers))
 
 
 class _Variant:

@@ -212,12 +212,10 @@ def usable(
 def _set_apart(copies: Copies) -> list[Passed]:
     """Take out what ranks would be restored from that share a state, but do not hold the same."""
     first = {owner: found[0].holding for owner, found in copies.items()}
-    groups = apart({owner: Claim(held.needs, held.same) for owner, held in first.items()})
     passed = []
-    for group in groups:
-        why = f"ranks {numbers(group)} share their state, but do not hold the same"
-        for owner in [o for o in group if o in copies and first[o].needs == group]:
-            passed += [_passed(copy, why) for copy in copies.pop(owner)]
+    for owner in apart({o: Claim(held.needs, held.same) for o, held in first.items()}):
+        why = "the ranks that it shares its state with do not hold the same"
+        passed += [_passed(copy, why) for copy in copies.pop(owner)]
     return passed
 
 

@@ -146,10 +146,11 @@ class Session:
         world, choice, share = self.world, self._options, self._state.share
         socket = os.environ.get(SOCKET, "")
         epoch = heartbeat.epoch() if socket else 0
-        needs = share.ranks if share is not None else (world.rank,)
+        needs = share.needs(world.rank) if share is not None else (world.rank,)
+        parts = len(share.keepers) if share is not None else 1
         models = named(self._objects.get("model")).values()
         optimizers = named(self._objects.get("optimizer")).values()
-        size = estimate(models, optimizers) // len(needs)
+        size = estimate(models, optimizers) // parts
         enrol: dict[str, Any] = {
             "rank": world.rank, "world": world.size, "local": world.local, "epoch": epoch,
             "pid": os.getpid(), "mesh": self.mesh, "needs": list(needs),

@@ -15,6 +15,9 @@ from .layout import Entry
 cuda: Any = torch.cuda  # torch does not type all of it
 
 
+KEEPERS = 64
+
+
 class Share(NamedTuple):
     """The data-parallel peers of a rank, which hold identical parameters and optimizer state."""
 
@@ -22,6 +25,20 @@ class Share(NamedTuple):
     """In ascending order, with the rank itself."""
     blocks: bool = False
     """Of distributed tensors they hold the same blocks (HSDP), not only what is whole."""
+
+    @property
+    def keepers(self) -> tuple[int, ...]:
+        """Those of the ranks that keep a part each of what all hold, spread over them evenly.
+
+        To restore a rank takes its own snapshot and theirs: were all of them keepers, the lists
+        of what is needed would grow with the square of the ranks.
+        """
+        count = min(len(self.ranks), KEEPERS)
+        return tuple(self.ranks[i * len(self.ranks) // count] for i in range(count))
+
+    def needs(self, rank: int) -> tuple[int, ...]:
+        """The ranks whose snapshots restore this one of the group, ascending."""
+        return tuple(sorted({rank, *self.keepers}))
 
 
 class Part(NamedTuple):

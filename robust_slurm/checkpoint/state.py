@@ -177,7 +177,12 @@ class State:
     def _divide(self, shared: list[Leaf], share: Share) -> None:
         entries = [leaf.item.entry for leaf in shared]
         if entries != self._divided:
-            mine = divide(entries, len(share.ranks))[share.ranks.index(self.rank)]
+            keepers = share.keepers
+            mine = (
+                divide(entries, len(keepers))[keepers.index(self.rank)]
+                if self.rank in keepers
+                else []
+            )
             self._parts = {part.which: part for part in mine}
             self._divided = entries
         self._shared_items = [
@@ -242,7 +247,8 @@ class State:
             for step in _plan(section, saved, encoded)
         ]
         # Other peers than those of now have put it together from other parts.
-        same_peers = self.share is not None and set(saved.own.needs) == set(self.share.ranks)
+        needs = self.share.needs(self.rank) if self.share is not None else ()
+        same_peers = set(saved.own.needs) == set(needs)
         self._together = saved.together if same_peers else frozenset()
         # Data first: what the others are given must be there.
         run_all([step for step in steps if isinstance(step, Fill)])
