@@ -55,7 +55,10 @@ class Accusation(NamedTuple):
 
 
 class Rejection(NamedTuple):
-    """``uid`` is the owner of what was found, -1 if that could not be told."""
+    """``uid`` is the owner of what was found, -1 if that could not be told.
+
+    ``name`` is as its maker chose it: known by it later, and to be cleaned before it is shown.
+    """
 
     name: str
     uid: int
@@ -170,7 +173,7 @@ def _found(state_dir: str, node: str, accused: Accused, known: Collection[str]) 
     finally:
         for fd in opened:
             os.close(fd)
-    clean = [r._replace(name=printable(r.name), why=printable(r.why)) for r in rejected]
+    clean = [r._replace(why=printable(r.why)) for r in rejected]
     return Found(tuple(accepted), tuple(clean), tuple(withdrawn))
 
 

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from health.finding import ACTIONS
 from health.system import Event
-from health.verdict import Reason, parse_reason
+from health.verdict import Reason, parse_reason, with_action
 
 DAY = 86400.0  # seconds
+SAME_S = 60.0  # in which prologs of jobs that start together may each record the drain
 
 
 class Rules(NamedTuple):
@@ -27,15 +28,22 @@ class Rules(NamedTuple):
 def drains(check: str, events: Iterable[Event], until: float) -> list[float]:
     """When the node was drained for this finding in the day up to ``until``, oldest first.
 
-    What a person repaired, or a burn-in proved to be well, counts no more.
+    What a person repaired, or a burn-in proved to be well, counts no more. Records within SAME_S of
+    each other are one drain, unless it was taken back between them.
     """
-    known = [event for event in events if until - DAY < event.time <= until]
-    begin = max((event.time for event in known if _settles(event)), default=0.0)
-    return sorted(
-        event.time
-        for event in known
-        if event.kind == "drain" and event.time > begin and _check(event) == check
-    )
+    known = sorted((e for e in events if until - DAY < e.time <= until), key=lambda e: e.time)
+    found: list[float] = []
+    last = -SAME_S
+    for event in known:
+        if _settles(event):
+            found.clear()
+        if _settles(event) or event.kind == "undrain":
+            last = -SAME_S
+        elif event.kind == "drain" and _check(event) == check:
+            if event.time - last >= SAME_S:
+                found.append(event.time)
+            last = event.time
+    return found
 
 
 def service(reason: Reason | None, events: Iterable[Event], now: float, rules: Rules) -> str:
@@ -46,7 +54,8 @@ def service(reason: Reason | None, events: Iterable[Event], now: float, rules: R
     """
     if reason is None or reason.cls != "node" or ACTIONS[reason.action].proof != "recheck":
         return ""
-    times = len(drains(reason.check, events, now)) + 1
+    own = Event(now, "drain", "", {"reason": with_action(reason, reason.action)})
+    times = len(drains(reason.check, [*events, own], now))
     if rules.hold_times <= 0 or times < rules.hold_times:
         return ""
     return f"{times} drains for {reason.check} within 24 h"
@@ -56,8 +65,8 @@ def held_until(reason: Reason, drained: Event, events: Iterable[Event], rules: R
     """The wall clock before which the drain is not lifted; 0.0 for one that needs a proof."""
     if ACTIONS[reason.action].proof != "recheck" or rules.hold_down <= 0:
         return 0.0
-    earlier = [t for t in drains(reason.check, events, drained.time) if t < drained.time]
-    return drained.time + min(rules.hold_down * 2.0 ** min(len(earlier), 30), DAY)
+    earlier = len(drains(reason.check, [*events, drained], drained.time)) - 1
+    return drained.time + min(rules.hold_down * 2.0 ** min(earlier, 30), DAY)
 
 
 def settled(drained: Event, events: Iterable[Event]) -> bool:

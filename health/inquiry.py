@@ -237,7 +237,7 @@ class Inquiry:
         for rejection in found.rejections:
             self.events.append(self._event("rejected", of_rejection(rejection, accused)))
             self.errors.append(
-                f"refused accusation {rejection.name} in job {accused.of} "
+                f"refused accusation {printable(rejection.name)} in job {accused.of} "
                 f"(owner uid {rejection.uid}): {rejection.why}"
             )
 
@@ -399,7 +399,7 @@ def of_rejection(rejection: Rejection, accused: Accused) -> dict[str, Any]:
         "job": accused.job,
         "uid": accused.uid,
         "of": accused.of,
-        "name": rejection.name,
+        "name": printable(rejection.name),
         "owner": rejection.uid,
         "why": rejection.why,
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from health.mountinfo import Mount, holding
@@ -69,8 +69,11 @@ def judge(usage: Usage, total: int) -> Holdings:
     return Holdings(held, sum(row[2] for row in users), ", ".join(said), usage.whole)
 
 
-def walk(tops: Sequence[str], deadline_s: float) -> Usage:
-    """What lies below these directories, by owner; other file systems are not entered."""
+def walk(tops: Sequence[str], deadline_s: float, points: Collection[str] = ()) -> Usage:
+    """What lies below these directories, by owner; other file systems are not entered.
+
+    ``points``: mount points, which are not touched: a user's own file system may never answer.
+    """
     until = time.monotonic() + deadline_s
     size: dict[int, int] = {}
     files: dict[int, int] = {}
@@ -98,6 +101,8 @@ def walk(tops: Sequence[str], deadline_s: float) -> Usage:
                     if seen % _EVERY == 0 and time.monotonic() > until:
                         return _usage(size, files, seen, whole=False)
                     seen += 1
+                    if f"{here}/{entry.name}" in points:
+                        continue
                     try:
                         info = entry.stat(follow_symlinks=False)
                     except FileNotFoundError:

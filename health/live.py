@@ -100,8 +100,13 @@ class LiveSystem:
 
     def usage(self, tops: Sequence[str], deadline_s: float) -> Usage:
         from health.leftover_files import walk
+        from health.mountinfo import visible
 
-        return walk(tops, deadline_s)
+        try:
+            points = frozenset(visible(self.read("/proc/self/mountinfo")))
+        except FileNotFoundError:
+            points = frozenset()
+        return walk(tops, deadline_s, points)
 
     def disk(self, path: str) -> Disk:
         info = os.statvfs(path)

@@ -200,7 +200,14 @@ def load(path: str | None, node: str, checks: Iterable[Check]) -> Settings:
     file = path or SITE_FILE
     found: Mapping[str, Any] = {}
     try:
-        found = parse(read(file)[0])
+        text = read(file)[0]
+        kept = None
+        if not text.strip():  # as a full disk or a power failure leaves it
+            from health.settings_last import lost
+
+            kept = lost(file, ValueError("is empty"))
+        found, told = kept or (parse(text), "")
+        merge.problems += [told] if told else []
     except FileNotFoundError as error:
         from health.settings_last import lost
 

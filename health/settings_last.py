@@ -2,8 +2,8 @@
 
 Without it a slip of the pen in the week of the dry run would make the gate drain. The sweep and
 ``robust-admin install`` keep the copy; ``settings.load`` reads it only when the file is broken. A
-file that is missing where there is a copy was lost, and is broken too: whoever wants the defaults
-empties the file, or removes both.
+file that is missing or empty where there is a copy was lost, and is broken too: whoever wants the
+defaults leaves a comment in it, or removes both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def instead(path: str, error: Exception) -> tuple[Mapping[str, Any], str]:
     name = os.path.basename(path) + SUFFIX  # noqa: PTH119
     try:
         text, info = settings.read(path + SUFFIX)
-        if not text:  # the site's file was empty, or a power failure left this
+        if not text.strip():  # a power failure left this
             raise ValueError("is empty")
         found = settings.parse(text)
     except FileNotFoundError:
@@ -38,7 +38,7 @@ def instead(path: str, error: Exception) -> tuple[Mapping[str, Any], str]:
 
 
 def lost(path: str, error: Exception) -> tuple[Mapping[str, Any], str] | None:
-    """As ``instead``, for a file that is not there; None: there was never a good one."""
+    """As ``instead``, for a file that is not there, or empty; None: there was never a good one."""
     return instead(path, error) if os.path.lexists(path + SUFFIX) else None
 
 
@@ -56,6 +56,8 @@ def keep(path: str) -> str:
         settings.parse(text)
     except (OSError, ValueError, RecursionError):
         return ""  # every report says so
+    if not text.strip():
+        return ""  # likewise, where there is a copy
     try:
         _copy(path, text.encode(), info.st_mode & 0o644)
     except OSError as error:

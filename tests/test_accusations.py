@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from health.accusations import SIZE_LIMIT, Accused, Found, companion_of, find, parse, printable
+from health.inquiry import of_rejection
 
 UID = 20001 if os.geteuid() == 0 else os.geteuid()
 JOB = Accused(job=7, uid=UID, gid=UID, of=7)
@@ -323,9 +324,11 @@ def test_junk_and_a_good_one(state: State) -> None:
     assert len(found.accusations) == len(found.rejections) == 1
 
 
-def test_a_hostile_name_is_made_printable(state: State) -> None:
+def test_a_hostile_name_is_refused_once_and_printable_where_it_is_shown(state: State) -> None:
     state.write("n1.\x1b[31m\n.json", b"junk")
-    assert state.find().rejections[0].name == "n1. [31m .json"
+    (rejection,) = state.find().rejections
+    assert state.find(known=(rejection.name,)).rejections == ()
+    assert of_rejection(rejection, JOB)["name"] == "n1. [31m .json"
 
 
 def test_at_most_eight_of_a_job(state: State) -> None:

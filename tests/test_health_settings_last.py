@@ -111,12 +111,29 @@ def test_a_lost_file_is_a_broken_one(
         assert keep(str(toml)) == "" and _last(toml).exists(), "the sweep keeps the copy"
 
 
-def test_who_wants_the_defaults_empties_the_file_or_removes_both(
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_an_empty_file_is_a_lost_one(toml: Path, text: str) -> None:
+    """A full disk, or a power failure, leaves one where somebody edited it."""
+    good = settings.load(str(toml), "n1", broken_settings.CHECKS)
+    toml.write_text(text)
+    for _ in range(2):
+        found = settings.load(str(toml), "n1", broken_settings.CHECKS)
+        assert found._replace(problems=()) == good and found.gate["dry_run"] is True
+        (problem,) = found.problems
+        assert problem.startswith(f"{toml}: is empty; the settings of ")
+        assert keep(str(toml)) == "" and _last(toml).read_text(), "the sweep keeps the copy"
+    _last(toml).unlink()
+    plain = settings.defaults(broken_settings.CHECKS)
+    assert settings.load(str(toml), "n1", broken_settings.CHECKS) == plain, "there was none"
+    assert keep(str(toml)) == "" and not _last(toml).exists()
+
+
+def test_who_wants_the_defaults_leaves_a_comment_or_removes_both(
     toml: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settings, "SITE_FILE", str(toml))
     plain = settings.defaults(broken_settings.CHECKS)
-    toml.write_text("")
+    toml.write_text("# nothing\n")
     assert settings.load(None, "n1", broken_settings.CHECKS) == plain
     assert keep(str(toml)) == ""
     assert settings.load(str(toml), "n1", broken_settings.CHECKS) == plain

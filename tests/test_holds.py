@@ -58,6 +58,18 @@ def test_the_hold_doubles_with_each_drain(before: list[Event], hold: float) -> N
     assert held_until(reason, own, [*before, own], Rules()) == NOW + hold
 
 
+def test_records_of_one_drain_count_once() -> None:
+    """Of jobs that start together, each prolog may drain before it sees the other's drain."""
+    reason = parse_reason(HUNG)
+    undrained = Event(NOW - 0.1, "undrain", "b", {"reason": HUNG})
+    together = [drain(2 * H), drain(2 * H - 1), drain(0.2)]
+    assert reason is not None
+    assert len(drains("mount-hung", together, NOW)) == 2
+    assert service(reason, together, NOW, Rules()) == "", "it is the second"
+    assert held_until(reason, drain(0.0), together, Rules()) == NOW + 1200.0
+    assert "3 drains" in service(reason, [*together, undrained], NOW, Rules())
+
+
 @pytest.mark.parametrize("action", ["reset-gpu", "reboot", "service"])
 def test_what_has_a_proof_of_its_own_is_not_held(action: str) -> None:
     reason = parse_reason(HUNG.replace("none", action))

@@ -10,6 +10,8 @@ import pytest
 from gate_jobs import begin, finish, of
 from gate_lab import FREE, WIDE, GateLab, gate_lab
 
+from tests.waiting import until
+
 STRANGER = 30001  # a uid that is nobody's here
 DOWN = "robust:node:ib-down:mlx5_0:none:job0"
 
@@ -167,3 +169,32 @@ def test_a_sites_own_command_drains_and_frees(site: GateLab) -> None:
     site.wait_node("n2", *FREE)
     site.start_now(job)
     assert site.ended(job)["JobState"] == "COMPLETED"
+
+
+def test_two_jobs_that_meet_one_fault_are_one_drain(site: GateLab) -> None:
+    """Their prologs run at the same time, and each drains before it sees the other's drain."""
+    hold = site.hold_slurm_calls()
+    site.lab.link("n2", up=False)
+    jobs = [site.submit("-wn2", "-n1") for _ in range(2)]
+    asking = f"{site.etc.parent}/bin/scontrol"
+    until(lambda: len([1 for _, words in site.processes("n2") if asking in words]) == 2, "both")
+    hold.let_go()
+    for job in jobs:
+        site.wait_requeued(job)
+    site.settings(hold="hold_down = 3600\n")
+    site.lab.heal("n2")
+    site.sweep("n2")
+    argv = ["robust-health", "status", "--config", str(site.etc / "robust.toml")]
+    said = site.lab.exec("n2", argv, user=False, check=True).stdout
+    assert "drain 1 for ib-down" in said and "drain 2" not in said, said
+
+
+def test_a_users_mount_that_hangs_on_a_full_disk_is_not_the_nodes_fault(site: GateLab) -> None:
+    site.lab.exec("n1", ["mkdir", "/tmp/own"], check=True)
+    site.lab.stale_mount("n1", "/tmp/own")
+    site.lab.exec("n1", ["sh", "-c", "yes | head -c 300M > /tmp/big"])
+    site.sweep("n1")
+    assert site.reason("n1") == "robust:user:disk-full-leftovers:/tmp:clear-leftovers:job0"
+    site.lab.exec("n1", ["rm", "/tmp/big"], check=True)
+    site.sweep("n1")
+    site.wait_node("n1", *FREE)
