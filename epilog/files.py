@@ -14,6 +14,8 @@ import stat
 import time
 from typing import NamedTuple
 
+from health.mountinfo import visible
+
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEPTH = 200  # descriptors open at a time; deeper directories are first brought to the top
 _IPC_RMID = 0
@@ -29,6 +31,7 @@ class Whose(NamedTuple):
     top: int  # descriptor of the directory that is being cleared
     deep: list[str]  # names there of what lay too deep
     prefix: str  # of names in the top directory; others stay
+    mounted: frozenset[str]  # names there that are not touched: any user's mount may never answer
 
 
 def clear_dir(
@@ -41,7 +44,7 @@ def clear_dir(
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        whose = Whose(uid, before, os.fstat(fd).st_dev, fd, [], prefix)
+        whose = Whose(uid, before, os.fstat(fd).st_dev, fd, [], prefix, _mounted(path))
         removed, left = _clear(fd, whose, until, 0)
         while whose.deep:
             gone, stay = _remove(fd, whose.deep.pop(), whose, until, 0)
@@ -51,6 +54,14 @@ def clear_dir(
         os.close(fd)
 
 
+def _mounted(path: str) -> frozenset[str]:
+    """Names in this directory on which something is mounted."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        points = visible(file.read())
+    top = os.path.realpath(path).rstrip("/") + "/"
+    return frozenset(point.removeprefix(top) for point in points if point.startswith(top))
+
+
 def _clear(directory: int, whose: Whose, until: float, depth: int) -> tuple[int, list[str]]:
     removed = 0
     left: list[str] = []
@@ -58,6 +69,8 @@ def _clear(directory: int, whose: Whose, until: float, depth: int) -> tuple[int,
         start = "" if depth else whose.prefix
         names = [entry.name for entry in entries if entry.name.startswith(start)]
     for name in names:
+        if not depth and name in whose.mounted:
+            continue
         if time.monotonic() > until:
             return removed, [*left, "no time for the rest"]
         try:

@@ -198,3 +198,15 @@ def test_a_users_mount_that_hangs_on_a_full_disk_is_not_the_nodes_fault(site: Ga
     site.lab.exec("n1", ["rm", "/tmp/big"], check=True)
     site.sweep("n1")
     site.wait_node("n1", *FREE)
+
+
+def test_a_users_mount_that_hangs_keeps_no_others_files_on_the_node(site: GateLab) -> None:
+    site.settings(more='[epilog]\nclean_dirs = ["/tmp"]\n')
+    site.lab.exec("n3", ["mkdir", "/tmp/own"], check=True)
+    site.lab.stale_mount("n3", "/tmp/own")
+    job = site.run("n3", script="#!/bin/sh\necho x > /tmp/mine; echo x > /tmp/zzz\n")
+    (cleared,) = of(site, "n3", job, "cleared")
+    assert cleared.data["removed"] == 2
+    there = site.lab.exec("n3", ["sh", "-c", "cd /tmp && echo *"], user=False, check=True).stdout
+    assert there.split() == ["own"]
+    assert site.node("n3") == FREE
