@@ -29,6 +29,7 @@ class Contact:
     ending: bool = False  # Slurm has signalled this node's shims to end
     refused_since: float | None = None
     unreachable_since: float | None = None
+    tried: float = 0.0  # when the last attempt was begun that found the host unreachable
 
     def heard(self, now: float) -> None:
         self.since = now
@@ -40,10 +41,11 @@ class Contact:
         self.since = now
         self.refused_since = self.unreachable_since = None
 
-    def lost(self, now: float, *, refused: bool, accepted: bool) -> None:
+    def lost(self, now: float, *, refused: bool, accepted: bool, begun: float) -> None:
         """A connection broke or could not be made.
 
-        ``accepted``: the host's kernel took the connection, so the host lives.
+        ``accepted``: the host's kernel took the connection, so the host lives. ``begun``: when the
+        attempt was begun.
         """
         if refused:
             self.refused_since = self.refused_since or now
@@ -52,13 +54,15 @@ class Contact:
             self.refused_since = self.unreachable_since = None
         else:
             self.unreachable_since = self.unreachable_since or now
+            self.tried = begun
 
 
 def judge_silence(contact: Contact, now: float, lost_host: float) -> Verdict:
     """Decide from the last contact what has happened to the supervisor.
 
     An agent cannot tell a dead host from one that is cut off for a moment: ``lost_host`` is how
-    long such an outage may last.
+    long such an outage may last. An attempt begun after that must fail as well: one begun before
+    may have missed the end of the outage.
     """
     silent = now - contact.since
     refused = now - contact.refused_since if contact.refused_since is not None else 0.0
@@ -68,7 +72,7 @@ def judge_silence(contact: Contact, now: float, lost_host: float) -> Verdict:
         return Verdict.SUPERVISOR_DEAD if silent >= START else Verdict.FINE
     if refused >= DEAD_SUPERVISOR:
         return Verdict.SUPERVISOR_DEAD
-    if contact.unreachable_since is not None and silent >= lost_host:
+    if contact.unreachable_since is not None and contact.tried - contact.since >= lost_host:
         return Verdict.HOST_LOST
     if silent >= MUTE:
         return Verdict.SUPERVISOR_DEAD

@@ -37,7 +37,7 @@ class Uplink:
         self._introduce = introduce
         self._take = take
         self._link: Link | None = None
-        self._introduced = 0.0
+        self._introduced = self._begun = 0.0
         self._over = False
         self._judged = time.monotonic()
 
@@ -81,6 +81,7 @@ class Uplink:
         family = socket.AF_INET6 if ":" in self.server else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setblocking(False)
+        self._begun = time.monotonic()
         try:
             sock.connect((self.server, self._port))
         except BlockingIOError:
@@ -89,7 +90,7 @@ class Uplink:
             # Over loopback a refusal is known at once, and so is a network that is down.
             sock.close()
             refused = isinstance(err, ConnectionRefusedError)
-            self.contact.lost(time.monotonic(), refused=refused, accepted=False)
+            self.contact.lost(time.monotonic(), refused=refused, accepted=False, begun=self._begun)
             self._loop.later(RETRY, self._connect)
             return
         link = Link(
@@ -133,5 +134,6 @@ class Uplink:
                 recent = now - self._introduced < RETRY
                 self._loop.later(RETRY if recent else 0.0, self._connect)
                 return
-            self.contact.lost(now, refused="refused" in reason, accepted=link.connected)
+            refused = "refused" in reason
+            self.contact.lost(now, refused=refused, accepted=link.connected, begun=self._begun)
             self._loop.later(RETRY, self._connect)

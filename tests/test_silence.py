@@ -28,7 +28,7 @@ def attempt(contact: Contact, kind: str, now: float) -> None:
     elif kind == "signalled":
         contact.ending = True
     else:
-        contact.lost(now, refused=kind == "refused", accepted=kind == "accepted")
+        contact.lost(now, refused=kind == "refused", accepted=kind == "accepted", begun=now)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,9 @@ def attempt(contact: Contact, kind: str, now: float) -> None:
         ([("heard", 10.0), ("refused", 11.0), ("heard", 12.0)], 30.0, FINE),
         ([("heard", 10.0), ("refused", 11.0), ("accepted", 12.0)], 30.0, FINE),
         ([("heard", 10.0), ("unreachable", 12.5)], 10.0 + LOST_HOST - 0.1, FINE),
-        ([("heard", 10.0), ("unreachable", 12.5)], 10.0 + LOST_HOST, HOST),
+        # An attempt begun before the end of an outage says nothing about now.
+        ([("heard", 10.0), ("unreachable", 12.5)], 10.0 + LOST_HOST, FINE),
+        ([("heard", 10.0), *[("unreachable", at) for at in (12.5, 10.0 + LOST_HOST)]], 26.0, HOST),
         ([("heard", 10.0), ("unreachable", 12.0), ("accepted", 13.0)], 40.0, FINE),
         ([("heard", 10.0), ("unreachable", 12.0), ("refused", 13.0)], 17.9, FINE),
         ([("heard", 10.0), ("unreachable", 12.0), ("refused", 13.0)], 18.0, DEAD),
