@@ -3,7 +3,8 @@
 Case ``save``: a training that saves its whole state after every step, with our Checkpointer and
 with others, each beside the same steps without saving and a plain memcpy of the same bytes. Case
 ``restore``: a rank that died comes back from its own node's memory, and from a peer node's beside
-plain TCP. ``--peers`` also measures DLRover and NVRx, for which it makes an environment.
+plain TCP. Case ``commit``: a durable step of 9,600 simulated ranks is committed. ``--peers`` also
+measures DLRover and NVRx, for which it makes an environment.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bench import checkpoint_job
+from bench import checkpoint_commit, checkpoint_job
 from bench.checkpoint_nodes import Nodes, run_json, scratch
 from bench.checkpoint_peers import SAVERS as PEER_SAVERS
 from bench.checkpoint_peers import Peers
@@ -180,7 +181,12 @@ def restore(bench: Bench) -> None:
                 bench.attempt(name, case, bench.results, name, SIZES[size], bench.runs)
 
 
-CASES = {"save": save, "job": in_job, "restore": restore}
+def commit(bench: Bench) -> None:
+    """A step of thousands of ranks is made to count."""
+    bench.attempt("commit", checkpoint_commit.commit, bench.results)
+
+
+CASES = {"save": save, "job": in_job, "restore": restore, "commit": commit}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,17 @@ def test_a_part_survives_being_written() -> None:
     assert parse_part(encode_part(made)) == made
 
 
+def lines_of(made: Any) -> list[Any]:
+    """Head, contents, places, values and form of an encoded part, decoded."""
+    *texts, form = encode_part(made).split(b"\n", 4)
+    return [*map(json.loads, texts), json.loads(zlib.decompress(form))]
+
+
+def raw_of(lines: list[Any]) -> bytes:
+    *rest, form = (json.dumps(line).encode() for line in lines)
+    return b"\n".join([*rest, zlib.compress(form)])
+
+
 def change(path: Sequence[str | int], value: Any) -> Any:
     return pytest.param(path, value, id=".".join(map(str, path)) + f"={value!r}"[:30])
 
@@ -59,35 +71,53 @@ def change(path: Sequence[str | int], value: Any) -> Any:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        change(["version"], 2),
-        change(["attempt"], "../x"),
-        change(["attempt"], "__0"),
-        change(["files", 0, 0], "../../etc/passwd"),
-        change(["files", 0, 0], "a/b"),
-        change(["files", 0, 1], -1),
-        change(["files", 0, 1], True),
-        change(["files", 0, 1], 0),
-        change(["places", 0], [1, 0, 1]),
-        change(["places", 0], [0, 999, 2]),
-        change(["places", 0], [0, 0, 39]),
-        change(["places"], []),
-        change(["snapshot", "rank"], -1),
-        change(["snapshot", "entries", 0, 1], "pickle"),
-        change(["snapshot", "entries", 0, 2], [1 << 70]),
-        change(["snapshot", "entries", 0, 2], [11]),
-        change(["snapshot", "entries", 0, 5], [0, 0]),
-        change(["paths"], {"model.w": []}),
-        change(["snapshot"], None),
+        change([0, "version"], 3),
+        change([0, "attempt"], "../x"),
+        change([0, "attempt"], "__0"),
+        change([0, "rank"], -1),
+        change([0, "files", 0, 0], "../../etc/passwd"),
+        change([0, "files", 0, 0], "a/b"),
+        change([0, "files", 0, 1], -1),
+        change([0, "files", 0, 1], True),
+        change([0, "files", 0, 1], 0),
+        change([0, "offsets"], []),
+        change([0, "offsets"], [-1]),
+        change([0, "offsets"], [6]),
+        change([0, "offsets"], [0.5]),
+        change([0, "offsets"], [1 << 70]),
+        change([1], ["a", "b"]),
+        change([1], [1, 2]),
+        change([2], [1, 0, 40, 0, 0, 900]),
+        change([2], [0, 999, 40, 0, 0, 900]),
+        change([2], [0, 0, 19, 0, 0, 900]),
+        change([2], []),
+        change([4, "entries", 0, 1], "pickle"),
+        change([4, "entries", 0, 2], [1 << 70]),
+        change([4, "entries", 0, 2], [11]),
+        change([4, "entries", 0, 4], [10, 10]),
+        change([4, "paths"], {"model.w": []}),
+        change([4], None),
+        change([0], None),
     ],
 )
 def test_a_part_that_cannot_be_ours_is_refused(path: Sequence[str | int], value: Any) -> None:
-    data = json.loads(encode_part(part(0, [entry("model.w", (10,))])))
-    at = data
+    made = part(0, [entry("w", (5,), "block", whole=(10,), at=(5,)), entry("model.w", (10,))])
+    lines = lines_of(made)
+    assert parse_part(raw_of(lines)) == made
+    at: Any = lines
     for key in path[:-1]:
         at = at[key]
     at[path[-1]] = value
     with pytest.raises(ValueError):
-        parse_part(json.dumps(data).encode())
+        parse_part(raw_of(lines))
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 4])
+def test_a_part_cut_off_is_refused(cut: int) -> None:
+    raw = encode_part(part(0, [entry("w", (5,))]))
+    for torn in (b"\n".join(raw.split(b"\n", 4)[:cut]), raw[:-cut]):
+        with pytest.raises(ValueError):
+            parse_part(torn)
 
 
 @given(

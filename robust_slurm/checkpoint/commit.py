@@ -11,15 +11,16 @@ import os
 import re
 import threading
 import time
-from collections.abc import Container
+from collections.abc import Container, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.storage import WriteResult
 
 from . import durable
-from .dcp_metadata import build, write_metadata
+from .dcp_metadata import TooManyBlocks, build, write_metadata
 from .durable_files import (
     NEWER,
     DurableError,
@@ -32,9 +33,10 @@ from .durable_files import (
     write_whole,
 )
 from .durable_merge import Merged, merge
-from .durable_parts import MAX_PART, Part, parse_part, part_name
+from .durable_parts import MAX_PART, Outline, parse_outline, part_name
 from .durable_prune import prune
 
+_READERS = 16
 _publishing = threading.Lock()
 _EPOCH = re.compile(r"(.*)\.e(\d{1,15})")
 
@@ -77,7 +79,7 @@ def commit(request: Request, stop: threading.Event) -> Done:
                 merged = _merged(request, parts, where)
                 notes = [f"{t.name} is {t.fqn} of other ranks" for t in merged.tensors
                          if t.name != t.fqn and t.kind != "private"][:20]  # fmt: skip
-                _publish(request, where, parts, pinned, merged)
+                notes += _publish(request, where, parts, pinned, merged)
     except FileNotFoundError as err:
         if _newer(request):  # whose commit has removed this step
             raise DurableError(NEWER) from None
@@ -93,7 +95,7 @@ def commit(request: Request, stop: threading.Event) -> Done:
 
 def _gather(
     request: Request, where: Path, stop: threading.Event
-) -> tuple[list[Part], list[durable.PartFile]]:
+) -> tuple[list[Outline], list[durable.PartFile]]:
     """All ranks' parts, as they come. Raises DurableError when one does not come in time.
 
     A shared directory cannot be watched: it is listed again and again, the less often the more
@@ -101,13 +103,14 @@ def _gather(
     """
     deadline = time.monotonic() + request.wait
     poll = min(2.0, max(0.2, 0.2 * request.world / 256))
-    found: dict[int, tuple[Part, durable.PartFile]] = {}
+    found: dict[int, tuple[Outline, durable.PartFile]] = {}
     awaited = {part_name(request.attempt, rank): rank for rank in range(request.world)}
+    reader = _Reader(request, where)
     while True:
-        for name in _present(request, where, awaited):
-            came = _part(request, where, awaited[name])
-            if came is not None:
-                found[awaited.pop(name)] = came
+        present = [awaited[name] for name in _present(request, where, awaited)]
+        for came in reader.read(present):
+            found[came[0].rank] = came
+            del awaited[came[1].name]
         if not awaited:
             break
         if stop.is_set() or time.monotonic() > deadline:
@@ -147,25 +150,42 @@ def _newer(request: Request) -> bool:
     )
 
 
-def _part(request: Request, where: Path, rank: int) -> tuple[Part, durable.PartFile] | None:
-    name = part_name(request.attempt, rank)
-    try:
-        raw = read_inside(where, name, MAX_PART)
-    except FileNotFoundError:
-        return None
-    try:
-        part = parse_part(raw)
-        durable.check_part(part, request.attempt, request.step, request.world, rank)
-    except ValueError as err:
-        raise DurableError(f"step {request.step} is not committed: {where / name}: {err}") from None
-    for file in part.files:
-        size = size_inside(where, file.name)
-        if size != file.size:
+class _Reader:
+    """Reads ranks' parts: many at once, for each costs the file system some round trips."""
+
+    def __init__(self, request: Request, where: Path) -> None:
+        self._request, self._where = request, where
+        self._known: dict[bytes, Any] = {}
+        self._lock = threading.Lock()
+
+    def read(self, ranks: Sequence[int]) -> list[tuple[Outline, durable.PartFile]]:
+        """Those that are (still) there. Raises DurableError, OSError."""
+        with ThreadPoolExecutor(min(_READERS, len(ranks) or 1)) as pool:
+            return [came for came in pool.map(self._part, ranks) if came is not None]
+
+    def _part(self, rank: int) -> tuple[Outline, durable.PartFile] | None:
+        request, where = self._request, self._where
+        name = part_name(request.attempt, rank)
+        try:
+            raw = read_inside(where, name, MAX_PART)
+        except FileNotFoundError:
+            return None
+        try:
+            with self._lock:
+                part = parse_outline(raw, self._known)
+            durable.check_part(part.attempt, part.step, part.rank, part.world, request, rank)
+        except ValueError as err:
             raise DurableError(
-                f"step {request.step} is not committed: {where / file.name} has {size} bytes, "
-                f"rank {rank} wrote {file.size}"
-            )
-    return part, durable.PartFile(rank, name, len(raw), digest_of(raw))
+                f"step {request.step} is not committed: {where / name}: {err}"
+            ) from None
+        for file in part.files:
+            size = size_inside(where, file.name)
+            if size != file.size:
+                raise DurableError(
+                    f"step {request.step} is not committed: {where / file.name} has {size} bytes, "
+                    f"rank {rank} wrote {file.size}"
+                )
+        return part, durable.PartFile(rank, name, len(raw), digest_of(raw))
 
 
 def _is_done(request: Request, where: Path, pinned: list[durable.PartFile]) -> bool:
@@ -185,7 +205,7 @@ def _is_done(request: Request, where: Path, pinned: list[durable.PartFile]) -> b
     return False
 
 
-def _merged(request: Request, parts: list[Part], where: Path) -> Merged:
+def _merged(request: Request, parts: list[Outline], where: Path) -> Merged:
     merged = merge(parts)
     mark = durable.apart_mark(request.directory, request.attempt)
     if merged.apart:
@@ -201,26 +221,33 @@ def _merged(request: Request, parts: list[Part], where: Path) -> Merged:
 def _publish(
     request: Request,
     where: Path,
-    parts: list[Part],
+    parts: list[Outline],
     pinned: list[durable.PartFile],
     merged: Merged,
-) -> None:
-    """The point of no return is the last rename. Raises OSError."""
+) -> list[str]:
+    """Returns notes. The point of no return is the last rename. Raises OSError."""
     scratch = where / f"{durable.METADATA}-{request.attempt}"
-    metadata, results = build(merged, parts)
+    notes, built = [], None
+    size, digest = 0, list[int]()
     about = StorageMeta(checkpoint_id=str(where), save_id=request.attempt)
-    size, digest = _write_metadata(scratch, about, metadata, results)
+    try:
+        built = build(merged, parts)
+        size, digest = _write_metadata(scratch, about, *built)
+    except TooManyBlocks as err:
+        notes.append(f"step {request.step} has no {durable.METADATA}: {err}")
+    except ValueError as err:
+        raise DurableError(f"{where} is not committed: {err}") from None
     manifest = durable.Manifest(
         step=request.step,
         attempt=request.attempt,
         world=request.world,
-        mesh=parts[0].snapshot.mesh,
+        mesh=parts[0].mesh,
         time=time.time(),
         bytes=sum(part.bytes for part in parts),
         parts=tuple(pinned),
         metadata=(size, digest),
         renamed=tuple(
-            durable.Renamed(t.name, t.fqn, tuple(chunk.rank for chunk in t.chunks))
+            durable.Renamed(t.name, t.fqn, tuple(t.ranks))
             for t in merged.tensors
             if t.name != t.fqn and t.kind != "private"
         ),
@@ -230,17 +257,19 @@ def _publish(
     ready = where / (request.attempt + durable.COMMIT_SUFFIX)
     raw = durable.encode_manifest(manifest)
     write_whole(ready, raw)
-    (scratch / durable.METADATA).replace(where / durable.METADATA)
+    if built is not None:
+        (scratch / durable.METADATA).replace(where / durable.METADATA)
     sync_directory(where)
     write_whole(where / durable.MANIFEST, raw, tmp=ready.with_name(ready.name + ".tmp"))
-    if _overtaken(where, manifest):
-        _write_metadata(scratch, about, metadata, results)
+    if built is not None and _overtaken(where, manifest):
+        _write_metadata(scratch, about, *built)
         (scratch / durable.METADATA).replace(where / durable.METADATA)
         sync_directory(where)
     try:
         scratch.rmdir()
     except OSError:
         pass
+    return notes
 
 
 def _write_metadata(

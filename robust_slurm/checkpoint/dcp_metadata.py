@@ -26,14 +26,30 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.storage import WriteResult
 
 from .dtypes import TORCH
+from .durable_files import DurableError
 from .durable_merge import Merged
-from .durable_parts import Part, Place
+from .durable_parts import Outline, Place
 
 Keys = tuple[str | int, ...]
+MAX_BLOCKS = 1_000_000
+"""Of all tensors. DCP has several objects in memory for each, and pickles them."""
 
 
-def build(merged: Merged, parts: Sequence[Part]) -> tuple[Metadata, list[WriteResult]]:
-    """The state's metadata, and where everything lies: the arguments of DCP's ``finish``."""
+class TooManyBlocks(DurableError):
+    """The checkpoint is of so many blocks that DCP's metadata would not fit into memory."""
+
+
+def build(merged: Merged, parts: Sequence[Outline]) -> tuple[Metadata, list[WriteResult]]:
+    """The state's metadata, and where everything lies: the arguments of DCP's ``finish``.
+
+    Raises TooManyBlocks, and ValueError if a part is not what it should be.
+    """
+    if merged.blocks > MAX_BLOCKS:
+        raise TooManyBlocks(
+            f"{merged.blocks} blocks of tensors are more than torch.distributed.checkpoint can "
+            f"list ({MAX_BLOCKS}); the ranks and mesh that saved it can load it, and robust-ckpt "
+            "export makes one file of it"
+        )
     state: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     results: list[WriteResult] = []
     paths: dict[str, Keys] = {}
@@ -48,10 +64,10 @@ def build(merged: Merged, parts: Sequence[Part]) -> tuple[Metadata, list[WriteRe
     for whole in merged.tensors:
         name, path = whole.name, tree.enter(whole.name, whole.path)
         while path is None:  # another rank has a dict where this one has a tensor
-            name += f"@{whole.chunks[0].rank}"
+            name += f"@{whole.ranks[0]}"
             path = tree.enter(name, (name,))
         chunks = []
-        for number, chunk in enumerate(whole.chunks):
+        for number, chunk in enumerate(whole.chunks()):
             offsets = torch.Size(chunk.entry.offsets)
             chunks.append(ChunkStorageMetadata(offsets, torch.Size(chunk.entry.shape)))
             add(MetadataIndex(name, offsets, number), chunk.rank, chunk.place)

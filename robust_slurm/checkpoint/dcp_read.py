@@ -21,10 +21,10 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from . import durable
-from .dcp_metadata import build, with_storage
+from .dcp_metadata import TooManyBlocks, build, with_storage
 from .durable_files import DurableError
 from .durable_merge import merge
-from .durable_parts import File, Part
+from .durable_parts import File, Outline
 from .durable_verify import Problem, verify_files
 from .layout import Snapshot
 from .reader import Loaded, Tensors, refuse
@@ -52,11 +52,12 @@ def load_resharded(directory: str | Path, step: int, state: dict[str, Any]) -> C
     where = durable.step_dir(directory, step)
     group = dist.is_available() and dist.is_initialized()
     rank, world = (dist.get_rank(), dist.get_world_size()) if group else (0, 1)
-    parts: list[Part] = []
+    parts: list[Outline] = []
     problems: list[Problem] = []
     try:
         manifest = durable.read_manifest(where)
-        parts = [durable.read_rank(where, manifest, r) for r in range(manifest.world)]
+        parts = durable.read_outlines(where, manifest)
+        lowest = durable.read_rank(where, manifest, 0)
         files: list[File] = [file for part in parts for file in part.files]
         problems = verify_files(where, files[rank::world])
     except DurableError as err:
@@ -68,8 +69,8 @@ def load_resharded(directory: str | Path, step: int, state: dict[str, Any]) -> C
     refuse(where, problems)
     merged = merge(parts)
     refuse(where, [Problem("", what) for what in merged.problems])
-    metadata = with_storage(*build(merged, parts))
     try:
+        metadata = with_storage(*build(merged, parts))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             dcp_load(
@@ -78,9 +79,11 @@ def load_resharded(directory: str | Path, step: int, state: dict[str, Any]) -> C
                 planner=_Planner(),
                 no_dist=not group,
             )
+    except TooManyBlocks as err:
+        raise DurableError(f"{where} is not loaded into another shape: {err}") from None
     except (CheckpointException, RuntimeError, ValueError, OSError) as err:
         raise DurableError(f"{where} does not fit what is to be loaded: {_cause(err)}") from err
-    first = Loaded(parts[0].snapshot, Tensors(where, parts[0]))
+    first = Loaded(lowest.snapshot, Tensors(where, lowest))
     return Carried(first.snapshot.values, _notes(first.snapshot, len(parts), world), first)
 
 

@@ -13,7 +13,7 @@ import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from .durable_files import (
     DurableError,
@@ -23,7 +23,16 @@ from .durable_files import (
     is_plain_name,
     read_inside,
 )
-from .durable_parts import MAX_PART, Part, count, is_attempt, parse_part, text
+from .durable_parts import (
+    MAX_PART,
+    Outline,
+    Part,
+    count,
+    is_attempt,
+    parse_outline,
+    parse_part,
+    text,
+)
 from .marks import Mark
 from .marks import read as read_mark
 
@@ -78,7 +87,7 @@ class Manifest(NamedTuple):
     parts: tuple[PartFile, ...]
     """By rank."""
     metadata: tuple[int, list[int]]
-    """Size and digest of ``.metadata``."""
+    """Size and digest of ``.metadata``; size 0: there is none, as there would be too much in it."""
     renamed: tuple[Renamed, ...]
 
 
@@ -200,6 +209,34 @@ def read_manifest(path: Path) -> Manifest:
 
 def read_rank(path: Path, manifest: Manifest, rank: int) -> Part:
     """One rank's part, checked against the manifest. Raises DurableError."""
+    where, raw = _read_pinned(path, manifest, rank)
+    try:
+        part = parse_part(raw)
+        about = part.snapshot
+        check_part(part.attempt, about.step, about.rank, about.world, manifest, rank)
+    except ValueError as err:
+        raise DurableError(f"{where}: {err}") from None
+    return part
+
+
+def read_outlines(path: Path, manifest: Manifest) -> list[Outline]:
+    """Those of all ranks' parts, checked against the manifest. Raises DurableError."""
+    known: dict[bytes, Any] = {}
+    return [read_outline(path, manifest, rank, known) for rank in range(manifest.world)]
+
+
+def read_outline(path: Path, manifest: Manifest, rank: int, known: dict[bytes, Any]) -> Outline:
+    """As ``read_rank``; ``known``: see ``parse_outline``."""
+    where, raw = _read_pinned(path, manifest, rank)
+    try:
+        found = parse_outline(raw, known)
+        check_part(found.attempt, found.step, found.rank, found.world, manifest, rank)
+    except ValueError as err:
+        raise DurableError(f"{where}: {err}") from None
+    return found
+
+
+def _read_pinned(path: Path, manifest: Manifest, rank: int) -> tuple[Path, bytes]:
     if not 0 <= rank < manifest.world:
         raise DurableError(f"{path} is of {manifest.world} ranks, it has no rank {rank}")
     pinned = manifest.parts[rank]
@@ -210,21 +247,26 @@ def read_rank(path: Path, manifest: Manifest, rank: int) -> Part:
         raise DurableError(explain(err, f"reading rank {rank}'s part", where)) from None
     if len(raw) != pinned.size or digest_of(raw) != pinned.digest:
         raise DurableError(f"{where} differs from what was committed")
-    try:
-        part = parse_part(raw)
-        check_part(part, manifest.attempt, manifest.step, manifest.world, rank)
-    except ValueError as err:
-        raise DurableError(f"{where}: {err}") from None
-    return part
+    return where, raw
 
 
-def check_part(part: Part, attempt: str, step: int, world: int, rank: int) -> None:
-    """That a part is the one asked for. Raises ValueError."""
-    about = part.snapshot
-    if (part.attempt, about.step, about.world, about.rank) != (attempt, step, world, rank):
+class Wanted(Protocol):
+    """The step whose parts are asked for."""
+
+    @property
+    def attempt(self) -> str: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def world(self) -> int: ...
+
+
+def check_part(attempt: str, step: int, rank: int, world: int, of: Wanted, asked: int) -> None:
+    """That a part is the one of rank ``asked``. Raises ValueError."""
+    if (attempt, step, world, rank) != (of.attempt, of.step, of.world, asked):
         raise ValueError(
-            f"it is of attempt {part.attempt}, step {about.step}, rank {about.rank} of "
-            f"{about.world}, not of {attempt}, step {step}, rank {rank} of {world}"
+            f"it is of attempt {attempt}, step {step}, rank {rank} of {world}, not of "
+            f"{of.attempt}, step {of.step}, rank {asked} of {of.world}"
         )
 
 

@@ -1,24 +1,36 @@
 """What one rank wrote for one step: ``<attempt>-rank-<rank>.json`` beside its data files.
 
-It says of each tensor where its bytes lie, and holds every plain value as JSON, so that reading a
-checkpoint back unpickles nothing. Standard library only; what is read is treated as hostile.
+A part tells where each tensor's bytes lie and holds every plain value as JSON, so that reading a
+checkpoint back unpickles nothing. Version 2 is five lines: head, contents, places, values (JSON
+each) and the form (JSON, deflated). The form is what thousands of ranks have in common: names,
+types, shapes. Whoever merges parts parses each form once (``Outline``). Version 1, one JSON
+object, is still read. Standard library only; what is read is treated as hostile.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import zlib
+from array import array
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from math import prod
+from operator import le
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .durable_files import DurableError, encode, explain, is_plain_name, read_inside
 from .layout import ITEM_SIZE, Entry, Snapshot
 
-VERSION = 1
+VERSION = 2
 MAX_PART = 256 << 20  # bytes; a snapshot's header, which holds the same, has at most 100 MiB
+_LINES = 5
 _ATTEMPT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_ERRORS = (
+    KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError, ValueError,
+    zlib.error,
+)  # fmt: skip
 
 
 class Place(NamedTuple):
@@ -47,6 +59,9 @@ class Plain(NamedTuple):
     place: Place
 
 
+Groups = tuple[tuple[str, tuple[str, ...]], ...]
+
+
 class Part(NamedTuple):
     """One rank's part of a step."""
 
@@ -61,13 +76,112 @@ class Part(NamedTuple):
     paths: Mapping[str, tuple[str | int, ...]]
     """fqn → keys that lead to the tensor in the nested state."""
     plain: tuple[Plain, ...]
-    groups: tuple[tuple[str, tuple[str, ...]], ...]
+    groups: Groups
     """Of each parameter group of an optimizer: the name it has (``optimizer.param_groups.0``) and
     its parameters."""
+    contents: tuple[str, ...] = ()
+    """Of each private entry: what two ranks that hold the same have in common (``content_of``).
+    Empty: unknown for all."""
 
     @property
     def bytes(self) -> int:
         return sum(file.size for file in self.files)
+
+
+class Form:
+    """What ranks that hold blocks of the same shapes have in common."""
+
+    def __init__(self, data: Any) -> None:
+        """Raises what ``_ERRORS`` lists."""
+        self.entries = tuple(_entry(*entry) for entry in data["entries"])
+        """With the offsets that an uncut tensor has."""
+        self.paths = {text(fqn): _path(path) for fqn, path in data["paths"].items()}
+        self.plain = tuple((text(name), _path(path)) for name, path in data["plain"])
+        self.groups: Groups = tuple(
+            (text(name), tuple(text(fqn) for fqn in params)) for name, params in data["groups"]
+        )
+        self.private = tuple(i for i, e in enumerate(self.entries) if e.kind == "private")
+        self.shares = any(e.kind == "shared" for e in self.entries)
+        self.cuts = tuple(_cuts(entry) for entry in self.entries)
+        """Of each entry, the dimensions that others hold parts of."""
+        self.first: list[int] = []
+        """Of each entry, where in ``Outline.offsets`` its own begin."""
+        self.limits = array("q")
+        """The highest offset that each of ``Outline.offsets`` may be."""
+        for entry, cuts in zip(self.entries, self.cuts, strict=True):
+            self.first.append(len(self.limits))
+            empty = not prod(entry.shape)
+            self.limits.extend(
+                (1 << 62) if empty else entry.global_shape[d] - entry.shape[d] for d in cuts
+            )
+
+
+class Outline:
+    """One rank's part as far as merging needs it: small, its form shared with other ranks'."""
+
+    def __init__(self, lines: list[bytes], known: dict[bytes, Any]) -> None:
+        """``known``: what was parsed before, by its bytes. Raises what ``_ERRORS`` lists."""
+        head = json.loads(lines[0])
+        self.attempt: str = head["attempt"]
+        if not is_attempt(self.attempt):
+            raise ValueError("attempt")
+        self.step, self.rank, self.world = (count(head[k]) for k in ("step", "rank", "world"))
+        self.mesh = {text(name): count(size) for name, size in head["mesh"].items()}
+        self.needs = tuple(map(count, head["needs"]))
+        self.same = count(head["same"] + 1) - 1
+        self.files = tuple(
+            File(_data_name(n), count(s), [count(c) for c in d]) for n, s, d in head["files"]
+        )
+        if lines[4] not in known:
+            known[lines[4]] = Form(json.loads(_inflate(lines[4])))
+        self.form: Form = known[lines[4]]
+        if lines[1] not in known:
+            known[lines[1]] = tuple(map(text, json.loads(lines[1])))
+        self.contents: tuple[str, ...] = known[lines[1]]
+        if self.contents and len(self.contents) != len(self.form.private):
+            raise ValueError("not one content for each private tensor")
+        self.offsets = array("q", head["offsets"])
+        if len(self.offsets) != len(self.form.limits) or min(self.offsets, default=0) < 0:
+            raise ValueError("not one offset for each cut")
+        if not all(map(le, self.offsets, self.form.limits)):
+            raise ValueError("a block is not inside its tensor")
+        self._places = lines[2]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def entry(self, index: int) -> Entry:
+        """One of ``form.entries``, where this rank holds it."""
+        form = self.form
+        entry, cuts, first = form.entries[index], form.cuts[index], form.first[index]
+        if not cuts:
+            return entry
+        offsets = list(entry.offsets)
+        for at, dim in enumerate(cuts, first):
+            offsets[dim] = self.offsets[at]
+        return entry._replace(offsets=tuple(offsets))
+
+    def place(self, index: int) -> Place:
+        """Of entry ``index``; plain values follow the entries. Raises ValueError."""
+        return Place(*self._flat[3 * index : 3 * index + 3])
+
+    @cached_property
+    def _flat(self) -> array[int]:
+        try:
+            flat = array("q", json.loads(self._places))
+            if len(flat) != 3 * (len(self.form.entries) + len(self.form.plain)):
+                raise ValueError("not one place for each record")
+            for file, offset, length in _triples(flat):
+                if min(file, offset, length) < 0 or offset + length > self.files[file].size:
+                    raise ValueError("a record is not inside its file")
+            # A record holds the tensor and a little more.
+            for entry, length in zip(self.form.entries, flat[2::3], strict=False):
+                if length < entry.nbytes:
+                    raise ValueError(f"{entry.name}: its record is too short")
+        except _ERRORS as err:
+            raise ValueError(f"{type(err).__name__}: {err}") from None
+        return flat
 
 
 def is_attempt(name: object) -> bool:
@@ -85,29 +199,76 @@ def data_prefix(attempt: str, rank: int) -> str:
 
 
 def encode_part(part: Part) -> bytes:
-    snapshot = part.snapshot._asdict()
-    snapshot["entries"] = [list(entry) for entry in part.snapshot.entries]
-    return encode(
-        {
-            "version": VERSION,
-            "attempt": part.attempt,
-            "snapshot": snapshot,
-            "source": part.source,
-            "files": part.files,
-            "places": part.places,
-            "paths": part.paths,
-            "plain": part.plain,
-            "groups": part.groups,
-        }
-    )
+    return b"\n".join(_lines(part))
+
+
+def _lines(part: Part) -> list[bytes]:
+    about, entries = part.snapshot, part.snapshot.entries
+    head = {
+        "version": VERSION, "attempt": part.attempt, "step": about.step, "rank": about.rank,
+        "world": about.world, "epoch": about.epoch, "job": about.job, "mesh": about.mesh,
+        "needs": about.needs, "same": about.same, "source": part.source, "files": part.files,
+        "offsets": [e.offsets[d] for e in entries for d in _cuts(e)],
+    }  # fmt: skip
+    places = [*part.places, *(plain.place for plain in part.plain)]
+    form = {
+        "entries": [
+            (e.name, e.dtype, e.shape, e.fqn if e.fqn != e.name else None, e.global_shape, e.kind)
+            for e in entries
+        ],
+        "paths": part.paths,
+        "plain": [(plain.name, plain.path) for plain in part.plain],
+        "groups": part.groups,
+    }
+    return [
+        encode(head), encode(part.contents), encode([n for place in places for n in place]),
+        encode(about.values), zlib.compress(encode(form), 1),
+    ]  # fmt: skip
 
 
 def parse_part(raw: bytes) -> Part:
-    """Raises ValueError for anything that this version cannot have written."""
+    """Raises ValueError for anything that no version of this can have written."""
     try:
-        return _part(json.loads(raw))
-    except (KeyError, TypeError, AttributeError, IndexError, RecursionError, ValueError) as err:
+        if raw[:1] != b"{" or b"\n" not in raw:
+            return _part_1(json.loads(raw))
+        lines = _split(raw)
+        head, found = json.loads(lines[0]), Outline(lines, {})
+        form = found.form
+        return Part(
+            attempt=found.attempt,
+            snapshot=Snapshot(
+                step=found.step, rank=found.rank, world=found.world, epoch=count(head["epoch"]),
+                job=text(head["job"]), mesh=found.mesh, needs=found.needs,
+                values=json.loads(lines[3]),
+                entries=tuple(found.entry(i) for i in range(len(form.entries))), same=found.same,
+            ),
+            source=[count(crc) for crc in head["source"]],
+            files=found.files,
+            places=tuple(found.place(i) for i in range(len(form.entries))),
+            paths=form.paths,
+            plain=tuple(
+                Plain(name, path, found.place(i))
+                for i, (name, path) in enumerate(form.plain, len(form.entries))
+            ),
+            groups=form.groups,
+            contents=found.contents,
+        )  # fmt: skip
+    except _ERRORS as err:
         raise ValueError(f"{type(err).__name__}: {err}") from None
+
+
+def parse_outline(raw: bytes, known: dict[bytes, Any]) -> Outline:
+    """``known``: parts of other ranks' parts by their bytes, kept from call to call; not changed
+    by two threads at once. Raises ValueError."""
+    try:
+        old = raw[:1] != b"{" or b"\n" not in raw
+        return Outline(_lines(_part_1(json.loads(raw))) if old else _split(raw), known)
+    except _ERRORS as err:
+        raise ValueError(f"{type(err).__name__}: {err}") from None
+
+
+def outline(part: Part) -> Outline:
+    return Outline(_lines(part), {})
 
 
 def read_part(directory: Path, name: str) -> Part:
@@ -120,30 +281,53 @@ def read_part(directory: Path, name: str) -> Part:
         raise DurableError(f"{directory / name} is no rank's part that this reads: {err}") from None
 
 
-def _part(data: dict[str, Any]) -> Part:
-    if data["version"] != VERSION:
-        raise ValueError(f"version {data['version']}, this reads {VERSION}")
+def _split(raw: bytes) -> list[bytes]:
+    lines = raw.split(b"\n", _LINES - 1)
+    version = json.loads(lines[0])["version"]
+    if version != VERSION:
+        raise ValueError(f"version {version}, this reads 1 to {VERSION}")
+    if len(lines) != _LINES:
+        raise ValueError(f"{len(lines)} lines")
+    return lines
+
+
+def _inflate(raw: bytes) -> bytes:
+    inflater = zlib.decompressobj()
+    found = inflater.decompress(raw, MAX_PART)
+    if not inflater.eof:
+        raise ValueError("its form is cut off, or too large")
+    return found
+
+
+def _part_1(data: dict[str, Any]) -> Part:
+    """Version 1: one JSON object."""
+    if data["version"] != 1:
+        raise ValueError(f"version {data['version']}, this reads 1 to {VERSION}")
     if not is_attempt(data["attempt"]):
         raise ValueError("attempt")
     about = data["snapshot"]
+    entries = []
+    for name, dtype, shape, fqn, whole, offsets, kind in about["entries"]:
+        entry = _entry(name, dtype, shape, fqn, whole, kind)
+        entry = entry._replace(offsets=tuple(map(count, offsets)))
+        if len(entry.offsets) != len(entry.shape):
+            raise ValueError(f"{entry.name}: shapes of different lengths")
+        if prod(entry.shape):
+            for size, start, of in zip(entry.shape, entry.offsets, entry.global_shape, strict=True):
+                if start + size > of:
+                    raise ValueError(f"{entry.name}: its block is not inside the tensor")
+        entries.append(entry)
     snapshot = Snapshot(
-        step=count(about["step"]),
-        rank=count(about["rank"]),
-        world=count(about["world"]),
-        epoch=count(about["epoch"]),
-        job=text(about["job"]),
+        step=count(about["step"]), rank=count(about["rank"]), world=count(about["world"]),
+        epoch=count(about["epoch"]), job=text(about["job"]),
         mesh={text(name): count(size) for name, size in about["mesh"].items()},
-        needs=tuple(count(rank) for rank in about["needs"]),
-        values=about["values"],
-        entries=tuple(_entry(*entry) for entry in about["entries"]),
-        same=count(about.get("same", -1) + 1) - 1,
-    )
+        needs=tuple(count(rank) for rank in about["needs"]), values=about["values"],
+        entries=tuple(entries), same=count(about.get("same", -1) + 1) - 1,
+    )  # fmt: skip
     files = tuple(File(_data_name(n), count(s), [count(c) for c in d]) for n, s, d in data["files"])
     places = tuple(_place(files, place) for place in data["places"])
-    if len(places) != len(snapshot.entries):
-        raise ValueError("not one place for each tensor")
-    for entry, place in zip(snapshot.entries, places, strict=True):
-        if place.length < entry.nbytes:  # a record holds the tensor and a little more
+    for entry, place in zip(entries, places, strict=True):
+        if place.length < entry.nbytes:
             raise ValueError(f"{entry.name}: its record is too short")
     return Part(
         attempt=data["attempt"],
@@ -162,22 +346,26 @@ def _part(data: dict[str, Any]) -> Part:
     )
 
 
-def _entry(
-    name: Any, dtype: Any, shape: Any, fqn: Any, whole: Any, offsets: Any, kind: Any
-) -> Entry:
+def _entry(name: Any, dtype: Any, shape: Any, fqn: Any, whole: Any, kind: Any) -> Entry:
+    """``fqn`` None: as ``name``."""
     entry = Entry(
-        text(name), text(dtype), tuple(map(count, shape)), text(fqn),
-        tuple(map(count, whole)), tuple(map(count, offsets)), text(kind),
+        text(name), text(dtype), tuple(map(count, shape)), text(name if fqn is None else fqn),
+        tuple(map(count, whole)), (0,) * len(shape), text(kind),
     )  # fmt: skip
     if entry.dtype not in ITEM_SIZE:
         raise ValueError(f"{entry.name}: dtype {entry.dtype}")
-    if not len(entry.shape) == len(entry.global_shape) == len(entry.offsets):
+    if len(entry.shape) != len(entry.global_shape):
         raise ValueError(f"{entry.name}: shapes of different lengths")
-    if prod(entry.shape):
-        for size, start, of in zip(entry.shape, entry.offsets, entry.global_shape, strict=True):
-            if start + size > of:
-                raise ValueError(f"{entry.name}: its block is not inside the tensor")
     return entry
+
+
+def _cuts(entry: Entry) -> tuple[int, ...]:
+    both = zip(entry.shape, entry.global_shape, strict=True)
+    return tuple(dim for dim, (size, of) in enumerate(both) if size != of)
+
+
+def _triples(flat: array[int]) -> Iterator[tuple[int, int, int]]:
+    return zip(flat[::3], flat[1::3], flat[2::3], strict=True)
 
 
 def _place(files: tuple[File, ...], place: Any) -> Place:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import digest, durable
 from .durable_files import DurableError, digest_inside, explain, read_inside
 from .durable_merge import merge
-from .durable_parts import File, Part
+from .durable_parts import File, Outline
 
 _THREADS = 4  # reading and summing release the interpreter's lock; more do not help one disk
 _TRIES = 3
@@ -53,10 +53,11 @@ def verify_files(path: Path, files: Collection[File]) -> list[Problem]:
 
 def _verify(path: Path, manifest: durable.Manifest, ranks: Collection[int] | None) -> list[Problem]:
     problems: list[Problem] = []
-    parts: list[Part] = []
+    parts: list[Outline] = []
+    known: dict[bytes, Any] = {}
     for rank in range(manifest.world) if ranks is None else sorted(ranks):
         try:
-            parts.append(durable.read_rank(path, manifest, rank))
+            parts.append(durable.read_outline(path, manifest, rank, known))
         except DurableError as err:
             problems.append(Problem(_name_of(manifest, rank), str(err)))
     problems += verify_files(path, [file for part in parts for file in part.files])
@@ -74,9 +75,12 @@ def _name_of(manifest: durable.Manifest, rank: int) -> str:
 def _metadata(path: Path, manifest: durable.Manifest) -> list[Problem]:
     """``.metadata`` is the manifest's, or that of another attempt that got as far as writing it.
 
+    A checkpoint of very many blocks has none.
     Such an attempt was complete before it touched anything, and its data is there as long as the
     step is, so others load a good checkpoint of the same step.
     """
+    if not manifest.metadata[0]:
+        return []
     found = _check(path, durable.METADATA, *manifest.metadata)
     if not found:
         return []

@@ -22,7 +22,7 @@ from .dcp_metadata import Tree
 from .dtypes import TORCH, view
 from .durable_files import DurableError, explain, remove
 from .durable_merge import Merged, Whole, merge
-from .durable_parts import Part
+from .durable_parts import Outline
 from .durable_verify import verify
 from .layout import ALIGN, ITEM_SIZE, Entry
 from .records import read_tensor, read_value
@@ -49,7 +49,7 @@ def export(path: Path, out: Path, only: str = "") -> Exported:
     if problems:
         raise DurableError(f"{path} is not exported: {problems[0].what}")
     manifest = durable.read_manifest(path)
-    parts = [durable.read_rank(path, manifest, rank) for rank in range(manifest.world)]
+    parts = durable.read_outlines(path, manifest)
     merged = merge(parts)
     tensors = _chosen(merged, only)
     if not tensors:
@@ -82,7 +82,7 @@ def _short(name: str, only: str) -> str:
 
 
 def _safetensors(
-    path: Path, parts: Sequence[Part], tensors: list[Whole], only: str, step: int, out: Path
+    path: Path, parts: Sequence[Outline], tensors: list[Whole], only: str, step: int, out: Path
 ) -> None:
     tensors = sorted(tensors, key=lambda t: -ITEM_SIZE[t.dtype])  # keeps all of them aligned
     header: dict[str, Any] = {"__metadata__": {"format": "pt", "step": str(step)}}
@@ -116,7 +116,12 @@ def _safetensors(
 
 
 def _pt(
-    path: Path, parts: Sequence[Part], merged: Merged, tensors: list[Whole], only: str, out: Path
+    path: Path,
+    parts: Sequence[Outline],
+    merged: Merged,
+    tensors: list[Whole],
+    only: str,
+    out: Path,
 ) -> int:
     leaves: dict[str, Any] = {}
     paths: dict[str, tuple[str | int, ...]] = {}
@@ -127,7 +132,7 @@ def _pt(
     values = 0
     for value in merged.values:
         if value.name not in leaves and (not only or value.name.startswith(only + ".")):
-            leaves[value.name] = read_value(path, parts[value.rank], value.place, value.name)
+            leaves[value.name] = read_value(path, value.part, value.place, value.name)
             paths[value.name] = value.path
             values += 1
     state: dict[str, Any] = {}
@@ -140,8 +145,8 @@ def _pt(
     return values
 
 
-def _fill(path: Path, parts: Sequence[Part], whole: Whole, target: torch.Tensor) -> None:
-    for chunk in whole.chunks:
+def _fill(path: Path, parts: Sequence[Outline], whole: Whole, target: torch.Tensor) -> None:
+    for chunk in whole.chunks():
         block = target
         for dim, (start, size) in enumerate(
             zip(chunk.entry.offsets, chunk.entry.shape, strict=True)

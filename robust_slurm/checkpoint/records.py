@@ -11,11 +11,11 @@ import torch
 
 from .dtypes import TORCH
 from .durable_files import DurableError, explain, open_inside
-from .durable_parts import Part, Place
+from .durable_parts import Outline, Part, Place
 from .layout import Entry
 
 
-def read_tensor(where: Path, part: Part, entry: Entry, place: Place) -> torch.Tensor:
+def read_tensor(where: Path, part: Part | Outline, entry: Entry, place: Place) -> torch.Tensor:
     """One block, in memory of its own. Raises DurableError."""
     found = _read(where, part, place, entry.name)
     if (
@@ -27,7 +27,7 @@ def read_tensor(where: Path, part: Part, entry: Entry, place: Place) -> torch.Te
     return found
 
 
-def read_value(where: Path, part: Part, place: Place, name: str) -> Any:
+def read_value(where: Path, part: Part | Outline, place: Place, name: str) -> Any:
     """One plain value. Raises DurableError."""
     return _read(where, part, place, name)
 
@@ -42,7 +42,7 @@ def loads(raw: BytesIO, name: str) -> Any:
         ) from None
 
 
-def _read(where: Path, part: Part, place: Place, name: str) -> Any:
+def _read(where: Path, part: Part | Outline, place: Place, name: str) -> Any:
     file = part.files[place.file].name
     try:
         with open(open_inside(where, file), "rb", buffering=0) as data:

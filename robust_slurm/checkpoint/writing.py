@@ -22,6 +22,42 @@ MAX_ANSWER = 16 << 20
 _TAIL = 600
 _LOOK = 0.5  # s between two looks whether the store is closing
 _HIDDEN = ("ROBUST_BEAT_DIR", "ROBUST_CKPT_SOCKET")
+_FORK_WAIT = 10.0  # s that a fork waits for a writer that starts: exec may wait for a file system
+
+
+class _ForkLock:
+    """Held while a process starts: a fork of this process waits for it.
+
+    Outside robust-srun the store is in the training, which forks data loader workers. One forked
+    while the pipes of a starting process are open inherits them and keeps them open, and Popen
+    waits for their end for as long as the worker lives.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._forks = threading.local()
+        os.register_at_fork(
+            before=self._before, after_in_parent=self._after, after_in_child=self._in_child
+        )
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def _before(self) -> None:
+        self._forks.hold = self._lock.acquire(timeout=_FORK_WAIT)
+
+    def _after(self) -> None:
+        if self._forks.hold:
+            self._lock.release()
+
+    def _in_child(self) -> None:
+        self._lock = threading.Lock()
+
+
+_no_fork = _ForkLock()
 
 
 class WriterError(Exception):
@@ -176,10 +212,11 @@ class Writer:
             if self._errors < 0:
                 self._errors = os.memfd_create("writer-errors", os.MFD_CLOEXEC)
             try:
-                self._process = subprocess.Popen(
-                    self._command, env=writer_environment(), stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
-                )  # fmt: skip
+                with _no_fork:
+                    self._process = subprocess.Popen(
+                        self._command, env=writer_environment(), stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
+                    )  # fmt: skip
             except (OSError, ValueError) as err:
                 raise WriterError(f"cannot start {self._command[0]!r}: {err}") from None
             self._answers = _Answers(self._process)
