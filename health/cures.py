@@ -65,7 +65,8 @@ def cured(
         return ""
     if proof == "person":
         return "nobody has said `robust-health repaired` since the drain"
-    if booted > drained.time or (drained.boot and drained.boot != boot):
+    # The boot's id where it is known: a clock that is set makes any boot look younger.
+    if (drained.boot != boot) if drained.boot else (booted > drained.time):
         return ""
     if proof == "reboot":
         return "the node has not booted since the drain"

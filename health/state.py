@@ -304,7 +304,7 @@ def strikes_of(events: Iterable[Event]) -> list[Event]:
 
 def _lemon(events: Iterable[Event], now: float, rules: Rules) -> str:
     """Strikes over enough jobs of enough users and accounts; "" if not."""
-    recent = [e for e in strikes_of(events) if e.time > now - rules.lemon_days * DAY]
+    recent = [e for e in strikes_of(events) if abs(now - e.time) < rules.lemon_days * DAY]
     jobs = {xid.number(event, "job") for event in recent}
     users = {xid.number(event, "uid") for event in recent}
     accounts = {event.data.get("account") or xid.number(event, "uid") for event in recent}

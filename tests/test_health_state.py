@@ -325,6 +325,7 @@ def test_many_reboots_for_a_cause_mean_service() -> None:
         ([strike(1, 10), strike(2, 20)], False),
         ([strike(1, 10), strike(1, 20), strike(1, 10)], False),
         ([strike(1, 10, 40 * DAY), strike(2, 20), strike(3, 10)], False),
+        ([strike(1, 10, -40 * DAY), strike(2, 20), strike(3, 10)], False),  # a clock gone wrong
         ([strike(1, 10), strike(2, 20), strike(3, 10), did("repaired", 60)], False),
         # Two users of one account of Slurm's are one voice; what is not known speaks for its user.
         ([strike(1, 10, account="a"), strike(2, 20, account="a"), strike(3, 10)], True),
@@ -355,9 +356,10 @@ DRAINED = did("drain", 1000, "now", action="reset-gpu")
         ("reset-gpu", [did("reset", 2000, gpu=GPU)], "now", 0, "no reset"),
         ("reset-gpu", [did("driver", 500)], "now", 0, ""),
         ("reset-gpu", [], "later", 0, ""),
-        ("reset-gpu", [], "now", NOW - 900, ""),
+        ("reset-gpu", [], "now", NOW - 900, "no reset"),  # the clock jumped: it is the same boot
         ("reboot", [did("driver", 500)], "now", 0, "has not booted"),
         ("reboot", [], "later", 0, ""),
+        ("reboot", [], "now", NOW - 900, "has not booted"),
         ("service", [did("driver", 500)], "later", 0, "robust-health repaired"),
         ("service", [did("repaired", 500)], "now", 0, ""),
         ("service", [did("repaired", 2000)], "now", 0, "robust-health repaired"),
@@ -367,6 +369,12 @@ DRAINED = did("drain", 1000, "now", action="reset-gpu")
 def test_proofs(action: Any, events: list[Event], boot: str, booted: float, missing: str) -> None:
     why = cured(action, GPU, DRAINED, events, boot, booted)
     assert missing in why if missing else why == ""
+
+
+def test_a_drain_of_which_only_slurm_knows_is_judged_by_the_clock() -> None:
+    unknown = DRAINED._replace(boot="")
+    assert cured("reboot", GPU, unknown, [], "now", NOW - 900) == ""
+    assert "has not booted" in cured("reboot", GPU, unknown, [], "now", NOW - 1100)
 
 
 def test_every_recovery_action_is_known() -> None:
