@@ -44,6 +44,7 @@ class Saved(Message):
     blocked_s: float
     same: tuple[tuple[int, int], ...] = ()  # step, checksum of what its group shares
     cost: Cost = Cost(0.0, 0.0, 0.0, 0.0)
+    safe: int = -1  # newest step that has a replica, or can have none
 
 
 class Persisted(Event):
@@ -150,6 +151,12 @@ class Unshare(Message):
     ranks: tuple[int, ...]
 
 
+class Complete(Message):
+    """All ranks have this step in memory, and their replicas: older ones may be overwritten."""
+
+    step: int
+
+
 class SaveEvery(Message):
     """From step ``first`` on only multiples of ``every`` are saved in memory."""
 
@@ -168,4 +175,4 @@ class Flush(Message):
     deadline: float  # seconds
 
 
-ToStore = TakeStock | Place | Fetch | MakeRoom | PersistAt | Unshare | SaveEvery | Flush
+ToStore = TakeStock | Place | Fetch | MakeRoom | PersistAt | Unshare | SaveEvery | Complete | Flush

@@ -20,6 +20,7 @@ from srun_wrapper.aside import aside
 from srun_wrapper.checkpoint_messages import (
     Alarm,
     Committed,
+    Complete,
     Enrolled,
     MakeRoom,
     Moved,
@@ -91,6 +92,7 @@ class Checkpoints:
     _durable: DurableSteps = field(init=False)
     interval: Interval = field(init=False)
     _alarms: Alarms = field(init=False)
+    _everywhere: int = -1  # newest step that all ranks have, with replicas
     _newest: int = 0  # step that any rank has saved in this epoch
     _saving_since: float = 0.0  # in this epoch
     _alike: Comparison = field(default_factory=Comparison)
@@ -261,6 +263,7 @@ class Checkpoints:
             self._make_room()
             self._persist(now)
             self._pace(now)
+            self._complete()
             self._look_for_missing(now)
 
     def _make_room(self) -> None:
@@ -286,6 +289,15 @@ class Checkpoints:
         step = self._durable.next(now, newest, self._ahead(), timed=timed)
         if step is not None:
             self.boss.broadcast(PersistAt(step))
+
+    def _complete(self) -> None:
+        """Tell all stores the newest step that all ranks have: older ones free their memory."""
+        if len(self.saved) < self.world:
+            return
+        step = min(saved.safe for saved in self.saved.values())
+        if step > self._everywhere:
+            self._everywhere = step
+            self.boss.broadcast(Complete(step))
 
     def _ahead(self) -> int:
         """Steps until all ranks have heard of an order."""
@@ -378,6 +390,7 @@ class Checkpoints:
         self._alike = Comparison()
         self._here.clear()
         self.interval.begin()
+        self._everywhere = -1
         self._newest = 0
         self._saving_since = 0.0
         self._durable.begin(at_once=restored)

@@ -15,6 +15,7 @@ from robust_slurm.checkpoint import store
 from srun_wrapper.checkpoint_messages import (
     Alarm,
     Committed,
+    Complete,
     Enrolled,
     Fetch,
     Flush,
@@ -109,6 +110,8 @@ class Keeper:
             kept.persist_at(order.step)
         elif isinstance(order, Unshare):
             kept.unshare(order.ranks)
+        elif isinstance(order, Complete):
+            kept.complete(order.step)
         elif isinstance(order, SaveEvery):
             kept.save_every(order.every, order.first)
         elif isinstance(order, TakeStock):
@@ -169,6 +172,7 @@ class Keeper:
                 event.blocked_s,
                 event.same,
                 event.cost,
+                event.safe_step,
             )
         elif isinstance(event, store.Persisted):
             message = Persisted(0, event.rank, event.step, event.ok, event.why, event.seconds)

@@ -40,6 +40,8 @@ class World(NamedTuple):
     programs: Programs
     """Of each rank between save(s) returning and optimizer step s + 1."""
     hook_waits_for_replica: bool
+    waits_for_all: bool = False
+    """A copy begins only when all ranks have the step before, and its replicas."""
 
 
 def all_reduce(ranks: int) -> Programs:
@@ -66,7 +68,9 @@ def moves(world: World, state: State, r: int) -> Iterator[Rank]:
     rank, program = state[r], world.programs[r]
     done = rank.phase == REPLICATED
     if rank.at == 0:
-        if done:  # save(s): the last snapshot is kept and replicated; the next copy begins
+        all_have = min(max(other.replica) for other in state)
+        if done and (not world.waits_for_all or all_have >= rank.own[-1]):  # save(s)
+            # The last snapshot is kept and replicated; the next copy begins.
             yield rank._replace(at=1, phase=COPYING, own=begin(rank.own, world.own_slots))
     elif rank.at <= len(program):
         verb, what = program[rank.at - 1]
@@ -201,6 +205,18 @@ def test_three_own_and_three_replica_slots_always_leave_one(programs: Programs) 
     states = reachable(World(3, 3, programs, hook_waits_for_replica=False))
     assert worst(states, one_rank_each(), returned) == 1
     assert worst(states, [PROCESS], stepped) == 1
+
+
+@pytest.mark.parametrize("programs", [all_reduce(2), PIPELINE], ids=["all-reduce", "pipeline"])
+def test_two_and_two_do_where_each_step_waits_for_all_ranks(programs: Programs) -> None:
+    states = reachable(World(2, 2, programs, hook_waits_for_replica=False, waits_for_all=True))
+    assert worst(states, one_rank_each(), returned) == 1
+    assert any(stepped(state) == LAST for state in states)
+
+
+def test_two_and_two_do_when_one_loss_takes_two_ranks() -> None:
+    states = reachable(World(2, 2, all_reduce(3), True, waits_for_all=True))
+    assert worst(states, two_ranks_on_a_node(), returned) == 1
 
 
 def test_they_do_also_when_one_loss_takes_two_ranks() -> None:

@@ -38,6 +38,10 @@ class Client:
         self._wanted: set[int] = set()
         self._every = [(0, 1)]  # from which step, every so many
         self._said_at = (-1, 0.0)  # step, time of the newest saved
+        self.everywhere = -1
+        """Newest step that all ranks have, and their replicas."""
+        self.waits_for_all = False
+        """A step is safe only when all ranks have it: its slot may be all there is."""
         self.safe_s = 0.0
         """From a step's ``saved`` until it was safe: the newest that was measured."""
         self._flushed: dict[str, Any] | None = None
@@ -103,11 +107,13 @@ class Client:
             return self._held.union(self._unanswered.values())
 
     def wait_safe(self, step: int, timeout: float) -> bool:
-        """True when ``step`` is digested and replicated (or has no peer), or the store is gone."""
+        """True when ``step`` is digested and replicated (or has no peer), or the store is gone;
+        with ``waits_for_all`` on all ranks."""
         return self._wait(lambda: self._is_safe(step), timeout)
 
     def _is_safe(self, step: int) -> bool:
-        return self._kept >= step and self._answered >= step
+        here = self._kept >= step and self._answered >= step
+        return here and (not self.waits_for_all or self.everywhere >= step)
 
     def wait_free(self, slots: int, timeout: float) -> bool:
         """True when fewer than ``slots`` slots are held."""
@@ -186,6 +192,8 @@ class Client:
         if op in ("kept", "held"):
             key = "held" if op == "kept" else "slots"
             self._held = frozenset(int(slot) for slot in message[key])
+        if op == "complete":
+            self.everywhere = max(self.everywhere, int(message["step"]))
         if op == "every":
             self._change_every(message)
         if op == "persist_at":

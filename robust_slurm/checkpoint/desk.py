@@ -24,7 +24,7 @@ MAX_ALARMS = 100  # of one connection
 
 class Desk:
     """``due()``: an event of a rank is to be reported later; ``prune(oldest)``: replicas older
-    than this step are no use."""
+    than this step are no use; ``replica_slots(count)``: so many of each owner find room."""
 
     def __init__(
         self,
@@ -33,12 +33,14 @@ class Desk:
         emit: Callable[[Event], None],
         due: Callable[[], None],
         prune: Callable[[int], None],
+        replica_slots: Callable[[int], None],
     ) -> None:
         self._shelf = store_shelf
         self._settings = settings
         self._emit = emit
         self._due = due
         self._prune_replicas = prune
+        self._replica_slots = replica_slots
         self._lock = threading.RLock()
         self._placing = threading.Lock()
         self._epoch = 0
@@ -47,6 +49,7 @@ class Desk:
         self._targets: dict[int, Target | None] = {}
         self._persist_at: set[int] = set()
         self._every = {"every": 1, "first": 0}
+        self._everywhere = -1
         self._all_here = settings.key is None  # then nobody says whether they are
         self.archive = Archive(store_shelf, settings, emit, self.ranks, lambda: self._all_here)
 
@@ -64,6 +67,7 @@ class Desk:
             self._targets = {}  # whoever runs the rank now sends its replica
             self._persist_at.clear()
             self._every = {"every": 1, "first": 0}
+            self._everywhere = restore.step if restore is not None else -1
         self.awaited.begin(epoch, restore)
         for persister in self.archive.persisters():
             persister.forget("a new epoch began")
@@ -115,6 +119,16 @@ class Desk:
         for rank in self.ranks():
             rank.tell({"op": "every", **self._every})
 
+    def complete(self, step: int) -> None:
+        """All ranks have this step, and their replicas."""
+        with self._lock:
+            if step <= self._everywhere:
+                return
+            self._everywhere = step
+        for rank in self.ranks():
+            rank.tell({"op": "complete", "step": step})
+        self._prune()
+
     # -- messages
 
     def gone(self, connection: Connection) -> None:
@@ -137,6 +151,8 @@ class Desk:
             self._emit(Resumed(rank.number, door.whole(message, "step"), connection.epoch))
         elif op == "unusable":
             self._unusable(rank, message)
+        elif op == "slots":
+            self._replica_slots(door.whole(message, "replicas", 10))
         elif op == "alarm":
             connection.alarms += 1
             if connection.alarms <= MAX_ALARMS:
@@ -280,7 +296,9 @@ class Desk:
 
         def useless(record: Record) -> bool:
             if record.kind == FETCHED:
-                return record.step + 2 * every <= newest
+                # All have a newer one; or they had the time, where nobody says that they do.
+                is_old = record.step + USELESS * every <= newest
+                return record.step < self._everywhere or is_old
             if record.kind == OWN and record.owner not in here:
                 return latest.get(record.owner, -1) + USELESS * every <= newest
             return False

@@ -93,6 +93,8 @@ class Saved(NamedTuple):
     same: tuple[tuple[int, int], ...] = ()
     """(step, ``Snapshot.same``) of the newest steps that were not yet reported."""
     cost: Cost = Cost(0.0, 0.0, 0.0, 0.0)
+    safe_step: int = -1
+    """Newest that has a replica, or can have none."""
 
 
 class Persisted(NamedTuple):

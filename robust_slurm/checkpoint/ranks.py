@@ -99,7 +99,7 @@ class Rank:
         self.latest: Latest | None = None
         self.digesting = threading.Lock()
         self._told_held: set[int] = set()
-        self._replicated = -1
+        self._replicated = self._safe = -1
         self._saved: Saved | None = None
         self._unsaid = False
         self._same: deque[tuple[int, int]] = deque(maxlen=SAME)
@@ -121,7 +121,7 @@ class Rank:
             self.connection = None
             self.newest = -1
             self.latest = None
-            self._replicated = -1
+            self._replicated = self._safe = -1
             self._saved = None
             self._same.clear()
         self.pusher.begin(epoch)
@@ -147,13 +147,16 @@ class Rank:
 
     def answer(self, op: str, step: int) -> None:
         """``replicated`` or ``alone``."""
-        if op == "replicated":
-            with self.lock:
+        with self.lock:
+            if op == "replicated":
                 self._replicated = max(self._replicated, step)
-                if self._saved is not None:
-                    self._saved = self._saved._replace(replicated_step=self._replicated)
-                    self._unsaid = True
-            self._report_soon()
+            self._safe = max(self._safe, step)
+            if self._saved is not None:
+                self._saved = self._saved._replace(
+                    replicated_step=self._replicated, safe_step=self._safe
+                )
+                self._unsaid = True
+        self._report_soon()
         self.tell({"op": op, "step": step})
 
     @property
@@ -183,7 +186,7 @@ class Rank:
                 self._same.append((step, same))
             self._saved = Saved(
                 self.number, step, self._replicated, size, copy_s, blocked_s, epoch,
-                tuple(self._same), cost,
+                tuple(self._same), cost, self._safe,
             )  # fmt: skip
             self._unsaid = True
         self._report_soon()

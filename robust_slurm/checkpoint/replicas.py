@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 from robust_slurm.checkpoint.channel import BrokenError, Channel, Message, numbers
@@ -17,6 +18,7 @@ from robust_slurm.checkpoint.transfer import AbandonedError, Offer, Outgoing
 MAX_CONNECTIONS = 4096
 # As many as the owner has itself: with two, the loss of a node could leave no common step.
 SLOTS = 3
+HOLD = 10.0  # s for which an offer waits until all ranks have the step before
 TAKE_OVER = 5.0  # s for the older connection of an owner to let go
 
 
@@ -48,6 +50,9 @@ class PeerServer:
         self._pairs: dict[int, _Pair] = {}
         self._epoch = 0
         self._closed = False
+        self._slots = SLOTS
+        self._everywhere = -1
+        self._more = threading.Condition()
 
     # -- called by the store
 
@@ -68,6 +73,7 @@ class PeerServer:
         """A new epoch: no replica comes in from the old one, and ``unwanted`` ones are removed."""
         with self._lock:
             self._epoch = epoch
+            self._everywhere = -1
             pairs = list(self._pairs.values())
             self._pairs = {}
         for pair in pairs:
@@ -79,6 +85,17 @@ class PeerServer:
                 pair.slots.clear()
                 pair.lock.release()
         self._shelf.drop(lambda record: record.kind == REPLICA and unwanted(record))
+
+    def limit(self, slots: int) -> None:
+        """Keep no more than so many replicas of an owner; files beyond are removed."""
+        self._slots = min(slots, SLOTS)
+        self._shelf.drop(lambda record: record.kind == REPLICA and record.slot >= self._slots)
+
+    def complete(self, step: int) -> None:
+        """All ranks have this step, and their replicas."""
+        with self._more:
+            self._everywhere = step
+            self._more.notify_all()
 
     def prune(self, oldest: int) -> None:
         """Remove replicas of owners that send elsewhere now, when they are no use any more."""
@@ -192,14 +209,19 @@ class PeerServer:
         if any(Offer.of(r).same(offer) for r in complete):
             channel.send({"op": "done"})
             return
+        for beyond in [n for n in pair.slots if n >= self._slots]:
+            self._let_go(pair.slots.pop(beyond))
         number, incoming = self._begun(pair, offer)
         if incoming is None:
 
             def busy() -> None:
                 channel.send({"op": "busy"})
 
-            taken = {r.slot: r.step for r in complete}
-            number = min(range(SLOTS), key=lambda n: taken.get(n, -1))
+            if not self._slots:
+                why = f"{_host()} has room for the snapshots of its own ranks only"
+                channel.send({"op": "no", "full": True, "why": why})
+                return
+            number = self._oldest({r.slot: r.step for r in complete}, busy)
             path = self._shelf.directory / f"replica-{offer.owner}-{number}.safetensors"
             self._shelf.forget(path.name)
             try:
@@ -226,8 +248,21 @@ class PeerServer:
                 return number, incoming
         return -1, None
 
+    def _oldest(self, taken: dict[int, int], busy: Callable[[], None]) -> int:
+        """The slot to overwrite; ``taken``: slot → step. Of two, not the newest that all have."""
+        newest = max(taken.values(), default=-1)
+        if len(taken) == self._slots == 2:
+            give_up_at = time.monotonic() + HOLD
+            while self._everywhere < newest and time.monotonic() < give_up_at:
+                busy()
+                with self._more:
+                    self._more.wait(0.2)
+        kept = max((s for s in taken.values() if s <= self._everywhere), default=-1)
+        free = [n for n in range(self._slots) if self._slots != 2 or taken.get(n) != kept]
+        return min(free, key=lambda n: taken.get(n, -1))
+
     def _why_not(self, err: OSError, size: int) -> str:
-        host = socket.gethostname().partition(".")[0]
+        host = _host()
         if err.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
             return f"{host} cannot make the file: {err.strerror}"
         info = os.statvfs(self._shelf.directory)
@@ -235,3 +270,7 @@ class PeerServer:
             f"{self._shelf.directory} of {host} is full: {size} bytes are needed, "
             f"{info.f_bavail * info.f_frsize} are free"
         )
+
+
+def _host() -> str:
+    return socket.gethostname().partition(".")[0]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .layout import SUFFIX
 from .reserve import free
 from .sizes import megabytes
-from .slots import OWN
-
-REPLICAS = 3  # of another rank
 
 
 def estimate(models: Iterable[torch.nn.Module], optimizers: Iterable[Any]) -> int:
@@ -38,18 +35,58 @@ def _bytes(tensor: torch.Tensor) -> int:
     return (tensor if local is None else local()).nbytes
 
 
-def check_room(directory: str, size: int, local_ranks: int, *, replicas: bool) -> tuple[bool, str]:
-    """Is there room for a rank's snapshots of ``size`` bytes? And what to tell the user ("" if
-    there is room for everything). Snapshots that are there already, of an earlier epoch, are room.
-    """
+class Rung(NamedTuple):
+    """How many snapshots of each rank a node keeps."""
+
+    own: int
+    extra: int
+    """One more of its own while one is written to disk."""
+    replicas: int
+    """Of another rank."""
+
+    @property
+    def files(self) -> int:
+        return sum(self)
+
+    def __str__(self) -> str:
+        return f"{self.own + self.extra} own and {self.replicas} replicas"
+
+
+LADDER = (Rung(3, 1, 3), Rung(2, 1, 2), Rung(2, 0, 2), Rung(2, 0, 0), Rung(1, 0, 0))
+ALONE = (Rung(1, 1, 0), Rung(1, 0, 0))  # outside robust-srun only what goes to disk is saved
+_COSTS = {
+    2: "each step waits until all ranks have the one before",
+    0: "no node keeps replicas here, so a lost node costs the steps since the last durable one",
+    1: "a fault while it is overwritten costs them as well, so not every step is saved",
+}
+
+
+def choose(room: int, size: int, ranks: int, ladder: Sequence[Rung]) -> tuple[Rung | None, str]:
+    """The first rung for which ``room`` bytes of a node suffice, and what to tell people ("" for
+    the first of all). ``size``: bytes of a snapshot of each of the node's ``ranks``. Pure."""
+    needs = [rung.files * size * ranks for rung in ladder]
+    rung = next((rung for rung, need in zip(ladder, needs, strict=True) if need <= room), None)
+    if rung is ladder[0]:
+        return rung, ""
+    head = (
+        f"snapshots of about {megabytes(size)} each: {ladder[0].files} for each of the "
+        f"{ranks} rank{'s' * (ranks != 1)} of this node take {megabytes(needs[0])} of /dev/shm (a "
+        f"tmpfs), {megabytes(room)} are free"
+    )
+    if rung is None:
+        return None, head
+    kept = f"{head}. Kept are {rung}"
+    if ladder is not LADDER:
+        return rung, f"{kept}; steps are left out while one is written"
+    costs = [_COSTS[rung.replicas]] + ([_COSTS[1]] if rung.own == 1 else [])
+    return rung, f"{kept}: {'; '.join(costs)}. Make /dev/shm or the job's --mem larger"
+
+
+def check_room(
+    directory: str, size: int, local_ranks: int, *, replicas: bool
+) -> tuple[Rung | None, str]:
+    """See ``choose``. Snapshots that are there already, of an earlier epoch, are room."""
     room = free(directory) + sum(
         file.lstat().st_blocks * 512 for file in Path(directory).glob(f"*{SUFFIX}")
     )
-    bound = (OWN + 1 + (REPLICAS if replicas else 0)) * size * local_ranks
-    if room >= bound:
-        return True, ""
-    what = (
-        f"snapshots of about {megabytes(size)} each: up to {megabytes(bound)} are needed in "
-        f"/dev/shm (a tmpfs) for the ranks of this node, {megabytes(room)} are free"
-    )
-    return room >= OWN * size, what
+    return choose(room, size, local_ranks, LADDER if replicas else ALONE)

@@ -22,12 +22,14 @@ from .client import Client
 from .interval import Cost
 from .layout import Snapshot
 from .options import Options
+from .room import Rung
 from .sizes import exceeds, megabytes
-from .slots import Form, Ring
+from .slots import OWN, Form, Ring
 from .snapshot import Copier, Copy, TornError
 from .state import Item, State
 from .stats import Stats
 
+EXPOSED = 20  # with one slot, memory holds nothing for at most one part in so many of the time
 COPY_DEADLINE = 600.0  # s; a copy does not take so long unless a device hangs
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
@@ -56,18 +58,20 @@ class Saver:
         stats: Stats,
         say: Callable[[str], None],
         expected: int,
-        room: Callable[[int], tuple[bool, str]],
+        room: Callable[[int], tuple[Rung | None, str]],
     ) -> None:
         """``patient``: the optimizer waits for the replica too. ``steady``: the optimizers tell
         before they change anything, so it can be copied in the background. ``expected``: bytes of
-        a snapshot by estimate; ``room``: whether there is room for snapshots of a size, and what
+        a snapshot by estimate; ``room``: for how many snapshots of a size there is room, and what
         to tell the user."""
         self._state, self._client, self._about, self._options = state, client, about, options
         self._patient, self._steady, self._stats, self._say = patient, steady, stats, say
         self._expected, self._room = expected, room
         self.durable = Chosen(client, options.every, asked=patient)
         own = {int(each["slot"]): int(each["step"]) for each in client.welcome.get("own", ())}
-        self._ring: Ring | None = Ring(Path(client.welcome["directory"]), about.rank, own)
+        self._ring: Ring | None = Ring(
+            Path(client.welcome["directory"]), about.rank, own, own=OWN if patient else 1
+        )
         self._on_disk = False
         self._copier = Copier()
         self._copy: Copy | None = None
@@ -98,6 +102,15 @@ class Saver:
         self.durable.at_once = at_once
         if self._ring is not None:
             self._ring.abandon(step)
+        self._client.everywhere = step
+
+    def keep(self, rung: Rung) -> None:
+        """Use no more memory than this from now on; the store is told what it may use."""
+        if self._ring is None or self._on_disk:
+            return
+        self._ring.limit(rung.own, rung.extra)
+        self._client.waits_for_all = self._patient and rung.own == 2
+        self._client.say("slots", replicas=rung.replicas)
 
     def save(self, step: int) -> None:
         """May raise anything; the training is none the worse for it."""
@@ -115,7 +128,9 @@ class Saver:
             raise RuntimeError(f"the checkpoint store is gone ({self._client.dead})")
         self._unchanged = True
         self.last = step
-        due = persist or (not self._on_disk and self._client.is_due(step))
+        # Outside robust-srun nobody reads what does not go to disk.
+        in_memory = self._patient and not self._on_disk
+        due = persist or (in_memory and self._client.is_due(step))
         if self._ring is not None and due:
             self._await_replica()
             self._take(step, persist)
@@ -128,10 +143,10 @@ class Saver:
         ring = self._ring
         if ring is None or (self._on_disk and not persist):
             return
-        slot = ring.take(self._client.held())
-        if slot is None:
+        slot = ring.take(self._client.held(), self._client.everywhere)
+        if slot is None and ring.own == OWN:
             self._client.wait_free(2, 0.0 if self._store_lags else self._options.replica_wait)
-            slot = ring.take(self._client.held())
+            slot = ring.take(self._client.held(), self._client.everywhere)
         if slot is None:
             raise RuntimeError(f"step {step} is left out: all slots are still being written")
         copy = Copy(
@@ -156,10 +171,12 @@ class Saver:
         if self._on_disk or not exceeds(size, self._expected):
             return
         self._expected = size
-        enough, text = self._room(size)
-        if not enough:
+        rung, text = self._room(size)
+        if rung is None:
             self.leave_memory(text)
-        elif text:
+        else:
+            self.keep(rung)
+        if rung is not None and text:
             self._say(text)
 
     def before_change(self) -> None:
@@ -214,6 +231,8 @@ class Saver:
         blocked, waited = now.blocked_s - was.blocked_s, now.replica_s - was.replica_s
         step_s = (now.at - was.at - blocked) / steps if steps > 0 else 0.0
         replica_s = self._client.safe_s + self._stats.last_copy_s
+        if self._ring is not None and self._ring.own == 1:
+            replica_s *= EXPOSED
         return Cost(max(0.0, step_s), max(0.0, blocked - waited), waited, replica_s)
 
     def flush(self, timeout: float) -> str:
@@ -232,7 +251,8 @@ class Saver:
             if self._persisted != self.last:
                 return f"step {self.last} is no longer in memory"
             return "" if self._client.wait_free(1, timeout) else f"not written in {timeout:.0f} s"
-        return self._client.flush(self.last, timeout) if self._stats.snapshots else ""
+        why = self._client.flush(self._taken, timeout) if self._stats.snapshots else ""
+        return why or ("" if self._taken == self.last else f"step {self.last} was not saved")
 
     def close(self) -> None:
         """The copy under way is finished first; the files stay for the store."""

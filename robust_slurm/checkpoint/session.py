@@ -187,10 +187,12 @@ class Session:
             patient=self.store is None, steady=self._steady, stats=self._stats, say=self.say,
             expected=size, room=room,
         )  # fmt: skip
-        enough, text = room(size)
-        if not enough:
+        rung, text = room(size)
+        if rung is None:
             self._no_room = text  # what is there may still be needed to resume from
-        elif text:
+        else:
+            self.saver.keep(rung)
+        if rung is not None and text:
             self.say(text)
 
     def _job(self, own_store: bool) -> str:

@@ -166,24 +166,37 @@ class Ring:
     """The slots of one rank in one directory."""
 
     def __init__(
-        self, directory: Path, rank: int, complete: Mapping[int, int], *, own: int = OWN
+        self,
+        directory: Path,
+        rank: int,
+        complete: Mapping[int, int],
+        *,
+        own: int = OWN,
+        extra: int = 1,
     ) -> None:
         """``complete``: slot → step, of snapshots that an earlier process left. ``own``: slots
-        that take turns."""
-        self.directory, self.rank, self._own = directory, rank, own
+        that take turns; ``extra``: more of them while some are held."""
+        self.directory, self.rank, self.own, self._extra = directory, rank, own, extra
         self.slots: list[Slot] = []
         self._lock = threading.Lock()  # the copy thread prepares what the training thread takes
-        for index in range(min(max(complete, default=-1), own) + 1):
+        for index in range(min(max(complete, default=-1), OWN) + 1):
             slot = self._add()
             slot.step = complete.get(index)
 
-    def take(self, held: Collection[int]) -> Slot | None:
+    def limit(self, own: int, extra: int) -> None:
+        """Use no more slots than this from now on."""
+        with self._lock:
+            self.own, self._extra = own, extra
+
+    def take(self, held: Collection[int], everywhere: int = -1) -> Slot | None:
         """The slot to overwrite next, already invalid; None: all that could be are held.
 
-        An empty one first, else the one with the oldest step. Two complete ones are left alone.
+        An empty one first, else the one with the oldest step. Of three, two complete ones are left
+        alone; of two, the newest that all ranks have: ``everywhere`` is the newest such step.
         """
         with self._lock:
-            slot = self._next(held)
+            self._shed(held, everywhere)
+            slot = self._next(held, everywhere)
             if slot is not None:
                 slot.invalidate()
             return slot
@@ -191,7 +204,9 @@ class Ring:
     def prepare(self, form: Form, held: Collection[int]) -> None:
         """Make the file that ``take`` would give now fit, so that ``take`` finds it so."""
         with self._lock:
-            slot = self._next(held)
+            if len(self.slots) >= self.own and self.own < OWN:
+                return  # the one that take() gives may be of use until then
+            slot = self._next(held, -1)
             if slot is not None and not slot.fits(form):
                 slot.fit(form)
 
@@ -221,15 +236,33 @@ class Ring:
             for slot in self.slots:
                 slot.release()
 
-    def _next(self, held: Collection[int]) -> Slot | None:
+    def _shed(self, held: Collection[int], everywhere: int) -> None:
+        """Remove the files of slots beyond the limit: the last ones, when nobody needs them."""
+        while len(self.slots) > self.own + self._extra:
+            last, newest = self.slots[-1], self._newest(everywhere)
+            if last.index in held or last is newest:
+                return
+            self.slots.pop().remove()
+
+    def _newest(self, everywhere: int) -> Slot | None:
+        there = [s for s in self.slots if s.step is not None and s.step <= everywhere]
+        return max(there, key=lambda s: s.step or 0, default=None)
+
+    def _next(self, held: Collection[int], everywhere: int) -> Slot | None:
         free = [s for s in self.slots if s.index not in held]
+        if self.own == 2:
+            kept = self._newest(everywhere)
+            free = [s for s in free if s is not kept]
         oldest = min(free, key=lambda s: -1 if s.step is None else s.step, default=None)
         if oldest is not None and oldest.step is None:
             return oldest
-        if len(free) < self._own and len(self.slots) <= self._own:
+        few = len(free) < (1 if self.own == 2 else self.own) or len(self.slots) < self.own
+        if few and len(self.slots) < self.own + self._extra:
             return self._add()
+        if self.own < OWN:
+            return oldest
         # With less than two others, one would be overwritten that other ranks may still need.
-        return oldest if len(free) >= self._own - 1 else None
+        return oldest if len(free) >= self.own - 1 else None
 
     def _add(self) -> Slot:
         index = len(self.slots)

@@ -81,7 +81,7 @@ class Store:
         self._shelf = Shelf(directory)
         self.room = Reserve(directory, name)
         self._peers: PeerServer | None = None
-        self._desk = Desk(self._shelf, settings, emit, self._wake, self._prune)
+        self._desk = Desk(self._shelf, settings, emit, self._wake, self._prune, self._replica_slots)
         self._door = Door(self._desk.take, self._desk.gone)
         self._lock = threading.Lock()
         self._fetchers: set[Fetcher] = set()
@@ -186,6 +186,12 @@ class Store:
         """Tell those of these ranks that are here to save all of their own state."""
         self._desk.unshare(ranks)
 
+    def complete(self, step: int) -> None:
+        """All ranks have this step, and their replicas: what is older may be overwritten."""
+        self._desk.complete(step)
+        if self._peers is not None:
+            self._peers.complete(step)
+
     def save_every(self, every: int, first: int) -> None:
         """From step ``first`` on only multiples of ``every`` are saved, and what goes to disk."""
         self._desk.save_every(every, first)
@@ -268,6 +274,10 @@ class Store:
     def _prune(self, oldest: int) -> None:
         if self._peers is not None:
             self._peers.prune(oldest)
+
+    def _replica_slots(self, count: int) -> None:
+        if self._peers is not None:
+            self._peers.limit(count)
 
     def _on_disk(self, owner: int, step: int) -> tuple[int, Offer] | None:
         local = self._desk.archive.local()
