@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
 
 AHEAD = 2.0  # s between ordering a durable checkpoint and its step; at least 4 intervals
+TELL = 0.5  # s between two words to all stores of what all ranks have
 PARTIAL = 30.0  # s for the other ranks to enrol when one has saved a step
 TOPOLOGY = 10.0  # s for Slurm to say how nodes are connected
 
@@ -93,6 +94,7 @@ class Checkpoints:
     interval: Interval = field(init=False)
     _alarms: Alarms = field(init=False)
     _everywhere: int = -1  # newest step that all ranks have, with replicas
+    _told_at: float = -math.inf  # when it was told
     _newest: int = 0  # step that any rank has saved in this epoch
     _saving_since: float = 0.0  # in this epoch
     _alike: Comparison = field(default_factory=Comparison)
@@ -263,7 +265,7 @@ class Checkpoints:
             self._make_room()
             self._persist(now)
             self._pace(now)
-            self._complete()
+            self._complete(now)
             self._look_for_missing(now)
 
     def _make_room(self) -> None:
@@ -290,13 +292,13 @@ class Checkpoints:
         if step is not None:
             self.boss.broadcast(PersistAt(step))
 
-    def _complete(self) -> None:
+    def _complete(self, now: float) -> None:
         """Tell all stores the newest step that all ranks have: older ones free their memory."""
-        if len(self.saved) < self.world:
+        if len(self.saved) < self.world or now - self._told_at < TELL:
             return
         step = min(saved.safe for saved in self.saved.values())
         if step > self._everywhere:
-            self._everywhere = step
+            self._everywhere, self._told_at = step, now
             self.boss.broadcast(Complete(step))
 
     def _ahead(self) -> int:

@@ -143,9 +143,8 @@ def test_only_the_steps_that_are_asked_for_are_saved_and_the_last(store: FakeSto
     training.ckpt.resume()
     training.run(1, 7)
     store.tell("every", every=2, first=9)
-    training.run(8, 9)
     until(lambda: training.ckpt._session.saver._client.every == 2, "the order")  # type: ignore[union-attr]
-    training.run(10, 13)
+    training.run(8, 13)
     training.ckpt.close()
     told = [m["step"] for m in store.said("saved")]
     assert told == [3, 5, 6, 10, 12, 13]  # 5 goes to disk; 13 is the last
@@ -352,17 +351,35 @@ def test_large_extras_count_when_room_is_looked_for(
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Models and optimizers fit; what is in extra does not, which the first step shows."""
-    monkeypatch.setattr("robust_slurm.checkpoint.room.free", lambda _: 5_000_000)
+    monkeypatch.setattr("robust_slurm.checkpoint.room.free", lambda _: 3_000_000)
     average = torch.nn.Linear(1000, 1000)
     training = Training(extra={"average": average}, directory=tmp_path / "d", every=2)
     training.ckpt.resume()
-    assert "are needed" not in capfd.readouterr().err
+    assert "are free" not in capfd.readouterr().err
     training.run(1, 3)
     told = store.wait("saved", 1)
     assert [(m["step"], m["persist"]) for m in told] == [(2, True)]  # by way of the disk
     assert not list(store.path.parent.glob("*.safetensors"))
     said = capfd.readouterr().err
-    assert "are needed in" in said and "no snapshots in memory" in said
+    assert "are free" in said and "no snapshots in memory" in said
+    training.ckpt.close()
+
+
+@pytest.mark.parametrize(("free", "files"), [(9_000_000, 2), (5_000_000, 1)])
+def test_where_not_all_snapshots_fit_fewer_are_kept(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    free: int, files: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("robust_slurm.checkpoint.room.free", lambda _: free)
+    training = Training(extra={"average": torch.nn.Linear(1000, 1000)}, replica_wait=LONG)
+    training.ckpt.resume()
+    for step in range(1, 5):
+        training.run(step, step)
+        store.wait("saved", step)
+        store.tell("complete", step=step)
+    assert len(list(store.path.parent.glob("own-*.safetensors"))) == files
+    assert store.said("slots")[-1]["replicas"] == 0
+    assert f"Kept are {files} own and 0 replicas" in capfd.readouterr().err
     training.ckpt.close()
 
 
@@ -372,7 +389,7 @@ def test_less_room_than_the_state_needs_is_known_at_start(
     monkeypatch.setattr("robust_slurm.checkpoint.room.free", lambda _: 100)
     training = Training()
     training.ckpt.resume()
-    assert "are needed in" in capfd.readouterr().err
+    assert "are free" in capfd.readouterr().err
     training.run(1, 2)
     training.ckpt.close()
     assert not store.said("saved")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from types import SimpleNamespace
 from typing import cast
@@ -17,6 +18,7 @@ from srun_wrapper.alarms import COUNT_AFTER
 from srun_wrapper.checkpoint_messages import (
     Alarm,
     Committed,
+    Complete,
     Enrolled,
     MakeRoom,
     PersistAt,
@@ -330,3 +332,24 @@ def test_a_slow_network_has_fewer_steps_saved_and_says_so(said: list[str]) -> No
     assert f"checkpoints: in memory {record['why_every']}" == line
     boss.checkpoints.new_epoch(False)
     assert boss.checkpoints.interval.every == 1
+
+
+def test_stores_hear_of_the_newest_step_that_all_ranks_have() -> None:
+    async def run() -> Boss:
+        boss = Boss()
+        for rank in range(4):
+            boss.enrol(rank)
+        await settled(boss)
+        return boss
+
+    def heard(rank: int, safe: int) -> list[int]:
+        saved = Saved(1, rank, 9, None, 1000, 0.0, 0.0, safe=safe)
+        boss.checkpoints.heard(boss.nodes[rank], saved)
+        boss.checkpoints.look(next(times))
+        return [m.step for _, m in boss.sent if isinstance(m, Complete)]
+
+    boss, times = asyncio.run(run()), itertools.count(1000.0)
+    assert [heard(rank, 7) for rank in range(4)] == [[], [], [], [7]]
+    assert heard(0, 9) == [7]
+    assert heard(1, 8) == heard(2, 8) == [7]
+    assert heard(3, 8) == [7, 8]

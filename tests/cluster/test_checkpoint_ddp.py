@@ -119,8 +119,8 @@ def test_a_slow_link_slows_training_only_until_fewer_steps_are_saved(
 ) -> None:
     training = ddp.job(lab)
     training.start(
-        "--robust-checkpoint-bandwidth=0.2", "--kill=1:15:1", sbatch=["-N2", "--ntasks-per-node=1"]
-    )  # 1.5 s for each replica
+        "--robust-checkpoint-bandwidth=0.1", "--kill=1:15:1", sbatch=["-N2", "--ntasks-per-node=1"]
+    )  # about 2 s for each replica
     training.check_ended()
     every = r"^robust-srun: checkpoints: in memory every \d+\w\w step \(rank \d: a snapshot and"
     assert training.says(every), training.out()
