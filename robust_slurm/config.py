@@ -147,6 +147,9 @@ class Config:
     checkpoint_bandwidth: float = _setting(
         0.0, "most that a rank's replica may take of the network; 0: no limit", unit="MB/s"
     )
+    checkpoint_interface: str = _setting(
+        "", "network interface for snapshots between nodes, such as ib0 (default: the messages')"
+    )
     checkpoint_overhead: float = _setting(
         3.0,
         "most that snapshots in memory may cost of the training's time; beyond it not every step "

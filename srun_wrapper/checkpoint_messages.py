@@ -16,6 +16,7 @@ class StoreReady(Event):
 
     local: int
     port: int
+    host: str = ""  # of checkpoint_interface; empty: the node's address
 
 
 class Enrolled(Event):

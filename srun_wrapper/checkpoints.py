@@ -116,6 +116,7 @@ class Checkpoints:
     def _heard(self, node: Node, message: Message) -> None:
         if isinstance(message, StoreReady):
             node.stores[message.local] = message.port
+            node.store_host = message.host
         elif isinstance(message, Enrolled):
             if message.epoch == self.boss.state.world.epoch:
                 place = self.boss.state.world.place_of(node)
@@ -228,7 +229,8 @@ class Checkpoints:
             target = ReplicaTo(owner, -1, "", "", 0)
             port = to.node.stores.get(to.local, 0) if to is not None else 0
             if to is not None and holder is not None and port:
-                target = ReplicaTo(owner, holder, to.node.name, to.node.address, port)
+                host = to.node.store_host or to.node.address
+                target = ReplicaTo(owner, holder, to.node.name, host, port)
             orders.setdefault(id(node), []).append(target)
         for key, targets in orders.items():
             self.boss.send(nodes[key], Place(tuple(targets)))

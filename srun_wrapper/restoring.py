@@ -248,7 +248,8 @@ class Restoring:
 
     def _place(self, at: StoreAt, stock: Stock) -> planner.Place:
         port = at.node.stores.get(at.local, 0)
-        return planner.Place(at.name, at.node.name, at.node.address, port, stock.held)
+        host = at.node.store_host or at.node.address
+        return planner.Place(at.name, at.node.name, host, port, stock.held)
 
     def _stores(self, nodes: Iterable[Node] | None = None) -> dict[str, StoreAt]:
         """By name, all that can be reached; of these nodes only."""

@@ -70,6 +70,7 @@ class Node:
     silence: Silence | None = None  # what the last attempt to ask it has shown
     silent_as: Role | None = None  # the part that it had until it was given up for its silence
     stores: dict[int, int] = field(default_factory=dict)  # local id -> port of the slot's store
+    store_host: str = ""  # where these ports are, if not at its address
     warm: dict[int, int] = field(default_factory=dict)  # local id -> ranks that would start warm
     stalled: tuple[str, ...] = ()  # shared file systems in use that do not answer
     stalled_at: float = 0.0  # since when

@@ -21,11 +21,12 @@ from typing import NoReturn
 
 import msgspec
 
+from robust_slurm.checkpoint import interface
 from robust_slurm.ledger import append_line
 from robust_slurm.memory_dir import MemoryDir
 from srun_wrapper import proc
 from srun_wrapper.agent import Agent
-from srun_wrapper.checkpoint_messages import StoreReady
+from srun_wrapper.checkpoint_messages import Alarm, StoreReady
 from srun_wrapper.filesystems import command_paths
 from srun_wrapper.guardian import Restart, guarded
 from srun_wrapper.keeper import Keeper
@@ -83,6 +84,7 @@ class TaskOptions(msgspec.Struct, frozen=True):
     outage_wait: float = LOST_HOST - AFTER_SUPERVISOR
     slurm_wait: float = 0.0  # s that the last duty waits for a Slurm that is away
     work_limit: float = 60.0
+    checkpoint_interface: str = ""  # for snapshots between nodes; empty: the supervisor's
 
 
 def place_from(env: Mapping[str, str]) -> Place:
@@ -224,7 +226,17 @@ class Shim:
 
     def _announce(self) -> None:
         port = self._keeper.port if self._keeper is not None else 0
-        self._emit(StoreReady(0, self._place.local, port))
+        self._emit(StoreReady(0, self._place.local, port, self._snapshot_address()))
+
+    def _snapshot_address(self) -> str:
+        """Where peers find the store; empty: where the supervisor finds this node."""
+        name = self._options.checkpoint_interface
+        try:
+            return interface.address(name) if name else ""
+        except OSError as err:
+            why = f"checkpoint_interface {name}: {err.strerror or err}"
+            self._emit(Alarm(0, -1, f"{why}; snapshots take the network of all messages"))
+            return ""
 
     def _paths(self) -> set[str]:
         """What starting a rank here touches."""

@@ -1,0 +1,36 @@
+"""Snapshots go over the network that the site names."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from checkpoints_boss import Boss, settled
+
+from robust_slurm.checkpoint import interface
+from srun_wrapper.checkpoint_messages import Place, StoreReady
+
+
+def test_the_address_of_an_interface() -> None:
+    assert interface.address("lo") == "127.0.0.1"
+
+
+@pytest.mark.parametrize("name", ["none7", "x" * 40])
+def test_an_interface_that_is_not_there(name: str) -> None:
+    with pytest.raises(OSError):
+        interface.address(name)
+
+
+def test_replicas_go_to_the_address_that_a_node_has_named() -> None:
+    async def run() -> Boss:
+        boss = Boss()
+        for rank in range(4):
+            boss.enrol(rank)
+        boss.checkpoints.heard(boss.nodes[1], StoreReady(9, 0, 8001, "10.9.0.1"))
+        await settled(boss)
+        return boss
+
+    boss = asyncio.run(run())
+    places = [message for _, message in boss.sent if isinstance(message, Place)]
+    hosts = {target.node: target.host for place in places for target in place.targets}
+    assert hosts == {"n0": "10.0.0.0", "n1": "10.9.0.1", "n2": "10.0.0.2", "n3": "10.0.0.3"}
