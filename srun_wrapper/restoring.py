@@ -205,10 +205,13 @@ class Restoring:
         if not directory:
             return []
         try:
-            return await aside(lambda: durable.committed(directory), LIST)
+            found, unreadable = await aside(lambda: durable.look(directory), LIST)
         except (OSError, durable.DurableError, TimeoutError) as err:
             say(f"checkpoints: cannot list {directory}: {err or 'no answer'}")
             return []
+        for step, why in unreadable.items():
+            say(f"checkpoints: durable step {step} is passed over: {why}")
+        return found
 
     # -- asking the stores
 

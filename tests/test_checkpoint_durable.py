@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 from made_steps import a_step
 
 from robust_slurm.checkpoint import durable
+from robust_slurm.checkpoint.cli import main
 from robust_slurm.checkpoint.durable_files import (
     DurableError,
     digest_of,
@@ -170,3 +174,53 @@ def test_removal_begins_with_the_manifest(tmp_path: Path, monkeypatch: pytest.Mo
     prune(tmp_path, 1, 20)
     assert removed[0] == "manifest.json"
     assert len(removed) >= 5
+
+
+def test_what_cannot_be_read_neither_counts_nor_goes(tmp_path: Path) -> None:
+    """A newer version may have written it; two that are damaged must not cost two good ones."""
+    for step in (1, 2, 3, 4, 5):
+        a_step(tmp_path, step)
+    for step, text in ((1, '{"version": 99}'), (4, ""), (5, "{")):
+        (durable.step_dir(tmp_path, step) / "manifest.json").write_text(text)
+    assert prune(tmp_path, 2, 3) == []
+    found, unreadable = durable.look(tmp_path)
+    assert [each.step for each in found] == [2, 3]
+    assert list(unreadable) == [1, 4, 5]
+    assert "version 99" in unreadable[1]
+    a_step(tmp_path, 6)
+    assert prune(tmp_path, 2, 6) == ["step-00000002"]
+
+
+def test_a_step_of_another_user_is_said_and_is_not_absent() -> None:
+    """As nobody; root may read everything."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        tier = Path(name)
+        tier.chmod(0o755)
+        a_step(tier, 5).chmod(0o700)
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setuid(65534)
+                os.write(write, repr(durable.look(tier)).encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        os.waitpid(pid, 0)
+        with open(read, "rb") as said:
+            answer = said.read().decode()
+        assert answer.startswith("([], {5: "), answer
+        assert "this user may not do that there" in answer
+
+
+@pytest.mark.parametrize("time", [-1e12, 0.0, 1e18])
+def test_a_clock_that_jumped_changes_no_order(
+    tmp_path: Path, time: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_step(tmp_path, 5)
+    manifest = a_step(tmp_path, 6) / "manifest.json"
+    data = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**data, "time": time}))
+    assert [each.step for each in durable.committed(tmp_path)] == [5, 6]
+    assert main(["ls", str(tmp_path)]) == 0
+    assert "newest committed: step 6" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,23 @@ def test_a_torn_or_overwritten_source(
     with pytest.raises(DurableError, match="overwritten"):
         write(str(source), tier, RUN)
     assert list(durable.step_dir(tier, 6).iterdir()) == []
+
+
+def test_a_file_system_that_is_full_in_the_middle(
+    tmp_path: Path, tier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program takes the space after it was found to be enough."""
+    monkeypatch.setattr(dcp_write, "_check_room", lambda *_: None)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tier)], check=True)
+    try:
+        save(tier, 5)
+        piece = private("model.w", torch.ones(1 << 20))
+        source = save_snapshot(tmp_path / "large.safetensors", [piece], {}, step=9)
+        with pytest.raises(DurableError, match=r"(?s)step 9.*(full|quota)"):
+            write(str(source), tier, RUN)
+        assert not list(durable.step_dir(tier, 9).iterdir())
+        assert listed(tier) == [5]
+        save(tier, 10)
+        assert listed(tier) == [5, 10]
+    finally:
+        subprocess.run(["umount", str(tier)], check=True)

@@ -181,6 +181,23 @@ def test_a_damaged_newest_step_is_passed_over(tmp_path: Path, run: Run, whole: W
     assert "can be used" in err and "to start from scratch, move them away" in err
 
 
+def test_manifests_that_cannot_be_read_are_named_and_never_a_fresh_start(
+    tmp_path: Path, run: Run, whole: Whole
+) -> None:
+    shutil.copytree(whole(1)[0], tmp_path / "a")
+    older, newest = durable.committed(tmp_path / "a")
+    manifest = newest.path / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:100])
+    resumed, _, err, codes = run(tmp_path / "a", 5)
+    assert (resumed, codes) == ({0: 5}, [0]), err
+    assert re.search(r"step 9 is passed over: .*no manifest that this reads", err), err
+    manifest = older.path / "manifest.json"
+    newer = manifest.read_text().replace('"version":1', '"version":99')
+    manifest.write_text(newer)
+    _, _, err, codes = run(tmp_path / "a", 5)
+    assert codes == [1] and "none of the checkpoints" in err and "version 99" in err, err
+
+
 def test_two_ranks_of_a_data_parallel_world_go_on_as_one(
     tmp_path: Path, run: Run, whole: Whole
 ) -> None:

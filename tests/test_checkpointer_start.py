@@ -78,7 +78,7 @@ def test_outside_robust_srun_without_a_directory_training_goes_on(
     assert training.ckpt.resume() == 0
     training.run(1, 3)
     training.ckpt.close()
-    assert capfd.readouterr().err.count("needs directory=") == 1
+    assert capfd.readouterr().err.count("Pass directory= to Checkpointer") == 1
 
 
 def test_robust_srun_without_the_memory_tier_says_why_nothing_is_saved(

@@ -144,17 +144,21 @@ def step_dirs(directory: str | Path) -> list[tuple[int, Path]]:
 def committed(directory: str | Path) -> list[Committed]:
     """Steps that can be loaded, oldest first. Raises DurableError as ``step_dirs``.
 
-    Only manifests are looked at; ``durable_verify`` reads the data. One that cannot be read is no
-    committed step.
+    Only manifests are looked at; ``durable_verify`` reads the data.
     """
-    found = []
+    return look(directory)[0]
+
+
+def look(directory: str | Path) -> tuple[list[Committed], dict[int, str]]:
+    """As ``committed``, and the steps whose manifest is there but cannot be read: step → why."""
+    found, unreadable = [], {}
     for step, path in step_dirs(directory):
         try:
-            manifest = read_manifest(path)
-        except DurableError:
-            continue
-        found.append(_as_committed(step, path, manifest))
-    return found
+            found.append(_as_committed(step, path, read_manifest(path)))
+        except DurableError as err:
+            if is_committed(path):
+                unreadable[step] = str(err)
+    return found, unreadable
 
 
 def newest(directory: str | Path) -> Committed | None:
@@ -182,11 +186,13 @@ def mark_of(path: Path) -> Mark:
 
 
 def is_committed(path: Path) -> bool:
-    """Whether there is a manifest, readable or not."""
+    """Whether there is a manifest, readable or not; also if nothing can be seen there."""
     try:
         return stat.S_ISREG((path / MANIFEST).lstat().st_mode)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError:  # a directory of another user, a failing disk: not the same as not there
+        return True
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -23,16 +23,18 @@ def prune(directory: str | Path, keep: int, protect: int) -> list[str]:
 
     Kept are the ``keep`` (at least 1) newest committed steps, the newest certified one, step
     ``protect``, and every uncommitted or doubted step newer than the newest committed one: it may
-    still be written, or be all that is left. Doubted steps do not count. What cannot be removed is
-    left for the next time. Raises DurableError if the directory cannot be read.
+    still be written, or be all that is left. Doubted steps do not count, nor do those whose
+    manifest cannot be read, which stay: a newer version may have written them. What cannot be
+    removed is left for the next time. Raises DurableError if the directory cannot be read.
     """
     dirs = durable.step_dirs(directory)
-    marks = {step: durable.mark_of(path) for step, path in dirs if durable.is_committed(path)}
+    found, unreadable = durable.look(directory)
+    marks = {each.step: each.mark for each in found}
     done = [step for step, mark in marks.items() if not mark.doubt]
     if not done:
         return []
     certified = [step for step in done if marks[step].certified]
-    stay = {*done[-max(1, keep) :], *certified[-1:], protect}
+    stay = {*done[-max(1, keep) :], *certified[-1:], *unreadable, protect}
     gone = []
     for step, path in dirs:
         if step in stay or step > done[-1]:

@@ -112,9 +112,10 @@ def _candidates(directory: str) -> list[int]:
     trouble = None
     if directory:
         try:
-            steps = durable.committed(directory)
-            steps.sort(key=lambda each: (not each.mark.doubt, each.step), reverse=True)
-            found = [each.step for each in steps[:_CANDIDATES]]
+            steps, unreadable = durable.look(directory)
+            order = [(not each.mark.doubt, each.step) for each in steps]
+            order += [(True, step) for step in unreadable]  # each is tried, and named
+            found = [step for _, step in sorted(order, reverse=True)[:_CANDIDATES]]
         except (durable.DurableError, OSError) as error:
             trouble = error
     padded = [*found, *[-1] * (_CANDIDATES - len(found))]

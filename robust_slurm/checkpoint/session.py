@@ -158,13 +158,17 @@ class Session:
             "every": choice.every, "keep": choice.keep, "python": sys.executable, "bytes": size,
         }  # fmt: skip
         if not socket and not choice.directory and not choice.local_directory:
-            self.say(
-                "nothing is saved: robust-srun runs without checkpoints in memory "
-                "(--robust-no-checkpoint, or no room) and there is no directory="
-                if heartbeat.epoch()
-                else "nothing is saved: outside robust-srun a Checkpointer needs directory= "
-                "(or ROBUST_CHECKPOINT_DIR)"
-            )
+            if world.rank == 0:  # there is no store that would count the ranks that say it
+                where = (
+                    "robust-srun runs without checkpoints in memory (--robust-no-checkpoint, or no "
+                    "room)"
+                    if heartbeat.epoch()
+                    else "outside robust-srun there are no checkpoints in memory"
+                )
+                self.say(
+                    f"nothing is saved: {where}, and no directory is named. Pass directory= to "
+                    "Checkpointer, or set ROBUST_CHECKPOINT_DIR, to keep durable checkpoints"
+                )
             return
         about = Snapshot(
             0, world.rank, world.size, epoch, self._job(not socket), self.mesh, needs, None, ()
