@@ -145,10 +145,10 @@ def fingerprint(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     total = 0
     tensors = [*model.state_dict().values()]
     for state in optimizer.state_dict()["state"].values():
-        tensors += [value for value in state.values() if isinstance(value, Tensor)]
+        tensors += [value for _, value in sorted(state.items()) if isinstance(value, Tensor)]
     for tensor in [*tensors, torch.get_rng_state()]:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        total = zlib.crc32(local.detach().contiguous().numpy().tobytes(), total)
+        total = zlib.crc32(local.detach().reshape(-1).view(torch.uint8).numpy().tobytes(), total)
     return f"{total:08x}"
 
 

@@ -1,0 +1,85 @@
+"""torchtitan: its trainer saves every step here, and resumes here first.
+
+::
+
+    from robust_slurm.integrations.torchtitan import attach
+
+    trainer = config.build()
+    attach(trainer, directory="checkpoints")
+    trainer.train()
+
+torchtitan's own checkpoints stay as they are configured: they are loaded where there is no step of
+ours, and written as before. Nothing of torchtitan is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from robust_slurm import Checkpointer
+
+from .held import version_error
+
+KNOWN = "torchtitan 0.3"
+_NEEDED = ("model_parts", "optimizers", "lr_schedulers", "dataloader", "checkpointer")
+
+
+def attach(trainer: Any, *, extra: dict[str, Any] | None = None, **options: Any) -> Checkpointer:
+    """Have torchtitan's trainer save every step, and resume, by a Checkpointer; return that.
+
+    ``trainer``: a ``torchtitan.trainer.Trainer`` before ``train()``. ``extra`` and ``options``: as
+    of ``robust_slurm.Checkpointer`` (``directory``, ``every``, ``keep``, ``mesh``, ...). Saved are
+    model parts, optimizers, schedules, data loader, and the trainer's counts of steps and tokens.
+
+    Raises RuntimeError for another release of torchtitan, and what Checkpointer raises.
+    """
+    for name in _NEEDED:
+        if not hasattr(trainer, name):
+            raise version_error("torchtitan", "this release", f"Trainer.{name}", KNOWN)
+    checkpointer = Checkpointer(
+        model=_one_or_all(trainer.model_parts),
+        # Not the container: its own state_dict() makes a step to have something to show.
+        optimizer=_one_or_all(trainer.optimizers.optimizers),
+        loader=trainer.dataloader,
+        extra={
+            "train_state": trainer,
+            **{f"scheduler{i}": each for i, each in enumerate(trainer.lr_schedulers.schedulers)},
+            **(extra or {}),
+        },
+        **options,
+    )
+    theirs = trainer.checkpointer
+
+    def wrap(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        setattr(theirs, name, make(getattr(theirs, name)))
+
+    def load(original: Callable[..., bool]) -> Callable[..., bool]:
+        def inside(step: int = -1) -> bool:
+            return checkpointer.resume() > 0 or original(step=step)
+
+        return inside
+
+    def save(original: Callable[..., bool]) -> Callable[..., bool]:
+        def inside(curr_step: int, last_step: bool = False) -> bool:
+            saved = original(curr_step, last_step=last_step)
+            checkpointer.save(curr_step)
+            return saved
+
+        return inside
+
+    def close(original: Callable[[], None]) -> Callable[[], None]:
+        def inside() -> None:
+            checkpointer.close()
+            original()
+
+        return inside
+
+    wrap("load", load)
+    wrap("save", save)
+    wrap("close", close)
+    return checkpointer
+
+
+def _one_or_all(found: Any) -> Any:
+    return found[0] if len(found) == 1 else list(found)

@@ -1,0 +1,66 @@
+"""Megatron's DistributedOptimizer (the real one): killed, it goes on with moments and masters."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("megatron.core", reason="the extra 'frameworks' is not installed")
+sys.path.append(str(Path(__file__).parent / "cluster"))
+from framework_runs import run, undisturbed
+from torch_forks import TorchForks
+
+from robust_slurm.integrations.megatron import MegatronOptimizerState
+
+
+def test_killed_it_ends_as_if_it_never_was(torch_forks: TorchForks, tmp_path: Path) -> None:
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    whole = undisturbed(torch_forks, "fw_megatron.py", tmp_path / "whole", 8)
+    assert run(torch_forks, "fw_megatron.py", tmp_path / "killed", 8, [1, 5]) == whole
+
+
+class Config:
+    def __init__(self, **settings: bool) -> None:
+        vars(self).update(settings)
+
+
+class StandInDistributedOptimizer:
+    """A stand-in for the attributes that are looked at; their names are the real ones."""
+
+    def __init__(self, **settings: bool) -> None:
+        self.ddp_config = Config(**settings)
+
+    def save_parameter_state(self, filename: str) -> None: ...
+
+    def get_parameter_state_dp_reshardable(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [("overlap_param_gather", "old ones"), ("use_megatron_fsdp", "Megatron-FSDP")],
+)
+def test_what_cannot_be_carried_over_is_refused(setting: str, says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        MegatronOptimizerState(StandInDistributedOptimizer(**{setting: True}))
+
+
+def test_the_names_are_the_real_ones() -> None:
+    import dataclasses
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core.distributed import DistributedDataParallelConfig
+        from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+        from megatron.core.optimizer.optimizer import ChainedOptimizer
+
+    for name in ("save_parameter_state", "get_parameter_state_dp_reshardable"):
+        assert hasattr(DistributedOptimizer, name)
+    assert hasattr(ChainedOptimizer, "save_parameter_state")
+    fields = {each.name for each in dataclasses.fields(DistributedDataParallelConfig)}
+    assert {"overlap_param_gather", "use_megatron_fsdp"} <= fields
