@@ -137,7 +137,13 @@ class CheckpointJob(Training):
     def start(
         self, robust: str, options: str = "", *, sbatch: Sequence[str] = (), durable: bool = True
     ) -> None:
-        """Submit it: robust-srun's options, the program's, sbatch's."""
+        """Submit it: robust-srun's options, the program's, sbatch's.
+
+        Every step is saved, whatever it costs, unless the options say otherwise: which steps are
+        lost must not depend on how busy the machine is.
+        """
+        if "checkpoint-overhead" not in robust:
+            robust = f"--robust-checkpoint-overhead=0 {robust}"
         more = [f"--directory={self.directory}"] if durable else []
         line = f"robust-srun {robust} python {self.words(*more, *options.split())}"
         self.submit(line, sbatch)

@@ -98,8 +98,7 @@ def test_nodes_lost_amid_the_transfer_of_a_replica(new_lab: LabFactory, ddp: Und
     lab = new_lab(nodes=3, standby=1)
     training = ddp.job(lab)
     # Most of a step is then the transfer of its replica.
-    slow = "--robust-checkpoint-bandwidth=0.3 --robust-checkpoint-overhead=0"
-    robust = f"--robust-spares=1 {slow}"
+    robust = "--robust-spares=1 --robust-checkpoint-bandwidth=0.3"
     training.start(robust, sbatch=["-N3", "--ntasks-per-node=1"], durable=False)
     training.wait_saved(4)
     until(
@@ -118,9 +117,9 @@ def test_a_slow_link_slows_training_only_until_fewer_steps_are_saved(
     lab: Cluster, ddp: Undisturbed
 ) -> None:
     training = ddp.job(lab)
-    training.start(
-        "--robust-checkpoint-bandwidth=0.1", "--kill=1:15:1", sbatch=["-N2", "--ntasks-per-node=1"]
-    )  # about 2 s for each replica
+    # About 2 s for each replica.
+    slow = "--robust-checkpoint-bandwidth=0.1 --robust-checkpoint-overhead=3"
+    training.start(slow, "--kill=1:15:1", sbatch=["-N2", "--ntasks-per-node=1"])
     training.check_ended()
     every = r"^robust-srun: checkpoints: in memory every \d+\w\w step \(rank \d: a snapshot and"
     assert training.says(every), training.out()
