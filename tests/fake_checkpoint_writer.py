@@ -51,6 +51,8 @@ def main() -> None:
             reply |= {"op": "failed", "why": "read-only file system"}
         elif request["op"] == "commit":
             reply |= {"op": "committed", "step": request["step"]}
+            if mode == "commit-notes":
+                reply["notes"] = ["another run (76) commits as well"]
             if mode == "commit-fails" and not (directory.parent / "go").exists():
                 reply |= {"op": "failed", "why": "no part of rank 1"}
             if mode == "commit-waits":  # for the other ranks' parts, beside other requests

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -157,3 +158,22 @@ def test_two_attempts_at_once_leave_one_good_step(tmp_path: Path, tier: Path) ->
     assert listed(tier) == [5]
     where = durable.step_dir(tier, 5)
     assert digest_inside(where, ".metadata") == durable.read_manifest(where).metadata
+
+
+def test_two_runs_that_share_a_directory_are_told(tmp_path: Path, tier: Path) -> None:
+    """Not a run that goes on from another's checkpoints, nor the next incarnation of one."""
+
+    def notes(step: int, attempt: str) -> list[str]:
+        write(str(tiny(tmp_path / "own.safetensors", step)), tier, attempt)
+        return commit_now(tier, step, attempt=attempt, keep=9).notes
+
+    save(tier, 5, "76.e0")
+    assert notes(6, "77.e0") == []
+    assert notes(7, "77.e1") == []
+    where = durable.step_dir(tier, 8)  # as the other run's writer process on another node does
+    shutil.copytree(durable.step_dir(tier, 5), where)
+    manifest = where / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"step":5', '"step":8'))
+    (said,) = notes(9, "77.e1")
+    assert "another run (76) commits" in said and "Give each run a directory" in said, said
+    assert notes(10, "77.e1") == []

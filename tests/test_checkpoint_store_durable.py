@@ -72,6 +72,13 @@ def test_a_persisted_step_is_written_then_committed_by_rank_0(
     assert store.children() == [write["pid"]]
 
 
+def test_what_a_commit_notices_is_an_alarm(alone: tuple[Store, Events], tmp_path: Path) -> None:
+    store, events = alone
+    _rank(store, tmp_path, "commit-notes").save(10, persist=True)
+    assert events.wait(Alarm) == Alarm(0, "another run (76) commits as well")
+    assert events.wait(Committed).ok
+
+
 def test_other_ranks_do_not_commit_and_the_writer_stays(
     alone: tuple[Store, Events], tmp_path: Path
 ) -> None:

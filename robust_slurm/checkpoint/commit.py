@@ -38,6 +38,7 @@ from .durable_prune import prune
 
 _READERS = 16
 _publishing = threading.Lock()
+_seen: dict[Path, set[tuple[int, str]]] = {}  # by directory: steps and attempts there last time
 _EPOCH = re.compile(r"(.*)\.e(\d{1,15})")
 
 
@@ -49,6 +50,7 @@ class Done(NamedTuple):
     removed: list[str]
     """Names of older steps that went."""
     notes: list[str]
+    """For the user, one line each."""
 
 
 class Request(NamedTuple):
@@ -73,13 +75,11 @@ def commit(request: Request, stop: threading.Event) -> Done:
     doing = f"committing step {request.step}"
     try:
         parts, pinned = _gather(request, where, stop)
-        notes = []
+        notes: list[str] = []
         with _publishing:  # a flush may ask for the step whose commit is under way
             if not _is_done(request, where, pinned):
                 merged = _merged(request, parts, where)
-                notes = [f"{t.name} is {t.fqn} of other ranks" for t in merged.tensors
-                         if t.name != t.fqn and t.kind != "private"][:20]  # fmt: skip
-                notes += _publish(request, where, parts, pinned, merged)
+                notes = _publish(request, where, parts, pinned, merged)
     except FileNotFoundError as err:
         if _newer(request):  # whose commit has removed this step
             raise DurableError(NEWER) from None
@@ -87,10 +87,34 @@ def commit(request: Request, stop: threading.Event) -> Done:
     except OSError as err:
         raise DurableError(explain(err, doing, where)) from None
     try:
+        notes += _other_runs(request)
         removed = prune(request.directory, request.keep, request.step)
     except DurableError as err:  # the step is safe; the next commit tries again
         removed, notes = [], [*notes, str(err)]
     return Done(request.step, sum(part.bytes for part in parts), removed, notes)
+
+
+def _other_runs(request: Request) -> list[str]:
+    """A line if another run commits into the same directory meanwhile; no clock is compared.
+
+    Raises DurableError.
+    """
+    there = {(each.step, each.attempt) for each in durable.committed(request.directory)}
+    new = {attempt for _, attempt in there - _seen.setdefault(request.directory, there)}
+    _seen[request.directory] = there
+    others = sorted({_run_of(attempt) for attempt in new} - {_run_of(request.attempt)})
+    if not others:
+        return []
+    return [
+        f"another run ({', '.join(others)}) commits checkpoints to {request.directory} as well: "
+        "each resumes from the other's newest step and removes its older ones. Give each run a "
+        "directory"
+    ]
+
+
+def _run_of(attempt: str) -> str:
+    match = _EPOCH.fullmatch(attempt)
+    return match[1] if match else attempt
 
 
 def _gather(

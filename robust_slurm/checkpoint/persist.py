@@ -241,7 +241,9 @@ class Persister:
             "keep": job.destination.keep,
         }  # fmt: skip
         try:
-            self._ask(job, request, job.commit_wait + self._write_deadline)
+            answer = self._ask(job, request, job.commit_wait + self._write_deadline)
+            for note in answer.get("notes", ()):
+                self._emit(Alarm(job.owner, str(note)))
         except WriterError as err:
             why = str(err)
         with self._change:
