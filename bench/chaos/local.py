@@ -91,6 +91,11 @@ def dead_mount(job: Job) -> None:
     job.lab.stall("n2")
 
 
+def kill_supervisor(job: Job) -> None:
+    """Kill robust-srun, and nothing else."""
+    os.kill(job.supervisor(), signal.SIGKILL)
+
+
 def strangers(job: Job) -> None:
     """Give the shims of n2 few descriptors, and connect to every port of n2 and n1 from n5."""
     few = "for pid in $(pgrep -f srun_wrapper.task); do prlimit --pid $pid --nofile=64:64; done"
@@ -174,6 +179,14 @@ OURS = [
         epilog=True,
     ),
     Case(name="agent_killed", broken="the agent of a node is killed", fault=kill_shim(0)),
+    Case(
+        name="supervisor_killed",
+        broken="robust-srun is killed",
+        fault=kill_supervisor,
+        expected=ENDED,
+        steps=2000,
+        epilog=True,  # srun ends with it, and Slurm kills the shims at once
+    ),
     Case(
         name="guardian_killed",
         broken="the guardian of a node's agent is killed: Slurm takes its task for dead",
