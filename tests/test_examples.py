@@ -266,3 +266,26 @@ def test_stopped_training_ends_with_the_same_losses(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (out / "loss.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 17))
     assert [row["epoch"] for row in rows] == [0] * 8 + [2] * 8
+
+
+def test_fsdp2_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+
+    def run() -> list[str]:
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "ROBUST"))}
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+        command += [f"--master-port={port}", str(EXAMPLES / "fsdp2.py"), "--steps=6"]
+        done = subprocess.run(
+            [*command, f"--out={tmp_path}"],
+            env=env | {"ROBUST_CHECKPOINT_EVERY": "2", "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, timeout=180,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return [line for line in done.stdout.splitlines() if line.startswith("step ")]
+
+    whole = run()
+    assert len(whole) == 6
+    shutil.rmtree(durable.step_dir(tmp_path / "checkpoints", 6))  # as if stopped in step 5
+    assert run() == whole[4:]
