@@ -3,8 +3,9 @@
 Case ``save``: a training that saves its whole state after every step, with our Checkpointer and
 with others, each beside the same steps without saving and a plain memcpy of the same bytes. Case
 ``restore``: a rank that died comes back from its own node's memory, and from a peer node's beside
-plain TCP. Case ``commit``: a durable step of 9,600 simulated ranks is committed. ``--peers`` also
-measures DLRover and NVRx, for which it makes an environment.
+plain TCP. Case ``commit``: a durable step of 9,600 simulated ranks is committed. Case ``loops``:
+random training loops that are killed (``bench.checkpoint_loops``). ``--peers`` also measures DLRover
+and NVRx, for which it makes an environment.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bench import checkpoint_commit, checkpoint_job
+from bench import checkpoint_commit, checkpoint_job, checkpoint_loops
 from bench.checkpoint_nodes import Nodes, run_json, scratch
 from bench.checkpoint_peers import SAVERS as PEER_SAVERS
 from bench.checkpoint_peers import Peers
@@ -186,7 +187,16 @@ def commit(bench: Bench) -> None:
     bench.attempt("commit", checkpoint_commit.commit, bench.results)
 
 
-CASES = {"save": save, "job": in_job, "restore": restore, "commit": commit}
+def loops(bench: Bench) -> None:
+    """Random training loops, killed and resumed: identical, warned of, or silently wrong."""
+    found = checkpoint_loops.loops(bench.results, tell)
+    if any(one.outcome == "silent" for one in found):
+        bench.failed.append("loops")
+
+
+CASES = {
+    "save": save, "job": in_job, "restore": restore, "commit": commit, "loops": loops
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

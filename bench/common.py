@@ -75,6 +75,10 @@ class Results:
         self.metrics[metric] = summary = summarise(samples, unit)
         return summary
 
+    def count(self, metric: str, number: int) -> None:
+        """Record how often something came; there are no samples of it."""
+        self.metrics[metric] = summarise([number], "count")
+
     def ratio(self, name: str, numerator: str, denominator: str) -> float:
         """Record the ratio of two metrics' medians. KeyError if one was not measured."""
         value = self.metrics[numerator].median / self.metrics[denominator].median

@@ -234,27 +234,27 @@ def test_what_changes_too_early_is_thrown_away_once_and_then_copied_at_once(
 ) -> None:
     training = Training()
     training.ckpt.resume()
-    training.step(1)
+    training.run(1, 3)  # later than what is copied inside save() anyway
     training.ckpt._session.saver.settle()  # type: ignore[union-attr]
     gate = threading.Event()
     saver: Any = training.ckpt._session.saver  # type: ignore[union-attr]
     saver._copier.submit(lambda: gate.wait(LONG))  # the copy begins after the change
-    training.step(2)
+    training.step(4)
     with torch.no_grad():
         training.model[0].weight.clamp_(-0.01, 0.01)
     gate.set()
-    training.step(3)
+    training.step(5)
     gate.clear()
     saver.settle()
     saver._copier.submit(lambda: gate.wait(LONG))
-    training.step(4)
+    training.step(6)
     kept = training.model[0].weight.detach().clone()
     with torch.no_grad():
         training.model[0].weight.clamp_(-0.005, 0.005)
     gate.set()
     training.ckpt.close()
-    told = store.wait("saved", 3)
-    assert [m["step"] for m in told] == [1, 3, 4]
+    told = store.wait("saved", 5)
+    assert [m["step"] for m in told] == [1, 2, 3, 5, 6]
     assert training.ckpt.stats.torn == 1
     assert "model.0.weight changed before" in capfd.readouterr().err
     path = store.path.parent / told[-1]["file"]

@@ -202,12 +202,23 @@ class Checkpointer:
             except Exception as error:  # noqa: BLE001 - as in save()
                 this._say(f"waiting for a snapshot failed: {type(error).__name__}: {error}")
 
-        before_step._torchdynamo_disable = True  # type: ignore[attr-defined] # run it, never trace
+        def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            this = me()
+            session = None if this is None or this._closed else this._session
+            if session is not None and session.saver is not None:
+                session.saver.after_change()
+
+        for hook in (before_step, after_step):
+            hook._torchdynamo_disable = True  # type: ignore[attr-defined] # run it, never trace
         optimizers = list(optimizers)
         hooks = [getattr(each, "register_step_pre_hook", None) for each in optimizers]
+        posts = [getattr(each, "register_step_post_hook", None) for each in optimizers]
         # Where nothing tells when the state changes, all of it is copied inside save().
         self._steady = bool(hooks) and None not in hooks
-        return [register(before_step) for register in hooks if register is not None]
+        return [
+            *(register(before_step) for register in hooks if register is not None),
+            *(register(after_step) for register in posts if register is not None),
+        ]
 
     def _say(self, text: str) -> None:
         if self._session is not None:

@@ -8,7 +8,7 @@ is put right afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from operator import is_
@@ -18,7 +18,7 @@ import torch
 from torch.optim import Optimizer
 
 from .assembly import Assembly, StateError, Step
-from .leaves import Batch, Leaf, Leaves
+from .leaves import Batch, Leaf, Leaves, local_part
 from .values import Encoded, Ref, decode, encode, ref_of
 
 Names = Mapping[torch.Tensor, str]
@@ -142,6 +142,14 @@ class OptimizerState:
 
     def _encode_part(self, part: Any, path: str) -> Encoded:
         return encode(part, path, self._state.add)
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Of its parameters, by name: what this rank holds of them."""
+        groups = self.optimizer.param_groups
+        for group, known in zip(groups, names_in(groups, self._names()), strict=True):
+            for parameter, name in zip(group["params"], known, strict=True):
+                if parameter.grad is not None:
+                    yield f"{self.key}: {name}", local_part(parameter.grad)
 
     def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
         """Check that the saved state fits; what restores it. Raises StateError."""

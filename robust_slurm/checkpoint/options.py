@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+DEBUG = "ROBUST_DEBUG_CHECKPOINTS"
+"""Set to 1 by --robust-debug-checkpoints."""
+
 
 class Options(NamedTuple):
     directory: str
@@ -18,6 +21,8 @@ class Options(NamedTuple):
     """On the node's own disk, absolute; "" for none."""
     replica_wait: float
     """s that a step may wait for the replica of the one before."""
+    debug: bool
+    """Copy every snapshot inside save() and watch the live state until the next step."""
 
 
 def options(
@@ -38,6 +43,7 @@ def options(
         _count("keep", keep, "ROBUST_CHECKPOINT_KEEP", least=1, otherwise=2),
         _path("local_directory", local_directory, "ROBUST_CHECKPOINT_LOCAL_DIR"),
         float(replica_wait),
+        os.environ.get(DEBUG, "") == "1",
     )
     if every and not found.directory and not found.local_directory:
         raise ValueError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -19,15 +19,18 @@ import torch
 
 from .chosen import Chosen
 from .client import Client
+from .guard import Guard, Verdict
 from .interval import Cost
 from .layout import Snapshot
 from .options import Options
+from .order import Order
 from .room import Rung
 from .sizes import exceeds, megabytes
 from .slots import OWN, Form, Ring
 from .snapshot import Copier, Copy, TornError
 from .state import Item, State
 from .stats import Stats
+from .watch import Watch
 
 EXPOSED = 20  # with one slot, memory holds nothing for at most one part in so many of the time
 COPY_DEADLINE = 600.0  # s; a copy does not take so long unless a device hangs
@@ -92,6 +95,9 @@ class Saver:
         self._taken = -1
         self._persisted = -1
         self._unchanged = False  # since the last save(), as far as the optimizers tell
+        self._guard = Guard(always=options.debug)
+        self._order = Order(state)
+        self._newest: Copy | None = None
 
     def abandon(self, step: int, *, at_once: bool = False) -> None:
         """Steps after ``step`` are no longer this training's past.
@@ -100,6 +106,7 @@ class Saver:
         """
         self.last = self._persisted = self._taken = step
         self.durable.at_once = at_once
+        self._order.resumed()
         if self._ring is not None:
             self._ring.abandon(step)
         self._client.everywhere = step
@@ -122,6 +129,7 @@ class Saver:
             self._stats.blocked_s += time.perf_counter() - start
 
     def _save(self, step: int) -> None:
+        self._act_on(self._guard.before_save(COPY_DEADLINE))
         self.settle()
         persist = self.durable.takes(step)
         if self._client.dead:
@@ -137,6 +145,9 @@ class Saver:
 
     def _take(self, step: int, persist: bool) -> None:
         """Begin the snapshot of the live state."""
+        careful = self._guard.careful
+        for text in self._order.saving(step) if careful else ():
+            self._say(text)
         items, values = self._state.capture()
         form = self._form_of(items)
         self._look_at_room(form.plan.size)
@@ -149,22 +160,26 @@ class Saver:
             slot = ring.take(self._client.held(), self._client.everywhere)
         if slot is None:
             raise RuntimeError(f"step {step} is left out: all slots are still being written")
-        copy = Copy(
-            step,
-            slot,
-            form,
-            self._late,
-            self._early,
-            lambda: self._encode(values),
-            self._state.fingerprint(whole=persist, beside=self._steady and not self._unsteady),
-        )
+        beside = self._steady and not self._unsteady and not careful
+        try:
+            copy = Copy(
+                step, slot, form, self._late, self._early, lambda: self._encode(values),
+                self._state.fingerprint(whole=persist, beside=beside),
+                at_once=careful,
+            )  # fmt: skip
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            self.leave_memory(self._no_room_for(error))
+            return
         self._over = over = Event()
         self._copy, self._taken = copy, step
         # Where not every step is saved, the replica has until the next one that is.
         self._waited = not self._patient or self._client.every > 1
         self._persisted = step if persist else self._persisted
-        cost = self._cost()
-        self._copier.submit(lambda: self._finish(copy, persist, over, cost))
+        self._newest = copy
+        cost, watch = self._cost(), self._guard.took(copy, self._late)
+        self._copier.submit(lambda: self._finish(copy, persist, over, cost, watch))
 
     def _look_at_room(self, size: int) -> None:
         """Only now it is known how much there is to save: loader and extra are in no estimate."""
@@ -180,21 +195,34 @@ class Saver:
             self._say(text)
 
     def before_change(self) -> None:
-        """The optimizer is about to change what is being copied. Raises nothing."""
+        """An optimizer is about to change what is being copied. Raises nothing."""
+        start = time.perf_counter()
+        self._wait_for_copy()
+        self._act_on(self._guard.before_change(COPY_DEADLINE))
+        newest, self._newest = self._newest, None
+        if newest is not None:
+            for text in self._order.changing(_early(newest)):
+                self._say(text)
+        seconds = time.perf_counter() - start
+        self._stats.waited_s += seconds
+        self._stats.blocked_s += seconds
+
+    def after_change(self) -> None:
+        """An optimizer has stepped."""
+        if self._guard.careful:
+            self._order.stepped()
+
+    def _wait_for_copy(self) -> None:
         self._unchanged = False
         copy = self._copy
         if copy is None or (copy.copied and self._waited):
             return
-        start = time.perf_counter()
         if not copy.before_change(COPY_DEADLINE):
             self._say(f"the copy of step {copy.step} hangs; training goes on, it is thrown away")
         elif not self._waited:
             self._waited = True
             if self._over.wait(COPY_DEADLINE) and copy.error is None:
                 self._wait_safe(copy.step)
-        seconds = time.perf_counter() - start
-        self._stats.waited_s += seconds
-        self._stats.blocked_s += seconds
 
     def settle(self) -> None:
         """Wait for the copy under way; see to what went wrong."""
@@ -237,6 +265,7 @@ class Saver:
 
     def flush(self, timeout: float) -> str:
         """Have the newest step written to the durable tier: "" or why it was not."""
+        self._guard.drop()
         self.settle()
         self._await_replica()
         if not self._on_disk and self._unchanged and self._taken != self.last:
@@ -256,17 +285,20 @@ class Saver:
 
     def close(self) -> None:
         """The copy under way is finished first; the files stay for the store."""
+        self._guard.drop()
         if self._copy is not None:
             self._over.wait(COPY_DEADLINE)
         self._copier.close(10.0)
-        self._copy, self._items, self._late, self._early = None, (), [], []
+        self._copy, self._newest, self._items, self._late, self._early = None, None, (), [], []
         if self._ring is not None:
             if self._on_disk:
                 self._ring.remove()
             else:
                 self._ring.release()
 
-    def _finish(self, copy: Copy, persist: bool, over: Event, cost: Cost) -> None:
+    def _finish(
+        self, copy: Copy, persist: bool, over: Event, cost: Cost, watch: Watch | None
+    ) -> None:
         """In the copy thread."""
         try:
             copy.run()
@@ -284,6 +316,8 @@ class Saver:
             self._no_room = error
         finally:
             over.set()
+            if watch is not None:
+                watch.run(copy.slot.late if copy.error is None else None)
 
     def _form_of(self, items: Sequence[Item]) -> Form:
         form = self._form
@@ -329,15 +363,46 @@ class Saver:
 
     def _torn(self, copy: Copy, error: TornError) -> None:
         names = [copy.form.entries[copy.form.late[i]].name for i in error.indices]
+        self._stats.torn += 1
+        self._copy_at_once(names, f"step {copy.step} was thrown away: ")
+
+    def _act_on(self, verdict: Verdict) -> None:
+        """What the guard has found out of the newest snapshot."""
+        copy = self._newest
+        if not verdict.names or copy is None:
+            return
+        start = ""
+        if verdict.spoilt:
+            start = f"step {copy.step} was thrown away: "
+            self._stats.torn += 1
+            self._withdraw(copy)
+        if not verdict.unseen:
+            self._copy_at_once(verdict.names, start)
+            return
+        self._steady, self._form = False, None
+        self._say(
+            f"{start}{_some(verdict.names)} changed after save({copy.step}), and no optimizer "
+            "given to the Checkpointer was seen to step (a CUDA graph, or one that is not given?). "
+            "From now on everything is copied inside save(), which takes longer; nothing can warn "
+            "of changes that come after save()"
+        )
+
+    def _copy_at_once(self, names: Collection[str], start: str) -> None:
         self._unsteady.update(names)
         self._form = None
-        self._stats.torn += 1
         self._say(
-            f"step {copy.step} was thrown away: {', '.join(names[:3])} "
-            f"{'and others ' if len(names) > 3 else ''}changed before the next optimizer step. "
-            "From now on they are copied inside save(), which takes longer; change them before "
-            "save() to avoid this"
+            f"{start}{_some(names)} changed before the next optimizer step. From now on they are "
+            "copied inside save(), which takes longer. If that was the end of a step, a restart "
+            "would miss it: change them before save(), and call save() last"
         )
+
+    def _withdraw(self, copy: Copy) -> None:
+        if self._ring is not None and not self._on_disk:
+            self._ring.spoil(copy.slot)
+            self._client.say(
+                "unusable", step=copy.step, file=copy.slot.path.name,
+                why="its tensors changed while they were copied",
+            )  # fmt: skip
 
     def leave_memory(self, why: str) -> None:
         """There is no room for the snapshots: durable steps go by way of a disk, if there is one.
@@ -376,6 +441,18 @@ class Saver:
         size = self._form.plan.size if self._form is not None else 0
         where = self._ring.directory if self._ring is not None else ""
         return f"a snapshot of {megabytes(size)} finds no room in {where} ({error.strerror})"
+
+
+def _early(copy: Copy) -> dict[str, torch.Tensor]:
+    """What save() itself has copied, by name."""
+    if copy.error is not None:
+        return {}
+    names = (copy.form.entries[i].name for i in copy.form.early)
+    return dict(zip(names, copy.slot.early, strict=False))
+
+
+def _some(names: Collection[str]) -> str:
+    return ", ".join([*names][:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _memory(ring: Ring) -> str:

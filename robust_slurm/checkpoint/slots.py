@@ -222,6 +222,11 @@ class Ring:
                     except OSError:
                         pass  # the store removed it
 
+    def spoil(self, slot: Slot) -> None:
+        """What is in it turned out to be wrong."""
+        with self._lock:
+            slot.invalidate()
+
     def newest(self) -> Slot | None:
         complete = [s for s in self.slots if s.step is not None]
         return max(complete, key=lambda s: s.step or 0, default=None)

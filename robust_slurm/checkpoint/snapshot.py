@@ -39,12 +39,16 @@ class Copy:
         early: list[torch.Tensor],
         values: Callable[[], str],
         same: Callable[[], int] = lambda: -1,
+        *,
+        at_once: bool = False,
     ) -> None:
         """Call it in the training thread: ``early`` is copied before it returns (into the slot if
-        that fits already). ``values`` gives the JSON for the header, later, in the copy thread, and
-        ``same`` the checksum for it, before anything may change."""
+        that fits already), and with ``at_once`` all else too. ``values`` gives the JSON for the
+        header, later, in the copy thread, and ``same`` the checksum for it, before anything may
+        change."""
         self.step, self.slot, self.form = step, slot, form
         self.late = late
+        self.at_once = at_once
         self.seconds = 0.0
         self.same = -1
         self.error: BaseException | None = None
@@ -58,12 +62,16 @@ class Copy:
         self._sources = late
         on_gpu = cuda.is_initialized()
         if not slot.fits(form):
-            if late and not on_gpu:
+            if late and not on_gpu and not at_once:
                 self._early = [t.clone() for t in early]  # the copy thread makes the file
                 return
             slot.fit(form)
-        _copy(slot.early, early, non_blocking=slot.pinned)
-        if slot.pinned:
+        _copy(slot.early, early, non_blocking=slot.pinned and not at_once)
+        if at_once:
+            _copy(slot.late, late)
+            self.late = self._sources = []
+            self._versions = []
+        elif slot.pinned:
             self._begin_on_device({t.device for t in early} | {t.device for t in late})
         elif on_gpu:  # it would not be registered
             _copy(slot.late, late)
@@ -87,6 +95,10 @@ class Copy:
         for device, event in self._on_device:
             cuda.current_stream(device).wait_event(event)
         return True
+
+    def moved(self, late: list[torch.Tensor]) -> set[int]:
+        """Which of ``late`` were written to since the copy began, as far as torch counts it."""
+        return {i for i, v in enumerate(self._versions) if late[i]._version != v}
 
     def run(self) -> None:
         """In the copy thread: everything up to a complete file."""

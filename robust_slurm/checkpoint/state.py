@@ -73,6 +73,15 @@ class Found(NamedTuple):
         )
 
 
+class Glimpse(NamedTuple):
+    """The state of one object at a moment."""
+
+    values: Encoded
+    """All that is no tensor."""
+    tensors: dict[str, torch.Tensor]
+    """By the names of their entries; live, not copies."""
+
+
 class State:
     """The objects of one rank's checkpoint, and what was found out about them at earlier steps.
 
@@ -208,6 +217,37 @@ class State:
             if key in keys:
                 _each(tree, lambda section: section.collect())
 
+    def look_at_extra(self) -> dict[str, Glimpse]:
+        """What is in ``extra`` now, by key; but not what a step begins with: loaders, samplers and
+        generators."""
+        found = {}
+        for key, tree in self._tree.items():
+            for section in _flat(tree) if _kind(key) == "extra" else ():
+                if isinstance(section, ModuleState):  # running averages change in a forward pass
+                    section.collect()
+                    found[section.key] = Glimpse(None, _tensors(section.leaves[:1]))
+                elif type(section) is ObjectState and not hasattr(section.found, "__iter__"):
+                    found[section.key] = Glimpse(section.collect(), _tensors(section.leaves))
+        return found
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What this rank holds of the gradients of all optimizers, by name."""
+        for section in self._all():
+            if isinstance(section, OptimizerState):
+                yield from section.gradients()
+
+    def schedulers_missing(self) -> list[str]:
+        """Optimizers with which a learning-rate scheduler steps, where none is in ``extra``."""
+        sections = list(self._all())
+        if any(hasattr(getattr(each, "found", None), "get_last_lr") for each in sections):
+            return []
+        return [
+            each.key
+            for each in sections
+            if isinstance(each, OptimizerState)
+            and getattr(each.optimizer.step, "_wrapped_by_lr_sched", False)
+        ]
+
     def shared_crc(self, *, restored: bool = False) -> int | None:
         """crc32 over names, shapes and data of all that is shared, whole; None if nothing is.
 
@@ -292,6 +332,10 @@ def _is_shared(leaf: Leaf, share: Share | None) -> bool:
 
 def _kind(key: str) -> str:
     return key.partition(".")[0]
+
+
+def _tensors(leaves: list[list[Leaf]]) -> dict[str, torch.Tensor]:
+    return {leaf.item.entry.name: leaf.item.tensor for found in leaves for leaf in found}
 
 
 def _all_objects(found: Any) -> bool:

@@ -1,0 +1,221 @@
+"""Random training loops that crash at a random moment: ``python -m bench.checkpoint --case loops``.
+
+Each loop runs three times: without a Checkpointer and without a fault (the reference); with one,
+until it is killed; and once more, resumed from what the real Store kept. The last state of the
+resumed run must be the reference's to the bit. Where it is not, the Checkpointer must have warned
+by the name of what it could not save right: anything else is a silent difference.
+
+The loops run in forks of one process that has imported torch (``bench.checkpoint_loop``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.common import Results
+from bench.training import BenchError
+from robust_slurm.checkpoint.store import Event, Restore, Store
+
+LOOPS = 200
+QUICK_LOOPS = 12
+RUN_DEADLINE = 60  # s; a loop takes well under one
+KEY = b"bench.checkpoint bench.checkpoint"[:32]
+NAMES = ("model", "optimizer", "extra.", "scheduler", "gradient")
+"""A warning that names none of these names nothing that was saved."""
+OUTCOMES = ("identical", "refused", "silent")
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One training loop and its crash. Where something is ``off`` it does not occur."""
+
+    seed: int
+    steps: int
+    model: str
+    optimizer: str
+    update: str
+    """How the optimizer's step is made: ``step``, ``compiled``, or ``unseen``: written through a
+    view of numpy, as a CUDA graph replays it, without hooks and version counters."""
+    scheduler: str
+    ema: str
+    swap: str
+    """How an evaluation puts the averaged weights in and out again, after save()."""
+    writes: str
+    """How weights are scaled outside the optimizer."""
+    writes_at: str
+    accumulate: int
+    scaler: bool
+    counter: str
+    data: str
+    save_at: str
+    since: int
+    """Swaps and writes begin at this step."""
+    slow_ms: float
+    """The copy thread begins so late, as under load."""
+    crash_step: int
+    crash_at: str
+
+
+def draw(seed: int) -> Loop:
+    """The loop of a seed."""
+    pick = random.Random(seed)
+    steps = pick.randint(8, 14)
+    return Loop(
+        seed=seed,
+        steps=steps,
+        model=pick.choice(["plain", "batchnorm", "dropout", "frozen", "tied", "flat"]),
+        optimizer=pick.choice(["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad", "two"]),
+        update=pick.choice(["step", "step", "step", "compiled", "unseen"]),
+        scheduler=pick.choice(["off", "before save", "before save", "after save", "not given"]),
+        ema=pick.choice(["off", "off", "before save", "before save", "after save"]),
+        swap=pick.choice(["off", "off", "data", "numpy", "copy_"]),
+        writes=pick.choice(["off", "off", "data", "numpy", "no_grad"]),
+        writes_at=pick.choice(["before save", "after save", "before forward"]),
+        accumulate=pick.choice([1, 1, 2, 3]),
+        scaler=pick.random() < 0.2,
+        counter=pick.choice(["off", "before save", "before save", "after save"]),
+        data=pick.choice(["generator", "global", "loader", "workers"]),
+        save_at=pick.choice(["end", "end", "end", "end", "end", "micro", "early"]),
+        since=pick.choice([1, 1, 1, 6]),
+        slow_ms=pick.choice([0.0, 1.0, 5.0, 20.0]),
+        crash_step=pick.randint(1, steps - 1),
+        crash_at=pick.choice(["save", "forward", "backward", "update", "end"]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of a loop."""
+
+    loop: Loop
+    outcome: str
+    """One of OUTCOMES."""
+    resumed: int
+    """Step that the second run began with."""
+    warnings: tuple[str, ...]
+
+    @property
+    def needless(self) -> bool:
+        """Whether it was warned of something though nothing differed."""
+        return self.outcome == "identical" and bool(self.warnings)
+
+
+def judge(
+    loop: Loop, reference: dict[str, Any], resumed: dict[str, Any] | None, said: str
+) -> Found:
+    """``resumed``: what the second run left, None if it refused; ``said``: all on stderr."""
+    warnings = tuple(
+        line for line in said.splitlines()
+        if line.startswith("robust-slurm:") and any(name in line for name in NAMES)
+    )  # fmt: skip
+    if resumed is not None and resumed["state"] == reference["state"]:
+        outcome = "identical"
+    else:
+        outcome = "refused" if warnings or resumed is None else "silent"
+    return Found(loop, outcome, -1 if resumed is None else int(resumed["began"]), warnings)
+
+
+class Runner:
+    """Forks training processes; each runs one loop and leaves its result in a file."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("ROBUST_", "SLURM_"))}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.checkpoint_loop"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**env, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+
+    def run(self, loop: Loop, **options: Any) -> tuple[int, dict[str, Any] | None, str]:
+        """Its exit code or minus a signal, its result if it came to one, and its stderr."""
+        result, err = self._scratch / "result", self._scratch / "err"
+        for path in (result, err):
+            path.write_text("")
+        order = {"loop": asdict(loop), "result": str(result), "err": str(err), **options}
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"deadline": RUN_DEADLINE, **order}) + "\n")
+        self._process.stdin.flush()
+        code = int(self._process.stdout.readline())
+        text = result.read_text()
+        return code, json.loads(text) if text else None, err.read_text()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(RUN_DEADLINE)
+
+
+@contextmanager
+def runner() -> Iterator[Runner]:
+    """A Runner with a directory of its own."""
+    with tempfile.TemporaryDirectory(prefix="loops-") as directory:
+        made = Runner(Path(directory))
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def try_loop(loop: Loop, run: Runner) -> Found:
+    """Run one loop three times and compare. BenchError where a run itself went wrong."""
+    code, reference, said = run.run(loop)
+    if code or reference is None:
+        raise BenchError(f"{loop}: the reference ended with {code}: {said[-2000:]}")
+    with tempfile.TemporaryDirectory(prefix="loops-", dir="/dev/shm") as directory:
+        store = Store(Path(directory) / "s", name="loops", key=KEY, emit=_ignore)
+        try:
+            store.begin(0, None)
+            store.place({0: None})  # no peer
+            socket = str(store.socket_path)
+            _, finished, said = run.run(loop, socket=socket, epoch=0, crash=True)
+            if finished is not None:
+                raise BenchError(f"{loop}: it did not crash: {said[-2000:]}")
+            good = [one for one in store.stock() if one.ok]
+            newest = max(good, key=lambda one: one.step, default=None)
+            plan = None if newest is None else Restore(newest.step, "memory", {0: newest.file})
+            store.begin(1, plan)
+            store.place({0: None})
+            code, resumed, again = run.run(loop, socket=socket, epoch=1)
+        finally:
+            store.close()
+    if code and "robust-slurm" not in again and "CheckpointError" not in again:
+        raise BenchError(f"{loop}: resumed, it ended with {code}: {again[-2000:]}")
+    return judge(loop, reference, resumed, said + again)
+
+
+def _ignore(event: Event) -> None:
+    """What the store tells robust-task."""
+
+
+def loops(results: Results, tell: Callable[[str], None], first: int = 0) -> list[Found]:
+    """Try loop after loop; record how many came to which outcome."""
+    count = results.runs or (QUICK_LOOPS if results.quick else LOOPS)
+    found = []
+    with runner() as run:
+        for seed in range(first, first + count):
+            found.append(try_loop(draw(seed), run))
+            if found[-1].outcome == "silent":
+                tell(f"silent: {found[-1].loop}")
+    outcomes = Counter(one.outcome for one in found)
+    for name in OUTCOMES:
+        results.count(f"loops.{name}", outcomes[name])
+    results.count("loops.needless", sum(one.needless for one in found))
+    lost = [max(0, one.loop.crash_step - one.resumed) for one in found if one.resumed >= 0]
+    results.settings["loops"] = (
+        f"{count} loops from seed {first}; {sum(one.resumed > 0 for one in found)} resumed from a "
+        f"snapshot; at most {max(lost, default=0)} steps before the crash; loops.needless: warned, "
+        "though nothing differed"
+    )
+    return found

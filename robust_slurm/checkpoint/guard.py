@@ -1,0 +1,124 @@
+"""Finds what changes tensors that are copied in the background, other than the optimizer's step.
+
+The first snapshots are copied inside save() and then watched. What changes nevertheless before the
+next optimizer step is copied inside save() from then on, all else in the background.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+import torch
+
+from .snapshot import Copy
+from .watch import Watch, differing
+
+CAREFUL = 3
+"""Snapshots of an incarnation that are copied inside save() and watched."""
+CHECK_SHARE = 0.02
+"""Of the time since save() that a comparison may take later on: the pause of an evaluation is
+checked, a step of a large model is not."""
+
+
+class Verdict(NamedTuple):
+    """What became of the state of a snapshot before the next optimizer step or save()."""
+
+    names: Collection[str] = ()
+    """Tensors that changed meanwhile."""
+    spoilt: bool = False
+    """The snapshot may hold a mixture of states."""
+    unseen: bool = False
+    """They changed though no optimizer has stepped."""
+
+
+class Guard:
+    """Belongs to the training thread. Every snapshot is given to ``took``; then comes one of
+    ``before_change`` and ``before_save``, or ``drop``."""
+
+    def __init__(self, *, always: bool) -> None:
+        """``always``: every snapshot is copied inside save() and watched."""
+        self._always = always
+        self._left = CAREFUL
+        self._skipped = False
+        self._copy: Copy | None = None
+        self._late: list[torch.Tensor] = []
+        self._watch: Watch | None = None
+        self._taken = self._seconds = 0.0
+
+    @property
+    def careful(self) -> bool:
+        """Whether the next snapshot is copied inside save() and watched.
+
+        So it is where no optimizer has stepped since the last one, though nothing is seen to have
+        changed: a GradScaler has left a step out, or a step that nobody sees (a CUDA graph's) came
+        before the copy.
+        """
+        return self._always or self._left > 0 or self._skipped
+
+    def took(self, copy: Copy, late: list[torch.Tensor]) -> Watch | None:
+        """A snapshot has begun; the copy thread runs the Watch, if any, when it is complete."""
+        self._copy, self._late, self._taken = copy, late, time.monotonic()
+        self._watch = Watch(late) if self.careful and late else None
+        self._left = max(0, self._left - 1)
+        return self._watch
+
+    def before_change(self, deadline: float) -> Verdict:
+        """An optimizer is about to step. ``deadline``: s to wait for the copy thread."""
+        copy, late, watch = self._forget()
+        self._skipped = False
+        if copy is None:
+            return Verdict()
+        if watch is not None:
+            found, _ = watch.end(deadline)
+            self._seconds = watch.seconds
+            return Verdict(_names(copy, found))
+        moved = copy.moved(late)
+        due = (time.monotonic() - self._taken) * CHECK_SHARE >= self._seconds
+        if not (moved or due):
+            return Verdict()
+        changed = self._compare(copy, late, range(len(late)) if due else moved, deadline)
+        return Verdict(_names(copy, changed), spoilt=not changed <= moved and not copy.at_once)
+
+    def before_save(self, deadline: float) -> Verdict:
+        """save() is called again; if no optimizer has stepped, has something changed?"""
+        copy, late, watch = self._forget()
+        if copy is None:
+            return Verdict()
+        self._skipped = True
+        if watch is not None:
+            found, changed = watch.end(deadline)
+            return Verdict(_names(copy, found | changed), unseen=bool(changed))
+        if copy.at_once:
+            return Verdict()
+        changed = self._compare(copy, late, range(len(late)), deadline)
+        return Verdict(_names(copy, changed), spoilt=bool(changed), unseen=bool(changed))
+
+    def drop(self) -> None:
+        """Nothing more will be known of the newest snapshot."""
+        _, _, watch = self._forget()
+        if watch is not None:
+            watch.stop()
+
+    def _forget(self) -> tuple[Copy | None, list[torch.Tensor], Watch | None]:
+        """Each snapshot is judged once."""
+        held = self._copy, self._late, self._watch
+        self._copy, self._late, self._watch = None, [], None
+        return held
+
+    def _compare(
+        self, copy: Copy, late: list[torch.Tensor], which: Iterable[int], deadline: float
+    ) -> set[int]:
+        if not copy.wait(deadline) or copy.error is not None:
+            return set()  # that is said elsewhere
+        began = time.monotonic()
+        chosen, saved = list(which), copy.slot.late
+        found = differing([saved[i] for i in chosen], [late[i] for i in chosen])
+        if len(chosen) == len(late):
+            self._seconds = time.monotonic() - began
+        return {chosen[i] for i in found}
+
+
+def _names(copy: Copy, late: Collection[int]) -> list[str]:
+    return [copy.form.entries[copy.form.late[i]].name for i in sorted(late)]

@@ -1,0 +1,90 @@
+"""Compares a snapshot with the live tensors, bit for bit: what changes them besides the optimizer?
+
+A write through ``.data``, a view of numpy or a CUDA graph counts no version, and one after save()
+is no part of the snapshot: only the data shows either.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import torch
+
+CHUNK = 64 << 20  # bytes of a device tensor that are compared at a time
+LEAST_PAUSE = 0.001  # s between two looks
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def differing(saved: Sequence[torch.Tensor], live: Sequence[torch.Tensor]) -> set[int]:
+    """Indices of the tensors whose bits differ. ``saved`` are on the host."""
+    with torch.no_grad():
+        pairs = enumerate(zip(saved, live, strict=True))
+        return {i for i, (one, other) in pairs if not same_bits(one, other)}
+
+
+def same_bits(saved: torch.Tensor, live: torch.Tensor) -> bool:
+    """Whether both hold the same bits; NaN is like itself, and 0.0 is not like -0.0."""
+    if saved.shape != live.shape or saved.dtype != live.dtype:
+        return False
+    if not saved.numel():
+        return True
+    one, other = _bits(saved), _bits(live)
+    if other.is_cpu:
+        return torch.equal(one, other)
+    step = max(1, CHUNK // one.itemsize)  # a full device has no room for all of it at once
+    return all(
+        torch.equal(one[at : at + step].to(other.device), other[at : at + step])
+        for at in range(0, len(one), step)
+    )
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    return flat.view(_WHOLE[flat.itemsize])
+
+
+class Watch:
+    """Looks at live tensors again and again, from save() to the next optimizer step."""
+
+    def __init__(self, live: Sequence[torch.Tensor]) -> None:
+        self.live = live
+        self._saved: Sequence[torch.Tensor] | None = None
+        self._found: set[int] = set()
+        self._stop, self._over = threading.Event(), threading.Event()
+        self.seconds = 0.0
+        """Of the last look."""
+
+    def run(self, saved: Sequence[torch.Tensor] | None) -> None:
+        """Look until ``stop``, in the copy thread. ``saved``: what save() copied of ``live``, in
+        its order; None if it failed. Raises nothing."""
+        self._saved = saved
+        try:
+            while saved is not None and not self._stop.is_set():
+                self._look(saved)
+                self._stop.wait(max(LEAST_PAUSE, self.seconds))
+        except Exception:  # noqa: BLE001 - end() looks once more and raises what there is to raise
+            pass
+        finally:
+            self._over.set()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def end(self, deadline: float) -> tuple[set[int], set[int]]:
+        """Stop. Indices of what was seen to differ at any time, and of what differs now."""
+        self._stop.set()
+        if not self._over.wait(deadline) or self._saved is None:
+            return set(), set()
+        now = self._look(self._saved)
+        return self._found, now
+
+    def _look(self, saved: Sequence[torch.Tensor]) -> set[int]:
+        began = time.perf_counter()
+        now = differing(saved, self.live)
+        self._found |= now
+        self.seconds = time.perf_counter() - began
+        return now
