@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 DEBUG = "ROBUST_DEBUG_CHECKPOINTS"
-"""Set to 1 by --robust-debug-checkpoints."""
+"""Environment variable; 1 for ``Options.debug``."""
 
 
 class Options(NamedTuple):
