@@ -4,8 +4,8 @@ Case ``save``: a training that saves its whole state after every step, with our 
 with others, each beside the same steps without saving and a plain memcpy of the same bytes. Case
 ``restore``: a rank that died comes back from its own node's memory, and from a peer node's beside
 plain TCP. Case ``commit``: a durable step of 9,600 simulated ranks is committed. Case ``loops``:
-random training loops that are killed (``bench.checkpoint_loops``). ``--peers`` also measures DLRover
-and NVRx, for which it makes an environment.
+random training loops that are killed (``bench.checkpoint_loops``). ``--peers`` also measures
+DLRover and NVRx, for which it makes an environment.
 """
 
 from __future__ import annotations
