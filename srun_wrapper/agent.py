@@ -224,6 +224,7 @@ class Agent:
         """Only now: that a file system does not answer must be known before ranks are judged."""
         held, self._held = self._held, []
         for message in held:
+            message.answering = self._files.answering()
             self._to_server(message)
 
     def _check_stopped(self) -> None:

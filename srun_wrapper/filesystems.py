@@ -136,6 +136,7 @@ def look(
 
 
 _asked: set[str] = set()
+_well: dict[str, float] = {}  # mount -> when the last question was asked that it answered
 _answered = threading.Condition()
 
 
@@ -161,10 +162,20 @@ def silent(points: Collection[str], seconds: float) -> tuple[str, ...]:
 
 
 def _ask(point: str) -> None:
+    now, well = time.monotonic(), False
     try:
         os.statvfs(point)  # a question to the server: a stat may be answered from a cache
+        well = True
     except OSError:
-        pass  # an error is an answer, too
+        pass  # an error is an answer, too, but no sign that the server is well
     with _answered:
+        if well:
+            _well[point] = now
         _asked.discard(point)
         _answered.notify_all()
+
+
+def answering(since: float) -> tuple[str, ...]:
+    """Return the mount points that were asked since then (monotonic seconds), and have answered."""
+    with _answered:
+        return tuple(sorted(point for point, asked in _well.items() if asked >= since))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections.abc import Callable, Mapping
@@ -23,6 +24,8 @@ from srun_wrapper.torchrun import torchrun_overrides
 from srun_wrapper.warm import Forked, Warm, at_start
 from srun_wrapper.warm_door import Tell, WarmDoor
 from srun_wrapper.world import STALE
+
+NO_THREAD: Exception | None = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +220,7 @@ class Launcher:
                 return err
             return None
 
-        self._loop.aside(open_files, lambda error: self._ask(launch, error), None)
+        self._loop.aside(open_files, lambda error: self._ask(launch, error), NO_THREAD)
 
     def _ask(self, launch: Launch, error: Exception | None) -> None:
         """Ask the warm interpreter; ``error``: why the rank's output cannot be opened."""

@@ -132,7 +132,7 @@ class Loop:
     def aside(self, work: Callable[[], T], done: Callable[[T], None], otherwise: T) -> None:
         """Do ``work()``, which may take long, in a thread; ``done`` gets its result in the loop.
 
-        ``otherwise``: the result of a work that raises, which is reported once.
+        ``otherwise``: the result of work that raises, or gets no thread; that is reported once.
         """
 
         def run() -> None:
@@ -145,7 +145,8 @@ class Loop:
             self._try(keep)
             self.call(lambda: done(result))
 
-        threading.Thread(target=run, daemon=True).start()
+        if not self._try(threading.Thread(target=run, daemon=True).start):
+            self.call(lambda: done(otherwise))
 
     def wake(self) -> None:
         """Make the loop turn once; safe to call from another thread."""

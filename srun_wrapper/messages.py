@@ -149,6 +149,8 @@ class Inspected(Message):
     token: int
     window: float
     samples: tuple[Sample, ...]
+    answering: tuple[str, ...] = ()
+    """Shared file systems in use on this node that have answered."""
 
 
 # ---------------------------------------------------------------- supervisor -> agent

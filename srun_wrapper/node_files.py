@@ -41,6 +41,7 @@ class NodeFiles:
         self._on_stalled = stalled
         self._on_looked = looked
         self.looking = False
+        self._looked_at = 0.0  # when the last look was begun
         self._silent: tuple[str, ...] = ()
         self._epoch = 0
         self._starting: set[int] = set()  # slots
@@ -92,10 +93,14 @@ class NodeFiles:
         if self.looking:
             return
         roots, paths = self._roots(), self._paths()
+        self.looking, self._looked_at = True, time.monotonic()
         self._loop.aside(
             lambda: filesystems.look(roots, paths, seconds), self._looked, filesystems.NONE
         )
-        self.looking = True  # not where no thread could be started: nobody would end it
+
+    def answering(self) -> tuple[str, ...]:
+        """Return the file systems that have answered in the last look."""
+        return filesystems.answering(self._looked_at)
 
     def _looked(self, silent: tuple[str, ...]) -> None:
         self.looking = False

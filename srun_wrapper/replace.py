@@ -21,7 +21,6 @@ from srun_wrapper.report import say
 from srun_wrapper.requeue import put_back
 from srun_wrapper.roster import AgentKey, Node, Role
 from srun_wrapper.slurm_wait import SlurmWait
-from srun_wrapper.stalls import own_mount
 
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
@@ -94,14 +93,14 @@ class Replacement:
                 self._suspected.add(node.key)
                 if node.connection is not None:
                     node.connection.send(Stop(self._state.world.epoch, 0.0))
-            mount = own_mount(node, self._state.live())
-            if name not in self._bad and (mount or not node.stalled):  # else all share what stalls
+            excused = node.stalled and not node.own_mount  # its server may be away
+            if name not in self._bad and not excused:
                 self._bad.append(name)
                 proven = name in incident.diagnosis.proven
                 strength = Strength.PROVEN if proven else Strength.ONCE
                 self._seen[name] = Bad(name, strength, incident.wall)
-                if mount:
-                    self._accuse(node, incident, mount)
+                if node.own_mount:
+                    self._accuse(node, incident)
                 elif name in incident.diagnosis.unreported:
                     self._shared.add(name)
                 elif node.silent_as is not None:
@@ -131,9 +130,8 @@ class Replacement:
         for node in self._state.nodes.values():
             node.silent_as = None
 
-    def _accuse(self, node: Node, incident: Incident, mount: str = "") -> None:
-        """``mount``: what is wrong with the node, whatever followed from it."""
-        diagnosis = incident.diagnosis
+    def _accuse(self, node: Node, incident: Incident) -> None:
+        diagnosis, mount = incident.diagnosis, node.own_mount
         alone = f"file system {mount} does not answer on {node.name} alone"
         record = {
             "job": node.job_id,

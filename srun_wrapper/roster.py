@@ -74,6 +74,7 @@ class Node:
     warm: dict[int, int] = field(default_factory=dict)  # local id -> ranks that would start warm
     stalled: tuple[str, ...] = ()  # shared file systems in use that do not answer
     stalled_at: float = 0.0  # since when
+    own_mount: str = ""  # the one of them for which it was lost, as it answers on other nodes
     starting: bool = False  # a rank waits for them in exec
     order: Message | None = None  # last Start, Stop or Finish: sent again on a new connection
 

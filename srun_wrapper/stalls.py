@@ -93,11 +93,14 @@ class Stalls:
         self._say(text)
 
 
-def own_mount(node: Node, nodes: Iterable[Node]) -> str:
-    """Return a file system that does not answer on this node alone of several, or ""."""
+def own_mounts(node: Node, nodes: Iterable[Node]) -> list[str]:
+    """Return the file systems that do not answer on this node alone of several.
+
+    That is no evidence against the node: the others may not use them.
+    """
     others = [other for other in nodes if other is not node]
     shared = {mount for other in others for mount in other.stalled}
-    return next((mount for mount in node.stalled if others and mount not in shared), "")
+    return [mount for mount in node.stalled if others and mount not in shared]
 
 
 def _folded(names: set[str]) -> str:

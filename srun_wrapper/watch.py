@@ -13,7 +13,7 @@ from srun_wrapper.pace import START_INSPECT, is_frozen, judge
 from srun_wrapper.roster import AgentKey, Node, Rank, Role
 from srun_wrapper.server import probe
 from srun_wrapper.shared_cause import Event, Kind, SharedCauses, Silence
-from srun_wrapper.stalls import own_mount
+from srun_wrapper.stalls import own_mounts
 from srun_wrapper.state import JobState
 from srun_wrapper.world import fold_hosts
 
@@ -321,11 +321,16 @@ class HangWatch:
         self._next = now + min(5.0, max(1.0, state.pace.floor / 2))
         if state.world.epoch != epoch or state.failures or self._excused():
             return
-        alone = [(node, mount) for node in active if (mount := own_mount(node, active))]
+        alone = [(node, mounts) for node in active if (mounts := own_mounts(node, active))]
         if len(alone) == 1:  # and it has been waited for
-            ((node, mount),) = alone
-            waited = now - node.stalled_at
-            state.lose(node, f"file system {mount} has not answered for {waited:.0f} s here alone")
+            ((node, mounts),) = alone
+            others = (reply for key, reply in replies.items() if key != node.key)
+            well = {mount for reply in others for mount in reply.answering}
+            node.own_mount = next((mount for mount in mounts if mount in well), "")
+            where = "it answers on other nodes" if node.own_mount else "no other node uses it"
+            what = f"file system {node.own_mount or mounts[0]} has not answered"
+            why = f"{what} for {now - node.stalled_at:.0f} s, and {where}"
+            state.lose(node, why, shared=not node.own_mount)  # else its server may be away
             return
         ranks: dict[int, Rank] = {}
         samples: dict[int, Sample] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import agent_node
 import pytest
 from agent_node import Boss, Shim, wait
 
+from srun_wrapper import filesystems
 from srun_wrapper.link import Link
 from srun_wrapper.messages import (
     Hello,
@@ -92,14 +94,22 @@ def test_a_node_has_stopped_when_all_its_slots_have(boss: Boss, two: Two) -> Non
     assert stopped.free_port
 
 
-def test_an_inspection_answers_for_the_whole_node(boss: Boss, two: Two) -> None:
+def test_an_inspection_answers_for_the_whole_node(
+    boss: Boss, two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shim, second = two
+    began = time.monotonic()
+    monkeypatch.setattr(
+        filesystems, "answering", lambda since: ("/data",) if since > began else ("/earlier",)
+    )
     boss.order(Inspect(5, 0.1))
     wait(lambda: Inspect(5, 0.1) in second.got)
     second.say(shim, Inspected(5, 0.1, (Sample(1, "S", 0.0, 0),)))
     shim.emit(Inspected(5, 0.1, (Sample(0, "R", 1.0, 0),)))
     wait(lambda: bool(boss.of(Inspected)))
-    assert [s.local for s in boss.of(Inspected)[0].samples] == [0, 1]
+    (answer,) = boss.of(Inspected)
+    assert [s.local for s in answer.samples] == [0, 1]
+    assert answer.answering == ("/data",)
 
 
 def test_a_lost_shim_is_news(boss: Boss, two: Two) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -102,12 +103,15 @@ def test_what_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             raise OSError("stale file handle")
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    points = ["/slow", "/well", "/gone"]
+    points, began = ["/slow", "/well", "/gone"], time.monotonic()
     assert filesystems.silent(points, 0.2) == ("/slow",)
     assert filesystems.silent(points, 0.0) == ("/slow",)
     assert asked.count("/slow") == 1  # one question at a time
+    assert set(filesystems.answering(began)) & set(points) == {"/well"}  # "/gone" is no sign
     goes_on.set()
     assert filesystems.silent(points, 30.0) == ()
+    assert "/slow" in filesystems.answering(began)
+    assert not set(filesystems.answering(time.monotonic())) & set(points)
 
 
 def test_nothing_is_looked_at_without_shared_mounts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -289,3 +289,19 @@ def test_work_aside_that_raises_has_a_result(loop: Loop, capfd: pytest.CaptureFi
     turn_until(loop, lambda: bool(results))
     assert results == ["otherwise"]
     assert "internal error, going on: ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_work_aside_for_which_there_is_no_thread_has_a_result(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever has asked would wait for ever: a slot that is to say that its ranks ended."""
+
+    def start(_thread: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    results: list[str] = []
+    monkeypatch.setattr(threading.Thread, "start", start)
+    loop.aside(lambda: "done", results.append, "otherwise")
+    monkeypatch.undo()
+    turn_until(loop, lambda: bool(results))
+    assert results == ["otherwise"]

@@ -139,22 +139,22 @@ def test_a_requeue_does_not_wait_for_a_state_directory_that_does_not_answer(
     never.set()
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_node_whose_mount_alone_is_silent_is_excluded_and_its_mount_reported(
-    tmp_path: Any, alone: bool
+@pytest.mark.parametrize("proven", [True, False])
+def test_a_node_whose_own_mount_is_silent_is_excluded_and_its_mount_reported(
+    tmp_path: Any, proven: bool
 ) -> None:
+    """That it waits alone at this moment is not enough: its server may be away."""
     scene, reports = Scene(tmp_path), []
     scene.replacement._boss.ledger.accuse = (  # type: ignore[method-assign]
         lambda name, _incident, record: reports.append(
             (name, record["symptom"], *record["evidence"])
         )
     )
-    nodes, cause = [scene.node(i, "a") for i in (3, 4)], Failure("hang", 1.0, 0.0, "n4")
-    for node in nodes[: 1 if alone else 2]:
-        node.stalled = ("/data",)
+    node, cause = scene.node(3, "a"), Failure("hang", 1.0, 0.0, "n4")
+    node.stalled, node.own_mount = ("/data",), "/data" if proven else ""
     incident = Incident("0-1", 1, diagnose([cause]), 0.0, 1.0)
     scene.replacement.leave(("n4",), incident)
-    assert nodes[0].role is Role.EVICTED  # either way
-    assert [bad.node for bad in scene.replacement._evidence()] == (["n4"] if alone else [])
+    assert node.role is Role.EVICTED  # either way
+    assert [bad.node for bad in scene.replacement._evidence()] == (["n4"] if proven else [])
     line = "file system /data does not answer on n4 alone"
-    assert reports == ([("n4", "mount_silent", line)] if alone else [])
+    assert reports == ([("n4", "mount_silent", line)] if proven else [])

@@ -8,8 +8,9 @@ import time
 import pytest
 from made_job import Job, as_connection
 
-from srun_wrapper.messages import Stalled
+from srun_wrapper.messages import Inspected, Sample, Stalled
 from srun_wrapper.stalls import AGAIN, SETTLE, Stalls
+from srun_wrapper.watch import HangWatch
 
 HOME = "/home"
 
@@ -99,3 +100,29 @@ def test_time_counts_anew_when_it_answers_again(limit: float, came: bool) -> Non
         return await waiting
 
     assert asyncio.run(scene()) is came
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_only_where_its_file_system_answers_elsewhere_is_a_node_that_waits_alone_to_blame(
+    elsewhere: bool,
+) -> None:
+    """The others may not use it: then its server may be away, for which no node is reported."""
+    job = Job(3, 0)
+    job.say(0, Stalled(1, (HOME, "/logs"), False))
+
+    async def inspect() -> None:
+        asked = asyncio.create_task(HangWatch(job.state)._inspect())
+        await asyncio.sleep(0)
+        for node in range(3):
+            samples = tuple(Sample(local, "S", 0.0, 0) for local in range(2))
+            well = ("/logs",) if node == 2 and elsewhere else ("/data",) if node else ("/logs",)
+            job.say(node, Inspected(1, 1.0, samples, well))
+        await asked
+
+    asyncio.run(inspect())
+    (failure,) = job.state.failures
+    assert (failure.node, failure.shared) == ("n0", not elsewhere)
+    mount, where = ("/logs", "answers on") if elsewhere else (HOME, "no other node uses it")
+    assert f"file system {mount} has not answered" in failure.evidence[0]
+    assert where in failure.evidence[0]
+    assert job.node(0).own_mount == ("/logs" if elsewhere else "")
