@@ -79,6 +79,7 @@ class Companions:
         self._looking: asyncio.Task[None] | None = None
         self._unfit: dict[str, tuple[int, str]] = {}  # standby node: allocation, what was seen
         self._unreported: set[str] = set()
+        self._leaving: list[Request] = []  # their nodes were told to finish
         self._told: set[str] = set()  # slips of ours
 
     # -- suspicion
@@ -460,19 +461,10 @@ class Companions:
             return
         nodes = self._state.nodes.values()
         if any(n.companion == number and n.connection is not None for n in nodes):
-            self._beside(self._end_after_word(request))
+            # robust-task was told to finish: it tidies its node before Slurm kills it.
+            self._leaving.append(request)
+            asyncio.get_running_loop().call_later(END, request.terminate)
         else:
-            request.terminate()
-
-    async def _end_after_word(self, request: Request) -> None:
-        """Let robust-task, which was told to finish, tidy its node before Slurm kills it."""
-        try:
-            if request.process is not None:
-                async with asyncio.timeout(END):
-                    await request.process.wait()
-        except TimeoutError:
-            pass
-        finally:
             request.terminate()
 
     async def close(self) -> None:
@@ -484,8 +476,8 @@ class Companions:
             task.cancel()
         if starting:
             await asyncio.wait(starting, timeout=END)
-        processes = [c.process for c in self._companions.values() if c.process is not None]
-        requests = list(self._companions.values())
+        requests = [*self._companions.values(), *self._leaving]
+        processes = [request.process for request in requests if request.process is not None]
         self.send_away()
         if processes:
             ends = [asyncio.create_task(process.wait()) for process in processes]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 
 import companions_boss
 import pytest
-from companions_boss import BUSY, Boss, asked, play
+from companions_boss import BUSY, WAITS, Boss, asked, play
 
 from srun_wrapper import companions
 from srun_wrapper.roster import Role
@@ -60,6 +61,25 @@ def test_one_that_is_sent_away_tidies_its_node_before_slurm_kills_it(
         boss.companions.expect([], [])
         tidy.touch()
         assert await asyncio.wait_for(boss.sruns[0].wait(), 20.0) == 0
+
+    play(boss, scene)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_one_that_is_sent_away_when_the_job_ends_tidies_its_node_or_is_ended(
+    boss: Boss, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    boss.srun = WAITS if hangs else "import time; time.sleep(0.2)"
+    monkeypatch.setattr(companions, "END", 0.2 if hangs else 30.0)
+
+    async def scene() -> None:
+        boss.companions.expect([(2, "n2")], ["n2"])
+        await asked(boss, 1)
+        boss.comes(1)
+        boss.companions.expect([], [])
+        await boss.companions.close()
+        code = await asyncio.wait_for(boss.sruns[0].wait(), 10.0)
+        assert code == (-signal.SIGTERM if hangs else 0)
 
     play(boss, scene)
 
