@@ -27,7 +27,7 @@ def ddp(torch_forks: TorchForks, tmp_path_factory: pytest.TempPathFactory) -> Un
 def test_memory_full(new_lab: LabFactory, ddp: Undisturbed) -> None:
     """It is said, training goes on, and the checkpoints on disk serve."""
     lab = new_lab(nodes=2, standby=0)
-    lab.fill("n2", "/dev/shm", leave=2 << 20)
+    lab.fill("n2", "/dev/shm", leave=1 << 20)  # a snapshot takes 1.5 MB
     training = ddp.job(lab)
     options = "--every=3 --hold=1:6"
     training.start("", options, sbatch=["-N2", "--ntasks-per-node=1"])
@@ -37,7 +37,7 @@ def test_memory_full(new_lab: LabFactory, ddp: Undisturbed) -> None:
     training.check_ended()
     assert training.resumed() == [0, 3], training.story()
     full, *_ = [text for text in training.said_alarms() if "no snapshots in memory" in text]
-    assert "/dev/shm" in full and "are needed" in full and "are free" in full
+    assert "of /dev/shm" in full and "are free" in full
     assert training.says(f"^robust-srun: checkpoints, rank 1 on n2: {re.escape(full)}$")
     assert durable.newest(training.directory).step == ddp.steps
 
