@@ -209,7 +209,7 @@ class Replacement:
         assert incident.plan is not None
         # The node gate's grammar: its sweep takes the drain back when the node passes its checks.
         what = incident.diagnosis.symptom.replace("_", "-")
-        for name in (n for n in incident.plan.replace if n not in self._shared):
+        for name in (n for n in incident.plan.replace if n in self._reports):
             reason = f"robust:node:{what}:-:none:job{self._state.job_id}"
             self._boss.slurm.drain(name, reason)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from srun_wrapper import replace
 from srun_wrapper.diagnose import Failure, diagnose
 from srun_wrapper.feed import Feed
 from srun_wrapper.incident import Incident
+from srun_wrapper.ladder import Plan
 from srun_wrapper.messages import Hello
 from srun_wrapper.replace import Replacement
 from srun_wrapper.roster import Node, Role, World
@@ -158,3 +160,25 @@ def test_a_node_whose_own_mount_is_silent_is_excluded_and_its_mount_reported(
     assert [bad.node for bad in scene.replacement._evidence()] == (["n4"] if proven else [])
     line = "file system /data does not answer on n4 alone"
     assert reports == ([("n4", "mount_silent", line)] if proven else [])
+
+
+def test_only_nodes_that_were_reported_are_drained(tmp_path: Any) -> None:
+    """With drain = "direct": not those that left for another's fault, nor one that came back."""
+    scene, drained = Scene(tmp_path), []
+    boss = cast(Any, scene.replacement._boss)
+    boss.ledger.accuse = lambda *_report: None
+    boss.slurm = SimpleNamespace(drain=lambda name, _reason: drained.append(name))
+    crashed, silent, back, stalled, ours, shared = (scene.node(i, "a") for i in range(3, 9))
+    silent.silent_as = back.silent_as = Role.ACTIVE
+    stalled.stalled, ours.ours = ("/data",), True
+    names = tuple(n.name for n in (crashed, silent, back, stalled, ours, shared))
+    diagnosis = diagnose([Failure("crash", 1.0, 0.0, crashed.name)])
+    incident = Incident(
+        "0-1", 1, dataclasses.replace(diagnosis, unreported=frozenset({shared.name})), 0.0, 1.0
+    )
+    incident.plan = Plan("swap_spare", names, "")
+    scene.replacement.leave(names, incident)
+    scene.state.on_back(back)
+    scene.replacement.report_silent()
+    scene.replacement._drain(incident)
+    assert drained == [crashed.name, silent.name]
