@@ -190,8 +190,9 @@ def test_a_replica_that_does_not_come_costs_the_wait_once(
     training.ckpt.resume()
     training.run(1, 30)
     assert 0.2 <= training.ckpt.stats.waited_s < 3.0
-    alarms = store.wait("alarm")
-    assert len(alarms) == 1 and "no replica" in alarms[0]["text"]
+    # On a busy machine another step may be left out, which is said too.
+    alarms = [alarm for alarm in store.wait("alarm") if "no replica" in alarm["text"]]
+    assert len(alarms) == 1
     assert "no replica" in capfd.readouterr().err
     store.tell("replicated", step=30)
     store.replicates = True
