@@ -32,6 +32,7 @@ from srun_wrapper.report import say
 from srun_wrapper.roster import Node
 from srun_wrapper.seats import Seen
 from srun_wrapper.seats import seats as expected_seats
+from srun_wrapper.world import fold_hosts
 
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
@@ -286,11 +287,20 @@ class Restoring:
                     why = f"{at.node.name}: rank {done.owner}'s step {done.step}: {done.why}"
                     self._boss.news(why)
                     bad.add((sources[at.name, done.owner, done.step], done.owner, done.step))
-        for target in orders.keys() - {at.name for at, _ in answers}:
-            if not self._interrupted():  # it is the target that fails, not its sources
-                # Nor is it known to be bad: its store may only be slow, or its way to a source.
-                why = f"its store fetched no snapshots in {FETCH:g} s"
-                self._boss.state.lose(stores[target].node, why, shared=True)
+        late = orders.keys() - {at.name for at, _ in answers}
+        nodes = {stores[target].node.key: stores[target].node for target in late}
+        if self._interrupted():
+            return bad
+        if len(nodes) == 1:  # it is the target that fails, not its sources
+            # Nor is it known to be bad: its store may only be slow, or its way to a source.
+            why = f"its store fetched no snapshots in {FETCH:g} s"
+            (node,) = nodes.values()
+            self._boss.state.lose(node, why, shared=True)
+        elif nodes:  # what they share is slow: a source, or the network
+            names = fold_hosts(sorted(node.name for node in nodes.values()))
+            what = f"no snapshots came to {names} in {FETCH:g} s"
+            self._boss.news(f"{what}: other copies are used, or those on disk")
+            bad |= {(t.source, t.owner, t.step) for t in transfers if t.target in late}
         return bad
 
     async def _moved(

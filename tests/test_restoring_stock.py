@@ -121,3 +121,30 @@ def test_a_store_that_fetches_nothing_is_replaced_but_not_reported(
 
     (failure,) = asyncio.run(run()).state.failures
     assert failure.node == "n2" and failure.shared
+
+
+def test_several_stores_that_fetch_nothing_cost_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share the way or the source: the plan goes on without these copies."""
+    monkeypatch.setattr(restoring, "FETCH", 0.05)
+    told: list[str] = []
+
+    async def run() -> tuple[Boss, set[tuple[str, int, int]], str]:
+        boss = Boss()
+        monkeypatch.setattr(boss, "news", told.append, raising=False)
+        monkeypatch.setattr(boss, "send", lambda _node, _message: None)
+        stores = [StoreAt(node, 0).name for node in boss.nodes]
+        for rank, node in enumerate(boss.nodes):
+            node.stores[0] = 8000 + rank
+        transfers = tuple(
+            Transfer(rank, 7, stores[0], "10.0.0.0", 8000, stores[rank], f"n{rank}", 1, "memory")
+            for rank in (1, 2)
+        )
+        found = Restoring(cast(Supervisor, boss))
+        return boss, await found._fetch(transfers), stores[0]
+
+    boss, bad, source = asyncio.run(run())
+    assert boss.state.failures == []
+    assert bad == {(source, 1, 7), (source, 2, 7)}
+    assert told == [
+        "no snapshots came to n[1-2] in 0.05 s: other copies are used, or those on disk"
+    ]
