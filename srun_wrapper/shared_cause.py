@@ -49,6 +49,11 @@ class Event(Generic[Key]):
     told: bool = False  # the user has been told so
 
 
+def common(affected: int, nodes: int) -> bool:
+    """Return whether a symptom that so many nodes of a job show at once has one cause."""
+    return affected > max(FEW, SHARE * nodes) or 1 < affected == nodes
+
+
 def shared(
     silent: Mapping[Key, Silence], nodes: Collection[Key], own: Key | None, elsewhere: float
 ) -> str:

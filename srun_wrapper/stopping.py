@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from srun_wrapper.messages import Stop
 from srun_wrapper.report import say
 from srun_wrapper.roster import Node
+from srun_wrapper.shared_cause import common
 from srun_wrapper.stop_stages import ABORTING
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ async def stop_ranks(boss: Supervisor, nodes: Sequence[Node], over: Callable[[],
         lambda: over() or all(n.stopped >= epoch or n.gone for n in nodes),
         most,
     )
+    stuck: list[tuple[Node, str]] = []
     for node in nodes:
         if node.gone:
             continue
@@ -35,6 +37,9 @@ async def stop_ranks(boss: Supervisor, nodes: Sequence[Node], over: Callable[[],
                 say(f"{node.name}: {text}; stop_work_limit sets how long it may")
         if node.stopped >= epoch and node.stuck:
             pids = ", ".join(map(str, node.stuck))
-            state.lose(node, f"processes survive SIGKILL (pids {pids})", "stuck")
+            stuck.append((node, f"processes survive SIGKILL (pids {pids})"))
         elif not done and not state.signalled and node.stopped < epoch:
-            state.lose(node, "its ranks could not be stopped", "stuck")
+            stuck.append((node, "its ranks could not be stopped"))
+    shared = common(len(stuck), len(nodes))
+    for node, why in stuck:
+        state.lose(node, why, "stuck", shared=shared)

@@ -1,0 +1,38 @@
+"""Nodes whose ranks survive SIGKILL."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from made_job import Job
+
+from srun_wrapper.diagnose import diagnose
+from srun_wrapper.messages import Stopped
+from srun_wrapper.stalls import Stalls
+from srun_wrapper.stopping import stop_ranks
+from srun_wrapper.supervisor import Supervisor
+
+
+@pytest.mark.parametrize(
+    ("nodes", "stuck", "reported"),
+    [(4, [2], ["n2"]), (4, [1, 2], ["n1", "n2"]), (4, [1, 2, 3], []), (2, [0, 1], [])],
+)
+def test_processes_that_survive_on_many_nodes_at_once_are_no_nodes_fault(
+    nodes: int, stuck: list[int], reported: list[str]
+) -> None:
+    """A part of a file system that is away holds them all, though its servers answer."""
+    job = Job(nodes, 0)
+    for index in range(nodes):
+        pids = (77,) if index in stuck else ()
+        job.say(index, Stopped(1, job.state.world.epoch, 0, pids))
+    boss: Any = SimpleNamespace(
+        state=job.state, config=job.state.config, send=lambda *_: None, stalls=Stalls(job.state)
+    )
+    asyncio.run(stop_ranks(cast(Supervisor, boss), job.state.world.places, lambda: False))
+    assert [failure.node for failure in job.state.failures] == [f"n{i}" for i in stuck]
+    diagnosis = diagnose(job.state.failures, nodes)
+    assert list(diagnosis.suspects) == reported
+    assert diagnosis.unreported == {f"n{i}" for i in stuck} - set(reported)
