@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -173,7 +174,8 @@ def test_a_hang_is_told_where_it_is_and_held_by_nobody(
     began = time.monotonic()
     state = gpu_state.take(4.0)
     assert time.monotonic() - began < 20
-    assert "did not end within 3 s" in state.error and words in state.error
+    # Of the 4 s it has what the start of its process has left, rounded.
+    assert re.search(r"did not end within [1-4] s", state.error) and words in state.error
 
 
 @needs_cc
