@@ -25,6 +25,8 @@ class FakeStore:
         self.waits = 0
         """How often it asks a rank to wait before it welcomes it."""
         self.arrived = threading.Condition()
+        self.over = threading.Event()
+        """All that a rank said before it closed its connection has been read."""
         self._connection: socket.socket | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(self.path))
@@ -82,6 +84,7 @@ class FakeStore:
                     pass  # the rank closed it; what it said before is still read
         except OSError:
             pass
+        self.over.set()
 
     def _answer(self, message: dict[str, Any]) -> None:
         op, step = message["op"], message.get("step")

@@ -78,6 +78,10 @@ class Script:
 
 
 def saved_weight(store: FakeStore, which: int = -1) -> torch.Tensor:
+    if which >= 0:
+        store.wait("saved", which + 1)
+    else:
+        assert store.over.wait(20), "the last snapshot is known after close()"
     file = store.path.parent / store.said("saved")[which]["file"]
     return map_file(file, read_snapshot(str(file))[1])[WEIGHT].clone()
 

@@ -2,8 +2,8 @@
 
 EPOCH 0 means each. WHERE: ``data``, so that the loss of that step is NaN already; ``gradient``, so
 that only the next one is, when the state has been saved with NaN in it. ``--order=late``: the step
-is saved before its loss is told. ``--flip=EPOCH:STEP:RANK``: as by a fault of its memory, the
-lowest bit of one of that rank's weights changes after that step.
+is saved before its loss is told. ``--flip=EPOCH:STEP:RANK``: as by a fault of its memory, a
+bit of one of that rank's weights changes after that step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ for step, ids, inputs, targets in training.steps():
     optimizer.step()
     if (robust_slurm.epoch(), step, rank) == flip:
         with torch.no_grad():
-            next(model.parameters()).view(torch.int32)[0, 0] ^= 1
+            # A lower bit may be rounded away in later steps.
+            next(model.parameters()).view(torch.int32)[0, 0] ^= 1 << 12
     value = loss.item()
     if args.order == "late":
         training.done(step, value, ids)
