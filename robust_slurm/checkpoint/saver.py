@@ -33,6 +33,7 @@ from .stats import Stats
 from .watch import Watch
 
 EXPOSED = 20  # with one slot, memory holds nothing for at most one part in so many of the time
+SMALL = 1 << 20  # bytes of a tensor that is cloned at each step that is not saved
 COPY_DEADLINE = 600.0  # s; a copy does not take so long unless a device hangs
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
@@ -44,6 +45,18 @@ class _Spent(NamedTuple):
     at: float
     blocked_s: float
     replica_s: float
+
+
+class _Moment(NamedTuple):
+    """The state as save() found it; ``late`` and ``early`` as in Form, most of them live."""
+
+    form: Form
+    values: dict[str, Any]
+    late: list[torch.Tensor]
+    early: list[torch.Tensor]
+
+    def versions(self) -> list[int]:
+        return [tensor._version for tensor in (*self.late, *self.early)]
 
 
 class Saver:
@@ -94,7 +107,8 @@ class Saver:
         """The newest step that was taken."""
         self._taken = -1
         self._persisted = -1
-        self._unchanged = False  # since the last save(), as far as the optimizers tell
+        self._held: tuple[_Moment, list[int]] | None = None
+        """What the last save() found and did not save, while it can still be saved."""
         self._guard = Guard(always=options.debug)
         self._order = Order(state)
         self._newest: Copy | None = None
@@ -134,22 +148,52 @@ class Saver:
         persist = self.durable.takes(step)
         if self._client.dead:
             raise RuntimeError(f"the checkpoint store is gone ({self._client.dead})")
-        self._unchanged = True
-        self.last = step
+        self.last, self._held = step, None
         # Outside robust-srun nobody reads what does not go to disk.
         in_memory = self._patient and not self._on_disk
         due = persist or (in_memory and self._client.is_due(step))
+        if self._ring is not None and not (due and self._stats.snapshots):
+            self._hold()  # it may be the last one; the first may find no room in memory
         if self._ring is not None and due:
             self._await_replica()
-            self._take(step, persist)
+            for text in self._order.saving(step) if self._guard.careful else ():
+                self._say(text)
+            self._take(step, persist, self._look())
 
-    def _take(self, step: int, persist: bool) -> None:
-        """Begin the snapshot of the live state."""
-        careful = self._guard.careful
-        for text in self._order.saving(step) if careful else ():
-            self._say(text)
+    def _look(self) -> _Moment:
         items, values = self._state.capture()
-        form = self._form_of(items)
+        return _Moment(self._form_of(items), values, self._late, self._early)
+
+    def _hold(self) -> None:
+        """Keep what changes before the next optimizer step: generators, loaders, running averages.
+
+        The rest stays live, and its versions tell whether it is still the same; where nothing can
+        tell that, there is nothing to keep."""
+        start = time.perf_counter()
+        now = self._look()
+        small = [t.nbytes <= SMALL or t.is_inference() for t in now.early]
+        if all(small) or (self._steady and not self._unsteady):
+            early = [t.clone() if few else t for t, few in zip(now.early, small, strict=True)]
+            now = now._replace(early=early)
+            self._held = now, now.versions()
+        # To save less often makes it no cheaper: it says nothing of the interval.
+        was = self._untold
+        self._untold = was._replace(blocked_s=was.blocked_s + time.perf_counter() - start)
+
+    def _take_held(self, *, persist: bool) -> None:
+        """Begin the snapshot of the last step, if it has not changed since."""
+        held, self._held = self._held, None
+        if held is None or held[0].versions() != held[1]:
+            return
+        if not self._on_disk and self._ring is not None and self._ring.own < OWN:
+            self._client.wait_free(1, self._options.replica_wait)
+        self._take(self.last, persist, held[0])
+        self.settle()
+
+    def _take(self, step: int, persist: bool, moment: _Moment) -> None:
+        """Begin the snapshot of this state."""
+        careful = self._guard.careful
+        form, values, late, early = moment
         self._look_at_room(form.plan.size)
         ring = self._ring
         if ring is None or (self._on_disk and not persist):
@@ -163,7 +207,7 @@ class Saver:
         beside = self._steady and not self._unsteady and not careful
         try:
             copy = Copy(
-                step, slot, form, self._late, self._early, lambda: self._encode(values),
+                step, slot, form, late, early, lambda: self._encode(values),
                 self._state.fingerprint(whole=persist, beside=beside),
                 at_once=careful,
             )  # fmt: skip
@@ -178,7 +222,7 @@ class Saver:
         self._waited = not self._patient or self._client.every > 1
         self._persisted = step if persist else self._persisted
         self._newest = copy
-        cost, watch = self._cost(), self._guard.took(copy, self._late)
+        cost, watch = self._cost(), self._guard.took(copy, late)
         self._copier.submit(lambda: self._finish(copy, persist, over, cost, watch))
 
     def _look_at_room(self, size: int) -> None:
@@ -213,7 +257,7 @@ class Saver:
             self._order.stepped()
 
     def _wait_for_copy(self) -> None:
-        self._unchanged = False
+        self._held = None
         copy = self._copy
         if copy is None or (copy.copied and self._waited):
             return
@@ -268,15 +312,13 @@ class Saver:
         self._guard.drop()
         self.settle()
         self._await_replica()
-        if not self._on_disk and self._unchanged and self._taken != self.last:
-            self._take(self.last, persist=False)  # not every step is saved
-            self.settle()
+        if not self._on_disk and self._taken != self.last:
+            self._take_held(persist=False)  # not every step is saved
         if self._on_disk and self._ring is not None:
             if not self._client.wait_free(1, timeout):  # the store takes one at a time
                 return f"an older step was not written in {timeout:.0f} s"
-            if self._unchanged and self._persisted != self.last:
-                self._take(self.last, persist=True)
-                self.settle()
+            if self._persisted != self.last:
+                self._take_held(persist=True)
             if self._persisted != self.last:
                 return f"step {self.last} is no longer in memory"
             return "" if self._client.wait_free(1, timeout) else f"not written in {timeout:.0f} s"
@@ -289,7 +331,8 @@ class Saver:
         if self._copy is not None:
             self._over.wait(COPY_DEADLINE)
         self._copier.close(10.0)
-        self._copy, self._newest, self._items, self._late, self._early = None, None, (), [], []
+        self._copy, self._newest, self._held = None, None, None
+        self._items, self._late, self._early = (), [], []
         if self._ring is not None:
             if self._on_disk:
                 self._ring.remove()
