@@ -44,6 +44,24 @@ def test_it_waits_as_long_as_the_store_asks_for_it(store: FakeStore) -> None:
     client.close()
 
 
+def test_what_comes_before_the_welcome_counts(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that tells all its ranks something meanwhile: a second start within an epoch."""
+    answer = FakeStore._answer
+
+    def early(store: FakeStore, message: dict[str, Any]) -> None:
+        store.tell("complete", step=7)
+        store.tell("held", slots=[2])
+        answer(store, message)
+
+    monkeypatch.setattr(FakeStore, "_answer", early)
+    client = Client(str(store.path), ENROL)
+    assert client.welcome["op"] == "welcome"
+    assert (client.everywhere, client.held()) == (7, {2})
+    client.close()
+
+
 def test_a_step_is_safe_when_kept_and_answered(store: FakeStore) -> None:
     store.replicates = False
     client = Client(str(store.path), ENROL)

@@ -109,6 +109,22 @@ def test_the_slot_is_held_while_it_is_written(alone: tuple[Store, Events], tmp_p
     assert events.wait(Persisted, lambda e: e.step == 1).ok
 
 
+def test_a_rank_that_comes_again_knows_what_is_held_and_asked_for_before_it_is_welcome(
+    alone: tuple[Store, Events], tmp_path: Path
+) -> None:
+    store, events = alone
+    rank = _rank(store, tmp_path, "waits", number=1)
+    rank.save(1, persist=True)
+    assert rank.wait("kept", step=1)["held"] == [1]
+    store.persist_at(9)
+    again = _rank(store, tmp_path, "waits", number=1)
+    assert [m["op"] for m in again.messages] == ["held", "persist_at", "welcome"]
+    assert (again.messages[0]["slots"], again.messages[1]["step"]) == ([1], 9)
+    (tmp_path / "ckpt/go").touch()
+    again.wait("held", slots=[])
+    assert events.wait(Persisted, lambda e: e.step == 1).ok
+
+
 def test_a_commit_that_waits_for_other_ranks_does_not_hold_up_the_next_write(
     alone: tuple[Store, Events], tmp_path: Path
 ) -> None:

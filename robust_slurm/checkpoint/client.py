@@ -53,9 +53,10 @@ class Client:
             self._socket.connect(path)
             self._file = self._socket.makefile("rb")
             self._write({"op": "enrol", **enrol})
-            self.welcome = self._read()
-            while self.welcome.get("op") == "wait":  # what it restores from is being brought
-                self.welcome = self._read()
+            # "wait" comes while that is brought which it restores from; others are news for all.
+            while (message := self._read()).get("op") not in ("welcome", "refused"):
+                self._hear(message)
+            self.welcome = message
             if self.welcome.get("op") != "welcome":
                 raise OSError(str(self.welcome.get("why", "it does not welcome this rank")))
         except (OSError, ValueError) as error:

@@ -205,6 +205,10 @@ class Desk:
         if restore is not None:
             shards = {str(owner): file for owner, file in restore.shards.items()}
             plan = {"step": restore.step, "tier": restore.tier, "shards": shards}
+        if again:  # a write goes on, and orders were given, whoever heard of them
+            rank.held_changed()
+            for step in sorted(s for s in self._persist_at if s > self._everywhere):
+                rank.tell({"op": "persist_at", "step": step})
         connection.send(
             {
                 "op": "welcome", "restore": plan, "own": own,
