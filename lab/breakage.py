@@ -1,4 +1,4 @@
-"""What a lab can break in a node's hardware, as methods of `Lab`."""
+"""The hardware faults that a lab can make in a node, as methods of `Lab`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class Breakage(ABC):
 
     @property
     def scratch(self) -> Path:
-        """Where `Cluster(scratch=True)` mounts a file system in every node."""
+        """The mount point of the file system that `Cluster(scratch=True)` gives every node."""
         return self.spec.scratch_dir
 
     @property

@@ -264,7 +264,7 @@ class Lab(Breakage, Disruption):
         self._wait_usable([node], timeout, resume=True, began=began)
 
     def faults(self) -> dict[str, str]:
-        """What the lab did to each node: "up", "crashed", "hung", "rank-hung", "cut", "slow".
+        """Return each node's fault: "up" (none), "crashed", "hung", "rank-hung", "cut", "slow".
 
         Also "paused", "slurmd-frozen", "slurmd-stopped". What is broken in its hardware is named
         too: "gpu3", "nvml", "mlx5_0", "full:/tmp", "stale:/path", "stalled:/path".

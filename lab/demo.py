@@ -211,12 +211,12 @@ def _runs(lab: Lab, story: Story, timeout: float) -> bool:
 
 
 def _job_dir(lab: Lab, job: int) -> Path:
-    """What robust-srun has noted of a job."""
+    """Return the directory of robust-srun's records of a job."""
     return lab.shared / ".robust-slurm" / "jobs" / str(job)
 
 
 def _warm(run: Run) -> int:
-    """How many ranks would start warm now."""
+    """Return the number of ranks that would start warm now."""
     found = _job_dir(run.lab, run.job).glob("roster.*.json")
     rosters = [json.loads(path.read_text()) for path in found]
     return sum(node["warm"] for roster in rosters for node in roster["nodes"])

@@ -49,7 +49,7 @@ class Gear:
 
     @property
     def faults(self) -> list[str]:
-        """What is broken: "gpu3", "nvml", "mlx5_0", "full:/tmp", "stale:/scratch"."""
+        """The broken parts: "gpu3", "nvml", "mlx5_0", "full:/tmp", "stale:/scratch"."""
         keys = {key.partition(".")[0] for key in self.hardware.nvml}
         gpus = sorted(key for key in keys if key.startswith("gpu"))
         found = [*gpus, *(["nvml"] if keys - set(gpus) else []), *sorted(self.hardware.down)]

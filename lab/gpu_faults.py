@@ -1,4 +1,4 @@
-"""What a fault does to a node's GPUs: NVML's answers and the kernel's words (pure)."""
+"""The effects of a fault on a node's GPUs: NVML's answers and the kernel's words (pure)."""
 
 import re
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class Change(NamedTuple):
 
 
 def change(hardware: Hardware, index: int | None, what: str, value: str) -> Change:
-    """What `what` (a key of the tables below) does to GPU `index`, or to the node (None)."""
+    """Return the effect of `what` (a key of the tables below) on GPU `index`; None: the node."""
     if not hardware.gpus:
         raise LabError("the lab has no GPUs; bring one up with --gpus N")
     if index is None:
@@ -129,7 +129,7 @@ def _set(prefix: str, value: str) -> Change:
 
 
 def _reset(hardware: Hardware, index: int, _: str) -> Change:
-    """What `nvidia-smi --gpu-reset` cures; the driver logs nothing of it."""
+    """Return the cures of `nvidia-smi --gpu-reset`; the driver logs nothing of it."""
     if hardware.key(index, "lost"):
         raise LabError(
             f"GPU {index} of {hardware.node} is off the bus: only a boot or --heal helps"

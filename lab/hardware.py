@@ -62,7 +62,7 @@ class Hardware:
     flaps: dict[str, int] = dataclasses.field(default_factory=dict)  # HCA: times it went down
 
     def key(self, index: int, name: str, default: str = "") -> str:
-        """What is set for a GPU, or for all of them, as the fake NVML looks it up."""
+        """Return a GPU's setting, or that of all GPUs, as the fake NVML looks it up."""
         return self.nvml.get(f"gpu{index}.{name}", self.nvml.get(f"gpu.{name}", default))
 
     def number(self, index: int, name: str, default: int) -> int:
@@ -127,7 +127,7 @@ def nvml_state(hardware: Hardware) -> str:
 
 
 def sys_tree(hardware: Hardware) -> Tree:
-    """What /sys has beside the real one: paths below /sys."""
+    """Return the entries of /sys beside the real ones: paths below /sys."""
     tree: Tree = {}
     for bus in _SWITCH_BUSES:
         ids, address = "0x10de 0x22a3 0x068000", f"0000:{bus:02x}:00.0"
@@ -166,7 +166,7 @@ def _gpu_slot(hardware: Hardware, index: int) -> _Slot:
 
 
 def _place(address: str) -> str:
-    """Where a device's directory is: below a root port of its own."""
+    """Return a device's directory, which is below a root port of its own."""
     domain, bus, _ = address.split(":")
     root = f"{domain}:{int(bus, 16) - 1:02x}"
     return f"devices/pci{root}/{root}:01.0/{address}"
@@ -259,7 +259,7 @@ def _hca(tree: Tree, hardware: Hardware, hca: str) -> None:
 
 
 def proc_tree(hardware: Hardware) -> Tree:
-    """What /proc/driver has beside the real one."""
+    """Return the entries of /proc/driver beside the real ones."""
     tree: Tree = {
         "nvidia/version": (
             f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {hardware.driver}  "
@@ -294,7 +294,7 @@ def _information(hardware: Hardware, index: int) -> str:
 
 
 def changes(old: Tree, new: Tree) -> Iterator[tuple[str, str | Link | None]]:
-    """What has to be written (or removed: None) to make `new` of `old`."""
+    """Yield the paths to write (or remove: None) to make `new` of `old`."""
     for path in old.keys() - new.keys():
         yield path, None
     for path, value in new.items():

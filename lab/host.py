@@ -42,7 +42,7 @@ def check_host() -> None:
 
 
 def default_visible() -> tuple[str, ...]:
-    """What the lab's user must reach: the clone, the virtual environment, the interpreter."""
+    """Return the paths the lab's user must reach: clone, virtual environment, interpreter."""
     paths = [REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve()]
     return tuple(dict.fromkeys(str(p.resolve()) for p in paths if p.exists()))
 

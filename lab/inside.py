@@ -28,7 +28,7 @@ def leave_keeper(*keep: int) -> None:
 
 
 def run(pid: int, work: Callable[[], str | None], keep: int = -1) -> str:
-    """What `work` returns when it runs in the mount namespace of process `pid`.
+    """Run `work` in the mount namespace of process `pid` and return its result.
 
     Raises LabError with what it raised, or when it does not end. `keep`: a descriptor it needs.
     """

@@ -1,4 +1,4 @@
-"""What the kernel of a node of a lab logs, as lines of /dev/kmsg (pure).
+"""The kernel log of a lab's node, as lines of /dev/kmsg (pure).
 
 The texts of NVIDIA's driver are those of its open kernel modules (595.45.04, Xids by
 `nvErrorLog_va`, `krcReportXid`); it prints without a level, so with the kernel's default, 4.
@@ -25,7 +25,7 @@ def record(line: Line, number: int, microseconds: int) -> str:
 
 
 def boot_log(gpus: int) -> list[Line]:
-    """What a node says while it boots."""
+    """Return the lines of a node's boot."""
     lines = [
         Line(NOTICE, "Linux version 6.1.0-28-amd64 (debian-kernel@lists.debian.org) (gcc-12 "
              "(Debian 12.2.0-14) 12.2.0, GNU ld (GNU Binutils for Debian) 2.40) "
@@ -118,7 +118,7 @@ def xid(index: int, code: int, text: str = "") -> Line:
 
 
 def introduction(node: str, index: int) -> list[Line]:
-    """What the driver prints once before a GPU's first Xid, since it was loaded or reset."""
+    """Return the driver's lines before a GPU's first Xid since it was loaded or reset."""
     address = pci(index).rpartition(".")[0]
     return [
         Line(WARNING, f"NVRM: GPU at PCI:{address}: {uuid(node, index)}"),
@@ -127,7 +127,7 @@ def introduction(node: str, index: int) -> list[Line]:
 
 
 def fallen_off(node: str, index: int) -> list[Line]:
-    """What follows Xid 79."""
+    """Return the lines that follow Xid 79."""
     return [
         Line(WARNING, f"NVRM: GPU {pci(index)}: GPU has fallen off the bus."),
         Line(WARNING, f"NVRM: GPU {pci(index)}: GPU serial number is {serial(node, index)}."),

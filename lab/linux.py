@@ -44,7 +44,7 @@ def unshare(flags: int) -> None:
 
 
 def has_own_uptime() -> bool:
-    """Whether the kernel can give a node an uptime of its own (time namespaces)."""
+    """Return whether the kernel can give a node an uptime of its own (time namespaces)."""
     return Path("/proc/self/ns/time_for_children").exists()
 
 

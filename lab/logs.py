@@ -1,4 +1,4 @@
-"""What the logs of a lab say went wrong, for an error text (the logs go when the lab goes)."""
+"""Complaints in the logs of a lab, for an error text (the logs go when the lab goes)."""
 
 from lab.spec import LabSpec
 

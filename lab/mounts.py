@@ -1,4 +1,4 @@
-"""What a node sees of the file system: which directories are covered, what stays reachable.
+"""A node's view of the file system: the directories it covers, the paths that stay reachable.
 
 A node covers /tmp, /dev/shm and /run with its own. A directory that ordinary users cannot search
 (say /root, mode 0700, with the clone or the virtual environment below it) is covered by an empty
@@ -56,7 +56,7 @@ def _below(path: str, top: str) -> bool:
 
 
 def host_is_closed(directory: str) -> bool:
-    """Whether users other than the owner cannot search and list `directory`."""
+    """Return whether users other than the owner cannot search and list `directory`."""
     return Path(directory).stat().st_mode & 0o005 != 0o005
 
 

@@ -37,7 +37,7 @@ _SLURMS_OWN = ("Not responding", "Node unexpectedly rebooted")
 
 
 def wants_resume(record: dict[str, str]) -> bool:
-    """Whether a healed node is DOWN for a reason that Slurm itself set, so that heal may clear it.
+    """Return whether a healed node is DOWN by a reason of Slurm itself, so that heal may clear it.
 
     Never true of a drained node or of a reason that a person or a check wrote.
     """
@@ -52,7 +52,7 @@ def _drained(flags: frozenset[str]) -> bool:
 
 
 def usable(record: dict[str, str], began: float = 0.0) -> bool:
-    """Whether slurmctld hears the node and does not hold it DOWN.
+    """Return whether slurmctld hears the node and does not hold it DOWN.
 
     A drained node counts in any case, DOWN too: it stays as it is for whoever drained it.
     With `began` (seconds since 1970) only if it heard from a slurmd that started since then; the
@@ -66,7 +66,7 @@ def usable(record: dict[str, str], began: float = 0.0) -> bool:
 
 
 def started(record: dict[str, str]) -> int:
-    """When the node's slurmd started, in whole seconds since 1970; 0 if slurmctld has no word."""
+    """Return when the node's slurmd started, in s since 1970; 0 if slurmctld does not know."""
     try:
         at = datetime.datetime.fromisoformat(record.get("SlurmdStartTime", ""))
     except ValueError:  # "None"

@@ -1,4 +1,4 @@
-"""What a lab looks like: names, addresses and the text of its configuration files (pure)."""
+"""The description of a lab: names, addresses and the text of its configuration files (pure)."""
 
 import re
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scratch_dir(self) -> Path:
-        """Where a node's shared file system is mounted, with `scratch`, and may go stale."""
+        """The mount point of a node's shared file system (with `scratch`), which may go stale."""
         return self.node_dir / "scratch"
 
     @property
@@ -67,7 +67,7 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.node_dir / "disk"
 
     def disk_of(self, node: str) -> Path:
-        """Where it is on the host."""
+        """Return the disk's directory on the host."""
         return self.dir / "disks" / node
 
     @property
