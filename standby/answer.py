@@ -1,4 +1,4 @@
-"""What ``robust-standby size`` answers, as data. Pure."""
+"""The answer of ``robust-standby size``, as data. Pure."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def from_ledger(
 
 
 def _notes(cases: Sequence[Case]) -> list[str]:
-    """What a reader should doubt."""
+    """Return the doubts that a reader should have."""
     notes = []
     if all(cause.size == 1 for cause in cases[0].causes):
         notes.append(

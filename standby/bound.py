@@ -1,4 +1,4 @@
-"""How small the spreads of a job's grid can be at best. Pure.
+"""The least spreads that a job's grid can have. Pure.
 
 The grid is that of ``standby.fill``: R rows, C columns, room for so many cells in each minipod. A
 minipod that is in r rows and k columns has at most min(room, r * k) cells. With row spread P and
@@ -96,7 +96,7 @@ class _Relaxed:
         ]
 
     def excludes(self, p: int, d: int) -> bool:
-        """Whether it is proven that nothing has these spreads.
+        """Return whether it is proven that nothing has these spreads.
 
         The dual is convex in the prices. For minipods of equal room, of any shape, the best prices
         are those from which the search begins; it goes on downhill in steps of octaves and less.

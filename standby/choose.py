@@ -1,4 +1,4 @@
-"""Which standby takes which lost node's place. Pure.
+"""The choice of a standby for each lost node's place. Pure.
 
 Of all ways to fill the lost places, the one with the smallest weighted maximum spread of the job's
 groups (``standby.spread``); of these the smallest total spread; of these the first by name, place
@@ -110,7 +110,7 @@ class _Search:
         self._found: list[str | None] | None = None
 
     def run(self) -> bool:
-        """Whether the choice is proven to be the best."""
+        """Choose; return whether the choice is proven to be the best."""
         self._greedy()
         self._best, first = self.job.score, list(self.chosen)
         self._set(dict.fromkeys(range(len(first))))

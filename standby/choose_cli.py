@@ -25,7 +25,7 @@ _LARGEST_FILE = 64 * 2**20  # bytes of a topology file
 
 
 class BadInput(Exception):
-    """What was given cannot be used; the text says why and what to do."""
+    """Input that cannot be used; the text says why and what to do."""
 
 
 def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:

@@ -34,7 +34,7 @@ class Program:
 
     @property
     def size(self) -> int:
-        """How many variables."""
+        """The number of variables."""
         return len(self._cost)
 
     def integer(self, upper: float, cost: float = 0.0) -> int:

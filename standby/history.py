@@ -1,4 +1,4 @@
-"""What the state directory tells of lost nodes and of the time they were watched. Pure parsing.
+"""Lost nodes and the time nodes were watched, from the state directory. Pure parsing.
 
 Everything here may have been written by any user: values of the wrong type, times that cannot
 be, torn lines. Such a line is counted as bad and left out.
@@ -123,7 +123,7 @@ def roster_spans(roster: Roster) -> Iterator[Span]:
 
 
 def believable(span: Span, now: float) -> bool:
-    """Whether a span's times can be."""
+    """Return whether a span's times are possible."""
     return 0.0 < span.begin <= span.end <= now + SKEW_S and span.end - span.begin <= LONGEST_S
 
 

@@ -54,7 +54,7 @@ def _term(count: int, mean: float) -> float:
 
 
 def _root(rising: Callable[[float], float], low: float, high: float, wanted: float) -> float:
-    """Where a rising function takes the value ``wanted``."""
+    """Return the point at which a rising function takes the value ``wanted``."""
     while high - low > 1e-12 * high:
         middle = (low + high) / 2.0
         if middle in (low, high):

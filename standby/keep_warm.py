@@ -82,7 +82,7 @@ def run(
 
 
 def _read(words: Sequence[str], deadline_s: float) -> tuple[str, bool]:
-    """What came of it on one node, and whether it was well."""
+    """Read files on one node; return the outcome as text, and whether it was good."""
     try:
         done = run_command(words, deadline_s, None, without_slurm(os.environ), None)
     except SlurmError as error:

@@ -1,4 +1,4 @@
-"""What slurm.conf should say, so that the pool outlives slurmctld. Pure."""
+"""The lines of slurm.conf that let the pool outlive slurmctld. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PREEMPT_TYPE = "preempt/partition_prio"
 
 
 def preempts(config: Mapping[str, str]) -> bool:
-    """Whether jobs of a higher tier take nodes from those of a lower one."""
+    """Return whether jobs of a higher tier take nodes from those of a lower one."""
     on = value_of(config, "PreemptMode").upper().split(",")[0] not in ("", "OFF")
     return value_of(config, "PreemptType") == PREEMPT_TYPE and on
 
 
 def has_accounting(config: Mapping[str, str]) -> bool:
-    """Whether there is a slurmdbd, without which no QOS exists."""
+    """Return whether there is a slurmdbd, without which no QOS exists."""
     return value_of(config, "AccountingStorageType") == "accounting_storage/slurmdbd"
 
 
@@ -70,7 +70,7 @@ def _head(name: str) -> str:
 
 
 def named_in(slurm_conf: str, partition: str) -> bool | None:
-    """Whether slurm.conf has a line of this partition; None: it includes files, so who knows."""
+    """Return whether slurm.conf has a line of this partition; None: unknown, it includes files."""
     line = rf"(?im)^[ \t]*PartitionName[ \t]*=[ \t]*{re.escape(partition)}(?=\s|$)"
     if re.search(line, slurm_conf):
         return True

@@ -39,7 +39,7 @@ class Change(NamedTuple):
 
 
 class Done(Struct, frozen=True):
-    """What apply did to a partition; ``settings``: key to its value before and after."""
+    """The changes that apply made to a partition; ``settings``: key to values before, after."""
 
     created: bool = False
     settings: Mapping[str, tuple[str, str]] = {}
@@ -48,7 +48,7 @@ class Done(Struct, frozen=True):
 
 
 class Target(NamedTuple):
-    """How a partition should be. ``initial``: only when it is made; ``made``: it may be made.
+    """A partition as it should be. ``initial``: only when made; ``made``: it may be made.
 
     ``gone``: names that belong there and that Slurm does not know.
     """
@@ -123,7 +123,7 @@ def _tier(partition: Partition | None) -> int:
 
 
 def changes(wanted: Mapping[str, Target], partitions: Mapping[str, Partition]) -> list[Change]:
-    """What leads there. A node leaves a partition before it joins another: never in both."""
+    """Return the changes. A node leaves a partition before it joins another: never in both."""
     first: list[Change] = []
     last: list[Change] = []
     for name, target in wanted.items():
@@ -146,7 +146,7 @@ def changes(wanted: Mapping[str, Target], partitions: Mapping[str, Partition]) -
 
 
 def takes(order: Change, wish: Wish, partitions: Mapping[str, Partition]) -> bool:
-    """Whether the order takes nodes out of the source."""
+    """Return whether the order takes nodes out of the source."""
     present = partitions.get(order.partition)
     if order.partition != wish.source or order.nodes is None or present is None:
         return False
@@ -164,7 +164,7 @@ def setting(partition: Partition, key: str) -> str:
 
 
 def record(done: Mapping[str, Done], change: Change, present: Partition | None) -> dict[str, Done]:
-    """What was done, with one more change; ``present`` is the partition just before it."""
+    """Add a change to those done; ``present`` is the partition just before it."""
     before = done.get(change.partition, Done())
     if change.action == "delete":
         return {name: one for name, one in done.items() if name != change.partition}
@@ -220,7 +220,7 @@ def undo(
 
 
 def differences(wanted: Mapping[str, Target], partitions: Mapping[str, Partition]) -> list[str]:
-    """How Slurm differs from what was applied, for people."""
+    """Return the differences between Slurm and what was applied, for people."""
     found: list[str] = []
     for name, target in wanted.items():
         present = partitions.get(name)

@@ -32,7 +32,7 @@ class Rate(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """What was counted. ``sizes``: how many events took how many nodes; times in s since 1970."""
+    """The counts. ``sizes``: events by the number of nodes they took; times in s since 1970."""
 
     node_days: float
     given: bool  # the node-days are a person's
@@ -84,7 +84,7 @@ def merge(spans: Iterable[Span]) -> Watched:
 
 
 def clip(spans: Iterable[Span], since: float) -> list[Span]:
-    """What of the spans lies after ``since``."""
+    """Return the parts of the spans after ``since``."""
     return [s._replace(begin=max(s.begin, since)) for s in spans if s.end > since]
 
 
@@ -118,7 +118,7 @@ def watched_losses(losses: Iterable[Loss], jobs: Mapping[int, Watched]) -> list[
 
 
 def events(losses: Iterable[Loss]) -> list[int]:
-    """How many nodes each event took, in the order of time.
+    """Return the number of nodes of each event, in the order of time.
 
     A node counts once where a drain repeats what its job's incident said, or where it was lost
     again within SAME_FAULT_S. Losses within TOGETHER_S of the first are one event.

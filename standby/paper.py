@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """Whether our size at the paper's rate is the paper's (or it gives none)."""
+        """True if our size at the paper's rate is the paper's (or it gives none)."""
         return self.setting.standbys in (None, self.standbys[0])
 
 

@@ -1,4 +1,4 @@
-"""Which nodes are the pool: who may join, who stays, who is on the way. Pure.
+"""The nodes of the pool: who may join, who stays, who is on the way. Pure.
 
 A node joins when the node gate has seen it well within the last hours; what is recorded of it is
 the gate's, which is root's. A member stays until the pool is larger than wanted: a drained one
@@ -22,7 +22,7 @@ SKEW_S = 300.0  # by how much a node's clock may be ahead of ours
 
 
 class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the admin asked for. Empty names: none.
+    """The admin's wishes. Empty names: none.
 
     ``nodes`` may join, in this order, until ``size`` of them are free; ``source`` is the partition
     that they are taken from and given back to; ``backfill`` one over the same nodes whose jobs
@@ -51,7 +51,7 @@ class Use(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """What Slurm and the ledger show now. ``unread``: why there are no proofs at all, or ""."""
+    """The state that Slurm and the ledger show. ``unread``: why there are no proofs, or ""."""
 
     nodes: Mapping[str, Node]
     partitions: Mapping[str, Partition]
@@ -97,7 +97,7 @@ def uses(wish: Wish, jobs: Mapping[int, Placement]) -> dict[str, Use]:
 
 
 def why_not(name: str, wish: Wish, sight: Sight) -> str:
-    """Why a node may not join; "" if it may."""
+    """Return the reason why a node may not join; "" if it may."""
     node = sight.nodes.get(name)
     if node is None:
         return "Slurm knows no such node"
@@ -136,7 +136,7 @@ def _unburned(name: str, wish: Wish, proof: Proof, now: float) -> str:
 
 
 def refill(wish: Wish, proof: Proof, now: float) -> Refill:
-    """Where a node of the source that the gate has undrained belongs now."""
+    """Return the place of a node of the source that the gate has undrained."""
     fresh = 0 <= now - proof.undrained <= wish.proof_hours * HOUR
     return "pool" if wish.refill == "pool" and fresh else "train"
 

@@ -23,7 +23,7 @@ _NOT_DONE = ("denied", "invalid", "not_found", "conflict")  # after any other an
 
 
 class Plan(NamedTuple):
-    """What is to be done, as of ``seen``."""
+    """The changes to be made, as of ``seen``."""
 
     seen: Seen
     choice: Choice
@@ -139,7 +139,7 @@ def _carry_out(
 
 
 def _again(slurm: Slurm, sight: Sight) -> Sight:
-    """What may have changed since."""
+    """Read again what may have changed since."""
     partitions, nodes = slurm.partitions(), slurm.nodes()
     return sight._replace(partitions=partitions, nodes=nodes, jobs=slurm.placements())
 
@@ -183,7 +183,7 @@ def _finished(now: Record, choice: Choice, sight: Sight) -> Record:
 
 
 def _tell_lines(wants: list[Want], text: str, moved: bool, state_dir: str, out: IO[str]) -> None:
-    """What slurm.conf lacks; of lines that are there only after a change: they may be right."""
+    """Print the lines that slurm.conf lacks; after a change those it has: they may be right."""
     own = [w for w in wants if w.key == "PartitionName" and w.where == SLURM_CONF]
     there = [w for w in own if named_in(text, w.value)]
     lacking = [w for w in wants if w not in there and w.where == SLURM_CONF]

@@ -126,7 +126,7 @@ def _warm(args: argparse.Namespace, place: Place, slurm: Slurm, out: IO[str]) ->
 
 
 def wish(args: argparse.Namespace, partition: str, before: Wish | None) -> Wish:
-    """What is asked for: the words given now over what was asked for before. Raises BadInput."""
+    """Return the wish: the words given now over those given before. Raises BadInput."""
     given: dict[str, Any] = {
         "partition": args.partition,
         "nodes": args.nodes,

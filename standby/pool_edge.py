@@ -22,7 +22,7 @@ Confirm = Callable[[str], bool] | None  # None: do not ask
 
 
 class BadInput(ValueError):
-    """What was asked for cannot be; the text says what can."""
+    """A wish that cannot be met; the text says which can."""
 
 
 class Seen(NamedTuple):
@@ -121,7 +121,7 @@ def companions(slurm: Slurm, wish: Wish, sight: Sight) -> dict[int, int]:
 
 
 def recorded(state_dir: str) -> Record:
-    """What was applied. Raises PoolError if nothing was."""
+    """Return the applied pool. Raises PoolError if nothing was applied."""
     found = pool_file.load(state_dir)
     if found is None:
         raise PoolError(

@@ -1,4 +1,4 @@
-"""What robust-standby wants and did, in ``<state_dir>/standby/pool.json``: root's, under a lock."""
+"""robust-standby's wishes and deeds, in ``<state_dir>/standby/pool.json``: root's, under a lock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _READ_S = 20.0
 
 
 class PoolError(Exception):
-    """What cannot be read or written; the text says where, and what to do."""
+    """An error of reading or writing; the text says where, and what to do."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ def taken(record: Record) -> tuple[str, ...]:
 
 
 def load(state_dir: str) -> Record | None:
-    """What is recorded; None: nothing was applied. Raises PoolError."""
+    """Return the record; None: nothing was applied. Raises PoolError."""
     place = f"{state_dir}/{DIRECTORY}/{FILE}"
     try:
         directory = rootfiles.open_dir(f"{state_dir}/{DIRECTORY}")
@@ -141,7 +141,7 @@ def remove(directory: int) -> None:
 def proofs(
     state_dir: str, names: Sequence[str], burn_ins: bool = False
 ) -> tuple[dict[str, Proof], str]:
-    """What the gate's ledger proves of these nodes, and why it could not be read, or "".
+    """Return the proofs of the gate's ledger for these nodes; and why it was unreadable, or "".
 
     ``burn_ins``: old ones count too, not only those of the last hours. In a child with a
     deadline: the file system may be dead.

@@ -21,7 +21,7 @@ _POLL_S = 0.5
 
 
 class Undo(NamedTuple):
-    """What takes it back, as Slurm is now; ``held``: jobs that are in the way."""
+    """The changes that take the pool back, as of now; ``held``: jobs that are in the way."""
 
     orders: list[Change]
     notes: list[str]
@@ -101,7 +101,7 @@ def _carry_out(slurm: Slurm, directory: int, now: Record, found: Undo) -> None:
 
 
 def _tell_lines(now: Record, orders: Iterable[Change], text: str, out: IO[str]) -> None:
-    """What slurm.conf (``text``; "" if it cannot be read here) may still say, as apply told."""
+    """Print what slurm.conf (``text``; "" if unreadable here) may still say, as apply told."""
     for name, one in now.done.items():
         if one.created and named_in(text, name):
             out.write(f"slurm.conf still has partition {name}: its line brings it back\n")

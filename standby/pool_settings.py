@@ -1,4 +1,4 @@
-"""Where the pool is recorded, and the name of its partition, as the settings say.
+"""The place of the pool's record, and the name of its partition, as the settings say.
 
 Root follows no file that others can write, and no variable that names another directory: it takes
 what the node gate takes, the site's file, and what stands on the command line.

@@ -108,7 +108,7 @@ def _age(then: float, now: float) -> float | None:
 def notes(
     wish: Wish, members: Sequence[str], sight: Sight, config: Mapping[str, str]
 ) -> Iterator[str]:
-    """What keeps the pool from doing its work, and what to do."""
+    """Yield the reasons why the pool cannot do its work, and what to do."""
     for name, nodes in shared(wish, members, sight.partitions).items():
         these = f"{len(nodes)} of its nodes" if len(nodes) > 1 else nodes[0]
         ends = preempts(config) and sight.partitions[name].raw.get("PreemptMode") != "OFF"

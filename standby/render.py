@@ -30,7 +30,7 @@ def console(file: IO[str]) -> Console:
 
 
 def print_answer(found: Answer, out: Console) -> None:
-    """What was measured, what is lost, what pools are worth, and the number last."""
+    """Print what was measured, what is lost, what pools are worth, and the number last."""
     if found.measured is not None:
         _measured(found.measured, out)
         out.print()

@@ -1,4 +1,4 @@
-"""How many standbys: the distribution of nodes lost while the pool is being refilled. Pure.
+"""The number of standbys, by the distribution of nodes lost while the pool is refilled. Pure.
 
 ByteRobust's rule (arXiv 2509.16293, warm standbys): nodes fail one by one and independently with
 probability p a day, so K of N nodes fail at once with K ~ Binomial(N, p); the pool is the smallest
@@ -139,7 +139,7 @@ def probability(source: Source, days: float, size: int | None = None) -> float:
 
 
 def losses(nodes: int, sources: Sequence[Source], days: float = 1.0) -> Distribution:
-    """How many of ``nodes`` are lost within ``days`` days. Raises SizeError."""
+    """Return how many of ``nodes`` are lost within ``days`` days. Raises SizeError."""
     if not 1 <= nodes <= MAX_NODES:
         raise SizeError(f"{nodes} nodes: 1 to {MAX_NODES:,} can be computed")
     if not 0.0 < days < math.inf:
@@ -161,6 +161,6 @@ def pool(lost: Distribution, quantile: float = 0.99) -> Pool:
 
 
 def judge(lost: Distribution, standbys: int) -> Pool:
-    """What a pool of this size is worth."""
+    """Return the worth of a pool of this size."""
     shortage, shortfall = lost.above(standbys), lost.excess(standbys)
     return Pool(standbys, shortage, shortfall, shortfall / shortage if shortage else 0.0)

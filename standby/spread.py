@@ -1,4 +1,4 @@
-"""How far a job's communication groups are spread over minipods. Pure.
+"""The spread of a job's communication groups over minipods. Pure.
 
 The objective of Arnold (arXiv 2509.15940): the spread of a group is the number of minipods that
 its nodes are in, and what counts is the worst data-parallel (DP) and the worst pipeline (PP) group,
@@ -108,7 +108,7 @@ def groups(mesh: Mapping[str, int], ranks_per_node: Layout, places: int) -> Grou
 
 
 def fits(mesh: Mapping[str, int], world: int) -> bool:
-    """Whether the mesh is one of ``world`` ranks."""
+    """Return whether the mesh is one of ``world`` ranks."""
     return bool(mesh) and min(mesh.values()) >= 1 and prod(mesh.values()) == world
 
 

@@ -56,7 +56,7 @@ class Vacancies:
         self._change(place, pod, -1)
 
     def tried(self, place: int, pod: str) -> Score:
-        """What the score would be."""
+        """Return the score with a node of this minipod in the empty place; nothing changes."""
         self.fill(place, pod)
         found = self.score
         self.clear(place, pod)
