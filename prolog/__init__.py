@@ -1,1 +1,1 @@
-"""What slurmd runs as root before a job: admits it, or drains the node. Standard library only."""
+"""The program that slurmd runs as root before a job: admits it or drains the node. Stdlib only."""

@@ -104,7 +104,7 @@ class JobReport:
 
 
 def status_of(roster: Roster, slurm: SlurmView, now: float) -> str:
-    """What a step is doing, as far as its last report and Slurm together tell.
+    """Return the state of a step, as far as its last report and Slurm together tell.
 
     A step whose supervisor has said its last word ended so, but who ended it only Slurm knows: a
     user, the time limit, or a requeue. An old report of a job that Slurm does not run is a job

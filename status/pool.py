@@ -17,7 +17,7 @@ _FILE = ("standby", "pool.json")
 
 @dataclass(frozen=True)
 class Pool:
-    """What was applied. Times are seconds since 1970, 0.0: never."""
+    """The applied pool. Times are seconds since 1970, 0.0: never."""
 
     partition: str
     backfill: str
@@ -42,7 +42,7 @@ class Stock:
 
 
 def read_pool(state_dir: Path) -> tuple[Pool | None, str]:
-    """What is recorded, None if nothing is; and what is wrong with the file."""
+    """Return the recorded pool, None if none is; and what is wrong with the file."""
     path = state_dir.joinpath(*_FILE)
     try:
         found = pool_from(decode(read_capped(path, POOL_BYTES)))
@@ -75,7 +75,7 @@ def pool_from(data: object) -> Pool | None:
 def stock(
     pool: Pool, nodes: Mapping[str, Node], jobs: Mapping[int, Placement], now: float
 ) -> Stock:
-    """How the pool stands: its members are the nodes of its partition. Pure."""
+    """Return the state of the pool: its members are the nodes of its partition. Pure."""
     used = {name for job in jobs.values() if job.partition == pool.partition for name in job.nodes}
     low = {name for job in jobs.values() if job.partition == pool.backfill for name in job.nodes}
     others = {name for job in jobs.values() for name in job.nodes} - used - low

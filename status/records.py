@@ -1,4 +1,4 @@
-"""What users wrote into the state directory, coerced to types: hostile input becomes plain values.
+"""Users' records in the state directory, coerced to types: hostile input becomes plain values.
 
 A value of the wrong type, a number made to hurt, control characters in a text: each is dropped or
 replaced here, so that everything behind this module can be counted, printed and dumped as JSON.
@@ -29,7 +29,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a step's checkpoints stand: newest steps that all ranks have, None for none yet."""
+    """The state of a step's checkpoints: newest steps that all ranks have, None for none yet."""
 
     step: int | None  # in memory
     replicated: int | None  # on another node as well
@@ -90,7 +90,7 @@ class Incident:
 
 @dataclass(frozen=True)
 class Accusation:
-    """What a job says against a node."""
+    """A job's accusation of a node."""
 
     node: str
     job_id: int
