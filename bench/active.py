@@ -1,4 +1,4 @@
-"""Whether active tests name the bad nodes, and no other: ``python -m bench.active`` (root).
+"""Precision of active tests, which must name the bad nodes only: ``python -m bench.active`` (root).
 
 A lab of 8 nodes. In each run one node's link is limited (tc) and another node's torch computes
 matrix products wrongly (``tests/programs/wrong``), other ones each time; ``robust-health test`` is
@@ -27,7 +27,7 @@ WRONG = REPOSITORY / "tests" / "programs" / "wrong"
 
 
 def run(lab: Cluster, wrong: str = "") -> dict[str, Any]:
-    """What one ``robust-health test`` on all nodes says; ``wrong``: whose arithmetic is."""
+    """Return the answer of one ``robust-health test`` on all nodes; ``wrong``: the bad node."""
     switch = lab.shared / "wrong"
     switch.touch()
     env = {

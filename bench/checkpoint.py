@@ -1,4 +1,4 @@
-"""What saving every step costs, and how fast it comes back: ``python -m bench.checkpoint`` (root).
+"""Cost of saving every step, and speed of restoring: ``python -m bench.checkpoint`` (root).
 
 Case ``save``: a training that saves its whole state after every step, with our Checkpointer and
 with others, each beside the same steps without saving and a plain memcpy of the same bytes. Case
@@ -67,7 +67,7 @@ class Bench:
             tell(f"{name}: {error}")
 
     def room(self, name: str, size: str, times: int = MEMORY) -> bool:
-        """Whether there is memory for a case of so many times ``size``; told if not."""
+        """Return whether there is memory for a case of so many times ``size``; print if not."""
         need, there = times * SIZES[size], available()
         if need > there:
             why = f"takes {need / 1e9:.0f} GB of memory, {there / 1e9:.0f} GB are available"

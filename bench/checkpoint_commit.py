@@ -72,7 +72,7 @@ def measure(directory: Path, ranks: int) -> dict[str, Any]:
 
 
 def make(directory: Path, ranks: int, parameters: int) -> None:
-    """What the ranks have written."""
+    """Write the files of all ranks."""
     where = durable.step_dir(directory, STEP)
     where.mkdir(parents=True)
     alike: dict[tuple[int, ...], tuple[Part, list[bytes]]] = {}
@@ -95,7 +95,7 @@ def make(directory: Path, ranks: int, parameters: int) -> None:
 
 
 def part(rank: int, ranks: int, parameters: int) -> Part:
-    """What one rank says of its blocks."""
+    """Return one rank's account of its blocks."""
     entries = list(blocks(rank, ranks, parameters))
     places, at = [], 0
     for entry in entries:

@@ -16,7 +16,7 @@ ENDED = {"COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL"}
 
 
 def run(nbytes: int, pairs: int) -> list[dict[str, Any]]:
-    """What bench.checkpoint_driver measured in each rank; each replicates to the other's node."""
+    """Measure with bench.checkpoint_driver in each rank; each replicates to the other's node."""
     with Cluster(nodes=NODES, standby=0) as lab:
         directory = lab.shared / "bench-checkpoint"
         directory.mkdir()

@@ -97,7 +97,7 @@ class Training:
             self._steps = [torch.compile(each, backend="eager") for each in self._steps]
 
     def extra(self) -> dict[str, Any]:
-        """What the script gives to save besides."""
+        """Return the objects that the script gives to save besides."""
         given: dict[str, Any] = {"generator": self.generator}
         if self.loop.scheduler not in ("off", "not given"):
             given |= {f"scheduler{i}": each for i, each in enumerate(self.schedulers)}
@@ -179,7 +179,7 @@ class Training:
             self.checkpointer.extra["tokens"] = self.tokens
 
     def tail(self, number: int, when: str) -> None:
-        """What the script does once a step, ``when`` before or after save()."""
+        """Do the script's work of once a step, ``when`` before or after save()."""
         loop = self.loop
         if loop.scheduler == when or (loop.scheduler == "not given" and when == "before save"):
             for each in self.schedulers:

@@ -45,14 +45,14 @@ class Loop:
     model: str
     optimizer: str
     update: str
-    """How the optimizer's step is made: ``step``, ``compiled``, or ``unseen``: written through a
+    """The way of the optimizer's step: ``step``, ``compiled``, or ``unseen``: written through a
     view of numpy, as a CUDA graph replays it, without hooks and version counters."""
     scheduler: str
     ema: str
     swap: str
-    """How an evaluation puts the averaged weights in and out again, after save()."""
+    """The way in which an evaluation swaps the averaged weights in and out, after save()."""
     writes: str
-    """How weights are scaled outside the optimizer."""
+    """The way in which weights are scaled outside the optimizer."""
     writes_at: str
     accumulate: int
     scaler: bool
@@ -96,7 +96,7 @@ def draw(seed: int) -> Loop:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of a loop."""
+    """The outcome of a loop."""
 
     loop: Loop
     outcome: str
@@ -107,7 +107,7 @@ class Found:
 
     @property
     def needless(self) -> bool:
-        """Whether it was warned of something though nothing differed."""
+        """True if it was warned of something though nothing differed."""
         return self.outcome == "identical" and bool(self.warnings)
 
 
@@ -196,7 +196,7 @@ def try_loop(loop: Loop, run: Runner) -> Found:
 
 
 def _ignore(event: Event) -> None:
-    """What the store tells robust-task."""
+    """Drop the store's events, which are meant for robust-task."""
 
 
 def loops(results: Results, tell: Callable[[str], None], first: int = 0) -> list[Found]:

@@ -28,7 +28,7 @@ DEADLINE = 120.0
 
 
 class Node:
-    """What the commands act on."""
+    """The object that the commands act on."""
 
     def __init__(self) -> None:
         self._store: Store | None = None

@@ -142,7 +142,7 @@ class Nodes:
         self._stack.close()
 
     def path(self, index: int) -> Path:
-        """Where the node's store has its files, in memory."""
+        """Return the directory, in memory, of the node's store."""
         return self.directory / f"n{index}"
 
     def replicate(self, rank: int) -> None:
@@ -185,5 +185,5 @@ class Nodes:
         return float(self.remotes[0].ask("raw_receive", **order)["seconds"])
 
     def alarms(self) -> list[str]:
-        """What the stores complained of."""
+        """Return the stores' complaints."""
         return [text for remote in self.remotes for text in remote.ask("alarms")["alarms"]]

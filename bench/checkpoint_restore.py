@@ -1,4 +1,4 @@
-"""How fast a state comes back in bench.checkpoint: from its node, from a peer; and gets there."""
+"""Speed of restoring a state in bench.checkpoint, from its node or a peer, and of replication."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def restore_peer(results: Results, case: str, nbytes: int, runs: int) -> None:
 
 
 def replica(results: Results, case: str, nbytes: int, runs: int) -> None:
-    """How fast a store digests a complete snapshot and has it at the peer."""
+    """Measure how fast a store digests a complete snapshot and has it at the peer."""
     with Nodes() as nodes:
         nodes.replicate(0)
         pusher = Pusher(nodes.sockets[0], nbytes, 0)
@@ -116,6 +116,6 @@ def own_file(nodes: Nodes, step: int) -> str:
 
 
 def same(saved: dict[str, Any], found: dict[str, Any]) -> None:
-    """What came back must be what was saved, or its time is worth nothing."""
+    """Require that what came back is what was saved, or its time is worth nothing."""
     if (found["step"], found["crc"]) != (saved["step"], saved["crc"]):
         raise BenchError(f"restored {found} of {saved}")

@@ -38,7 +38,7 @@ class Saver:
         """End threads and processes, remove what lies in memory."""
 
     def extra(self) -> dict[str, float]:
-        """What the way itself tells of its last save, by metric."""
+        """Return the way's own numbers of its last save, by metric."""
         return {}
 
 

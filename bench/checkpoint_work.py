@@ -1,4 +1,4 @@
-"""What bench.checkpoint saves and between what: a training of a chosen size, and a plain memcpy.
+"""The state that bench.checkpoint saves, the training around it, and a plain memcpy.
 
 The state is model parameters and Adam's two moments in float32, one third each, in as many tensors
 as a transformer of 16 layers has. A step is forward, backward and Adam on one or all cores.

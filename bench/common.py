@@ -1,4 +1,4 @@
-"""What all benchmarks share: samples → median and p95, ratios, the machine, table and JSON.
+"""Parts of all benchmarks: samples → median and p95, ratios, the machine, table and JSON.
 
 A benchmark is a module with named cases; a case measures and adds samples:
 
@@ -56,7 +56,7 @@ def summarise(samples: Sequence[float], unit: str) -> Metric:
 
 @dataclass(slots=True)
 class Results:
-    """What a run of a benchmark found."""
+    """The findings of a benchmark's run."""
 
     name: str
     quick: bool = False
@@ -66,7 +66,7 @@ class Results:
     metrics: dict[str, Metric] = field(default_factory=dict)
     ratios: dict[str, float] = field(default_factory=dict)
     settings: dict[str, str | float] = field(default_factory=dict)
-    """What the numbers depend on and a reader must know."""
+    """Conditions that the numbers depend on and a reader must know."""
 
     def add(self, metric: str, samples: Sequence[float], unit: str) -> Metric:
         """Record a metric ``<case>.<phase>``. ValueError under 20 samples, unless quick."""
@@ -122,7 +122,7 @@ def _pairs(values: Mapping[str, object]) -> str:
 
 
 def machine() -> dict[str, str | int | float]:
-    """What the numbers were measured on. ``torch`` only when the benchmark imported it."""
+    """Describe the machine of the measurements. ``torch`` only when the benchmark imported it."""
     mem_kib = int((_first_value("/proc/meminfo", "MemTotal") or "0").split()[0])
     facts: dict[str, str | int | float] = {
         "cpu": _first_value("/proc/cpuinfo", "model name") or platform.machine(),

@@ -1,4 +1,4 @@
-"""What the node gate costs before a healthy job: ``python -m bench.gate`` (root).
+"""The cost of the node gate before a healthy job: ``python -m bench.gate`` (root).
 
 Case ``gate``: wall time of the whole prolog, interpreter start to exit, on a node of a lab with 8
 emulated GPUs, as slurmd would run it; beside it, in turn and on the same node, peers where they

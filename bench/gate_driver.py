@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _environ() -> dict[str, str]:
-    """What slurmd gives a prolog (22.05): no PATH."""
+    """Return the environment that slurmd gives a prolog (22.05): no PATH."""
     return {
         "SLURMD_NODENAME": "n1",
         "SLURM_CONF": os.environ["SLURM_CONF"],
@@ -103,7 +103,7 @@ def _totals(runs: int) -> dict[str, Any]:
 
 
 def _is_ill(event: str) -> bool:
-    """Whether a run found more than what users do there, such as a high load."""
+    """Return whether a run found more than what users do there, such as a high load."""
     found = json.loads(event).get("data", {}).get("findings", [])
     return any(finding.get("class") != "user" for finding in found)
 

@@ -1,4 +1,4 @@
-"""What a heartbeat costs: ``python -m bench.heartbeat``.
+"""The cost of a heartbeat: ``python -m bench.heartbeat``.
 
 Case ``beat``: nanoseconds per call in the training process, beside a bare ``struct.pack_into`` of
 the same fields, and per reading in the shim. Case ``start``: what the library and the hook add to

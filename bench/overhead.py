@@ -1,4 +1,4 @@
-"""What robust-srun costs when nothing fails: ``python -m bench.overhead`` (root).
+"""The cost of robust-srun when nothing fails: ``python -m bench.overhead`` (root).
 
 The same commands under srun and robust-srun, in turn, inside one job on a lab: case ``start``
 times ``hostname``; cases ``toy`` and ``torch`` compare the step times of the same training.

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def in_turn(run: int) -> tuple[str, ...]:
-    """Who goes first changes from run to run."""
+    """Return the launchers in order; the first one changes from run to run."""
     return LAUNCHERS if run % 2 == 0 else LAUNCHERS[::-1]
 
 

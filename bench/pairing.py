@@ -1,4 +1,4 @@
-"""How surely and how fast bad nodes are told by testing pairs: ``python -m bench.pairing``.
+"""Precision and speed of finding bad nodes by testing pairs: ``python -m bench.pairing``.
 
 A simulation: no network is tested, the schedule and verdicts are the real ones (``Pairing``). 128
 and 1,000 nodes under leaf switches of 16, of which 1 to 5 are bad; a pair runs at its slower
@@ -156,7 +156,7 @@ def fault(name: str, results: Results) -> None:
 
 
 def baselines(results: Results) -> None:
-    """What others do, at the larger noise."""
+    """Measure other schedules, at the larger noise."""
     runs = _runs(results)
     noise = NOISES[-1]
     others = {"all_pairs": all_pairs, "one_round": one_round}

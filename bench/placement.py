@@ -1,4 +1,4 @@
-"""How far groups are spread by our placement and by others: ``python -m bench.placement``.
+"""The spread of groups by our placement and by others: ``python -m bench.placement``.
 
 Cases ``small``, ``medium``, ``large``: Arnold's three settings (arXiv 2509.15940), of nodes in
 minipods and a job in it. Every sample is a cluster of its own, part of which other jobs occupy: the
@@ -128,7 +128,7 @@ def _add(results: Results, prefix: str, found: dict[str, list[float]]) -> None:
 
 
 def _gap(results: Results, prefix: str, ours: Sequence[float], least: Sequence[float]) -> None:
-    """How far from the best: 1 is proven to be the best."""
+    """Add the distance from the best: 1 is proven to be the best."""
     gaps = [a / b for a, b in zip(ours, least, strict=True)]
     results.ratios[f"{prefix}.ours/bound.mean"] = fmean(gaps)
     results.ratios[f"{prefix}.ours/bound.max"] = max(gaps)

@@ -1,4 +1,4 @@
-"""How other schedulers choose nodes for a job, as far as minipods are concerned. Pure.
+"""Other schedulers' choices of nodes for a job, as far as minipods are concerned. Pure.
 
 Each takes the free nodes of every minipod and the number of nodes of the job and returns the
 minipod of each node, in rank order: ranks go over the nodes as over Slurm's sorted list, minipod

@@ -1,4 +1,4 @@
-"""What both workloads share: who am I under any launcher, and the notes for the benchmark."""
+"""Parts of both workloads: rank and world under any launcher, and the notes for the benchmark."""
 
 from __future__ import annotations
 

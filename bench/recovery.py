@@ -1,4 +1,4 @@
-"""How long until training goes on after a fault: ``python -m bench.recovery`` (root).
+"""The time until training goes on after a fault: ``python -m bench.recovery`` (root).
 
 Injects each fault many times into real trainings on a lab of real Slurm daemons and takes the
 times of its phases; beside it, in the same run, plain Slurm's requeue and torchrun's restart.

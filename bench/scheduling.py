@@ -1,4 +1,4 @@
-"""How long a job waits for machines: ``python -m bench.scheduling``.
+"""The time that a job waits for machines: ``python -m bench.scheduling``.
 
 The weighted average scheduling time of ByteRobust's four settings, ours against requeue,
 reschedule and an oracle, from the phases that bench.recovery measured (and bench.heartbeat's time
@@ -85,7 +85,7 @@ def add(results: Results, name: str, term: Term) -> None:
 
 
 def add_terms(results: Results, times: Times, orders: Term) -> None:
-    """What T(k) is put together from, each with its source."""
+    """Add the terms that T(k) is put together from, each with its source."""
     for name, term in [*terms(times), ("start_orders", orders)]:
         add(results, f"term.{name}", term)
         results.settings[f"term.{name}"] = term.source

@@ -1,4 +1,4 @@
-"""What bench.scheduling measures itself: several nodes lost at once, a pool that is too small.
+"""The own measurements of bench.scheduling: several nodes lost at once, a pool too small.
 
 The jobs are those of bench.recovery's ``node_crash_*_torch``, 4 nodes with one rank each. The batch
 host is never lost: up to 3 nodes are.

@@ -114,7 +114,7 @@ def measured(metrics: Metrics, case: str) -> bool:
 
 
 def assumed(seconds: float, what: str) -> Term:
-    """What nobody measured: the same at the median and at p95, and named."""
+    """Return a term that nobody measured: the same at the median and at p95, and named."""
     return Term(seconds, seconds, _ANY, f"{what} {seconds:g} s" if seconds else "")
 
 
@@ -122,7 +122,7 @@ _ANY = 10**9  # an assumption has as many samples as what it is added to
 
 
 def compose(metrics: Metrics, *, reinstall: float = 0.0, wait: float = 0.0) -> Times:
-    """What was measured directly where it was, otherwise put together. Raises MissingError.
+    """Return the measured times where there are any, else put them together. Raises MissingError.
 
     ``reinstall``: s until a machine from outside the pool is ready for a job; ``wait``: s that
     ours waits for machines of the standby partition before it gives up.

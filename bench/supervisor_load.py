@@ -53,7 +53,7 @@ _COUNTERS = struct.Struct("@qddd")
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What the supervisor tells the benchmark. Times are monotonic seconds, 0: not yet."""
+    """The supervisor's report to the benchmark. Times are monotonic seconds, 0: not yet."""
 
     messages: int = 0  # received from agents so far
     connected: float = 0.0  # first Hello

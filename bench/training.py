@@ -64,7 +64,7 @@ class Training:
         return ["-m", MODULE[self.workload], *options]
 
     def env(self) -> dict[str, str]:
-        """What the ranks must have in their environment."""
+        """Return the variables that the ranks must have in their environment."""
         return {
             "BENCH_TOKEN": self.token,
             "PYTHONPATH": str(REPOSITORY),
@@ -104,7 +104,7 @@ class Training:
         return {int(n["rank"]): float(n["time"]) for n in notes if n["time"] > since}
 
     def incidents(self) -> list[Incident]:
-        """What robust-srun has written so far."""
+        """Return the incidents that robust-srun has written so far."""
         path = self.directory / "state" / "jobs" / str(self.job) / "incidents.jsonl"
         return [
             Incident(float(r["time"]), str(r["action"]), str(r["outcome"]), dict(r["phases"]))
@@ -128,7 +128,7 @@ class Training:
         self.wait(lambda: self.step() >= before + steps, f"{steps} more steps")
 
     def warm(self) -> int:
-        """How many ranks would start warm now, those on spare nodes included."""
+        """Return the number of ranks that would start warm now, those on spare nodes included."""
         found = (self.directory / "state" / "jobs" / str(self.job)).glob("roster.*.json")
         nodes = [node for path in found for node in json.loads(path.read_text())["nodes"]]
         return sum(int(node["warm"]) for node in nodes if node["role"] in ("active", "spare"))

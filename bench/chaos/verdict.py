@@ -53,7 +53,7 @@ class Verdict:
     missed: tuple[str, ...]
     """Broken nodes that nothing was done about."""
     lost: str
-    """Why a healthy job counts as lost; "": it was kept."""
+    """The reason why a healthy job counts as lost; "": it was kept."""
     leftovers: tuple[str, ...]
     gap: float
 
