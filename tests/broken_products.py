@@ -13,7 +13,7 @@ PROGRAM = Path(__file__).parent / "programs" / "wrong_products.py"
 
 
 def run(test: str, seed: int, chance: float) -> dict[str, Any]:
-    """What it measured on the CPU; each product is wrong with that chance."""
+    """Measure on the CPU; each product is wrong with that chance."""
     done = subprocess.run(
         [sys.executable, str(PROGRAM), test, str(seed), str(chance)],
         env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},  # as workers: spinning takes the core

@@ -1,4 +1,4 @@
-"""What Checkpoints ask of their supervisor."""
+"""The supervisor, as Checkpoints sees it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from srun_wrapper.supervisor import Supervisor
 
 
 class Boss:
-    """What Checkpoints asks of its supervisor; four nodes of one rank each."""
+    """The supervisor as Checkpoints sees it; four nodes of one rank each."""
 
     def __init__(self, topology: str | SlurmError = "", **settings: Any) -> None:
         self.config = Config(**settings)

@@ -1,4 +1,4 @@
-"""What holds for all tests: no time limits on generated examples, directories others can pass.
+"""Fixtures of all tests: no time limits on generated examples, directories others can pass.
 
 And what several files of tests need that is slow to make, or a directory.
 """

@@ -23,7 +23,7 @@ class FakeStore:
         self.replicates = True
         """Answer ``saved`` with ``alone``."""
         self.waits = 0
-        """How often it asks a rank to wait before it welcomes it."""
+        """The number of times that it asks a rank to wait before it welcomes it."""
         self.arrived = threading.Condition()
         self.over = threading.Event()
         """All that a rank said before it closed its connection has been read."""

@@ -71,7 +71,7 @@ class GateSite:
         self.toml.chmod(0o644)
 
     def environ(self, job: int = 7, uid: int = GONE, node: str = "n1", **more: str) -> None:
-        """What slurmd gives; job 0: as to the HealthCheckProgram."""
+        """Set the environment that slurmd gives; job 0: as to the HealthCheckProgram."""
         given = {"SLURMD_NODENAME": node, "SLURM_CONF": str(self.path / "slurm.conf")}
         (self.path / "slurm.conf").write_text(
             f"SlurmdSpoolDir={self.path}\nNodeName=n[1-20] CPUs=1\n"
@@ -122,7 +122,7 @@ class GateSite:
     def accuse(
         self, job: int = 7, uid: int = GONE, name: str = "n1.e3.json", **changes: Any
     ) -> Path:
-        """What robust-srun leaves, as its user."""
+        """Write an accusation as robust-srun leaves it, as its user."""
         directory = self.state / "jobs" / str(job) / "accusations"
         directory.mkdir(parents=True, exist_ok=True)
         record = {"v": 1, "node": "n1", "incident": "e3", "job": job, "user": "u", "time": 1e9}

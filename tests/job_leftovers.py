@@ -1,4 +1,4 @@
-"""What jobs of two users leave on a node, for tests of the epilog's clean-up."""
+"""Leftovers of two users' jobs on a node, for tests of the epilog's clean-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which snapshots the places of a small job hold, for what is planned from them."""
+"""Snapshots that the places of a small job hold, for what is planned from them."""
 
 from __future__ import annotations
 

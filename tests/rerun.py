@@ -82,7 +82,7 @@ def complaints(known: Sequence[Known], today: datetime.date) -> list[str]:
 
 
 class Rerun:
-    """What the controller of the run collects between the tests and the summary."""
+    """The controller's collection between the tests and the summary of the run."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

@@ -1,4 +1,4 @@
-"""What tests of the pool share: nodes as they are seen, a state directory with Slurm."""
+"""Parts of all tests of the pool: nodes as they are seen, a state directory with Slurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gave other bits than everybody."""
+"""The naming of those who gave other bits than everybody."""
 
 from __future__ import annotations
 

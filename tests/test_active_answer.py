@@ -1,4 +1,4 @@
-"""What the gate makes of the active tests' answer, and of a history with such tests."""
+"""The gate's use of the active tests' answer, and of a history with such tests."""
 
 from __future__ import annotations
 

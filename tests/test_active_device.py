@@ -1,4 +1,4 @@
-"""What tests of devices share: numbers by integer arithmetic, names, threads, what is a fault."""
+"""Parts of all tests of devices: numbers by integer arithmetic, names, threads, faults."""
 
 from __future__ import annotations
 

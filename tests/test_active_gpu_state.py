@@ -1,4 +1,4 @@
-"""What a test left changed on a GPU: compared, put back; by the real pynvml over the fake NVML."""
+"""A GPU as a test left it: compared, put back; by the real pynvml over the fake NVML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of active tests says about each node."""
+"""The judgement of each node after a run of active tests."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[State]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What dcgmi and nccl-tests are asked: both have something to say."""
+    """The questions to dcgmi and nccl-tests, which both have something to say."""
     noted: dict[str, Any] = {}
 
     def diag(level: str, limit_s: float, **more: Any) -> tuple[list[Finding], list[str]]:

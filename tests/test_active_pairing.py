@@ -1,4 +1,4 @@
-"""Who is paired with whom, and who is named, by a network that is made up."""
+"""Pairs, and the naming of bad nodes, by a network that is made up."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence

@@ -8,7 +8,7 @@ from health.active import profiles
 
 
 def test_floors_lie_between_half_speed_and_what_healthy_gpus_reach() -> None:
-    """What sites publish of healthy machines passes; half a link or locked clocks do not."""
+    """Figures that sites publish of healthy machines pass; half a link or locked clocks do not."""
     healthy = [
         ("NVIDIA H100 80GB HBM3", "bf16_tflops", 620.0),
         ("NVIDIA H100 80GB HBM3", "memory_gbps", 2900.0),

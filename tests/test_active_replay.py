@@ -253,7 +253,7 @@ def missed(layout: Layout, p: float, quiet: int, runs: int = 400) -> float:
 
 @pytest.mark.parametrize(("p", "most"), [(0.5, 0.13), (0.8, 0.06)])
 def test_two_that_show_by_chance(p: float, most: float) -> None:
-    """How often a healthy machine is named as well."""
+    """A healthy machine is named as well in few of the runs."""
     layout, chance, runs, wrong = replay.layout(24, 4), random.Random(2), 300, 0
     for _ in range(runs):
         faulty = set(chance.sample(range(24), 2))

@@ -1,4 +1,4 @@
-"""Which devices are too slow."""
+"""The naming of devices that are too slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run of active tests."""
+"""Tables of a run of active tests, as a person sees them."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_a_spool_that_is_not_roots_alone_is_said(
 
 
 def note(tmp_path: Path) -> Path:
-    """Where the worker can write its number: it is nobody, also where root tests."""
+    """Return a file where the worker can write its number: it is nobody, also if root tests."""
     place = tmp_path / "notes"
     place.mkdir()
     place.chmod(0o1777)

@@ -35,7 +35,7 @@ def plan(
 
 
 def steps(found: Plan) -> list[tuple[str, str]]:
-    """What is done, without the manifest."""
+    """Return the plan's actions, without the manifest."""
     return [(c.action, c.path) for c in found.changes if c.path != f"{ETC}/manifest.json"]
 
 

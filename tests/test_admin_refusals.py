@@ -1,4 +1,4 @@
-"""What is not installed: code and places of others, a manifest that is none, a dead stub."""
+"""Refused installs: code and places of others, a manifest that is none, a dead stub."""
 
 from __future__ import annotations
 

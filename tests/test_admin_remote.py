@@ -56,7 +56,7 @@ class Fleet(NamedTuple):
     prefix: Path
 
     def own(self, last: int) -> Path:
-        """What lies at ``etc`` on the node 127.0.0.<last>."""
+        """Return the directory that lies at ``etc`` on the node 127.0.0.<last>."""
         return self.top / f"etc-{last}"
 
     def admin(self, *words: str, nodes: str = NODES, yes: bool = True) -> tuple[int, str]:

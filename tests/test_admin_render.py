@@ -130,7 +130,7 @@ def test_a_stub_whose_packages_are_away(
 def test_a_stub_whose_gate_cannot_be_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, gate: str, load_s: int, why: str
 ) -> None:
-    """What the module itself imports belongs to loading it."""
+    """The imports of the module itself belong to loading it."""
     monkeypatch.setattr(render, "LOAD_S", load_s)
     path = stub(tmp_path, module, SITE._replace(on_missing="skip"))
     packages = tmp_path / "it's a dir"
@@ -277,7 +277,7 @@ def test_fragment_without_slurm_lowers_nothing() -> None:
 
 
 def test_the_wheel_has_every_package() -> None:
-    """What is not listed there is missing on the nodes, and a prolog that cannot start drains."""
+    """A package not listed there is missing on the nodes, and a prolog that cannot start drains."""
     made = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]
     tops = ("epilog", "health", "prolog", "robust_slurm", "srun_wrapper", "status")
     found = {

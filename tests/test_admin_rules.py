@@ -1,4 +1,4 @@
-"""What slurm.conf should say for the gate: on real configurations, and key by key."""
+"""Lines that slurm.conf should have for the gate: on real configurations, and key by key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor says of the site: release, partitions, GPUs, state directory, files."""
+"""The doctor's words on the site: release, partitions, GPUs, state directory, files."""
 
 from __future__ import annotations
 

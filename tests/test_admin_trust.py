@@ -1,4 +1,4 @@
-"""Who could change what root runs, and the line that puts it right."""
+"""Users who could change what root runs, and the line that puts it right."""
 
 from __future__ import annotations
 

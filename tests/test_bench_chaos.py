@@ -1,4 +1,4 @@
-"""How bench.chaos judges a run, and that its cases are what the documentation says."""
+"""Judging a run of bench.chaos, and that its cases are what the documentation says."""
 
 from __future__ import annotations
 

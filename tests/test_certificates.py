@@ -1,4 +1,4 @@
-"""Which states are certified: the timeline, and the marks in the durable directory."""
+"""The certified states: the timeline, and the marks in the durable directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ranks still hold the same."""
+"""The ranks that still hold the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which steps a rank has written to the durable tier."""
+"""Steps that a rank has written to the durable tier."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from robust_slurm.checkpoint.client import Client
 
 
 class Line:
-    """What Chosen asks of the store."""
+    """The store, as Chosen sees it."""
 
     def __init__(self, *wanted: int) -> None:
         self.wanted = set(wanted)

@@ -53,7 +53,7 @@ os._exit(0)  # programs/teardown.py says why
 
 
 def run(forks: TorchForks, directory: Path, steps: int) -> tuple[dict[tuple[int, int], int], str]:
-    """What each rank (rank, step) held, the resumed step first; and stderr."""
+    """Return the state of each (rank, step), the resumed step first; and stderr."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}

@@ -1,4 +1,4 @@
-"""What to write before the job ends."""
+"""The choice of snapshots to write before the job ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changes the state behind the Checkpointer's back, or after save(), is found by name."""
+"""Changes of the state behind the Checkpointer's back, or after save(), are found by name."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ os._exit(0)  # programs/teardown.py says why
 
 
 def run(forks: TorchForks, directory: Path, kill_at: int = 0) -> tuple[str, str, set[int]]:
-    """What all ranks printed, to stdout and stderr, and their exit codes."""
+    """Run the ranks; return their stdout, stderr and exit codes."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(WORLD)}

@@ -1,4 +1,4 @@
-"""How often a step is saved: what snapshots cost decides, for all ranks alike."""
+"""The interval of saved steps: the cost of snapshots decides, for all ranks alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a restore moves between nodes: never more than 1.5 times the state of the ranks there."""
+"""The bytes that a restore moves between nodes: at most 1.5 times the state of the ranks there."""
 
 from __future__ import annotations
 

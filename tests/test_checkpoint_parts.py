@@ -1,4 +1,4 @@
-"""What lies beside the data of a durable step: parts and manifests, and how they are read."""
+"""Files beside the data of a durable step: parts and manifests, and how they are read."""
 
 from __future__ import annotations
 

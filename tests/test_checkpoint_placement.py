@@ -1,4 +1,4 @@
-"""Where replicas go, and what the placement survives."""
+"""The places of replicas, and the losses that the placement survives."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_every_placement_keeps_what_its_level_says(
 def possible(
     nodes: list[str], mesh: dict[str, int], leaf: dict[str, str], apart: bool, switch: bool
 ) -> bool:
-    """Whether any permutation puts all on other nodes, and so on. By trying them all."""
+    """Return whether any permutation puts all on other nodes, and so on. By trying them all."""
     shared = [members for found in groups(mesh).values() for members in found] if apart else []
     size = range(len(nodes))
     allowed = {

@@ -1,4 +1,4 @@
-"""What to resume from."""
+"""The choice of the step to resume from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def change(
 
 
 def shared(places: list[Place], step: int, same: dict[int, int]) -> list[Place]:
-    """Where these ranks share their state at a step; the checksum of each."""
+    """Have ranks share their state at a step. ``same``: the checksum of each."""
     for rank, checksum in same.items():
         for tier in ("memory", "replica"):
             places = change(places, rank, step, tier, needs=tuple(same), same=checksum)

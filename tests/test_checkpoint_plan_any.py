@@ -1,4 +1,4 @@
-"""What holds for any plan and any flush, whatever the places of a job hold."""
+"""Laws of any plan and any flush, whatever the places of a job hold."""
 
 from __future__ import annotations
 

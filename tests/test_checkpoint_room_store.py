@@ -1,4 +1,4 @@
-"""What becomes of prepared memory in a store: fetched into, left to the ranks, given back."""
+"""The fate of prepared memory in a store: fetched into, left to the ranks, given back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many slots do snapshots and replicas need? Every reachable state of a small world.
+"""The number of slots that snapshots and replicas need, by every reachable state of a small world.
 
 Ranks train in steps, copy each state in the background, and their stores send it to a replica;
 only the waiting rules of the checkpointer order these. In every state that can be reached, a crash
@@ -59,12 +59,12 @@ PIPELINE: Programs = (
 
 
 def begin(slots: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """What stays complete while a slot, the oldest, is being overwritten."""
+    """Return the slots that stay complete while one, the oldest, is being overwritten."""
     return slots if len(slots) < count else slots[1:]
 
 
 def moves(world: World, state: State, r: int) -> Iterator[Rank]:
-    """What rank ``r`` or its store can do next."""
+    """Yield the next states of rank ``r`` or its store."""
     rank, program = state[r], world.programs[r]
     done = rank.phase == REPLICATED
     if rank.at == 0:
@@ -92,7 +92,7 @@ def moves(world: World, state: State, r: int) -> Iterator[Rank]:
 
 
 def given(world: World, state: State, what: str, step: int) -> bool:
-    """Whether the message of this step is on its way."""
+    """Return whether the message of this step is on its way."""
     for rank, program in zip(state, world.programs, strict=True):
         if ("give", what) in program:
             return rank.step > step or (

@@ -1,4 +1,4 @@
-"""What to resume from after a loss that was not finite."""
+"""The choice of the step to resume from after a loss that was not finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What capture remembers from step to step is never out of date."""
+"""Capture's memory from step to step is never out of date."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def loader(kind: str, workers: int) -> StatefulDataLoader[Any]:
 
 
 def run(objects: dict[str, Any], steps: int, batches: Any = None) -> tuple[list[Any], Any]:
-    """What some training steps see, over ends of epochs, with a draw of torch's generator each."""
+    """Return the values that some steps see, over ends of epochs, with a draw of torch's each."""
     seen = []
     for _ in range(steps):
         while True:

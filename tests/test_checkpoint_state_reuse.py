@@ -1,4 +1,4 @@
-"""What capture gives again as the same object, and what must not be taken for the same."""
+"""Objects that capture gives again, and those that must not be taken for the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What data-parallel ranks share: who keeps what, and putting it together again."""
+"""State shared by data-parallel ranks: who keeps what, and putting it together again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a new epoch keeps of replicas, and fetching between stores."""
+"""Replicas that a new epoch keeps, and fetching between stores."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Rank:
 
 
 def mixed(path: Path) -> bool:
-    """Whether a complete file holds more than its one step."""
+    """Return whether a complete file holds more than its one step."""
     try:
         snapshot, plan = read_snapshot(str(path))
         values = map_file(path, plan)["model.value"]

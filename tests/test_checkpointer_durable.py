@@ -61,7 +61,7 @@ if world > 1:
 
 
 class Ran(NamedTuple):
-    """What a training came to."""
+    """The outcome of a training."""
 
     resumed: dict[int, int]  # step by rank
     losses: dict[tuple[int, int], str]  # by rank and step

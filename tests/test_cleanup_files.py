@@ -230,7 +230,7 @@ def _ipc() -> dict[str, int]:
 
 
 def _ipc_changed() -> int:
-    """When the youngest System V object changed, in the whole seconds that these tell."""
+    """Return when the youngest System V object changed, in whole seconds as these tell it."""
     changed = []
     for kind in ("shm", "sem", "msg"):
         lines = Path(f"/proc/sysvipc/{kind}").read_text().splitlines()

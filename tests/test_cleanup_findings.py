@@ -1,4 +1,4 @@
-"""What the epilog says of leftovers that it could not clear."""
+"""The epilog's words on leftovers that it could not clear."""
 
 from __future__ import annotations
 

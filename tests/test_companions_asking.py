@@ -1,4 +1,4 @@
-"""What happens while a node of the standby partition is being asked for."""
+"""Events while a node of the standby partition is being asked for."""
 
 from __future__ import annotations
 

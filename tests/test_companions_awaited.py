@@ -1,4 +1,4 @@
-"""What happens while a node of the standby partition is awaited, and why none comes."""
+"""Events while a node of the standby partition is awaited, and the reasons why none comes."""
 
 from __future__ import annotations
 

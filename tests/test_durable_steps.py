@@ -1,4 +1,4 @@
-"""Which steps all ranks write to the durable tier: one after the other, the same on all."""
+"""Steps that all ranks write to the durable tier: one after the other, the same on all."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_after_a_recovery_from_memory_the_ranks_write_at_once() -> None:
 
 
 def test_a_step_that_every_rank_has_written_is_over_without_a_commit() -> None:
-    """Where there is only the nodes' own disk, nobody commits."""
+    """Nobody commits if there is only the nodes' own disk."""
     steps = by_step(10)
     for _ in range(3):
         steps.written(10, 4)

@@ -1,4 +1,4 @@
-"""Which bad nodes a job's next request excludes."""
+"""Exclusion of bad nodes from a job's next request."""
 
 from __future__ import annotations
 

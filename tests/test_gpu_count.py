@@ -1,4 +1,4 @@
-"""How many GPUs: Slurm against the PCI bus against NVML; and whether NVML answers at all."""
+"""The number of GPUs: Slurm against the PCI bus against NVML; and an NVML that is silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every GPU family: healthy boards are silent, tables and pages are whole."""
+"""Laws of every GPU family: healthy boards are silent, tables and pages are whole."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_cpu_node_passes_without_nvml(family: str) -> None:
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("devices", [0, 2])
 def test_what_did_not_answer_is_told_once(family: str, killed: bool, devices: int) -> None:
-    """Whether the driver is slow or hangs: what it did not come to tell is unknown, not broken."""
+    """The driver is slow or hangs: all that it did not come to tell is unknown, not broken."""
     stage = f"gpu{devices} ecc" if devices else "init"
     over = {"hung": True, "killed": killed, "stage": stage, "count": 4 if devices else 0}
     gpus = [h100(i) for i in range(4)]

@@ -1,4 +1,4 @@
-"""What the GPU families tell only from other GPUs, the fleet or the node's history."""
+"""Faults that GPU families tell only from other GPUs, the fleet or the node's history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the GPU families say of a query that the driver refused."""
+"""Findings of the GPU families from a query that the driver refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left of memory, from recorded /proc and /sys/fs/cgroup trees."""
+"""The memory that is left, from recorded /proc and /sys/fs/cgroup trees."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
 
 
 class _Device:
-    """What /dev/kmsg answers to one read after the other."""
+    """The answers of /dev/kmsg to one read after the other."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answers: list[bytes | int]):
         self.answers = answers

@@ -146,7 +146,7 @@ def test_whose_files_fill_a_disk_is_kept_as_sums(tmp_path: Path) -> None:
 
 
 def test_a_process_looked_at_twice_is_kept_as_it_was_last(tmp_path: Path) -> None:
-    """What was in state D for a moment must not be stuck in the tree, nor in the recording."""
+    """A process in state D for a moment is not left in the tree, nor in the recording."""
 
     def look(system: System) -> list[Finding]:
         with subprocess.Popen(["/bin/sleep", "3600"]) as child:

@@ -98,7 +98,7 @@ def test_a_copy_is_trusted_no_more_than_the_file(toml: Path, spoil: Any, said: s
 def test_a_lost_file_is_a_broken_one(
     toml: Path, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
-    """Whether the stub names the file or not: a dry run must not end because a file is gone."""
+    """The stub names the file or not: a dry run must not end because a file is gone."""
     monkeypatch.setattr(settings, "SITE_FILE", str(toml))
     path = str(toml) if named else None
     good = settings.load(path, "n1", broken_settings.CHECKS)

@@ -1,4 +1,4 @@
-"""What holds for the state of a node whatever its events are (properties)."""
+"""Laws of a node's state that hold whatever its events are (properties)."""
 
 from __future__ import annotations
 

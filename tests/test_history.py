@@ -329,7 +329,7 @@ def test_records_are_one_json_object_a_line() -> None:
 
 
 def test_nobody_else_can_hold_a_lock(spool: Path) -> None:
-    """Who may open a file for reading may lock it."""
+    """Anyone who may open a file for reading may lock it."""
     spool.mkdir()
     old = spool / "lock"
     old.touch(mode=0o644)

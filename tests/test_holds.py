@@ -1,4 +1,4 @@
-"""How long a drain is held down, and when it becomes one for service."""
+"""The time that a drain is held down, and drains that become ones for service."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def forks() -> Iterator[TorchForks]:
 
 
 def check(forks: TorchForks, tmp_path: Path, kills: list[int], *options: str) -> Run:
-    """What a killed training came to is what one came to without the callback."""
+    """Require that a killed training ends as one without the callback does."""
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
     whole = undisturbed(forks, PROGRAM, tmp_path / "whole", STEPS, *options)

@@ -1,4 +1,4 @@
-"""What the supervisor knows of checkpoints: who enrolled, where replicas go, when to persist."""
+"""The supervisor's view of checkpoints: who enrolled, where replicas go, when to persist."""
 
 from __future__ import annotations
 

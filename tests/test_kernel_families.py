@@ -1,4 +1,4 @@
-"""What holds for every family that reads the kernel's log: healthy, forged, unreadable lines."""
+"""Laws of every family that reads the kernel's log: healthy, forged, unreadable lines."""
 
 from __future__ import annotations
 

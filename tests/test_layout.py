@@ -1,4 +1,4 @@
-"""How many nodes and tasks the real step gets, and what each rank sees of the world."""
+"""Nodes and tasks of the real step, and each rank's view of the world."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from robust_slurm.ledger import (
 
 
 def lines(path: Path) -> list[object]:
-    """What a reader gets: whole lines that are JSON."""
+    """Return a reader's view: whole lines that are JSON."""
     found = []
     for line in path.read_bytes().splitlines():
         try:

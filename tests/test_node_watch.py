@@ -21,7 +21,7 @@ from srun_wrapper.watch import BROKEN, MUTE, UNANSWERED, NodeWatch
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the second way answers, one after another, to whoever asks."""
+    """Answers of the second way, one after another, to whoever asks."""
     coming: list[str] = []
 
     async def probe(_host: str, _port: int, *times: object) -> str:

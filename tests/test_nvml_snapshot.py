@@ -1,4 +1,4 @@
-"""What the collector learns from a fake driver library: the real pynvml, in a fresh process."""
+"""The collector with a fake driver library: the real pynvml, in a fresh process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who brings the job back when the batch host is lost."""
+"""The choice of the node that brings the job back when the batch host is lost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_elected(
 
 
 def vote(island: Iterable[int], places: Iterable[int], silent: dict[int, float]) -> list[int]:
-    """Who of ``island`` acts when its members hear each other and nobody else."""
+    """Return the members of ``island`` that act when they hear each other and nobody else."""
     island = set(island)
     return [
         me

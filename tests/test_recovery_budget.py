@@ -38,7 +38,7 @@ class Clock:
 
 
 class Boss:
-    """What Recovery asks of its supervisor, for one node with two ranks that obey at once."""
+    """The supervisor as Recovery sees it, for one node with two ranks that obey at once."""
 
     def __init__(self, max_restarts: int, *, rank_env: bool = True) -> None:
         self.config = Config(max_restarts=max_restarts, stop_tests=0, rank_env=rank_env)

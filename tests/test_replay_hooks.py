@@ -1,4 +1,4 @@
-"""What a node does otherwise in a replay: checkpoints stay, torchrun starts a small world."""
+"""Differences on a node in a replay: checkpoints stay, torchrun starts a small world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of a replay's groups: each one's outcome, when to replay at all, and the words."""
+"""The outcome of each of a replay's groups, the time to replay at all, and the words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a restart counts as a recovery, and what it is known to have cost."""
+"""The restarts that count as recoveries, and their known costs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Restart:
         self.job.say(0, Report(epoch, tuple(beats_of)))
 
     def run(self, *then: Callable[[], Any], lived: float = 0.0) -> bool | None:
-        """Whether it is a recovery after each of these was called; None: not decided yet."""
+        """Return whether it is a recovery after each of these was called; None: not decided yet."""
 
         async def wait() -> bool | None:
             boss = cast(Supervisor, self.boss)

@@ -1,4 +1,4 @@
-"""Where a silent fault may have spoiled the newest states: what is restored, and what is kept."""
+"""Silent faults that may have spoiled the newest states: what is restored, and what is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the ranks run next: in their slots, or where torchrun's own numbering puts them."""
+"""The ranks' next places: in their slots, or where torchrun's own numbering puts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent concludes from a silent supervisor."""
+"""An agent's conclusions from a silent supervisor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the door asks and does, against recorded answers."""
+"""The door's commands, against recorded answers."""
 
 from __future__ import annotations
 

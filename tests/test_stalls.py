@@ -33,7 +33,7 @@ class Told:
             self.job.state.message(as_connection(self.job.lines[node]), message)
 
     def look(self, after: float = 0.0) -> list[str]:
-        """What is said ``after`` so many seconds."""
+        """Return the words ``after`` so many seconds."""
         self.said.clear()
         self.stalls.look(time.monotonic() + after)
         return self.said

@@ -1,4 +1,4 @@
-"""Who is in the pool: what proves a node well, who joins, who leaves."""
+"""The nodes in the pool: what proves a node well, who joins, who leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Slurm is told so that the pool becomes what was wished, and what takes it back."""
+"""Orders to Slurm so that the pool becomes what was wished, and those that take it back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the nodes of a job go: heuristic, bound, exact program, order, and the baselines."""
+"""The placement of a job's nodes: heuristic, bound, exact program, order, and the baselines."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What became of a request for a standby node."""
+"""The fate of a request for a standby node."""
 
 from __future__ import annotations
 

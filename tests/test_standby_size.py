@@ -1,4 +1,4 @@
-"""How many standbys: against the paper's numbers, and against enumeration."""
+"""The number of standbys: against the paper's numbers, and against enumeration."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_a_process_that_ends_at_once_has_its_status() -> None:
 
 
 def test_whatever_a_start_raises_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fails between fork and exec is a SubprocessError, which is no OSError."""
+    """A failure between fork and exec is a SubprocessError, which is no OSError."""
     monkeypatch.setattr(proc, "die_with_parent", lambda _signum: 1 / 0)
     one = Starts(["true"])
     one.wait()

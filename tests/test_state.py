@@ -1,4 +1,4 @@
-"""How messages change what the supervisor knows."""
+"""Changes of the supervisor's knowledge by messages."""
 
 from __future__ import annotations
 

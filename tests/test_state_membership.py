@@ -125,7 +125,7 @@ class Membership(RuleBasedStateMachine):
     @precondition(lambda self: len(self.lost) <= 2)
     @rule()
     def recovers(self) -> None:
-        """What the supervisor does: spares take the vacant places, a new epoch begins."""
+        """Recover as the supervisor does: spares take the vacant places, a new epoch begins."""
         state = self.state
         state.failures.clear()
         for place, node in enumerate(state.world.places):

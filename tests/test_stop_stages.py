@@ -87,7 +87,7 @@ def test_communicators_are_aborted_before_the_rank_dies(
 
 
 def test_a_handler_of_sigterm_runs_before_the_abort(drive: Any, tmp_path: Path) -> None:
-    """What an aborted collective returns must not be saved by it."""
+    """The handler must not save the result of an aborted collective."""
     told, log = aborted(drive, tmp_path, "handler")
     assert log == ["SIGTERM", *GROUP]
     assert list(told.stages)[:2] == ["term", "late_abort"]

@@ -18,7 +18,7 @@ PRINTS = '#!/bin/sh\necho "$@"\nenv | grep ^ROBUST_TEST | sort >&2\nexit 3\n'
 
 
 class Slot:
-    """What the shim does for its tester."""
+    """The shim, as its tester sees it."""
 
     def __init__(self, local: int = 0, server: str = "10.0.0.1") -> None:
         self.over: list[WorkerEnded] = []

@@ -20,7 +20,7 @@ def _run(
 
 
 def _seen(monkeypatch: pytest.MonkeyPatch, line: str, **kwargs: object) -> Namespace:
-    """What torchrun itself makes of the result."""
+    """Parse the result with torchrun itself."""
     command, extra = _run(line, **kwargs)  # type: ignore[arg-type]
     for name, value in extra.items():
         monkeypatch.setenv(name, value)

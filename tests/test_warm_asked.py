@@ -1,4 +1,4 @@
-"""Who answers for a rank: orders of events that real processes have only now and then.
+"""The process that answers for a rank: orders of events that real ones have only now and then.
 
 A stand-in for the warm interpreter, named so (``FAKE``), says and ends what the test wants.
 """

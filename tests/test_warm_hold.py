@@ -1,4 +1,4 @@
-"""How long a warm rank stays behind rank 0: until there is a store, or for its time."""
+"""The time that a warm rank stays behind rank 0: until there is a store, or for its time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 
 def held(seconds: float) -> tuple[bool, float]:
-    """Whether it took the whole time, and how long it took."""
+    """Return whether it took the whole time, and the time it took."""
     before = time.monotonic()
     warm.hold(before + seconds)
     return time.monotonic() >= before + seconds, time.monotonic() - before

@@ -1,4 +1,4 @@
-"""When a warm interpreter would not be what a fresh one is, there is none, or it gives up."""
+"""A warm interpreter that would not be as a fresh one is not made, or gives up."""
 
 from __future__ import annotations
 

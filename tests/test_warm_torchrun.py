@@ -44,7 +44,7 @@ def said(d: Driver, epoch: int) -> list[dict[str, Any]]:
 
 
 def test_a_spare_has_torchruns_ranks_ready(job: Driver, drivers: list[Driver]) -> None:
-    """What torchrun and its ranks import on another node: the first ones here are forked."""
+    """Torchrun and its ranks import the same on another node: the first ones here are forked."""
     job.launch()
     said(job, 1)
     told: dict[bool, Imports] = {}

@@ -55,7 +55,7 @@ class Fork:
             self.wait()
 
     def out(self) -> str:
-        """What it has printed."""
+        """Return its standard output so far."""
         return _contents(self._out)
 
     def err(self) -> str:

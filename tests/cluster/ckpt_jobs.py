@@ -24,7 +24,7 @@ WAIT = 150.0  # s; importing torch in every rank is most of it
 
 Line = dict[str, Any]
 Curve = dict[int, Line]
-"""What one rank wrote for each step: loss, ids of the samples, checksum of its state."""
+"""One rank's lines by step: loss, ids of the samples, checksum of its state."""
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -73,7 +73,7 @@ def run_here(
 
 
 class Undisturbed(NamedTuple):
-    """What a program did in a run that nothing disturbed and that saved nothing."""
+    """A run of a program that nothing disturbed and that saved nothing."""
 
     program: str
     world: int
@@ -110,7 +110,7 @@ class Copy(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What the ranks that got so far wrote in one epoch."""
+    """One epoch's lines of the ranks that got so far."""
 
     resumed: set[int]
     saved: set[int]
@@ -154,7 +154,7 @@ class CheckpointJob(Training):
         return read_lines(self.dir / f"rank-{rank}.jsonl")
 
     def reached(self, step: int, epoch: int = 1) -> bool:
-        """Whether every rank has saved a step in this epoch."""
+        """Return whether every rank has saved a step in this epoch."""
         return all(
             any(li["epoch"] == epoch and li.get("saved", 0) >= step for li in self.lines(rank))
             for rank in range(self.world)
@@ -164,7 +164,7 @@ class CheckpointJob(Training):
         self.until(lambda: self.reached(step, epoch), f"step {step} in epoch {epoch}", WAIT)
 
     def starts(self) -> list[Start]:
-        """What became of each start of the ranks, the first one first."""
+        """Return the outcome of each start of the ranks, the first one first."""
         found: dict[tuple[str, int], Start] = {}
         for rank in self.ranks:
             for line in self.lines(rank):

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 def no_lab_here() -> str:
-    """Why no lab can run on this machine; empty if one can."""
+    """Return the reason why no lab can run on this machine; empty if one can."""
     try:
         host.check_host()
     except LabError as error:

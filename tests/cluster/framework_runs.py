@@ -16,12 +16,12 @@ WAIT = 100.0  # s of one start
 
 @dataclass
 class Run:
-    """What a training came to."""
+    """The outcome of a training."""
 
     curve: Curve
     """The steps that count, each as it was done."""
     end: dict[str, Any]
-    """What the program says at its end."""
+    """The program's last line."""
 
 
 def _result(directory: Path) -> Run:

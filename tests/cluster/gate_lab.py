@@ -34,7 +34,7 @@ class Hold(NamedTuple):
         until(self.asked.exists, "the gate's call to Slurm", 20)
 
     def let_go(self) -> float:
-        """When it had asked (wall clock)."""
+        """Let the call go on; return when the gate had asked (wall clock)."""
         self.go.touch()
         return self.asked.stat().st_mtime
 
@@ -188,7 +188,7 @@ class GateLab:
         return {n: (flags, why) for n, (flags, why) in found.items() if flags - quiet or why}
 
     def local(self, node: str, *kinds: str) -> list[Event]:
-        """What the node's own history says of these kinds."""
+        """Return the events of these kinds in the node's own history."""
         path = self.node_spool(node) / history.FILE
         found = history.parse(path.read_bytes()) if path.exists() else []
         return [event for event in found if not kinds or event.kind in kinds]
@@ -200,11 +200,11 @@ class GateLab:
         return [event for event in found if not kinds or event.kind in kinds]
 
     def said(self, node: str) -> str:
-        """What slurmd has logged."""
+        """Return slurmd's log."""
         return (self.lab.spec.dir / "log" / f"slurmd-{node}.log").read_text(errors="replace")
 
     def seconds_of_prologs(self, node: str) -> list[float]:
-        """How long those took that slurmd found worth a line: more than a second or so."""
+        """Return the times of prologs that slurmd found worth a line: more than a second or so."""
         pattern = r"processing time from prep_g_prolog: usec=(\d+)"
         return [int(usec) / 1e6 for usec in re.findall(pattern, self.said(node))]
 

@@ -1,4 +1,4 @@
-"""What a node of a lab shows of its hardware: by pynvml, files, the kernel's log, and processes."""
+"""The hardware of a lab's node as it shows: by pynvml, files, the kernel's log, and processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def look(lab: Lab, node: str = "n1") -> list[Any]:
 
 
 def differs(gpu: Any) -> dict[str, Any]:
-    """What of a GPU is not as on a healthy one."""
+    """Return the parts of a GPU that differ from a healthy one."""
     assert isinstance(gpu, dict), gpu
     return {key: value for key, value in gpu.items() if key in WELL and value != WELL[key]}
 

@@ -1,4 +1,4 @@
-"""What tests of rare cases take hold of inside a lab: packets, shims, starting tasks."""
+"""Holds on the inside of a lab, for tests of rare cases: packets, shims, starting tasks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _name(pid: int) -> str:
 
 
 def ready(training: Training, node: str) -> bool:
-    """Whether its robust-tasks handle signals."""
+    """Return whether its robust-tasks handle signals."""
     found = shims(training, node)
     return bool(found) and all(proc.expects(pid, signal.SIGUSR2) for pid in found)
 

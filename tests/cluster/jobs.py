@@ -170,7 +170,7 @@ class Training:
         )
 
     def _slurm(self) -> list[str]:
-        """What Slurm has the job and the nodes for."""
+        """Describe the job and the nodes as Slurm has them."""
         try:
             job, nodes = self.lab.job(self.job), self.lab.node_records()
         except LabError as error:
@@ -181,7 +181,7 @@ class Training:
     # -- its processes
 
     def processes(self, word: str = "", rank: int | None = None) -> list[Process]:
-        """What runs of it on any node: with ``word`` in the command line, of one rank."""
+        """Return its processes on any node: with ``word`` in the command line, of one rank."""
         return [
             process
             for process in scan()

@@ -62,7 +62,7 @@ def slurm(made: Cluster) -> Iterator[Cluster]:
 
 
 def limit(lab: Cluster, qos: str, nodes: int) -> None:
-    """How many a user may have in it at once; -1: no limit."""
+    """Limit the nodes that a user may have in the QOS at once; -1: no limit."""
     sacctmgr(lab, f"modify qos {qos} set MaxTRESPerUser=node={nodes}")
 
 
@@ -107,7 +107,7 @@ def test_a_limit_that_keeps_the_companion_away_is_told(slurm: Cluster) -> None:
 
 
 def test_the_pools_own_qos_goes_before_the_jobs(slurm: Cluster) -> None:
-    """Who may have no more nodes may have standbys, as many as the pool's QOS says."""
+    """A user who may have no more nodes may have standbys, as many as the pool's QOS says."""
     pool = Pool(slurm, "s1", "s2")
     limit(slurm, "long", 2)
     limit(slurm, "pool", 1)

@@ -48,7 +48,7 @@ class Site:
         return done
 
     def doctor(self) -> dict[str, dict[str, Any]]:
-        """What is not in order, by subject."""
+        """Return what is not in order, by subject."""
         done = self.admin("doctor", "--json")
         assert done.returncode in (0, 1), done.stderr
         remarks = json.loads(done.stdout)["remarks"]
@@ -70,7 +70,7 @@ def etc(lab: Cluster) -> Path:
 
 
 def asked_for(lab: Cluster) -> dict[str, str]:
-    """What `install` says that slurm.conf wants, for a lab of 22.05 with another prolog."""
+    """Return the settings `install` wants in slurm.conf, for a lab of 22.05 with another prolog."""
     return {
         "Epilog": f"{etc(lab)}/epilog",
         "HealthCheckProgram": f"{etc(lab)}/healthcheck",

@@ -1,4 +1,4 @@
-"""What robust-srun says and returns when it cannot even begin."""
+"""Messages and exit codes of robust-srun when it cannot even begin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where memory cannot help: no room in it, the job's end, other launchers, another world size."""
+"""Cases beyond memory: no room in it, the job's end, other launchers, another world size."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def clean(lab: Cluster) -> Iterator[None]:
 
 
 def door(lab: Cluster, code: str, *, user: bool = True, env: dict[str, str] | None = None) -> Any:
-    """What ``code``, run in the cluster, puts into ``out``; ``slurm`` is the door."""
+    """Run ``code`` in the cluster and return its ``out``; ``slurm`` is the door."""
     program = f"{_HEAD}\n{code}\nprint(json.dumps(out, default=sorted))"
     done = lab.exec("head", ["python", "-c", program], user=user, env=env, check=True)
     return json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""What a job's user says against a node, on a real Slurm: followed up, cleared, or refused."""
+"""A user's accusations of a node, on a real Slurm: followed up, cleared, or refused."""
 
 from __future__ import annotations
 

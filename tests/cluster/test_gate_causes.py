@@ -1,4 +1,4 @@
-"""What a shared cause, a user or a slip may not bring the gate to do, on a real Slurm."""
+"""Actions to which no shared cause, user or slip may bring the gate, on a real Slurm."""
 
 from __future__ import annotations
 

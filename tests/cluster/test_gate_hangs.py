@@ -1,4 +1,4 @@
-"""What hangs in the kernel on a real Slurm: the gate answers, slurmd goes on, nothing piles up."""
+"""Hangs in the kernel on a real Slurm: the gate answers, slurmd goes on, nothing piles up."""
 
 from __future__ import annotations
 

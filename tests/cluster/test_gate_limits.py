@@ -1,4 +1,4 @@
-"""What bounds the gate on a real Slurm: the circuit breaker, the opt-outs, what it cannot reach."""
+"""Bounds of the gate on a real Slurm: the circuit breaker, the opt-outs, what it cannot reach."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def _parent(pid: int) -> int:
 
 
 def _now(family: dict[int, str]) -> dict[int, str]:
-    """Who of a family is still there (a zombie's parent is ours to wait for: it is not)."""
+    """Return those of a family still there (not zombies: their parent is ours to wait for)."""
     found: dict[int, str] = {}
     for pid in family:
         try:

@@ -1,4 +1,4 @@
-"""What stays of a lab that ends while NVML and mounts hang in it, however it ends: nothing."""
+"""A lab that ends while NVML and mounts hang in it, however it ends, leaves nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a job cannot go on as it is: the end of the ladder, its exit codes, the requeue."""
+"""Jobs that cannot go on as they are: the end of the ladder, its exit codes, the requeue."""
 
 from __future__ import annotations
 

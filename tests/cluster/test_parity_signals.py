@@ -116,7 +116,7 @@ def ended(alloc: Allocation, tool: str, send: Send) -> int:
 
 
 def sleeping(cwd: Path) -> int:
-    """How many ranks of ``ended`` run there."""
+    """Return the number of ranks of ``ended`` that run there."""
     return sum(
         process.environ.get("PWD") == str(cwd) and command_line(process.pid) == "sleep 100 "
         for process in scan()

@@ -1,4 +1,4 @@
-"""What the trainings of the checkpoint tests share: options, journal, data, faults on command.
+"""Parts of all trainings of the checkpoint tests: options, journal, data, faults on command.
 
 A training writes, for each rank, the lines of ``<dir>/rank-<rank>.jsonl``: ``resumed`` (a step)
 once in each process; ``step``, ``loss``, ``ids`` and ``state`` when a step is done and not yet

@@ -1,4 +1,4 @@
-"""What the trainings of the framework tests share; the journal is that of ``ckpt_training``.
+"""Parts of all trainings of the framework tests; the journal is that of ``ckpt_training``.
 
 The framework calls ``Checkpointer``, not the program: ``journal_of`` writes the lines ``resumed``
 and ``saved`` from inside it.

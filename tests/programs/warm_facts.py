@@ -1,4 +1,4 @@
-"""What a program can see of the process it runs in, as JSON on stdout."""
+"""Prints, as JSON, all that a program can see of the process it runs in."""
 
 import decimal
 import json

@@ -13,7 +13,7 @@ import torch
 
 
 class NoCompiler(ModuleType):
-    """What torch asks of its compiler where nothing is compiled; it fails for all else."""
+    """The parts of torch's compiler that are used when nothing is compiled; all else fails."""
 
     eval_frame = SimpleNamespace(OptimizedModule=type("OptimizedModule", (), {}))
     trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
