@@ -1,4 +1,4 @@
-"""robust-standby's wishes and deeds, in ``<state_dir>/standby/pool.json``: root's, under a lock."""
+"""robust-standby's wish and changes, in ``<state_dir>/standby/pool.json``: root's, under a lock."""
 
 from __future__ import annotations
 
