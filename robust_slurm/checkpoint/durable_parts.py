@@ -3,8 +3,8 @@
 A part tells where each tensor's bytes lie and holds every plain value as JSON, so that reading a
 checkpoint back unpickles nothing. Version 2 is five lines: head, contents, places, values (JSON
 each) and the form (JSON, deflated). The form is what thousands of ranks have in common: names,
-types, shapes. Whoever merges parts parses each form once (``Outline``). Version 1, one JSON
-object, is still read. Standard library only; what is read is treated as hostile.
+types, shapes. Whoever merges parts parses each form once (``Outline``). Standard library only; what
+is read is treated as hostile.
 """
 
 from __future__ import annotations
@@ -229,8 +229,6 @@ def _lines(part: Part) -> list[bytes]:
 def parse_part(raw: bytes) -> Part:
     """Raises ValueError for anything that no version of this can have written."""
     try:
-        if raw[:1] != b"{" or b"\n" not in raw:
-            return _part_1(json.loads(raw))
         lines = _split(raw)
         head, found = json.loads(lines[0]), Outline(lines, {})
         form = found.form
@@ -261,8 +259,7 @@ def parse_outline(raw: bytes, known: dict[bytes, Any]) -> Outline:
     """``known``: parts of other ranks' parts by their bytes, kept from call to call; not changed
     by two threads at once. Raises ValueError."""
     try:
-        old = raw[:1] != b"{" or b"\n" not in raw
-        return Outline(_lines(_part_1(json.loads(raw))) if old else _split(raw), known)
+        return Outline(_split(raw), known)
     except _ERRORS as err:
         raise ValueError(f"{type(err).__name__}: {err}") from None
 
@@ -285,7 +282,7 @@ def _split(raw: bytes) -> list[bytes]:
     lines = raw.split(b"\n", _LINES - 1)
     version = json.loads(lines[0])["version"]
     if version != VERSION:
-        raise ValueError(f"version {version}, this reads 1 to {VERSION}")
+        raise ValueError(f"version {version}, this reads {VERSION}")
     if len(lines) != _LINES:
         raise ValueError(f"{len(lines)} lines")
     return lines
@@ -297,53 +294,6 @@ def _inflate(raw: bytes) -> bytes:
     if not inflater.eof:
         raise ValueError("its form is cut off, or too large")
     return found
-
-
-def _part_1(data: dict[str, Any]) -> Part:
-    """Version 1: one JSON object."""
-    if data["version"] != 1:
-        raise ValueError(f"version {data['version']}, this reads 1 to {VERSION}")
-    if not is_attempt(data["attempt"]):
-        raise ValueError("attempt")
-    about = data["snapshot"]
-    entries = []
-    for name, dtype, shape, fqn, whole, offsets, kind in about["entries"]:
-        entry = _entry(name, dtype, shape, fqn, whole, kind)
-        entry = entry._replace(offsets=tuple(map(count, offsets)))
-        if len(entry.offsets) != len(entry.shape):
-            raise ValueError(f"{entry.name}: shapes of different lengths")
-        if prod(entry.shape):
-            for size, start, of in zip(entry.shape, entry.offsets, entry.global_shape, strict=True):
-                if start + size > of:
-                    raise ValueError(f"{entry.name}: its block is not inside the tensor")
-        entries.append(entry)
-    snapshot = Snapshot(
-        step=count(about["step"]), rank=count(about["rank"]), world=count(about["world"]),
-        epoch=count(about["epoch"]), job=text(about["job"]),
-        mesh={text(name): count(size) for name, size in about["mesh"].items()},
-        needs=tuple(count(rank) for rank in about["needs"]), values=about["values"],
-        entries=tuple(entries), same=count(about.get("same", -1) + 1) - 1,
-    )  # fmt: skip
-    files = tuple(File(_data_name(n), count(s), [count(c) for c in d]) for n, s, d in data["files"])
-    places = tuple(_place(files, place) for place in data["places"])
-    for entry, place in zip(entries, places, strict=True):
-        if place.length < entry.nbytes:
-            raise ValueError(f"{entry.name}: its record is too short")
-    return Part(
-        attempt=data["attempt"],
-        snapshot=snapshot,
-        source=[count(crc) for crc in data["source"]],
-        files=files,
-        places=places,
-        paths={text(fqn): _path(path) for fqn, path in data["paths"].items()},
-        plain=tuple(
-            Plain(text(name), _path(path), _place(files, place))
-            for name, path, place in data["plain"]
-        ),
-        groups=tuple(
-            (text(name), tuple(text(fqn) for fqn in params)) for name, params in data["groups"]
-        ),
-    )
 
 
 def _entry(name: Any, dtype: Any, shape: Any, fqn: Any, whole: Any, kind: Any) -> Entry:
@@ -366,13 +316,6 @@ def _cuts(entry: Entry) -> tuple[int, ...]:
 
 def _triples(flat: array[int]) -> Iterator[tuple[int, int, int]]:
     return zip(flat[::3], flat[1::3], flat[2::3], strict=True)
-
-
-def _place(files: tuple[File, ...], place: Any) -> Place:
-    file, offset, length = (count(number) for number in place)
-    if offset + length > files[file].size:
-        raise ValueError(f"a record ends behind the end of {files[file].name}")
-    return Place(file, offset, length)
 
 
 def _path(path: Any) -> tuple[str | int, ...]:
