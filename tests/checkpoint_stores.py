@@ -143,7 +143,6 @@ class Proxy:
     def __init__(self, port: int, budget: int, *, cut: bool = True) -> None:
         self.budget = budget
         self.cut = cut
-        self.passed = 0
         self.connections = 0
         self._to = port
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -174,7 +173,6 @@ class Proxy:
                         break
                     threading.Event().wait(60)
                 sink.sendall(data)
-                self.passed += len(data)
                 with_data = bool(data)
             except OSError:
                 break

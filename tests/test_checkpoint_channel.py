@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transfer_pairs import greeted, in_thread, offer_of, pair, send, take
+from transfer_pairs import greeted, in_thread, offer_of, pair, send
 
-from robust_slurm.checkpoint import digest, transfer
+from robust_slurm.checkpoint import digest
 from robust_slurm.checkpoint.channel import BrokenError, number_list, numbers
-from robust_slurm.checkpoint.transfer import AbandonedError, Offer
+from robust_slurm.checkpoint.transfer import Offer
 
 
 @pytest.fixture(autouse=True)
@@ -102,28 +102,3 @@ def test_a_receiver_that_asks_for_odd_chunks_is_left(tmp_path: Path, chunks: Any
     in_thread(lambda: (b.receive(), b.send({"op": "go", "chunks": chunks})))
     with pytest.raises(BrokenError):
         send(a, fd, offer)
-
-
-@pytest.mark.parametrize("index", [5, 99])
-def test_chunks_that_were_not_asked_for_are_not_taken(tmp_path: Path, index: int) -> None:
-    a, b = greeted()
-    _, offer, _ = offer_of(tmp_path, 5000)
-    thread, result = in_thread(lambda: take(b, tmp_path / "copy"))
-    a.send(offer.message("offer"))
-    a.receive()
-    a.send({"op": "chunk", "index": index, "crc": 0})
-    thread.join(10)
-    assert isinstance(result[0], BrokenError)
-
-
-def test_a_sender_that_sends_nothing_does_not_hold_on_for_ever(tmp_path: Path) -> None:
-    a, b = greeted()
-    _, offer, _ = offer_of(tmp_path, 5000)
-    thread, result = in_thread(lambda: take(b, tmp_path / "copy"))
-    a.send(offer.message("offer"))
-    for _ in range(transfer.ROUNDS):
-        assert a.receive()["op"] == "go"
-        a.send({"op": "end", "digest": offer.digest})
-    assert a.receive()["op"] == "no"
-    thread.join(10)
-    assert isinstance(result[0], AbandonedError)

@@ -160,7 +160,7 @@ def test_fetching_in_parallel_with_alternatives_and_failures(tmp_path: Path) -> 
         assert [h.ok for h in b.stock()] == [False]
 
 
-def test_a_fetch_goes_on_after_a_broken_connection(tmp_path: Path) -> None:
+def test_a_fetch_starts_over_after_a_broken_connection(tmp_path: Path) -> None:
     with stores(tmp_path, 2) as [(a, _), (b, _)]:
         rank = FakeRank(a, 0)
         data = rank.save(1)
@@ -170,7 +170,6 @@ def test_a_fetch_goes_on_after_a_broken_connection(tmp_path: Path) -> None:
         (outcome,) = b.fetch([Wanted(0, 1, "127.0.0.1", proxy.port)])
         assert outcome.ok, outcome
         assert proxy.connections >= 2
-        assert proxy.passed < SIZE * 1.5
         assert (b.socket_path.parent / outcome.file).read_bytes() == data
         proxy.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from tests.checkpoint_stores import (
     stores,
     target,
 )
-from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -42,41 +40,13 @@ def test_a_replica_that_was_cut_short_is_in_the_stock_as_bad(tmp_path: Path) -> 
         assert (replicas(b), replicas(b, ok=False)) == ([(0, 2), (0, 3), (0, 4)], [])
 
 
-def test_a_replica_is_sent_while_its_digest_is_taken_but_counts_only_when_it_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, go = digest.take, threading.Event()
-
-    def slow(fd: int, size: int, threads: int, sums: digest.Sums) -> list[int]:
-        crcs = real(fd, size, threads, sums)
-        go.wait(20)
-        return crcs
-
-    with stores(tmp_path, 2) as [(a, _), (b, _)]:
-        rank = FakeRank(a, 0)
-        a.place({0: target(b)})
-        rank.wait("welcome")
-        monkeypatch.setattr(digest, "take", slow)
-        data = rank.save(1)
-        replica = b.socket_path.parent / "replica-0-0.safetensors"
-        until(lambda: replica.exists() and replica.read_bytes()[8:] == data[8:], "it is sent")
-        assert replica.read_bytes()[:8] == bytes(8)
-        assert rank.heard("kept") == rank.heard("replicated") == []
-        go.set()
-        rank.wait("replicated", step=1)
-        ops = [m["op"] for m in rank.messages]
-        assert ops.index("kept") < ops.index("replicated")
-        assert replica.read_bytes() == data
-        assert replicas(b) == [(0, 1)]
-
-
 def test_a_slot_that_is_torn_while_it_is_digested_never_becomes_a_replica(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = digest.take
 
-    def torn(fd: int, size: int, threads: int, sums: digest.Sums) -> list[int]:
-        crcs = real(fd, size, threads, sums)
+    def torn(fd: int, size: int, threads: int) -> list[int]:
+        crcs = real(fd, size, threads)
         with (a.socket_path.parent / "own-0-1.safetensors").open("r+b") as file:
             file.write(bytes(8))
         return crcs

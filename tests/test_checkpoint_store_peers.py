@@ -95,7 +95,7 @@ def test_several_ranks_of_a_store_and_both_ways_at_once(tmp_path: Path) -> None:
         assert replicas(a) == [(2, 1), (2, 2), (3, 1), (3, 2)]
 
 
-def test_a_broken_transfer_goes_on_where_it_broke(tmp_path: Path) -> None:
+def test_a_broken_transfer_starts_over(tmp_path: Path) -> None:
     with stores(tmp_path, 2) as [(a, _), (b, _)]:
         proxy = Proxy(b.port, SIZE // 2)
         rank = FakeRank(a, 0)
@@ -106,7 +106,6 @@ def test_a_broken_transfer_goes_on_where_it_broke(tmp_path: Path) -> None:
         rank.wait("replicated", step=1)
         assert replicas(b) == [(0, 1)]
         assert proxy.connections >= 2
-        assert proxy.passed < SIZE * 1.5
         proxy.close()
 
 

@@ -241,7 +241,6 @@ class Desk:
         same = door.whole(message, "same") if message.get("same", -1) != -1 else -1
         path, slot, in_memory = snapshot_path(message, enrolment, self._shelf.directory)
         record: Record | None = None
-        sums, settled = digest.Sums(0), False
         try:
             fd, size, inode = shelf.open_snapshot(path)
             with rank.digesting, open(fd, "rb", buffering=0):
@@ -249,12 +248,9 @@ class Desk:
                     self._shelf.forget(path.name)
                     record = Record(
                         path.name, step=step, world=enrolment.world, needs=enrolment.needs,
-                        epoch=enrolment.epoch, size=size, inode=inode, digest=[], same=same,
+                        epoch=enrolment.epoch, size=size, inode=inode,
+                        digest=digest.take(fd, size, digest.workers(4)), same=same,
                     )  # fmt: skip
-                    sums = record.sums = digest.Sums(size)
-                    if size > 8 and shelf.complete(fd):
-                        rank.pusher.coming(record)
-                    record.digest = digest.take(fd, size, digest.workers(4), sums)
                 # A rank that does not wait may have come round to this file during the digest.
                 torn = "" if shelf.complete(fd) else shelf.TORN
                 why = self._shelf.overwritten(fd, record) if record is not None else torn
@@ -268,19 +264,13 @@ class Desk:
                     rank.latest = latest = Latest(step, slot, path, record)
                     rank.newest = max(rank.newest, step)
                     persist = message.get("persist") is True or step in self._persist_at
-                    settled = True
         except OSError as err:
             rank.tell({"op": "unkept", "step": step, "why": str(err.strerror or err)})
             return
-        finally:
-            if not settled:
-                sums.settle(shelf.TORN)
         if persist:
             self.archive.persist(rank, latest)
         rank.kept(step)
-        sums.settle()  # from here on the peer may have it too
         if record is not None:
-            record.sums = None
             rank.pusher.kept(record)
         else:
             rank.answer("alone", step)

@@ -8,8 +8,7 @@ the interpreter's lock, so several threads share the work.
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from robust_slurm.checkpoint.crc import crc32
 from robust_slurm.checkpoint.threads import share
@@ -20,57 +19,6 @@ _PIECE = 1 << 20  # read and summed while it is in the processor's cache
 
 class FileChangedError(OSError):
     """The file ended before its size."""
-
-
-class WithdrawnError(Exception):
-    """The file is no complete snapshot after all."""
-
-
-class Sums:
-    """A digest while it is being taken: one thread sums, others wait for what they need."""
-
-    def __init__(self, size: int) -> None:
-        self._crcs: list[int | None] = [None] * count(size)
-        self._change = threading.Condition()
-        self._settled = False
-        self.withdrawn = ""
-
-    @classmethod
-    def of(cls, digest: Sequence[int]) -> Sums:
-        """One that is there."""
-        sums = cls(0)
-        sums._crcs, sums._settled = list(digest), True
-        return sums
-
-    def put(self, index: int, crc: int) -> None:
-        with self._change:
-            self._crcs[index] = crc
-            self._change.notify_all()
-
-    def settle(self, withdrawn: str = "") -> None:
-        """No more will come; ``withdrawn``: why the file is not to be used. Once only."""
-        with self._change:
-            if not self._settled:
-                self._settled, self.withdrawn = True, withdrawn
-                self._change.notify_all()
-
-    def crc(self, index: int, timeout: float) -> int | None:
-        """Of one chunk; None when it is not there in time (s). Raises WithdrawnError."""
-        with self._change:
-            self._change.wait_for(lambda: self._settled or self._crcs[index] is not None, timeout)
-            self._check()
-            return self._crcs[index]
-
-    def whole(self, timeout: float) -> list[int] | None:
-        """All, once they are settled; None when that is not in time. Raises WithdrawnError."""
-        with self._change:
-            self._change.wait_for(lambda: self._settled, timeout)
-            self._check()
-            return [crc for crc in self._crcs if crc is not None] if self._settled else None
-
-    def _check(self) -> None:
-        if self.withdrawn:
-            raise WithdrawnError(self.withdrawn)
 
 
 def count(size: int) -> int:
@@ -100,15 +48,8 @@ def chunk_crc(fd: int, index: int, size: int, buffer: memoryview | None = None) 
     return crc
 
 
-def crcs(
-    fd: int,
-    size: int,
-    indices: Sequence[int],
-    threads: int = 1,
-    told: Callable[[int, int], None] = lambda _index, _crc: None,
-) -> list[int]:
-    """CRC-32 of several chunks, in their order; ``told(index, crc)`` is called as soon as one is
-    known. Raises FileChangedError, OSError."""
+def crcs(fd: int, size: int, indices: Sequence[int], threads: int = 1) -> list[int]:
+    """CRC-32 of several chunks, in their order. Raises FileChangedError, OSError."""
     results = [0] * len(indices)
     failed: list[OSError] = []
     todo = iter(range(len(indices)))  # ``next`` on it is atomic
@@ -117,8 +58,7 @@ def crcs(
         buffer = memoryview(bytearray(_PIECE))
         try:
             for place in todo:
-                results[place] = crc = chunk_crc(fd, indices[place], size, buffer)
-                told(indices[place], crc)
+                results[place] = chunk_crc(fd, indices[place], size, buffer)
                 if failed:
                     return
         except OSError as err:
@@ -130,10 +70,9 @@ def crcs(
     return results
 
 
-def take(fd: int, size: int, threads: int = 1, sums: Sums | None = None) -> list[int]:
-    """The digest of a file, which ``sums`` gets too. Raises FileChangedError, OSError."""
-    told = sums.put if sums is not None else lambda _index, _crc: None
-    return crcs(fd, size, range(count(size)), threads, told)
+def take(fd: int, size: int, threads: int = 1) -> list[int]:
+    """The digest of a file. Raises FileChangedError, OSError."""
+    return crcs(fd, size, range(count(size)), threads)
 
 
 def of_file(path: str, threads: int = 1) -> list[int]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 from robust_slurm.checkpoint.channel import BrokenError, Channel, RefusedError, connect
 from robust_slurm.checkpoint.events import Outcome, Wanted
@@ -40,10 +39,10 @@ class Fetcher:
         threads: int,
     ) -> None:
         self._shelf = shelf
-        self.room = room
+        self._room = room
         self._key = key
         self._local = local
-        self.idle = idle
+        self._idle = idle
         self._threads = threads
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -114,33 +113,43 @@ class Fetcher:
         return file, record.size
 
     def _from_peer(self, item: Wanted, file: str, give_up_at: float) -> tuple[str, int]:
-        download = _Download(self, item, self._shelf.directory / f"{file}.part", give_up_at)
+        part = self._shelf.directory / f"{file}.part"
         place = f"{item.host}:{item.port}"
         good_at, had = time.monotonic(), 0
+        incoming: Incoming | None = None
         try:
-            while True:
+            while incoming is None or not incoming.complete:
                 try:
-                    incoming = download.attempt()
-                    break
+                    with self._asked(item, give_up_at) as (channel, offer):
+                        incoming = Incoming(part, offer, incoming, mapped=False, room=self._room)
+                        incoming.receive(channel)
+                        channel.send({"op": "done"})
+                    continue
                 except AbandonedError as err:
                     raise _Failed(f"{place}: {err}") from None
                 except BrokenError as err:
                     why, refused = str(err), isinstance(err, RefusedError)
                 now = time.monotonic()
-                if download.received > had:
-                    good_at, had = now, download.received
-                patience = min(self.idle, REFUSED) if refused else self.idle
+                if incoming is not None and incoming.received > had:
+                    good_at, had = now, incoming.received
+                patience = min(self._idle, REFUSED) if refused else self._idle
                 if now - good_at >= patience or now >= give_up_at or self._stop.is_set():
                     raise _Failed(f"{place}: {why}")
                 self._stop.wait(PAUSE)
-            incoming.path.rename(self._shelf.directory / file)
-            self._shelf.put(incoming.offer.record(file, incoming.inode, incoming.digest))
+            part.rename(self._shelf.directory / file)
+            self._shelf.put(incoming.offer.record(file, incoming.inode))
             return file, incoming.received
         finally:
-            download.close()
+            if incoming is not None:
+                incoming.close()
+                part.unlink(missing_ok=True)
 
-    def opened(self, host: str, port: int) -> Channel:
-        """A connection that ``stop`` ends."""
+    @contextlib.contextmanager
+    def _asked(self, item: Wanted, give_up_at: float) -> Iterator[tuple[Channel, Offer]]:
+        """A connection on which a peer offers what is wanted; ``stop`` ends it.
+
+        Raises BrokenError when it may work later, AbandonedError when not.
+        """
         assert self._key is not None
 
         def opened(channel: Channel) -> None:
@@ -149,34 +158,9 @@ class Fetcher:
                 if self._stop.is_set():
                     channel.close()
 
-        return connect(host, port, self._key, self.idle, opened)
-
-    def release(self, channel: Channel) -> None:
-        with self._lock:
-            self._channels.discard(channel)
-        channel.release()
-
-
-class _Download:
-    """One snapshot from one peer, over as many connections as it takes."""
-
-    def __init__(self, fetcher: Fetcher, item: Wanted, part: Path, give_up_at: float) -> None:
-        self._fetcher = fetcher
-        self._item = item
-        self._part = part
-        self._give_up_at = give_up_at
-        self._incoming: Incoming | None = None
-
-    @property
-    def received(self) -> int:
-        return self._incoming.received if self._incoming is not None else 0
-
-    def attempt(self) -> Incoming:
-        """Raises BrokenError when it may go on later, AbandonedError, OSError when not."""
-        item = self._item
-        channel = self._fetcher.opened(item.host, item.port)
-        channel.give_up_at = self._give_up_at
+        channel = connect(item.host, item.port, self._key, self._idle, opened)
         try:
+            channel.give_up_at = give_up_at
             channel.send({"op": "pull", "owner": item.owner, "step": item.step})
             reply = channel.receive()
             if reply["op"] != "take":
@@ -184,17 +168,8 @@ class _Download:
             offer = Offer.read(reply)
             if (offer.owner, offer.step) != (item.owner, item.step):
                 raise AbandonedError(f"it offers step {offer.step} of rank {offer.owner}")
-            if self._incoming is None or not self._incoming.resume(offer):
-                self.close()
-                self._incoming = Incoming(self._part, offer, mapped=False, room=self._fetcher.room)
-            self._incoming.receive(channel)
-            channel.send({"op": "done"})
-            return self._incoming
+            yield channel, offer
         finally:
-            self._fetcher.release(channel)
-
-    def close(self) -> None:
-        if self._incoming is not None:
-            self._incoming.close()
-            with contextlib.suppress(OSError):
-                self._part.unlink()
+            with self._lock:
+                self._channels.discard(channel)
+            channel.release()

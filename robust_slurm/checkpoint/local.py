@@ -151,7 +151,7 @@ class LocalDisk:
         if wrong:
             target.unlink()
             raise ValueError(f"{self.path(owner, step)}: {digest.describe(wrong, offer.size)}")
-        return offer.record(target.name, inode, offer.digest)
+        return offer.record(target.name, inode)
 
 
 def _write(target: Path, fd: int, size: int, *, sync: bool = True) -> None:

@@ -12,7 +12,7 @@ from robust_slurm.checkpoint.digest import FileChangedError
 from robust_slurm.checkpoint.events import Target
 from robust_slurm.checkpoint.shelf import FETCHED, OWN, REPLICA, TORN, Record, Shelf
 from robust_slurm.checkpoint.throttle import Bucket
-from robust_slurm.checkpoint.transfer import AbandonedError, Offer, Outgoing
+from robust_slurm.checkpoint.transfer import AbandonedError, Offer, send
 
 BACKOFF = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # s before the next try
 REFUSED_PAUSE = 10.0  # s before a peer without room is asked again
@@ -64,7 +64,6 @@ class Pusher:
         self._epoch = 0
         self._version = 0  # of target and epoch: what was begun under an older one is void
         self._sending: Record | None = None
-        self._early: Record | None = None  # its digest is still being taken
         self._gave_way = False
         self._reset()
 
@@ -84,7 +83,6 @@ class Pusher:
         with self._change:
             self._epoch = epoch
             self._target = None
-            self._early = None
             self._reset()
             self._change.notify_all()
 
@@ -94,7 +92,6 @@ class Pusher:
             if target == self._target:
                 return
             self._target = target
-            self._early = None
             self._reset()
             newest = self._newest()
             self._start()
@@ -102,19 +99,9 @@ class Pusher:
         if target is None and newest is not None:
             self._answer("alone", newest.step)
 
-    def coming(self, record: Record) -> None:
-        """A new snapshot may be sent while its digest is being taken (``sums``). ``kept`` follows,
-        or its sums are withdrawn."""
-        with self._change:
-            if self._target is not None and not self._lost:
-                self._early = record
-                self._start()
-                self._change.notify_all()
-
     def kept(self, record: Record) -> None:
         """There is a new complete snapshot on the shelf."""
         with self._change:
-            self._early = None
             alone = self._target is None or self._key is None or self._lost
             self._start()
             self._change.notify_all()
@@ -148,7 +135,7 @@ class Pusher:
         return next(iter(self._shelf.of(self._rank, OWN, FETCHED, REPLICA)), None)
 
     def _work(self) -> Record | None:
-        newest = (self._early or self._newest()) if self._target is not None else None
+        newest = self._newest() if self._target is not None else None
         return newest if newest is not None and newest.step > self._peer_step else None
 
     def _run(self) -> None:
@@ -165,11 +152,9 @@ class Pusher:
                 if not self._failures:
                     self._last_good = time.monotonic()
             assert target is not None
-            again = False
             try:
                 self._send(record, target, version)
             except (BrokenError, _RefusedError) as err:
-                again = True
                 refused = isinstance(err, _RefusedError)
                 self._failed(target, version, str(err), at_once=refused)
             except AbandonedError:
@@ -181,8 +166,6 @@ class Pusher:
             finally:
                 with self._change:
                     self._sending = None
-                    if self._early is record and not again:
-                        self._early = None
                 self._changed()
         if self._channel is not None:
             self._channel.release()
@@ -197,16 +180,15 @@ class Pusher:
             return
         try:
             channel = self._connected(target, version)
-            sums, offer = record.sums, Offer.of(record)  # in this order: one of them has it
+            offer = Offer.of(record)
             channel.send(offer.message("offer"))
             reply = channel.receive()
             if reply["op"] == "no":
                 raise _RefusedError(str(reply.get("why", ""))[:500])
-            wait = self._stop.wait
-            Outgoing(
-                channel, fd, offer, bucket=self._bucket, wait=wait,
-                still=lambda sent: self._still(fd, record, sent), sums=sums,
-            ).send(reply)  # fmt: skip
+            send(
+                channel, fd, offer, reply, bucket=self._bucket, wait=self._stop.wait,
+                still=lambda sent: self._still(fd, record, sent),
+            )  # fmt: skip
         except AbandonedError as err:
             if self._shelf.overwritten(fd, record):
                 self._shelf.discard(record)
@@ -290,8 +272,6 @@ class Pusher:
                         break
 
     def _spoilt(self, record: Record, why: str) -> None:
-        if record.sums is not None:  # whoever takes its digest sees it too
-            return
         record.bad = why
         self._alarm(f"the snapshot {record.file} of step {record.step} is not used: {why}")
         self._answer("alone", record.step)

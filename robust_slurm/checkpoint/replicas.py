@@ -13,7 +13,7 @@ from collections.abc import Callable
 from robust_slurm.checkpoint.channel import BrokenError, Channel, Message, numbers
 from robust_slurm.checkpoint.incoming import Incoming
 from robust_slurm.checkpoint.shelf import REPLICA, Record, Shelf
-from robust_slurm.checkpoint.transfer import AbandonedError, Offer, Outgoing
+from robust_slurm.checkpoint.transfer import AbandonedError, Offer, send
 
 MAX_CONNECTIONS = 4096
 # As many as the owner has itself: with two, the loss of a node could leave no common step.
@@ -168,7 +168,7 @@ class PeerServer:
             def still(_sent: int) -> str:
                 return self._shelf.overwritten(fd, record) if record is not None else ""
 
-            Outgoing(channel, fd, offer, still=still).send(channel.receive())
+            send(channel, fd, offer, channel.receive(), still=still)
         except AbandonedError as err:
             if record is not None and not self._shelf.overwritten(fd, record):
                 record.bad = str(err)
@@ -211,42 +211,33 @@ class PeerServer:
             return
         for beyond in [n for n in pair.slots if n >= self._slots]:
             self._let_go(pair.slots.pop(beyond))
-        number, incoming = self._begun(pair, offer)
-        if incoming is None:
 
-            def busy() -> None:
-                channel.send({"op": "busy"})
+        def busy() -> None:
+            channel.send({"op": "busy"})
 
-            if not self._slots:
-                why = f"{_host()} has room for the snapshots of its own ranks only"
-                channel.send({"op": "no", "full": True, "why": why})
-                return
-            number = self._oldest({r.slot: r.step for r in complete}, busy)
-            path = self._shelf.directory / f"replica-{offer.owner}-{number}.safetensors"
-            self._shelf.forget(path.name)
-            try:
-                incoming = Incoming(path, offer, pair.slots.pop(number, None), busy=busy)
-            except OSError as err:
-                channel.send({"op": "no", "full": True, "why": self._why_not(err, offer.size)})
-                return
-            pair.slots[number] = incoming
+        if not self._slots:
+            why = f"{_host()} has room for the snapshots of its own ranks only"
+            channel.send({"op": "no", "full": True, "why": why})
+            return
+        number = self._oldest({r.slot: r.step for r in complete}, busy)
+        path = self._shelf.directory / f"replica-{offer.owner}-{number}.safetensors"
+        self._shelf.forget(path.name)
+        try:
+            incoming = Incoming(path, offer, pair.slots.pop(number, None), busy=busy)
+        except OSError as err:
+            channel.send({"op": "no", "full": True, "why": self._why_not(err, offer.size)})
+            return
+        pair.slots[number] = incoming
         try:
             incoming.receive(channel)
         except AbandonedError:
-            return  # what has come stays, in case it is offered again
-        record = offer.record(incoming.path.name, incoming.inode, incoming.digest)
+            return  # its room is used again
+        record = offer.record(incoming.path.name, incoming.inode)
         with self._lock:  # not after begin() has swept
             if channel.closed or self._pairs.get(offer.owner) is not pair:
                 raise BrokenError("another epoch began")
             self._shelf.put(record)
         channel.send({"op": "done"})
-
-    @staticmethod
-    def _begun(pair: _Pair, offer: Offer) -> tuple[int, Incoming | None]:
-        for number, incoming in pair.slots.items():
-            if not incoming.complete and incoming.resume(offer):
-                return number, incoming
-        return -1, None
 
     def _oldest(self, taken: dict[int, int], busy: Callable[[], None]) -> int:
         """The slot to overwrite; ``taken``: slot → step. Of two, not the newest that all have."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from robust_slurm.checkpoint import digest, layout
-from robust_slurm.checkpoint.digest import Sums
 from robust_slurm.checkpoint.events import Holding
 
 OWN, FETCHED, REPLICA = "own", "fetched", "replica"
@@ -37,7 +36,6 @@ class Record:
         "same",
         "size",
         "step",
-        "sums",
         "world",
     )
 
@@ -69,8 +67,6 @@ class Record:
         """See ``Snapshot.same``."""
         self.header = b""
         """Hash of its header, once that was read and found right: to read it is milliseconds."""
-        self.sums: Sums | None = None
-        """While the digest is still being taken."""
         self.bad = ""
 
     @property
