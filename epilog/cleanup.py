@@ -39,9 +39,10 @@ STUCK = Condition(
 HUNG = Condition(
     "cleanup-hung",
     "FAIL",
-    "node",
-    "reboot",
-    "the processes of the node cannot even be listed in time: /proc hangs with one of them",
+    "user",
+    "none",
+    "the processes of the job's user cannot be listed in time: they are too many, or memory of one "
+    "is on a file system that does not answer (one that hangs in a driver is process-stuck)",
 )
 FAILED = Condition(
     "cleanup-error", "ERROR", "tool", "none", "the clean-up of processes broke; nothing is proven"
