@@ -80,6 +80,8 @@ NODE_ERRORS = tuple(
         (r"Read-only file system", "read-only file system", False),
     )
 )
+# With these errors a start fails also where a limit of the user or of the job is reached.
+LIMIT = re.compile(r"Resource temporarily unavailable|Cannot allocate memory", re.IGNORECASE)
 BUS_ERROR = "bus error"  # memory or storage of the node, or a file that was cut while mapped
 NODES_SHOWN = 8
 NANS_SHOWN = 8  # ranks that are named one by one
@@ -171,7 +173,7 @@ def diagnose(
         return Diagnosis("hang", "unknown", root.suspects, root.evidence, "hang", root)
     if root.symptom == "nan":
         return _diagnose_nan(failures)
-    unable = [f for f in failures if not f.launched]
+    unable = [f for f in failures if not f.launched and not LIMIT.search(f.tail)]
     nodes = tuple(dict.fromkeys(f.node for f in unable))
     unfit = nodes if set(nodes) <= set(newcomers) else ()
     if unable and (unfit or len(nodes) < world_nodes):
@@ -215,7 +217,8 @@ def _diagnose_nan(failures: Sequence[Failure]) -> Diagnosis:
 def _diagnose_crash(root: Failure, failures: Sequence[Failure]) -> Diagnosis:
     """Blame the node only for what no other node shows as well.
 
-    What also a program, its data or a file server can cause blames nobody the first time.
+    What also a program, its data or a file server can cause blames nobody the first time; nor does
+    a process limit, which may be the user's or the job's.
     """
     how = f"killed by {signal_name(root.signal)}" if root.signal else f"exit code {root.code}"
     killer = killed_by(root)
@@ -236,7 +239,7 @@ def _diagnose_crash(root: Failure, failures: Sequence[Failure]) -> Diagnosis:
         evidence.append(f"points to the node, its program or what nodes share: {reason}")
     cause: Cause = "unknown"
     if not root.launched:
-        cause = "user"
+        cause = "unknown" if LIMIT.search(root.tail) else "user"
     elif is_cascade(root):
         cause = "transient"
     elif killer is None and not reason:

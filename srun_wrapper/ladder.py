@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from srun_wrapper.diagnose import Diagnosis, shared
+from srun_wrapper.diagnose import LIMIT, Diagnosis, shared
 
 Action = Literal["restart", "swap_spare", "swap_companion", "requeue", "stop"]
 GAVE_UP = 120
@@ -151,7 +151,8 @@ def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, 
 def _over(diagnosis: Diagnosis, budget: Budget, means: Means) -> Plan | None:
     """The end of the job, where nothing more is tried."""
     repeats = budget.signatures.get(diagnosis.signature, 0)
-    if not diagnosis.root.launched and diagnosis.cause != "node":
+    never = not diagnosis.root.launched and not LIMIT.search(diagnosis.root.tail)
+    if never and diagnosis.cause != "node":
         return Plan("stop", (), "the command cannot be run")
     if diagnosis.cause == "user" and repeats >= 2:
         return Plan("stop", (), "the same error twice without progress: it is the program's own")

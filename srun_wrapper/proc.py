@@ -13,6 +13,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 _TICK = os.sysconf("SC_CLK_TCK")
+FULL = 0.95  # share of a node's process ids: some are kept for root, some just became free
 _HAS_CHILDREN_FILE = Path(f"/proc/self/task/{os.getpid()}/children").exists()
 
 
@@ -94,6 +95,21 @@ def reap() -> dict[int, int]:
         if pid == 0:
             return ended
         ended[pid] = status
+
+
+def no_ids(proc: str = "/proc") -> str:
+    """Return what proves that this node has no process id left; "" if it has some.
+
+    A fork that fails with EAGAIN proves nothing: limits of the user or the job do the same.
+    """
+    try:
+        tasks = int(Path(f"{proc}/loadavg").read_text().split()[3].partition("/")[2])
+        names = ("pid_max", "threads-max")
+        most = min(int(Path(f"{proc}/sys/kernel/{name}").read_text()) for name in names)
+    except (OSError, ValueError, IndexError):
+        return ""
+    full = tasks >= FULL * most
+    return f"no process id left on this node ({tasks} tasks of {most})" if full else ""
 
 
 def expects(pid: int, signum: int) -> bool:

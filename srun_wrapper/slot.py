@@ -282,6 +282,8 @@ class Slot:
         if isinstance(err, OSError) and err.errno in (errno.ENOSPC, errno.EDQUOT):
             where = Path(err.filename).parent if err.filename else self._run_dir.parent
             what = f"no space left in {where}: cannot start {launch.command[0]!r}"
+        elif isinstance(err, OSError) and err.errno == errno.EAGAIN and (short := proc.no_ids()):
+            what = f"{short}: cannot start {launch.command[0]!r}"
         text = f"robust-task: {what}\n"
         os.write(2, text.encode())
         self._emit(Exited(0, launch.order.epoch, self._local, NOT_FOUND, None, 0.0, text, False))

@@ -6,6 +6,7 @@ answer that takes as long as the file system takes, so every start has a thread 
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -53,7 +54,11 @@ class Start(Generic[T]):
         self.over = False
         """The process is through exec, or there is none and will be none."""
         _pending.append(self)
-        threading.Thread(target=self._run, daemon=True).start()
+        try:
+            threading.Thread(target=self._run, daemon=True).start()
+        except RuntimeError:  # no thread: a limit of the user, the job or the node
+            error = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            loop.call(lambda: self._settle(lambda: failed(error)))
 
     @property
     def pid(self) -> int:

@@ -262,3 +262,28 @@ def test_a_command_that_cannot_run_on_some_nodes_only_is_those_nodes_fault() -> 
     found = diagnose(failures, world_nodes=2)
     assert (found.cause, found.suspects) == ("node", ("n2",))
     assert diagnose(failures, world_nodes=1).cause == "user"
+
+
+EAGAIN = "robust-task: cannot run 'x': [Errno 11] Resource temporarily unavailable"
+ENOMEM = "robust-task: cannot run 'x': [Errno 12] Cannot allocate memory"
+NO_MOUNT = "robust-task: cannot run 'x': [Errno 2] No such file or directory: 'x'"
+NO_IDS = "robust-task: no process id left on this node (32768 tasks of 32768): cannot start 'x'"
+
+
+@pytest.mark.parametrize(
+    ("tails", "nodes", "cause", "suspects"),
+    [
+        ([("n2", EAGAIN)], 2, "unknown", ()),  # or the user's processes there: ulimit -u
+        ([("n2", ENOMEM)], 2, "unknown", ()),
+        ([("n1", EAGAIN), ("n2", EAGAIN)], 2, "unknown", ()),
+        ([("n1", EAGAIN), ("n2", NO_MOUNT)], 3, "node", ("n2",)),
+        ([("n2", NO_IDS)], 2, "node", ("n2",)),
+    ],
+)
+def test_a_limit_that_may_be_the_users_blames_no_node(
+    tails: list[tuple[str, str]], nodes: int, cause: str, suspects: tuple[str, ...]
+) -> None:
+    failures = [crash(tail, node=node, code=2, launched=False) for node, tail in tails]
+    found = diagnose(failures, nodes)
+    assert (found.cause, found.suspects) == (cause, suspects)
+    assert diagnose(failures, nodes, {"n1", "n2"}).proven == suspects

@@ -27,6 +27,11 @@ def crash(tail: str = "", node: str = "n1", **fields: Any) -> Diagnosis:
     return diagnose([Failure("crash", 1.0, 0.9, node, tail=tail, **values)])
 
 
+def no_fork(node: str = "n1") -> Diagnosis:
+    tail = "robust-task: cannot run 'x': [Errno 11] Resource temporarily unavailable"
+    return crash(tail, node, code=2, launched=False)
+
+
 def lost(*nodes: str) -> Diagnosis:
     return diagnose([Failure("node_lost", 1.0, 0.0, n, evidence=("silent",)) for n in nodes])
 
@@ -70,6 +75,9 @@ def decide(history: list[Diagnosis], vacant: tuple[str, ...], have: Means) -> Pl
         ([crash("ValueError: x")] * 2, (), means(spares=1), "stop", ()),
         ([crash("ValueError: x"), crash("ValueError: y")], (), means(), "restart", ()),
         ([crash(code=2, launched=False)], (), means(spares=1), "stop", ()),
+        ([no_fork()], (), means(spares=1), "restart", ()),
+        ([no_fork(), no_fork("n2")], (), means(spares=1), "restart", ()),
+        ([no_fork()] * 2, (), means(spares=1), "swap_spare", ("n1",)),
         ([crash(ECC)], (), means(spares=1), "swap_spare", ("n1",)),
         ([crash(ECC)], (), means(companions=1), "swap_companion", ("n1",)),
         ([crash(ECC)], (), means(requeue=True), "restart", ()),

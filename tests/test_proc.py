@@ -8,6 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from srun_wrapper import proc
 
@@ -140,3 +143,22 @@ def test_usage() -> None:
     finally:
         busy.kill()
         busy.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "pid_max", "threads_max", "said"),
+    [
+        (32700, 32768, 99999, "no process id left on this node (32700 tasks of 32768)"),
+        (950, 32768, 1000, "no process id left on this node (950 tasks of 1000)"),
+        (20000, 32768, 99999, ""),
+    ],
+)
+def test_a_node_without_process_ids(
+    tmp_path: Path, tasks: int, pid_max: int, threads_max: int, said: str
+) -> None:
+    (tmp_path / "sys/kernel").mkdir(parents=True)
+    (tmp_path / "loadavg").write_text(f"0.1 0.2 0.3 2/{tasks} 4711\n")
+    (tmp_path / "sys/kernel/pid_max").write_text(f"{pid_max}\n")
+    (tmp_path / "sys/kernel/threads-max").write_text(f"{threads_max}\n")
+    assert proc.no_ids(str(tmp_path)) == said
+    assert not proc.no_ids()

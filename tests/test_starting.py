@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -94,3 +96,17 @@ def test_whatever_a_start_raises_ends_it(monkeypatch: pytest.MonkeyPatch) -> Non
     one = Starts(["true"])
     one.wait()
     assert isinstance(one.failed[0], subprocess.SubprocessError) and not one.began
+
+
+def test_no_thread_is_a_failed_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit that keeps a process from being forked also keeps a thread from being started."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    one = Starts(["true"])
+    one.turn()
+    (error,) = one.failed
+    assert isinstance(error, OSError) and error.errno == errno.EAGAIN
+    assert one.start.over and not starting._pending
