@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from srun_wrapper.beats import NodeBeats
-from srun_wrapper.checkpoint_messages import Saved
+from srun_wrapper.checkpoint_messages import Enrolled, Saved
 from srun_wrapper.guests import MOST, Guests
 from srun_wrapper.link import Link
 from srun_wrapper.loop import Loop
@@ -206,8 +206,11 @@ class Agent:
                 self._report()  # the rank's last step, before the news of its end
             self._event(message)
         elif isinstance(message, Saved):
-            self._saved[message.rank] = message  # goes with the next report
+            # Goes with the next report.
+            self._saved[message.rank] = message.after(self._saved.get(message.rank))
         elif isinstance(message, Event):
+            if isinstance(message, Enrolled):  # what it said before it began anew
+                self._saved.pop(message.rank, None)
             self._event(message)  # of the slot's store
         else:
             self._to_server(message)

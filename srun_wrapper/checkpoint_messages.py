@@ -11,6 +11,9 @@ from srun_wrapper.message_base import Event, Message
 # ---------------------------------------------------------------- slot -> supervisor
 
 
+MERGED = 256  # steps of a rank in a report at most
+
+
 class StoreReady(Event):
     """A slot's store of snapshots listens for peers; port 0: the slot has none."""
 
@@ -46,6 +49,14 @@ class Saved(Message):
     same: tuple[tuple[int, int], ...] = ()  # step, checksum of what its group shares
     cost: Cost = Cost(0.0, 0.0, 0.0, 0.0)
     safe: int = -1  # newest step that has a replica, or can have none
+    have: tuple[int, ...] = ()  # steps up to it that can be used, since the message before
+
+    def after(self, older: Saved | None) -> Saved:
+        """This one, with what an older one says that nobody will hear."""
+        if older is None or older.epoch != self.epoch:
+            return self
+        same, have = (*older.same, *self.same), (*older.have, *self.have)
+        return msgspec.structs.replace(self, same=same[-MERGED:], have=have[-MERGED:])
 
 
 class Persisted(Event):
@@ -153,9 +164,10 @@ class Unshare(Message):
 
 
 class Complete(Message):
-    """All ranks have this step in memory, and their replicas: older ones may be overwritten."""
+    """All ranks have ``step`` in memory, and their replicas: older ones may be overwritten."""
 
-    step: int
+    step: int  # -1: not known of any new one
+    passed: int  # no rank has to be waited for up to this one; some may lack it
 
 
 class SaveEvery(Message):

@@ -39,6 +39,7 @@ from srun_wrapper.durable_steps import DurableSteps
 from srun_wrapper.messages import Message
 from srun_wrapper.report import say
 from srun_wrapper.roster import AgentKey, Node
+from srun_wrapper.watermark import Watermark
 
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
@@ -93,7 +94,7 @@ class Checkpoints:
     _durable: DurableSteps = field(init=False)
     interval: Interval = field(init=False)
     _alarms: Alarms = field(init=False)
-    _everywhere: int = -1  # newest step that all ranks have, with replicas
+    _everywhere: Watermark = field(default_factory=Watermark)
     _told_at: float = -math.inf  # when it was told
     _newest: int = 0  # step that any rank has saved in this epoch
     _saving_since: float = 0.0  # in this epoch
@@ -126,6 +127,7 @@ class Checkpoints:
                 self.ranks[message.rank] = Enrolment(message.epoch, place, at, message)
                 self.on_enrolled(at, message)
                 self._here.add(message.rank)
+                self._everywhere.began(message.rank)
                 if message.rank == 0:
                     self._durable.every = message.every
                 if len(self._here) >= message.world and self._placed != message.epoch:
@@ -135,6 +137,7 @@ class Checkpoints:
             if message.epoch == self.boss.state.world.epoch:
                 self.saved[message.rank] = message
                 self._newest = max(self._newest, message.step)
+                self._everywhere.add(message.rank, message.safe, message.have)
                 self.interval.hear(message.rank, message.step, message.cost)
                 progress = self.boss.state.progress
                 progress.saved = max(progress.saved or 0, message.step)
@@ -296,12 +299,9 @@ class Checkpoints:
 
     def _complete(self, now: float) -> None:
         """Tell all stores the newest step that all ranks have: older ones free their memory."""
-        if len(self.saved) < self.world or now - self._told_at < TELL:
-            return
-        step = min(saved.safe for saved in self.saved.values())
-        if step > self._everywhere:
-            self._everywhere, self._told_at = step, now
-            self.boss.broadcast(Complete(step))
+        if now - self._told_at >= TELL and self._everywhere.look(self.world):
+            self._told_at = now
+            self.boss.broadcast(Complete(self._everywhere.step, self._everywhere.passed))
 
     def _ahead(self) -> int:
         """Steps until all ranks have heard of an order."""
@@ -394,7 +394,7 @@ class Checkpoints:
         self._alike = Comparison()
         self._here.clear()
         self.interval.begin()
-        self._everywhere = -1
+        self._everywhere = Watermark()
         self._newest = 0
         self._saving_since = 0.0
         self._durable.begin(at_once=restored)

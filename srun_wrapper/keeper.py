@@ -111,7 +111,7 @@ class Keeper:
         elif isinstance(order, Unshare):
             kept.unshare(order.ranks)
         elif isinstance(order, Complete):
-            kept.complete(order.step)
+            kept.complete(order.step, order.passed)
         elif isinstance(order, SaveEvery):
             kept.save_every(order.every, order.first)
         elif isinstance(order, TakeStock):
@@ -173,6 +173,7 @@ class Keeper:
                 event.same,
                 event.cost,
                 event.safe_step,
+                event.have,
             )
         elif isinstance(event, store.Persisted):
             message = Persisted(0, event.rank, event.step, event.ok, event.why, event.seconds)

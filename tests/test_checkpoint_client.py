@@ -51,14 +51,14 @@ def test_what_comes_before_the_welcome_counts(
     answer = FakeStore._answer
 
     def early(store: FakeStore, message: dict[str, Any]) -> None:
-        store.tell("complete", step=7)
+        store.tell("persist_at", step=7)
         store.tell("held", slots=[2])
         answer(store, message)
 
     monkeypatch.setattr(FakeStore, "_answer", early)
     client = Client(str(store.path), ENROL)
     assert client.welcome["op"] == "welcome"
-    assert (client.everywhere, client.held()) == (7, {2})
+    assert client.wants(7) and client.held() == {2}
     client.close()
 
 
@@ -71,6 +71,21 @@ def test_a_step_is_safe_when_kept_and_answered(store: FakeStore) -> None:
     store.tell("replicated", step=5)  # passed over: a newer one was answered
     assert client.wait_safe(4, LONG)
     assert not client.wait_safe(5, 0.0)
+    client.close()
+
+
+def test_with_two_slots_a_step_is_safe_when_no_rank_is_behind_it(store: FakeStore) -> None:
+    client = Client(str(store.path), ENROL)
+    client.waits_for_all = True
+    saved(client, 4, 0)
+    store.tell("complete", step=3, passed=9)  # of before this rank began anew
+    store.tell("complete", step=2, passed=3)
+    assert not client.wait_safe(4, 0.2)
+    assert client.everywhere == 2
+    store.tell("complete", step=-1, passed=4)  # another rank left step 4 out
+    assert client.wait_safe(4, LONG)
+    assert client.everywhere == 2
+    assert client.safe_s >= 0.2
     client.close()
 
 

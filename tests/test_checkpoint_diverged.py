@@ -7,9 +7,13 @@ import re
 import socket
 from pathlib import Path
 
+import pytest
+from checkpointed_training import Training, fake_store
 from torch_forks import TorchForks
 
 from robust_slurm.checkpoint import durable
+from robust_slurm.checkpoint.sharing import Share
+from tests.waiting import until
 
 # Both ranks do the same up to step 3; then each goes its own way.
 SCRIPT = """
@@ -76,3 +80,27 @@ def test_no_rank_resumes_in_a_state_that_was_not_its_own(
     assert steps[-1] == 9, err  # each rank saves all of its own by then
     second, err = run(torch_forks, tmp_path / "a", 9)
     assert second == {(0, 9): first[0, 9], (1, 9): first[1, 9]}, err
+
+
+def test_ranks_that_part_go_on_keeping_the_newest_step_that_all_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not their own last one: no other rank need have it."""
+    shared = "robust_slurm.checkpoint.mesh.find_share"
+    monkeypatch.setattr(shared, lambda *_args: Share((0, 1)))
+    with fake_store(tmp_path / "s", monkeypatch) as store:
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", "0")
+        training = Training(mesh={"dp": 2})
+        assert training.ckpt.resume() == 0
+        training.run(1, 2)
+        store.wait("saved", 2)
+        store.tell("complete", step=1, passed=1)
+        store.tell("unshare")
+        session = training.ckpt._session
+        assert session is not None and session.client is not None
+        first = session.client
+        until(lambda: first.unshare, "the order")
+        training.run(3, 3)
+        assert session.client is not first and session.client.everywhere == 1
+        training.ckpt.close()

@@ -95,10 +95,10 @@ def test_of_two_replicas_the_newest_that_all_ranks_have_is_left_alone(tmp_path: 
         rank.save(3)
         rank.wait("kept", step=3)
         assert replicas(b) == [(0, 1), (0, 2)]  # it waits until all have 2
-        threading.Thread(target=b.complete, args=(2,)).start()
+        threading.Thread(target=b.complete, args=(2, 2)).start()
         rank.wait("replicated", step=3)
         assert replicas(b) == [(0, 2), (0, 3)]
-        assert other.wait("complete", step=2)
+        assert other.wait("complete", step=2, passed=2)
 
 
 def test_a_node_with_room_for_its_own_only_takes_no_replicas(tmp_path: Path) -> None:

@@ -64,11 +64,21 @@ def test_a_snapshot_is_kept_and_is_in_the_stock(alone: tuple[Store, Events]) -> 
     )
     assert held.size == (store.socket_path.parent / held.file).stat().st_size > SIZE
     cost = Cost(0.0, 0.01, 0.0, 0.0)
-    assert events.wait(Saved)._replace(safe_step=-1) == Saved(
+    assert events.wait(Saved)._replace(safe_step=-1, have=()) == Saved(
         1, 5, -1, held.size, 0.1, 0.01, 0, cost=cost
     )
     assert store.stock(step=4) == []
     assert store.stock(step=5) == [held]
+
+
+def test_a_rank_reports_each_step_that_is_safe_once(alone: tuple[Store, Events]) -> None:
+    store, events = alone
+    rank = FakeRank(store, 0)
+    for step in range(1, 5):
+        rank.save(step)
+        rank.wait("alone", step=step)
+    events.wait(Saved, lambda e: e.safe_step == 4)
+    assert [step for each in events.of(Saved) for step in each.have] == [1, 2, 3, 4]
 
 
 def test_saved_is_reported_at_most_twice_a_second_and_the_newest_in_the_end(

@@ -60,7 +60,7 @@ def test_replicas_outlive_the_owners_node_and_are_fetched_from_the_peer(tmp_path
         assert any(h.file == outcome.file for h in c.stock())
         again.save(4)
         again.wait("replicated", step=4)
-        c.complete(3)  # all ranks have a newer one
+        c.complete(3, 3)  # all ranks have a newer one
         until(lambda: not any(h.file == outcome.file for h in c.stock()), "fetched is removed")
 
 

@@ -342,14 +342,18 @@ def test_stores_hear_of_the_newest_step_that_all_ranks_have() -> None:
         await settled(boss)
         return boss
 
-    def heard(rank: int, safe: int) -> list[int]:
-        saved = Saved(1, rank, 9, None, 1000, 0.0, 0.0, safe=safe)
+    def heard(rank: int, safe: int) -> list[tuple[int, int]]:
+        saved = Saved(1, rank, 9, None, 1000, 0.0, 0.0, safe=safe, have=(safe,))
         boss.checkpoints.heard(boss.nodes[rank], saved)
         boss.checkpoints.look(next(times))
-        return [m.step for _, m in boss.sent if isinstance(m, Complete)]
+        return [(m.step, m.passed) for _, m in boss.sent if isinstance(m, Complete)]
 
     boss, times = asyncio.run(run()), itertools.count(1000.0)
-    assert [heard(rank, 7) for rank in range(4)] == [[], [], [], [7]]
-    assert heard(0, 9) == [7]
-    assert heard(1, 8) == heard(2, 8) == [7]
-    assert heard(3, 8) == [7, 8]
+    assert [heard(rank, 7) for rank in range(4)] == [[], [], [], [(7, 7)]]
+    assert heard(0, 9) == [(7, 7)]
+    assert heard(1, 8) == heard(2, 8) == [(7, 7)]
+    assert heard(3, 8) == [(7, 7), (7, 8)]  # rank 0 left step 8 out
+    boss.enrol(2)  # it begins anew
+    assert [heard(rank, 9) for rank in (0, 1, 3)] == [[(7, 7), (7, 8)]] * 3
+    assert heard(2, 9)[2:] == [(-1, 9)]  # step 9 may be gone on rank 2 or the others
+    assert [heard(rank, 10) for rank in range(4)][-1][3:] == [(10, 10)]

@@ -32,16 +32,17 @@ class Client:
         """Why there is no store any more; empty while there is."""
         self._state = threading.Condition()
         self._sending = threading.Lock()
-        self._kept = self._answered = -1
+        self._kept = self._answered = self._newest = -1
         self._held: frozenset[int] = frozenset()
         self._unanswered: dict[int, int] = {}  # step → slot, until the store has its digest
         self._wanted: set[int] = set()
         self._every = [(0, 1)]  # from which step, every so many
         self._said_at = (-1, 0.0)  # step, time of the newest saved
         self.everywhere = -1
-        """Newest step that all ranks have, and their replicas."""
+        """Newest step that all ranks are known to have, and their replicas."""
+        self._passed = -1  # no rank has a step up to this on its way; some may lack it
         self.waits_for_all = False
-        """A step is safe only when all ranks have it: its slot may be all there is."""
+        """A step is safe only when all ranks are past it: its slot may be all there is."""
         self.safe_s = 0.0
         """From a step's ``saved`` until it was safe: the newest that was measured."""
         self._flushed: dict[str, Any] | None = None
@@ -79,6 +80,7 @@ class Client:
         """A snapshot is complete; its slot is held until the store has answered."""
         with self._state:
             self._unanswered[step] = slot
+            self._newest = step
             if self._is_safe(self._said_at[0]):  # else that one is still being timed
                 self._said_at = step, time.monotonic()
         self.say("saved", step=step, slot=slot, persist=persist, **fields)
@@ -114,7 +116,7 @@ class Client:
 
     def _is_safe(self, step: int) -> bool:
         here = self._kept >= step and self._answered >= step
-        return here and (not self.waits_for_all or self.everywhere >= step)
+        return here and (not self.waits_for_all or self._passed >= step)
 
     def wait_free(self, slots: int, timeout: float) -> bool:
         """True when fewer than ``slots`` slots are held."""
@@ -187,14 +189,14 @@ class Client:
             self._unanswered.pop(int(message["step"]), None)
         if op in ("replicated", "alone", "unkept"):
             self._answered = max(self._answered, int(message["step"]))
-        step, began = self._said_at
-        if began and self._is_safe(step):
-            self.safe_s, self._said_at = time.monotonic() - began, (step, 0.0)
         if op in ("kept", "held"):
             key = "held" if op == "kept" else "slots"
             self._held = frozenset(int(slot) for slot in message[key])
         if op == "complete":
-            self.everywhere = max(self.everywhere, int(message["step"]))
+            step, passed = int(message["step"]), int(message["passed"])
+            if passed <= self._newest:  # else it is of a time before this rank began anew
+                self.everywhere = step if step >= 0 else self.everywhere
+                self._passed = passed
         if op == "every":
             self._change_every(message)
         if op == "persist_at":
@@ -205,6 +207,9 @@ class Client:
             self._flushed = dict(message)
         if op == "refused":
             raise OSError(f"it refuses: {message.get('why')}")
+        step, began = self._said_at
+        if began and self._is_safe(step):
+            self.safe_s, self._said_at = time.monotonic() - began, (step, 0.0)
 
     def _change_every(self, message: Mapping[str, Any]) -> None:
         self._every.append((int(message.get("first", 0)), int(message.get("every", 1))))

@@ -119,14 +119,12 @@ class Desk:
         for rank in self.ranks():
             rank.tell({"op": "every", **self._every})
 
-    def complete(self, step: int) -> None:
-        """All ranks have this step, and their replicas."""
+    def complete(self, step: int, passed: int) -> None:
+        """See Store."""
         with self._lock:
-            if step <= self._everywhere:
-                return
-            self._everywhere = step
+            self._everywhere = step if step >= 0 else self._everywhere
         for rank in self.ranks():
-            rank.tell({"op": "complete", "step": step})
+            rank.tell({"op": "complete", "step": step, "passed": passed})
         self._prune()
 
     # -- messages
@@ -193,6 +191,7 @@ class Desk:
             connection.rank, connection.epoch = number, enrolment.epoch
             again = rank.enrolled == self._epoch
             if again:  # somebody else (torchrun) has started all ranks anew within the epoch
+                self._everywhere = -1
                 rank.restart(self._epoch)
             rank.enrol(enrolment, connection)
             restore = None if again else self.awaited.restore
@@ -231,8 +230,9 @@ class Desk:
             )  # fmt: skip
 
         return Rank(
-            number, self._emit, self._due, pusher, lambda r: self.archive.make(r.held_changed)
-        )
+            number, self._emit, self._due, pusher, lambda r: self.archive.make(r.held_changed),
+            lambda step: self._shelf.has(number, step),
+        )  # fmt: skip
 
     def _saved(self, rank: Rank, connection: Connection, message: Message) -> None:
         enrolment = rank.enrolment

@@ -95,6 +95,8 @@ class Saved(NamedTuple):
     cost: Cost = Cost(0.0, 0.0, 0.0, 0.0)
     safe_step: int = -1
     """Newest that has a replica, or can have none."""
+    have: tuple[int, ...] = ()
+    """Steps up to it that are whole in memory, of those not yet reported."""
 
 
 class Persisted(NamedTuple):

@@ -85,10 +85,13 @@ class Rank:
         due: Callable[[], None],
         make_pusher: Callable[[Rank], Pusher],
         make_persister: Callable[[Rank], Persister],
+        has: Callable[[int], bool],
     ) -> None:
+        """``has(step)``: this rank's snapshot of the step is whole in memory."""
         self.number = number
         self._emit = emit
         self._due = due
+        self._has = has
         self.lock = threading.RLock()
         self.enrolment: Enrolment | None = None
         self.connection: Connection | None = None
@@ -103,6 +106,7 @@ class Rank:
         self._saved: Saved | None = None
         self._unsaid = False
         self._same: deque[tuple[int, int]] = deque(maxlen=SAME)
+        self._have: deque[int] = deque(maxlen=SAME)  # not yet reported
         self._next_event = 0.0
         self.pusher = make_pusher(self)
         self.persister = make_persister(self)
@@ -124,6 +128,7 @@ class Rank:
             self._replicated = self._safe = -1
             self._saved = None
             self._same.clear()
+            self._have.clear()
         self.pusher.begin(epoch)
 
     def restart(self, epoch: int) -> None:
@@ -150,10 +155,13 @@ class Rank:
         with self.lock:
             if op == "replicated":
                 self._replicated = max(self._replicated, step)
-            self._safe = max(self._safe, step)
+            if self._safe < step <= self.newest:
+                self._safe = step
+                if self._has(step):
+                    self._have.append(step)
             if self._saved is not None:
                 self._saved = self._saved._replace(
-                    replicated_step=self._replicated, safe_step=self._safe
+                    replicated_step=self._replicated, safe_step=self._safe, have=tuple(self._have)
                 )
                 self._unsaid = True
         self._report_soon()
@@ -186,7 +194,7 @@ class Rank:
                 self._same.append((step, same))
             self._saved = Saved(
                 self.number, step, self._replicated, size, copy_s, blocked_s, epoch,
-                tuple(self._same), cost, self._safe,
+                tuple(self._same), cost, self._safe, tuple(self._have),
             )  # fmt: skip
             self._unsaid = True
         self._report_soon()
@@ -206,7 +214,8 @@ class Rank:
                 return wait
             self._unsaid = False
             self._same.clear()
-            self._saved = event._replace(same=())
+            self._have.clear()
+            self._saved = event._replace(same=(), have=())
             self._next_event = time.monotonic() + EVERY
         self._emit(event)
         return 0.0

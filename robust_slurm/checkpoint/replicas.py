@@ -18,7 +18,7 @@ from robust_slurm.checkpoint.transfer import AbandonedError, Offer, send
 MAX_CONNECTIONS = 4096
 # As many as the owner has itself: with two, the loss of a node could leave no common step.
 SLOTS = 3
-HOLD = 10.0  # s for which an offer waits until all ranks have the step before
+HOLD = 10.0  # s for which an offer waits until all ranks are past the step before
 TAKE_OVER = 5.0  # s for the older connection of an owner to let go
 
 
@@ -51,7 +51,7 @@ class PeerServer:
         self._epoch = 0
         self._closed = False
         self._slots = SLOTS
-        self._everywhere = -1
+        self._everywhere = self._passed = -1
         self._more = threading.Condition()
 
     # -- called by the store
@@ -73,7 +73,7 @@ class PeerServer:
         """A new epoch: no replica comes in from the old one, and ``unwanted`` ones are removed."""
         with self._lock:
             self._epoch = epoch
-            self._everywhere = -1
+            self._everywhere = self._passed = -1
             pairs = list(self._pairs.values())
             self._pairs = {}
         for pair in pairs:
@@ -91,10 +91,11 @@ class PeerServer:
         self._slots = min(slots, SLOTS)
         self._shelf.drop(lambda record: record.kind == REPLICA and record.slot >= self._slots)
 
-    def complete(self, step: int) -> None:
-        """All ranks have this step, and their replicas."""
+    def complete(self, step: int, passed: int) -> None:
+        """See Store."""
         with self._more:
-            self._everywhere = step
+            self._everywhere = step if step >= 0 else self._everywhere
+            self._passed = passed
             self._more.notify_all()
 
     def prune(self, oldest: int) -> None:
@@ -244,7 +245,7 @@ class PeerServer:
         newest = max(taken.values(), default=-1)
         if len(taken) == self._slots == 2:
             give_up_at = time.monotonic() + HOLD
-            while self._everywhere < newest and time.monotonic() < give_up_at:
+            while self._passed < newest and time.monotonic() < give_up_at:
                 busy()
                 with self._more:
                     self._more.wait(0.2)

@@ -253,9 +253,11 @@ class Session:
         self._state.unshare()
         if self.saver is not None and self.client is not None:
             last, at_once = self.saver.last, self.saver.durable.at_once
+            everywhere = self.client.everywhere
             self.saver.close()
             self.client.close()
             self.saver = self.client = None
             self._connect()
-            if self.saver is not None:
+            if self.saver is not None and self.client is not None:
                 self.saver.abandon(last, at_once=at_once)
+                self.client.everywhere = everywhere  # no step is resumed, which all would have

@@ -151,6 +151,10 @@ class Shelf:
         found = [r for r in self.all() if r.owner == owner and r.kind in kinds and not r.bad]
         return sorted(found, key=lambda r: -r.step)
 
+    def has(self, owner: int, step: int) -> bool:
+        """Whether the owner's own snapshot of the step is here and not known to be bad."""
+        return any(record.step == step for record in self.of(owner, OWN))
+
     def source(self, owner: int, step: int) -> Record | None:
         """A file to give to others."""
         found = [r for r in self.all() if (r.owner, r.step) == (owner, step) and not r.bad]

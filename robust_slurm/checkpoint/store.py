@@ -186,11 +186,12 @@ class Store:
         """Tell those of these ranks that are here to save all of their own state."""
         self._desk.unshare(ranks)
 
-    def complete(self, step: int) -> None:
-        """All ranks have this step, and their replicas: what is older may be overwritten."""
-        self._desk.complete(step)
+    def complete(self, step: int, passed: int) -> None:
+        """All ranks have ``step`` (-1: no new one is known), and their replicas: what is older may
+        be overwritten. Up to ``passed`` no rank has one on its way."""
+        self._desk.complete(step, passed)
         if self._peers is not None:
-            self._peers.complete(step)
+            self._peers.complete(step, passed)
 
     def save_every(self, every: int, first: int) -> None:
         """From step ``first`` on only multiples of ``every`` are saved, and what goes to disk."""
