@@ -324,8 +324,8 @@ class Recovery:
             return ladder.NOTHING_LEFT
         self._boss.phase = "requeued"
         self._close(incident, "requeued")
-        names, unreported = incident.plan.replace, incident.diagnosis.unreported
-        bad = ",".join(name for name in names if name not in unreported)
+        names = incident.plan.replace
+        bad = ",".join(name for name in names if name in self._replacement.excluded)
         without = f" without {bad}" if bad else ""
         say(f"no node can replace {','.join(names)}: the job goes back to the queue{without}")
         await self._boss.finish()

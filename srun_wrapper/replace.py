@@ -50,7 +50,8 @@ class Replacement:
         self._released: set[str] = set()  # those that Slurm has back
         self._suspected: set[AgentKey] = set()  # alive, but to leave the job
         self._silent: dict[AgentKey, Incident] = {}  # lost; reported if they do not come back
-        self._shared: set[str] = set()  # lost by a shared cause: not bad
+        self._shared: set[str] = set()  # lost by a cause that may be shared: not bad
+        self.excluded: tuple[str, ...] = ()  # nodes that the job excludes from its requeue on
         self._state.on_back = self._came_back
         self._tasks: set[asyncio.Task[None]] = set()
         self._told_feed = False
@@ -94,8 +95,11 @@ class Replacement:
                 if node.connection is not None:
                     node.connection.send(Stop(self._state.world.epoch, 0.0))
             excused = node.stalled and not node.own_mount  # its server may be away
-            if name not in self._bad and not excused:
+            if excused and name not in self._bad:
+                self._shared.add(name)
+            elif name not in self._bad:
                 self._bad.append(name)
+                self._shared.discard(name)
                 proven = name in incident.diagnosis.proven
                 strength = Strength.PROVEN if proven else Strength.ONCE
                 self._seen[name] = Bad(name, strength, incident.wall)
@@ -344,7 +348,7 @@ class Replacement:
         if not await self._claim(restarts):
             return "the other nodes bring the job back: they have lost this one"
         try:
-            job = await self._slurm.call(
+            job, self.excluded = await self._slurm.call(
                 "put the job back in the queue",
                 lambda: put_back(
                     self._boss.slurm,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from robust_slurm.slurm import Job, Slurm, SlurmError, job_id_for_cli
 from srun_wrapper.exclusions import Bad, able_nodes, exclusions, names
@@ -94,6 +95,13 @@ def _seconds(text: str) -> int:
     return int(word) if word.isdecimal() else 300
 
 
+class Returned(NamedTuple):
+    """The id that the job goes on under, and the nodes that it excludes."""
+
+    job: int
+    exclude: tuple[str, ...]
+
+
 def put_back(
     slurm: Slurm,
     job_id: int,
@@ -102,8 +110,8 @@ def put_back(
     size: Mapping[str, str],
     silent: Sequence[str] = (),
     report: Callable[[str], None] = lambda _text: None,
-) -> int:
-    """Requeue a running batch job of ours without the nodes ``bad``. Returns the job's id.
+) -> Returned:
+    """Requeue a running batch job of ours without the nodes ``bad``.
 
     ``silent``: nodes that do not answer and are not bad: released, but not excluded.
     ``size``: the variables ``resubmit.SIZE``, as before lost nodes were released from the job.
@@ -118,7 +126,9 @@ def put_back(
     """
     job = slurm.job(job_id)
     if job.state == "PENDING":
-        return job.id  # an earlier request was carried out, but its answer was lost
+        return Returned(
+            job.id, tuple(job.exclude)
+        )  # an earlier request was carried out, but its answer was lost
     if not job.batch:
         raise SlurmError(
             "conflict", ("scontrol", "requeue"), "only batch jobs (sbatch) can be requeued"
@@ -142,7 +152,7 @@ def put_back(
         new = submit_copy(slurm, job, limits, partition, size)
         with contextlib.suppress(SlurmError):  # scancel may die of the signal that it asks for
             slurm.cancel(job.id)
-        return new
+        return Returned(new, exclude)
     wanted = max(int(size.get("SLURM_JOB_NUM_NODES", "0")), job.num_nodes)
     required: list[str] | None = [] if set(lost) & set(_required(job)) else None
     changes = [f"Partition={partition}", f"ExcNodeList={','.join(exclude)}", f"NumNodes={wanted}"]
@@ -173,7 +183,7 @@ def put_back(
             helper_error.command,
             f"requeued, but it will start only in about two minutes: {helper_error.message}",
         )
-    return job.id
+    return Returned(job.id, exclude)
 
 
 def _required(job: Job) -> tuple[str, ...]:

@@ -13,13 +13,14 @@ from typing import Any, cast
 import pytest
 
 from robust_slurm.config import Config
-from srun_wrapper import replace
+from srun_wrapper import recovery, replace
 from srun_wrapper.diagnose import Failure, diagnose
 from srun_wrapper.feed import Feed
 from srun_wrapper.incident import Incident
 from srun_wrapper.ladder import Plan
 from srun_wrapper.messages import Hello
 from srun_wrapper.replace import Replacement
+from srun_wrapper.requeue import Returned
 from srun_wrapper.roster import Node, Role, World
 from srun_wrapper.server import Connection
 from srun_wrapper.state import JobState
@@ -182,3 +183,38 @@ def test_only_nodes_that_were_reported_are_drained(tmp_path: Any) -> None:
     scene.replacement.report_silent()
     scene.replacement._drain(incident)
     assert drained == [crashed.name, silent.name]
+
+
+def test_the_last_message_names_the_nodes_that_the_requeued_job_excludes(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """n2 is bad, n4 waits for a server that may be away, n5 is not excluded for want of others."""
+    scene, asked = Scene(tmp_path), list[Any]()
+    for index in (3, 4):
+        scene.node(index, "a").stalled = ("/data",) if index == 3 else ()
+    names = ("n2", "n4", "n5")
+    incident = Incident("0-1", 1, diagnose([Failure("crash", 1.0, 0.0, "n2")]), 0.0, 1.0)
+    incident.plan = Plan("requeue", names, "")
+
+    def put_back(_slurm: Any, job: int, bad: Any, *others: Any) -> Any:
+        asked[:] = [sorted(one.node for one in bad), others[2]]
+        return Returned(job, ("n2", "n9"))
+
+    async def call(_what: str, order: Callable[[], Any], whole: bool) -> Any:
+        return order()
+
+    async def nothing(*_any: Any) -> None: ...
+
+    boss = cast(Any, scene.replacement._boss)
+    boss.ledger.accuse = boss.ledger.incident = boss.write_roster = lambda *_any: None
+    boss.finish, boss.restoring = nothing, SimpleNamespace(flush=nothing)
+    boss.account = SimpleNamespace(incident=lambda *_any: None)
+    boss.launch.options = SimpleNamespace(size={})
+    scene.replacement._slurm = cast(Any, SimpleNamespace(call=call))
+    monkeypatch.setattr(replace, "put_back", put_back)
+    monkeypatch.setattr(replace, "claim", lambda *_any: True)
+    monkeypatch.setattr(recovery.Recovery, "_stop_world", nothing)
+    asyncio.run(recovery.Recovery(boss, scene.replacement)._requeue(incident))
+    assert asked == [["n2", "n5"], ("n4",)]  # n4 is released, but not excluded
+    said = "no node can replace n2,n4,n5: the job goes back to the queue without n2\n"
+    assert said in capfd.readouterr().err

@@ -124,7 +124,7 @@ def run(
     the_job: Job, bad: Sequence[str] = ("n2",), fail: str = "", standby: str = "standby"
 ) -> Recorder:
     recorder = Recorder(the_job, fail)
-    assert put_back(cast(Slurm, recorder), 12, [Bad(name) for name in bad], standby, SIZE) == 12
+    assert put_back(cast(Slurm, recorder), 12, [Bad(name) for name in bad], standby, SIZE).job == 12
     return recorder
 
 
@@ -193,7 +193,7 @@ def test_the_batch_host_is_kept_though_bad() -> None:
 
 def test_a_job_that_takes_no_second_update_is_copied() -> None:
     recorder = Recorder(job(), "shrink", "conflict")
-    assert put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE) == 13
+    assert put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE).job == 13
     assert recorder.names() == ["submit", "cancel"]
     submitted = recorder.args("submit")
     assert "train" in submitted["script"]
@@ -213,7 +213,7 @@ def test_scancel_killed_by_its_own_signal_is_no_error() -> None:
             raise SlurmError("other", ("scancel",), "exit code -15, no message")
 
     recorder = Ending(job(), "shrink", "conflict")
-    assert put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE) == 13
+    assert put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE).job == 13
 
 
 def test_without_a_helper_it_only_takes_longer() -> None:
@@ -226,12 +226,12 @@ def test_without_a_helper_it_only_takes_longer() -> None:
 def test_what_an_unanswered_request_has_done_is_not_done_twice() -> None:
     """slurmctld may have carried it out although the answer was lost."""
     recorder = Recorder(job(state="PENDING", running=False))
-    assert put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE) == 12
+    assert put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE).job == 12
     assert not recorder.calls
     recorder = Recorder(job(), "shrink", "conflict")
     copy = {"id": 13, "comment": "robust: goes on for job 12"}
     recorder.others = [job(**copy | {"id": 9, "finished": True}), job(**copy)]
-    assert put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE) == 13
+    assert put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE).job == 13
     assert recorder.names() == ["cancel"]
 
 
@@ -250,7 +250,7 @@ def test_enough_nodes_remain_for_the_requeued_job() -> None:
     bad = [Bad("n2", time=1.0), Bad("n1", time=2.0)]
     recorder, said = Recorder(job()), list[str]()
     recorder.able = ["n1", "n2", "n3", "n4"]
-    assert put_back(cast(Slurm, recorder), 12, bad, "standby", SIZE, (), said.append) == 12
+    assert put_back(cast(Slurm, recorder), 12, bad, "standby", SIZE, (), said.append).job == 12
     assert tuple(recorder.args("update_job")["exclude"]) == ("n9", "n1")
     assert "StartTime=now+33" in recorder.args("submit")["script"]
     assert "--exclude=n9,n1,n2" in recorder.args("submit")["args"]  # the helper itself
@@ -260,7 +260,7 @@ def test_enough_nodes_remain_for_the_requeued_job() -> None:
     ]
     recorder = Recorder(job(), "shrink", "conflict")
     recorder.able = ["n1", "n2", "n3", "n4"]
-    assert put_back(cast(Slurm, recorder), 12, bad, "standby", SIZE) == 13
+    assert put_back(cast(Slurm, recorder), 12, bad, "standby", SIZE) == (13, ("n9", "n1"))
     assert {"--exclude=n9,n1", "--begin=now+33"} <= set(recorder.args("submit")["args"])
 
 
