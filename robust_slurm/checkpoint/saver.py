@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import gpu
 from .chosen import Chosen
 from .client import Client
 from .guard import Guard, Verdict
@@ -135,6 +136,12 @@ class Saver:
 
     def save(self, step: int) -> None:
         """May raise anything; the training is none the worse for it."""
+        if gpu.capturing():
+            self._say(
+                f"step {step} is not saved: save() was called while a CUDA graph is captured, and "
+                "nothing can be copied meanwhile. Call it outside of the capture"
+            )
+            return
         start = time.perf_counter()
         self._spent = _Spent(step, start, self._stats.blocked_s, self._stats.replica_s)
         try:
@@ -204,7 +211,8 @@ class Saver:
             slot = ring.take(self._client.held(), self._client.everywhere)
         if slot is None:
             raise RuntimeError(f"step {step} is left out: all slots are still being written")
-        beside = self._steady and not self._unsteady and not careful
+        # What a device copies may change before the host has come to read the rest.
+        beside = self._steady and not self._unsteady and not careful and gpu.current() is None
         try:
             copy = Copy(
                 step, slot, form, late, early, lambda: self._encode(values),
@@ -216,6 +224,8 @@ class Saver:
                 raise
             self.leave_memory(self._no_room_for(error))
             return
+        if slot.unpinned:
+            self._say(slot.unpinned)
         self._over = over = Event()
         self._copy, self._taken = copy, step
         # Where not every step is saved, the replica has until the next one that is.
@@ -240,6 +250,8 @@ class Saver:
 
     def before_change(self) -> None:
         """An optimizer is about to change what is being copied. Raises nothing."""
+        if gpu.capturing():
+            return  # it changes nothing yet, and a wait would become part of the graph
         start = time.perf_counter()
         self._wait_for_copy()
         self._act_on(self._guard.before_change(COPY_DEADLINE))
@@ -253,7 +265,7 @@ class Saver:
 
     def after_change(self) -> None:
         """An optimizer has stepped."""
-        if self._guard.careful:
+        if self._guard.careful and not gpu.capturing():
             self._order.stepped()
 
     def _wait_for_copy(self) -> None:

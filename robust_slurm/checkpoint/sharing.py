@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import gpu
 from .alike import mark
 from .crc import crc32
 from .layout import Entry
-
-cuda: Any = torch.cuda  # torch does not type all of it
-
 
 KEEPERS = 64
 
@@ -169,18 +167,14 @@ def _sum(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _event(part: torch.Tensor) -> Any:
-    if part.device.type != "cuda":
-        return None
-    event = cuda.Event()
-    event.record(cuda.current_stream(part.device))
-    return event
+    device = gpu.device_of(part)
+    return None if device is None else gpu.event(gpu.cuda.current_stream(device))
 
 
 def _read(part: torch.Tensor, event: Any) -> torch.Tensor:
     """On the host, when it is ready there; without a wait for what the device does after it."""
     if event is None:
         return part.cpu()
-    own = cuda.Stream(part.device)
-    own.wait_event(event)
-    with cuda.stream(own):
+    event.synchronize()
+    with gpu.cuda.stream(gpu.stream(part.device)):
         return part.cpu()

@@ -13,15 +13,14 @@ import stat
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from . import dtypes
+from . import dtypes, gpu
 from .advice import populate
 from .layout import SUFFIX, Entry, Plan, Snapshot, encode_header, lay_out
+from .sizes import megabytes
 
-cuda: Any = torch.cuda  # torch does not type all of it
 OWN = 3  # ranks are one step apart and copying takes time: two would leave no common step
 
 
@@ -70,7 +69,8 @@ class Slot:
         self.late: list[torch.Tensor] = []
         self.early: list[torch.Tensor] = []
         """Views of the file, in the order of Form.late and Form.early."""
-        self.pinned = False
+        self.unpinned = ""
+        """Why CUDA could not register its memory, and what that costs."""
         self._form: Form | None = None
         self._map: mmap.mmap | None = None
         self._on_unmap: Callable[[], None] | None = None
@@ -111,7 +111,7 @@ class Slot:
         if self._on_unmap is not None:
             self._on_unmap()
         self.late, self.early, self.plan, self._form = [], [], None, None
-        self._map, self._on_unmap, self.pinned = None, None, False  # gone with its last view
+        self._map, self._on_unmap, self.unpinned = None, None, ""  # gone with its last view
 
     def remove(self) -> None:
         self.release()
@@ -140,7 +140,8 @@ class Slot:
         try:
             if fd < 0:
                 fd = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o600)
-            os.posix_fallocate(fd, 0, size)
+            with gpu.nearby():
+                os.posix_fallocate(fd, 0, size)
             mapped = mmap.mmap(fd, size)
         except OSError:
             self.path.unlink(missing_ok=True)
@@ -151,15 +152,17 @@ class Slot:
         mapped.madvise(mmap.MADV_DONTFORK)  # data loader workers have no business in it
         populate(mapped, 0, size)
         self._map = mapped
-        if cuda.is_initialized():
+        if gpu.current() is not None:
             self._pin(torch.frombuffer(mapped, dtype=torch.uint8).data_ptr(), size)
 
     def _pin(self, address: int, size: int) -> None:
-        """Register it with CUDA, so that copies from the device need no host."""
-        runtime = cuda.cudart()
-        if int(runtime.cudaHostRegister(address, size, 0)) == 0:
-            self.pinned = True
-            self._on_unmap = lambda: runtime.cudaHostUnregister(address)
+        self._on_unmap, why = gpu.register(address, size)
+        if why:
+            self.unpinned = (
+                f"CUDA cannot register {megabytes(size)} of {self.path.parent} ({why}): copies from"
+                " the GPU are several times slower, and optimizer steps wait for them. Snapshots "
+                "are complete nevertheless"
+            )
 
 
 class Ring:

@@ -2,21 +2,27 @@
 
 One thread of the process does it, with one thread of its own (memory is the limit, not cores, and
 training needs the others). ``torch._foreach_copy_`` copies the whole list in one call that holds
-no GIL. CUDA tensors go on a stream of their own into registered memory.
+no GIL. What lies on a CUDA device goes on a stream of its own, behind an event of the training's.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 
+from . import gpu
 from .one_thread import use_one_thread
-from .slots import Form, Slot, cuda
+from .slots import Form, Slot
+
+CHUNK = 64 << 20
+"""Bytes of a tensor that is not contiguous, copied at a time: a device makes it contiguous first,
+in memory that it may not have for all of it."""
 
 
 class TornError(Exception):
@@ -56,26 +62,31 @@ class Copy:
         self._values, self._same = values, same
         self._early: list[torch.Tensor] | None = None
         self._copied = threading.Event()
-        self._on_device: list[tuple[torch.device, Any]] = []  # and the event of its copies
+        self._device = gpu.current()
+        self._ready: dict[torch.device, Any] = {}
+        """Device → the event behind which it may be copied."""
+        self._done: dict[torch.device, Any] = {}
+        """Device → the event of its copies; all are there when ``_issued`` is set."""
+        self._issued = threading.Event()
+        self._checking = threading.Lock()
         self._versions = [t._version for t in late]
         self._torn: list[int] | None = None
         self._sources = late
-        on_gpu = cuda.is_initialized()
         if not slot.fits(form):
-            if late and not on_gpu and not at_once:
+            if late and self._device is None and not at_once:
                 self._early = [t.clone() for t in early]  # the copy thread makes the file
                 return
             slot.fit(form)
-        _copy(slot.early, early, non_blocking=slot.pinned and not at_once)
+        devices = gpu.devices_of(early, late)
+        _copy(slot.early, early, non_blocking=bool(devices))
         if at_once:
-            _copy(slot.late, late)
+            _copy(slot.late, late, non_blocking=bool(devices))
+            gpu.drain(devices)
             self.late = self._sources = []
             self._versions = []
-        elif slot.pinned:
-            self._begin_on_device({t.device for t in early} | {t.device for t in late})
-        elif on_gpu:  # it would not be registered
-            _copy(slot.late, late)
-            self._sources = []
+            return
+        # No tensor's memory is given to others meanwhile: ``late`` holds it until all is copied.
+        self._ready = {device: gpu.event(gpu.cuda.current_stream(device)) for device in devices}
 
     @property
     def copied(self) -> bool:
@@ -86,14 +97,16 @@ class Copy:
         return self._copied.wait(timeout)
 
     def before_change(self, timeout: float) -> bool:
-        """Wait as ``wait`` does; where a device copies, let its current stream wait instead."""
+        """Wait as ``wait`` does; what a device copies is waited for by its current stream."""
         if self._copied.is_set():
             return True
-        if not self._on_device or any(t.device.type != "cuda" for t in self.late):
+        if not self._ready:
             return self._copied.wait(timeout)
+        if not self._issued.wait(timeout):
+            return False
         self._check()  # the change comes before the copy is seen to be over
-        for device, event in self._on_device:
-            cuda.current_stream(device).wait_event(event)
+        for device, event in self._done.items():
+            gpu.cuda.current_stream(device).wait_event(event)
         return True
 
     def moved(self, late: list[torch.Tensor]) -> set[int]:
@@ -104,13 +117,13 @@ class Copy:
         """In the copy thread: everything up to a complete file."""
         start = time.perf_counter()
         try:
+            gpu.enter(self._device)
+            if self._ready:
+                self._issue()
             values, self.same = self._values(), self._same()
             self._fit(values)
-            if self._on_device:
-                self._end_on_device()
-                pairs = zip(self.slot.late, self.late, strict=True)
-                rest = [(to, of) for to, of in pairs if of.device.type != "cuda"]
-                _copy([to for to, _ in rest], [of for _, of in rest])
+            if self._ready:
+                self._drain()
             elif self._sources:
                 _copy(self.slot.late, self._sources)
             self._check()
@@ -121,7 +134,10 @@ class Copy:
             self.slot.complete(self.form.header(self.step, values, self.same), self.step)
         except Exception as error:  # noqa: BLE001 - said by who waits; nothing may end the thread
             self.error = error
+            with suppress(Exception):
+                self._drain()  # the slot's memory and the tensors' are still in use
         self.late = self._sources = []
+        self._issued.set()
         self._copied.set()
 
     def _fit(self, values: str) -> None:
@@ -129,9 +145,9 @@ class Copy:
         if len(header) > self.form.plan.header_size:
             if self._early is None:  # move what is in the old file already
                 self._early = self.slot.early
-            if self._on_device or not self._sources:
-                self._end_on_device()
-                self._sources, self._on_device = self.slot.late, []
+            if self._ready or not self._sources:
+                self._drain()
+                self._sources, self._ready = self.slot.late, {}
             self.form.reserve(len(header))
         if not self.slot.fits(self.form):
             self.slot.fit(self.form)
@@ -139,46 +155,61 @@ class Copy:
             _copy(self.slot.early, self._early)
 
     def _check(self) -> None:
-        if self._torn is None:
-            now = [t._version for t in self.late]
-            self._torn = [i for i, v in enumerate(now) if v != self._versions[i]]
+        # The first one counts, as a whole: the optimizer changes all of them after its own.
+        with self._checking:
+            if self._torn is None:
+                now = [t._version for t in self.late]
+                self._torn = [i for i, v in enumerate(now) if v != self._versions[i]]
 
-    def _begin_on_device(self, devices: Collection[torch.device]) -> None:
-        """Start the copies of each device behind what its current stream has been given."""
-        for device in devices:
-            if device.type != "cuda":
-                continue
-            pairs = zip(self.slot.late, self.late, strict=True)
-            of_device = [(to, of) for to, of in pairs if of.device == device]
-            own = _stream(device)
-            own.wait_stream(cuda.current_stream(device))
-            with cuda.stream(own):
-                _copy([to for to, _ in of_device], [of for _, of in of_device], non_blocking=True)
-                for _, of in of_device:
-                    of.record_stream(own)  # its memory is not given to others before
-                event = cuda.Event()
-                event.record(own)
-            self._on_device.append((device, event))
+    def _issue(self) -> None:
+        """Have each device copy what it holds, and copy all else here."""
+        pairs = list(zip(self.slot.late, self.late, strict=True))
+        for device, ready in self._ready.items():
+            own = gpu.stream(device)
+            own.wait_event(ready)
+            with gpu.cuda.stream(own):
+                try:
+                    _copy(*_of_device(pairs, device), non_blocking=True)
+                finally:
+                    self._done[device] = gpu.event(own)
+        _copy(*_of_device(pairs, None))
+        self._issued.set()
 
-    def _end_on_device(self) -> None:
-        for _, event in self._on_device:
+    def _drain(self) -> None:
+        for event in self._done.values():
             event.synchronize()
 
 
+def _of_device(
+    pairs: list[tuple[torch.Tensor, torch.Tensor]], device: torch.device | None
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The pairs whose second one lies there; None: on no CUDA device."""
+    chosen = [pair for pair in pairs if gpu.device_of(pair[1]) == device]
+    return [to for to, _ in chosen], [of for _, of in chosen]
+
+
 def _copy(to: list[torch.Tensor], of: list[torch.Tensor], *, non_blocking: bool = False) -> None:
+    """Copy each; ``non_blocking``: what lies on a device, only once that has come so far."""
+    if non_blocking:
+        pairs = [each for pair in zip(to, of, strict=True) for each in pieces(*pair)]
+        to, of = [one for one, _ in pairs], [other for _, other in pairs]
     if not to:
         return
     with torch.no_grad():
         torch._foreach_copy_(to, of, non_blocking=non_blocking)
 
 
-_streams: dict[torch.device, Any] = {}
-
-
-def _stream(device: torch.device) -> Any:
-    if device not in _streams:
-        _streams[device] = cuda.Stream(device)
-    return _streams[device]
+def pieces(to: torch.Tensor, of: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Both in pieces that need no temporary memory over CHUNK; ``to`` is contiguous. Pure."""
+    if of.nbytes <= CHUNK or of.is_contiguous():
+        yield to, of
+        return
+    rows = CHUNK * len(of) // of.nbytes
+    if rows:
+        yield from zip(torch.split(to, rows), torch.split(of, rows), strict=True)
+        return
+    for pair in zip(to, of, strict=True):
+        yield from pieces(*pair)
 
 
 class Copier:

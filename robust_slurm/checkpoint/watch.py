@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
-CHUNK = 64 << 20  # bytes of a device tensor that are compared at a time
+from .snapshot import CHUNK, pieces
+
 LEAST_PAUSE = 0.001  # s between two looks
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -30,14 +31,20 @@ def same_bits(saved: torch.Tensor, live: torch.Tensor) -> bool:
         return False
     if not saved.numel():
         return True
-    one, other = _bits(saved), _bits(live)
-    if other.is_cpu:
-        return torch.equal(one, other)
-    step = max(1, CHUNK // one.itemsize)  # a full device has no room for all of it at once
-    return all(
-        torch.equal(one[at : at + step].to(other.device), other[at : at + step])
-        for at in range(0, len(one), step)
-    )
+    if live.is_cpu:
+        return torch.equal(_bits(saved), _bits(live))
+    return same_in_pieces(saved, live)
+
+
+def same_in_pieces(saved: torch.Tensor, live: torch.Tensor) -> bool:
+    """As ``same_bits``, for a device, which may have no room for all of it at once."""
+    for piece, others in pieces(saved, live):
+        one, other = _bits(piece), _bits(others)
+        step = max(1, CHUNK // one.itemsize)
+        for at in range(0, len(one), step):
+            if not torch.equal(one[at : at + step].to(other.device), other[at : at + step]):
+                return False
+    return True
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,138 @@
+"""A stand-in for the lowest layer of CUDA: torch.cuda and the CUDA runtime, without a device.
+
+Tensors of the CPU pose as a device's; a copy happens when it is issued. ``calls`` holds what was
+asked for, in order, with the thread that asked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from robust_slurm.checkpoint import gpu
+
+DEVICE = torch.device("cuda", 3)
+BUS = "0000:3B:00.0"
+
+
+class FakeEvent:
+    def __init__(self, cuda: FakeCuda, blocking: bool) -> None:
+        self.cuda, self.blocking, self.on = cuda, blocking, ""
+
+    def record(self, on: FakeStream) -> None:
+        self.on = on.name
+        self.cuda.note(f"record on {on.name}")
+
+    def synchronize(self) -> None:
+        self.cuda.note(f"host waits for {self.on}{'' if self.blocking else ', spinning'}")
+
+
+class FakeStream:
+    def __init__(self, cuda: FakeCuda, name: str) -> None:
+        self.cuda, self.name = cuda, name
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.cuda.note(f"{self.name} waits for {event.on}")
+
+
+class FakeRuntime:
+    """cudart, as torch has it and as it is loaded."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
+        self.error = 0
+        """What cudaHostRegister returns."""
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.cuda.note(f"register with flags {flags} on device {self.cuda.current_device()}")
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.cuda.note("unregister")
+        return 0
+
+    def cudaGetErrorString(self, error: int) -> str:
+        return "out of memory"
+
+    def cudaGetLastError(self) -> int:
+        self.cuda.note("clear the error")
+        return self.error
+
+    def cudaThreadExchangeStreamCaptureMode(self, mode: object) -> int:
+        self.cuda.note("set the capture mode")
+        return 0
+
+    def cudaDeviceGetPCIBusId(
+        self, name: ctypes.Array[ctypes.c_char], size: object, device: ctypes.c_int
+    ) -> int:
+        name.value = BUS.encode()
+        return 0 if device.value == self.cuda.current_device() else 101
+
+
+class FakeCuda:
+    """torch.cuda, in use by the calling thread."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.initialized = True
+        self.capturing = False
+        self.runtime = FakeRuntime(self)
+        self.compute = FakeStream(self, "compute")
+        self._thread = threading.local()
+        self._thread.device = DEVICE.index
+
+    def note(self, call: str) -> None:
+        self.calls.append((threading.current_thread().name, call))
+
+    def of(self, thread: str) -> list[str]:
+        """What one thread has asked for."""
+        return [call for name, call in self.calls if name == thread]
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+    def current_device(self) -> int:
+        return getattr(self._thread, "device", 0)  # as CUDA: a new thread is on device 0
+
+    def set_device(self, device: int) -> None:
+        self._thread.device = device
+        self.note(f"set device {device}")
+
+    def current_stream(self, device: torch.device) -> FakeStream:
+        return self.compute
+
+    def Stream(self, device: torch.device) -> FakeStream:
+        return FakeStream(self, "copies")
+
+    @contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        self.note(f"issue on {stream.name}")
+        yield
+
+    def Event(self, blocking: bool = False) -> FakeEvent:
+        return FakeEvent(self, blocking)
+
+    def cudart(self) -> FakeRuntime:
+        return self.runtime
+
+
+def install(
+    monkeypatch: pytest.MonkeyPatch,
+    poses: Callable[[torch.Tensor], bool] = lambda tensor: tensor.dim() > 0,
+) -> FakeCuda:
+    """Put a fake in the place of CUDA; tensors that ``poses`` holds of lie on ``DEVICE``."""
+    cuda = FakeCuda()
+    monkeypatch.setattr(gpu, "cuda", cuda)
+    monkeypatch.setattr(gpu, "runtimes", lambda: [cuda.runtime])
+    monkeypatch.setattr(gpu, "device_of", lambda tensor: DEVICE if poses(tensor) else None)
+    monkeypatch.setattr(gpu, "_streams", {})
+    monkeypatch.setattr(gpu, "_entered", threading.local())
+    return cuda
