@@ -85,7 +85,7 @@ def walk(tops: Sequence[str], deadline_s: float, points: Collection[str] = ()) -
         except OSError:
             continue  # not there
         if stat.S_ISDIR(info.st_mode):  # what a link leads to is another of the directories
-            waiting.append((top, info.st_dev))
+            waiting.append((os.path.normpath(top), info.st_dev))
     while waiting:
         here, device = waiting.pop()
         try:
@@ -101,7 +101,8 @@ def walk(tops: Sequence[str], deadline_s: float, points: Collection[str] = ()) -
                     if seen % _EVERY == 0 and time.monotonic() > until:
                         return _usage(size, files, seen, whole=False)
                     seen += 1
-                    if f"{here}/{entry.name}" in points:
+                    path = os.path.join(here, entry.name)  # noqa: PTH118 - "/" is a directory too
+                    if path in points:
                         continue
                     try:
                         info = entry.stat(follow_symlinks=False)
@@ -112,7 +113,7 @@ def walk(tops: Sequence[str], deadline_s: float, points: Collection[str] = ()) -
                     size[info.st_uid] = size.get(info.st_uid, 0) + info.st_blocks * _BLOCK
                     files[info.st_uid] = files.get(info.st_uid, 0) + 1
                     if stat.S_ISDIR(info.st_mode):
-                        waiting.append((f"{here}/{entry.name}", device))
+                        waiting.append((path, device))
         except OSError:
             whole = False
         finally:

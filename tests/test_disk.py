@@ -338,6 +338,18 @@ def test_the_look_on_a_real_directory(tmp_path: Path) -> None:
     assert (uid, files) == (os.geteuid(), 5) and 200_000 <= size < 1_000_000
 
 
+@pytest.mark.parametrize("end", ["", "/", "//", "/."])
+def test_a_mount_point_is_not_touched_however_the_directory_is_written(
+    tmp_path: Path, end: str
+) -> None:
+    """A user's own file system there may never answer."""
+    for name in ("a", "mounted"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    usage = leftover_files.walk([f"{tmp_path}{end}"], 30.0, {str(tmp_path / "mounted")})
+    assert usage.owners[0][2] == 2 and usage.whole
+
+
 def test_decoys_do_not_end_the_look(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     for number in range(5000):

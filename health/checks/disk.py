@@ -168,7 +168,7 @@ def _run(system: System) -> list[Finding]:
     paths = [*minimum, *options["paths"]]
     systems = list(_SYSTEMS)
     if conf.path:
-        systems.append(slurmconf.spool_dir(system, conf))
+        systems.append(posixpath.normpath(slurmconf.spool_dir(system, conf)))
         paths.append(systems[-1])
     mounts = _mounts(system)
     seen = set()  # file systems
