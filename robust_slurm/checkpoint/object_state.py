@@ -54,6 +54,44 @@ class ObjectState:
             ) from err
 
 
+class ScalerState(ObjectState):
+    """A gradient scaler. Its state_dict() waits for the device; its tensors are saved as they are.
+
+    What it gives back is plain: a snapshot may hold either.
+    """
+
+    @staticmethod
+    def is_of(found: Any) -> bool:
+        """Whether it is torch's, or one that keeps its state as torch's does."""
+        base = torch.amp.GradScaler
+        kind = type(found)
+        return (
+            isinstance(found, base)
+            and kind.state_dict is base.state_dict
+            and kind.load_state_dict is base.load_state_dict
+        )
+
+    def get(self) -> Any:
+        """Its state, with tensors for what the device changes."""
+        idle = object.__new__(type(self.found))
+        vars(idle).update(vars(self.found), _scale=None, _growth_tracker=None)
+        state: dict[str, Any] = idle.state_dict()
+        live = {"scale": "_scale", "_growth_tracker": "_growth_tracker"}
+        found = {key: vars(self.found).get(name) for key, name in live.items() if key in state}
+        return state | {key: value for key, value in found.items() if value is not None}
+
+    def put(self, state: Any) -> None:
+        """Set its state."""
+        self.found.load_state_dict(for_loading(self.found, state))
+
+
+def for_loading(found: Any, state: Any) -> Any:
+    """The saved state of an object, as its load_state_dict() takes it."""
+    if not ScalerState.is_of(found):
+        return state
+    return {k: v.item() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
+
+
 class LoaderState(ObjectState):
     """A loader of data, such as torchdata's StatefulDataLoader."""
 

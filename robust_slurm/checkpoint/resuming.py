@@ -12,6 +12,7 @@ from . import durable, reader, values
 from .client import Client
 from .layout import LayoutError, read_snapshot
 from .mesh import World, gather
+from .object_state import for_loading
 from .slots import map_file
 from .state import Source, State, StateError
 
@@ -155,7 +156,8 @@ def _reshard(
     for key, target in objects.items():
         load = getattr(target, "load_state_dict", None)
         if key.startswith("extra.") and key in carried.values and load is not None:
-            load(values.decode(carried.values[key], lambda ref: tensors[ref.fqn].clone()))
+            state = values.decode(carried.values[key], lambda ref: tensors[ref.fqn].clone())
+            load(for_loading(target, state))
     for note in carried.notes:
         say(note)
 

@@ -26,6 +26,7 @@ from .object_state import (
     LoaderState,
     ObjectState,
     PlainValue,
+    ScalerState,
 )
 from .optimizer_state import OptimizerState
 from .sharing import Fingerprint, Part, Share, checksum, cut, divide
@@ -139,7 +140,8 @@ class State:
         if rng.is_generator(found):
             return GeneratorState(key, found)
         if hasattr(found, "state_dict") and hasattr(found, "load_state_dict"):
-            return (LoaderState if kind == "loader" else ObjectState)(key, found)
+            made = ScalerState if ScalerState.is_of(found) else ObjectState
+            return (LoaderState if kind == "loader" else made)(key, found)
         if kind != "extra":
             raise TypeError(
                 f"{key}: a {type(found).__name__} has no state_dict() and load_state_dict()"
@@ -226,7 +228,11 @@ class State:
                 if isinstance(section, ModuleState):  # running averages change in a forward pass
                     section.collect()
                     found[section.key] = Glimpse(None, _tensors(section.leaves[:1]))
-                elif type(section) is ObjectState and not hasattr(section.found, "__iter__"):
+                elif (
+                    isinstance(section, ObjectState)
+                    and type(section) in (ObjectState, ScalerState)
+                    and not hasattr(section.found, "__iter__")
+                ):
                     found[section.key] = Glimpse(section.collect(), _tensors(section.leaves))
         return found
 
