@@ -227,13 +227,12 @@ class Inquiry:
     def _take(self, note: Note, accused: Accused, found: Found) -> None:
         names = [one.name for one in found.accusations]
         names += [one.name for one in found.rejections]
-        names += [name for one in found.withdrawals for name in (one.name, one.of)]
+        names += self._withdraw(found.withdrawals)
         if not names:
             return
         old = self._dealt.get(note.job, note)
         self._dealt[note.job] = old._replace(known=(*old.known, *names))
         self._found += found.accusations
-        self._withdraw(found.withdrawals)
         for rejection in found.rejections:
             self.events.append(self._event("rejected", of_rejection(rejection, accused)))
             self.errors.append(
@@ -241,22 +240,27 @@ class Inquiry:
                 f"(owner uid {rejection.uid}): {rejection.why}"
             )
 
-    def _withdraw(self, withdrawals: Sequence[Withdrawal]) -> None:
-        """Record those that take a strike back. The history keeps them: a job has one at most."""
-        if not withdrawals:
-            return
-        struck = {(e.data.get("job"), e.data.get("name")) for e in strikes_of(self._history())}
+    def _withdraw(self, withdrawals: Sequence[Withdrawal]) -> list[str]:
+        """Record those that take a strike back; returns the names of the files dealt with.
+
+        The history keeps them: a job has one at most. While it cannot be read they stay undone.
+        """
+        known = self._history() if withdrawals else []
+        if known is None:
+            return []
+        struck = {(e.data.get("job"), e.data.get("name")) for e in strikes_of(known)}
         for one in withdrawals:
             if (one.job, one.of) in struck:
                 data = {"job": one.job, "uid": one.uid, "name": one.of, "why": one.why}
                 self.events.append(self._event("withdrawn", data))
+        return [name for one in withdrawals for name in (one.name, one.of)]
 
-    def _history(self) -> list[Event]:
+    def _history(self) -> list[Event] | None:
         try:
             return self._system.history()
         except OSError as error:
             self.errors.append(f"no history to count strikes in: {error}")
-            return []
+            return None
 
     def test(self, free: bool, until: float) -> list[Finding]:
         """Run the site's tests, if anybody accused the node."""
@@ -271,7 +275,7 @@ class Inquiry:
             return []
         against = [finding for finding in verdict.closing if finding.cls == "node"]
         why = [f"{f.check}: {f.evidence}"[:300] for f in against[:5]] + self._told
-        known = self._history()
+        known = self._history() or []
         fresh: list[Event] = []
         for accusation in self._found:
             result = "confirmed" if against else "cleared"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
@@ -10,6 +11,7 @@ from gate_site import GONE, GateSite
 
 from health.checks import ALL
 from health.inquiry import acquitted
+from health.live import LiveSystem
 from health.settings import defaults
 from health.sweep import main
 from health.system import Event
@@ -73,6 +75,31 @@ def test_a_drain_that_rests_on_a_withdrawn_accusation_is_lifted(site: GateSite) 
     site.accuse(job=4, uid=GONE + 1)
     epilog([])
     assert site.slurm.node()["reason"] == "robust:node:lemon:-:service:job4"
+
+
+@needs_root
+def test_a_withdrawal_waits_for_a_history_that_cannot_be_read(
+    site: GateSite, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from epilog.cli import main as epilog
+
+    site.environ(job=7)
+    site.accuse()
+    epilog([])
+    assert site.events("strike")
+    site.environ(job=0)
+    site.accuse(name="n1.e3.withdrawn.json", withdrawn="on n1 and s1")
+    with monkeypatch.context() as broken:
+
+        def history(_system: LiveSystem) -> list[Event]:
+            raise OSError(errno.EIO, "Input/output error", "history.jsonl")
+
+        broken.setattr(LiveSystem, "history", history)
+        main([])
+    assert "no history to count strikes in" in capfd.readouterr().err
+    assert site.events("withdrawn") == []
+    main([])
+    assert site.event("withdrawn")["why"] == "on n1 and s1"
 
 
 def test_strikes_that_grow_old_acquit_nobody() -> None:
