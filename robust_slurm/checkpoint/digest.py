@@ -75,15 +75,6 @@ def take(fd: int, size: int, threads: int = 1) -> list[int]:
     return crcs(fd, size, range(count(size)), threads)
 
 
-def of_file(path: str, threads: int = 1) -> list[int]:
-    """The digest of the file at ``path``. Raises as ``take``."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return take(fd, os.fstat(fd).st_size, threads)
-    finally:
-        os.close(fd)
-
-
 def differing(
     fd: int, size: int, digest: Sequence[int], among: Iterable[int] | None = None, threads: int = 1
 ) -> list[int]:

@@ -264,10 +264,6 @@ def parse_outline(raw: bytes, known: dict[bytes, Any]) -> Outline:
         raise ValueError(f"{type(err).__name__}: {err}") from None
 
 
-def outline(part: Part) -> Outline:
-    return Outline(_lines(part), {})
-
-
 def read_part(directory: Path, name: str) -> Part:
     """Raises DurableError."""
     try:

@@ -11,9 +11,9 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from robust_slurm.checkpoint import digest
+from robust_slurm.checkpoint.channel import BrokenError
 from robust_slurm.checkpoint.events import Holding
 from robust_slurm.checkpoint.shelf import Record, open_snapshot
 from robust_slurm.checkpoint.transfer import Offer
@@ -39,11 +39,7 @@ class LocalDisk:
                 self._remove(record.owner, old)
         target = self.directory / f"{stem}.safetensors"
         _write(target, fd, record.size)
-        note = {
-            "owner": record.owner, "step": record.step, "world": record.world,
-            "needs": record.needs, "epoch": record.epoch, "size": record.size,
-            "digest": record.digest, "same": record.same + 1,
-        }  # fmt: skip
+        note = Offer.of(record).message("note")
         temporary = self.directory / f".{stem}.json.tmp"
         temporary.write_text(json.dumps(note))
         temporary.rename(self.directory / f"{stem}.json")
@@ -56,7 +52,7 @@ class LocalDisk:
             names = [path.name for path in self.directory.iterdir()]
         except OSError:
             return []
-        matches = (_NAME_match for name in names if (_NAME_match := _NOTE.fullmatch(name)))
+        matches = (match for name in names if (match := _NOTE.fullmatch(name)))
         return sorted((int(m[1]), int(m[2])) for m in matches)
 
     def _remove(self, owner: int, step: int) -> None:
@@ -70,36 +66,30 @@ class LocalDisk:
     def open(self, owner: int, step: int) -> tuple[int, Offer] | None:
         """Descriptor and description of a snapshot; None if it is not there. Raises OSError."""
         try:
-            note = self._note(owner, step)
-        except (OSError, ValueError, KeyError):
+            offer = self._note(owner, step)
+        except (OSError, ValueError):
             return None
         fd, size, _ = open_snapshot(self.path(owner, step))
-        offer = Offer(
-            owner, step, note["world"], tuple(note["needs"]), note["epoch"], size,
-            note["digest"], note["same"] - 1,
-        )  # fmt: skip
-        if size != note["size"] or len(note["digest"]) != digest.count(size):
+        if size != offer.size:
             os.close(fd)
             return None
         return fd, offer
 
-    def _note(self, owner: int, step: int) -> dict[str, Any]:
+    def _note(self, owner: int, step: int) -> Offer:
+        """Raises OSError, ValueError."""
         path = self.path(owner, step).with_suffix(".json")
         fd, size, _ = open_snapshot(path)
         with open(fd, "rb") as file:
             if size > MAX_NOTE:
                 raise ValueError(f"{path} has {size} bytes")
             note = json.loads(file.read(MAX_NOTE))
-        lists = [note["needs"], note["digest"]] if isinstance(note, dict) else []
-        numbers = (
-            [note[k] for k in ("owner", "step", "world", "epoch", "size", "same")] if lists else []
-        )
-        for values in (*lists, numbers):
-            if not isinstance(values, list) or not all(type(v) is int and v >= 0 for v in values):
-                raise ValueError(f"{path} is not understood")
-        if not lists or (note["owner"], note["step"]) != (owner, step):
+        try:
+            offer = Offer.read(note) if isinstance(note, dict) else None
+        except BrokenError:
+            offer = None
+        if offer is None or (offer.owner, offer.step) != (owner, step):
             raise ValueError(f"{path} is not understood")
-        return dict(note)
+        return offer
 
     def stock(self, threads: int, only: int | None = None) -> list[Holding]:
         """All that is there (or of one step), its digest verified now (not with 0 threads)."""
@@ -108,24 +98,26 @@ class LocalDisk:
 
     def _verify(self, owner: int, step: int, threads: int) -> Holding:
         file, why = str(self.path(owner, step)), ""
-        world, needs, epoch, size, same = 0, (owner,), 0, 0, -1
+        note = Offer(owner, step, 0, (owner,), 0, 0, [])
         try:
             note = self._note(owner, step)
-            world, needs, epoch = note["world"], tuple(note["needs"]), note["epoch"]
-            size, same = note["size"], note["same"] - 1
             found = self.open(owner, step)
             if found is None:
                 why = "its size is not what it was"
             else:
-                wrong: list[int] = []
                 with open(found[0], "rb", buffering=0) as opened:
-                    fd, crcs = opened.fileno(), found[1].digest
-                    if threads:
-                        wrong = digest.differing(fd, size, crcs, threads=threads)
-                why = digest.describe(wrong, size) if wrong else ""
-        except (OSError, ValueError, KeyError) as err:
+                    if threads and (
+                        wrong := digest.differing(
+                            opened.fileno(), note.size, note.digest, threads=threads
+                        )
+                    ):
+                        why = digest.describe(wrong, note.size)
+        except (OSError, ValueError) as err:
             why = f"cannot be read: {err}"
-        return Holding(owner, step, world, needs, "local", file, size, not why, why, epoch, same)
+        return Holding(
+            owner, step, note.world, note.needs, "local", file, note.size, not why, why,
+            note.epoch, note.same,
+        )  # fmt: skip
 
     def bring(self, owner: int, step: int, target: Path) -> Record:
         """Copy a snapshot into the store's directory. ValueError when there is no good one.

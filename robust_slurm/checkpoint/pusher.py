@@ -16,16 +16,6 @@ from robust_slurm.checkpoint.transfer import AbandonedError, Offer, send
 
 BACKOFF = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # s before the next try
 REFUSED_PAUSE = 10.0  # s before a peer without room is asked again
-NEWER = "a newer snapshot is there"
-
-
-def give_way(sent: int, size: int, peer_has: bool, gave_way_before: bool) -> bool:
-    """Whether a transfer under way is given up for a newer snapshot.
-
-    Never two in a row, and never the first that the peer gets: however slow the line is, the peer
-    must end up with something.
-    """
-    return peer_has and not gave_way_before and sent * 2 < size
 
 
 class _RefusedError(Exception):
@@ -64,7 +54,6 @@ class Pusher:
         self._epoch = 0
         self._version = 0  # of target and epoch: what was begun under an older one is void
         self._sending: Record | None = None
-        self._gave_way = False
         self._reset()
 
     def _reset(self) -> None:
@@ -192,7 +181,7 @@ class Pusher:
         except AbandonedError as err:
             if self._shelf.overwritten(fd, record):
                 self._shelf.discard(record)
-            elif str(err) != NEWER:
+            else:
                 self._spoilt(record, str(err))
             raise
         finally:
@@ -201,7 +190,7 @@ class Pusher:
             if version != self._version:
                 return
             self._peer_step = max(self._peer_step, record.step)
-            self._lost, self._failures, self._gave_way = False, 0, False
+            self._lost, self._failures = False, 0
             self._last_good = time.monotonic()
         self._answer("replicated", record.step)
 
@@ -210,11 +199,6 @@ class Pusher:
         with self._change:
             if sent:
                 self._last_good = time.monotonic()
-            newest = self._newest()
-            newer = newest is not None and newest.step > record.step
-            if newer and give_way(sent, record.size, self._peer_step >= 0, self._gave_way):
-                self._gave_way = True
-                return NEWER
         return self._shelf.overwritten(fd, record)
 
     def _connected(self, target: Target, version: int) -> Channel:

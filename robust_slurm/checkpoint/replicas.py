@@ -207,7 +207,7 @@ class PeerServer:
 
     def _take(self, channel: Channel, pair: _Pair, offer: Offer) -> None:
         complete = self._shelf.of(offer.owner, REPLICA)
-        if any(Offer.of(r).same(offer) for r in complete):
+        if any(Offer.of(r) == offer for r in complete):
             channel.send({"op": "done"})
             return
         for beyond in [n for n in pair.slots if n >= self._slots]:

@@ -23,22 +23,6 @@ TORN = "torn: it was being overwritten"
 class Record:
     """A complete snapshot file: what was true of it when it was complete."""
 
-    __slots__ = (
-        "bad",
-        "digest",
-        "epoch",
-        "file",
-        "header",
-        "inode",
-        "kind",
-        "needs",
-        "owner",
-        "same",
-        "size",
-        "step",
-        "world",
-    )
-
     def __init__(
         self,
         file: str,

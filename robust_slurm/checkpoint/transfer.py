@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from robust_slurm.checkpoint import digest
 from robust_slurm.checkpoint.channel import BrokenError, Channel, Message, number_list, numbers
@@ -24,38 +25,21 @@ class AbandonedError(Exception):
     """The sender has something better to send, or nothing good any more."""
 
 
-class Offer:
+class Offer(NamedTuple):
     """What is sent: identity, size in bytes and digest of one snapshot."""
 
-    __slots__ = ("digest", "epoch", "needs", "owner", "shared", "size", "step", "world")
-
-    def __init__(
-        self,
-        owner: int,
-        step: int,
-        world: int,
-        needs: tuple[int, ...],
-        epoch: int,
-        size: int,
-        crcs: list[int],
-        shared: int = -1,
-    ) -> None:
-        self.owner = owner
-        self.step = step
-        self.world = world
-        self.needs = needs
-        self.epoch = epoch
-        self.size = size
-        self.digest = crcs
-        self.shared = shared
-        """See ``Snapshot.same``."""
+    owner: int
+    step: int
+    world: int
+    needs: tuple[int, ...]
+    epoch: int
+    size: int
+    digest: list[int]
+    same: int = -1
+    """See ``Snapshot.same``."""
 
     def message(self, op: str) -> Message:
-        return {
-            "op": op, "owner": self.owner, "step": self.step, "world": self.world,
-            "needs": self.needs, "epoch": self.epoch, "size": self.size, "digest": self.digest,
-            "same": self.shared + 1,
-        }  # fmt: skip
+        return {"op": op, **self._asdict(), "same": self.same + 1}
 
     @classmethod
     def read(cls, message: Message) -> Offer:
@@ -80,13 +64,7 @@ class Offer:
         """Of the file in which it is now complete."""
         return Record(
             file, step=self.step, world=self.world, needs=self.needs, epoch=self.epoch,
-            size=self.size, inode=inode, digest=self.digest, same=self.shared,
-        )  # fmt: skip
-
-    def same(self, other: Offer) -> bool:
-        """Whether both are of one snapshot, with the same content."""
-        return (self.owner, self.step, self.epoch, self.size, self.digest) == (
-            other.owner, other.step, other.epoch, other.size, other.digest,
+            size=self.size, inode=inode, digest=self.digest, same=self.same,
         )  # fmt: skip
 
 
