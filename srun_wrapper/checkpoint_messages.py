@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from robust_slurm.checkpoint.events import Holding, Outcome, Wanted
+from robust_slurm.checkpoint.events import Holding, Outcome, Target, Wanted
 from robust_slurm.checkpoint.interval import Cost
 from srun_wrapper.message_base import Event, Message
 
@@ -120,20 +120,10 @@ class TakeStock(Message):
     step: int | None = None  # of this step only, every byte held against its digest
 
 
-class ReplicaTo(msgspec.Struct, array_like=True):
-    """Where a rank's replica goes; port 0: nowhere."""
-
-    owner: int
-    holder: int
-    node: str
-    host: str
-    port: int
-
-
 class Place(Message):
     """Where this node's ranks send their replicas."""
 
-    targets: tuple[ReplicaTo, ...]
+    targets: dict[int, Target | None]  # by rank; None: nowhere
 
 
 class Fetch(Message):

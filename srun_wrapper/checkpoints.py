@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from robust_slurm.checkpoint import placement
 from robust_slurm.checkpoint.alike import Comparison
+from robust_slurm.checkpoint.events import Target
 from robust_slurm.checkpoint.interval import Interval
 from robust_slurm.checkpoint.sizes import exceeds, megabytes
 from robust_slurm.checkpoint.survival import survives as survival
@@ -27,7 +28,6 @@ from srun_wrapper.checkpoint_messages import (
     PersistAt,
     Persisted,
     Place,
-    ReplicaTo,
     Resumed,
     Saved,
     SaveEvery,
@@ -223,20 +223,18 @@ class Checkpoints:
             say("checkpoints: the ranks name different meshes: placed without regard to groups")
             mesh = {}
         placed = placement.place(names, mesh, self._leaf)
-        orders: dict[int, list[ReplicaTo]] = {}
-        nodes: dict[int, Node] = {}
+        orders: dict[int, tuple[Node, dict[int, Target | None]]] = {}
         for owner, holder in enumerate(placed.holders):
             node = ranks[owner].at.node
-            nodes[id(node)] = node
             to = ranks[holder].at if holder is not None else None
-            target = ReplicaTo(owner, -1, "", "", 0)
             port = to.node.stores.get(to.local, 0) if to is not None else 0
+            target = None
             if to is not None and holder is not None and port:
                 host = to.node.store_host or to.node.address
-                target = ReplicaTo(owner, holder, to.node.name, host, port)
-            orders.setdefault(id(node), []).append(target)
-        for key, targets in orders.items():
-            self.boss.send(nodes[key], Place(tuple(targets)))
+                target = Target(holder, host, port, to.node.name)
+            orders.setdefault(id(node), (node, {}))[1][owner] = target
+        for node, targets in orders.values():
+            self.boss.send(node, Place(targets))
         survives = survival(placed, names, mesh, self._leaf).text
         if survives != self.survives:
             self.survives = survives

@@ -98,12 +98,7 @@ class Keeper:
         """Carry an order out, if it is one for this store."""
         kept, local = self._store, self._local
         if isinstance(order, Place):
-            kept.place(
-                {
-                    t.owner: store.Target(t.holder, t.host, t.port, t.node) if t.port else None
-                    for t in order.targets
-                }
-            )
+            kept.place(order.targets)
         elif isinstance(order, MakeRoom):
             kept.room.prepare(order.size, order.files)
         elif isinstance(order, PersistAt):
@@ -149,38 +144,15 @@ class Keeper:
     def _event(self, event: store.Event) -> None:
         message: Message
         if isinstance(event, store.Enrolled):
-            message = Enrolled(
-                0,
-                event.epoch,
-                self._local,
-                event.rank,
-                event.world,
-                dict(event.mesh),
-                tuple(event.needs),
-                event.directory,
-                event.every,
-                event.bytes,
-            )
+            message = Enrolled(0, event.epoch, self._local, *event[1:])
         elif isinstance(event, store.Saved):
-            message = Saved(
-                event.epoch,
-                event.rank,
-                event.step,
-                event.replicated_step if event.replicated_step >= 0 else None,
-                event.size,
-                event.copy_s,
-                event.blocked_s,
-                event.same,
-                event.cost,
-                event.safe_step,
-                event.have,
-            )
+            message = Saved(*event)
         elif isinstance(event, store.Persisted):
-            message = Persisted(0, event.rank, event.step, event.ok, event.why, event.seconds)
+            message = Persisted(0, *event[:5])
         elif isinstance(event, store.Committed):
-            message = Committed(0, event.step, event.ok, event.why)
+            message = Committed(0, *event)
         elif isinstance(event, store.Resumed):
-            message = Resumed(0, event.epoch, event.rank, event.step)
+            message = Resumed(0, *event)
         else:
-            message = Alarm(0, event.rank, event.text)
+            message = Alarm(0, *event)
         self._emit(message)

@@ -90,10 +90,10 @@ class Boss:
     def targets(self) -> dict[int, tuple[int, str, int]]:
         """Owner → holder, node and port of all Place orders."""
         return {
-            t.owner: (t.holder, t.node, t.port)
+            owner: (t.rank, t.node, t.port) if t is not None else (-1, "", 0)
             for _, order in self.sent
             if isinstance(order, Place)
-            for t in order.targets
+            for owner, t in order.targets.items()
         }
 
 

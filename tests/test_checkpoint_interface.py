@@ -32,5 +32,5 @@ def test_replicas_go_to_the_address_that_a_node_has_named() -> None:
 
     boss = asyncio.run(run())
     places = [message for _, message in boss.sent if isinstance(message, Place)]
-    hosts = {target.node: target.host for place in places for target in place.targets}
+    hosts = {t.node: t.host for place in places for t in place.targets.values() if t}
     assert hosts == {"n0": "10.0.0.0", "n1": "10.9.0.1", "n2": "10.0.0.2", "n3": "10.0.0.3"}

@@ -45,7 +45,7 @@ def test_enrolling_is_answered_and_reported(alone: tuple[Store, Events]) -> None
         "every": 1, "first": 0,
     }  # fmt: skip
     assert events.wait(Enrolled) == Enrolled(
-        2, 0, 4, {"dp": 2, "pp": 2}, (0, 2), "/ckpt", 10, 5
+        0, 2, 4, {"dp": 2, "pp": 2}, (0, 2), "/ckpt", 10, 5
     )  # fmt: skip
     assert store.socket_path.stat().st_mode & 0o777 == 0o600
     assert store.socket_path.parent.stat().st_mode & 0o777 == 0o700
@@ -65,7 +65,7 @@ def test_a_snapshot_is_kept_and_is_in_the_stock(alone: tuple[Store, Events]) -> 
     assert held.size == (store.socket_path.parent / held.file).stat().st_size > SIZE
     cost = Cost(0.0, 0.01, 0.0, 0.0)
     assert events.wait(Saved)._replace(safe_step=-1, have=()) == Saved(
-        1, 5, -1, held.size, 0.1, 0.01, 0, cost=cost
+        0, 1, 5, None, held.size, 0.1, 0.01, cost=cost
     )
     assert store.stock(step=4) == []
     assert store.stock(step=5) == [held]
@@ -261,7 +261,7 @@ def test_resumed_and_alarms_are_passed_on(alone: tuple[Store, Events]) -> None:
     rank = FakeRank(store, 3)
     rank.say(op="resumed", step=12)
     rank.say(op="alarm", text="no room")
-    assert events.wait(Resumed) == Resumed(3, 12, 0)
+    assert events.wait(Resumed) == Resumed(0, 3, 12)
     assert events.wait(Alarm) == Alarm(3, "no room")
 
 
@@ -357,5 +357,5 @@ def test_what_a_store_reports_is_of_the_epoch_in_which_it_came(tmp_path: Path) -
         rank = FakeRank(store, 0, epoch=3)
         rank.say(op="resumed", step=5)
         rank.save(6)
-        assert events.wait(Resumed) == Resumed(0, 5, 3)
+        assert events.wait(Resumed) == Resumed(3, 0, 5)
         assert events.wait(Saved, lambda e: e.step == 6).epoch == 3

@@ -146,7 +146,7 @@ class Desk:
         if op == "saved":
             self._saved(rank, connection, message)
         elif op == "resumed":
-            self._emit(Resumed(rank.number, door.whole(message, "step"), connection.epoch))
+            self._emit(Resumed(connection.epoch, rank.number, door.whole(message, "step")))
         elif op == "unusable":
             self._unusable(rank, message)
         elif op == "slots":

@@ -11,7 +11,7 @@ class Target(NamedTuple):
     """Where an owner's replica goes."""
 
     rank: int
-    """Of the peer, for messages."""
+    """Of the peer, for people."""
     host: str
     port: int
     node: str
@@ -69,8 +69,8 @@ class Outcome(NamedTuple):
 
 
 class Enrolled(NamedTuple):
-    rank: int
     epoch: int
+    rank: int
     world: int
     mesh: dict[str, int]
     needs: tuple[int, ...]
@@ -82,14 +82,13 @@ class Enrolled(NamedTuple):
 class Saved(NamedTuple):
     """A rank's newest complete snapshot; at most two a second per rank."""
 
+    epoch: int
     rank: int
     step: int
-    replicated_step: int
-    """-1: none yet."""
+    replicated_step: int | None
     size: int
     copy_s: float
     blocked_s: float
-    epoch: int
     same: tuple[tuple[int, int], ...] = ()
     """(step, ``Snapshot.same``) of the newest steps that were not yet reported."""
     cost: Cost = Cost(0.0, 0.0, 0.0, 0.0)
@@ -121,9 +120,9 @@ class Alarm(NamedTuple):
 
 
 class Resumed(NamedTuple):
+    epoch: int
     rank: int
     step: int
-    epoch: int
 
 
 Event = Enrolled | Saved | Persisted | Committed | Alarm | Resumed

@@ -36,7 +36,7 @@ class Enrolment(NamedTuple):
     @property
     def event(self) -> Enrolled:
         return Enrolled(
-            self.rank, self.epoch, self.world, self.mesh, self.needs,
+            self.epoch, self.rank, self.world, self.mesh, self.needs,
             self.destination.directory, self.every, self.bytes,
         )  # fmt: skip
 
@@ -102,7 +102,8 @@ class Rank:
         self.latest: Latest | None = None
         self.digesting = threading.Lock()
         self._told_held: set[int] = set()
-        self._replicated = self._safe = -1
+        self._replicated: int | None = None
+        self._safe = -1
         self._saved: Saved | None = None
         self._unsaid = False
         self._same: deque[tuple[int, int]] = deque(maxlen=SAME)
@@ -125,7 +126,7 @@ class Rank:
             self.connection = None
             self.newest = -1
             self.latest = None
-            self._replicated = self._safe = -1
+            self._replicated, self._safe = None, -1
             self._saved = None
             self._same.clear()
             self._have.clear()
@@ -154,7 +155,7 @@ class Rank:
         """``replicated`` or ``alone``."""
         with self.lock:
             if op == "replicated":
-                self._replicated = max(self._replicated, step)
+                self._replicated = max(self._replicated or 0, step)
             if self._safe < step <= self.newest:
                 self._safe = step
                 if self._has(step):
@@ -193,7 +194,7 @@ class Rank:
             if same >= 0:
                 self._same.append((step, same))
             self._saved = Saved(
-                self.number, step, self._replicated, size, copy_s, blocked_s, epoch,
+                epoch, self.number, step, self._replicated, size, copy_s, blocked_s,
                 tuple(self._same), cost, self._safe, tuple(self._have),
             )  # fmt: skip
             self._unsaid = True
