@@ -128,7 +128,7 @@ def test_replicas_of_an_owner_that_sends_elsewhere_go_when_they_are_no_use(
 # -- fetching
 
 
-def test_fetching_in_parallel_with_alternatives_and_failures(tmp_path: Path) -> None:
+def test_fetching_in_parallel_with_failures(tmp_path: Path) -> None:
     with stores(tmp_path, 4, patience=1.0) as [(a, _), (b, _), (c, _), (d, _)]:
         ranks = [FakeRank(a, 0), FakeRank(b, 1), FakeRank(c, 2)]
         for rank in ranks:
@@ -139,7 +139,7 @@ def test_fetching_in_parallel_with_alternatives_and_failures(tmp_path: Path) -> 
             nobody = closed.getsockname()[1]
         outcomes = d.fetch(
             [
-                Wanted(0, 4, "127.0.0.1", nobody),  # an alternative follows
+                Wanted(3, 4, "127.0.0.1", nobody),
                 _wanted(a, 0, 4),
                 _wanted(b, 1, 4),
                 _wanted(c, 2, 4),
@@ -149,7 +149,7 @@ def test_fetching_in_parallel_with_alternatives_and_failures(tmp_path: Path) -> 
         )
         assert [o.ok for o in outcomes] == [False, True, False, True, False, False]
         assert [(o.owner, o.step) for o in outcomes] == [
-            (0, 4), (0, 4), (1, 4), (2, 4), (2, 5), (9, 4)
+            (3, 4), (0, 4), (1, 4), (2, 4), (2, 5), (9, 4)
         ]  # fmt: skip
         assert "nobody listens" in outcomes[0].why
         assert "differs from its digest" in outcomes[2].why

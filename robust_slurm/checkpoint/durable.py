@@ -163,13 +163,7 @@ def look(directory: str | Path) -> tuple[list[Committed], dict[int, str]]:
 
 def newest(directory: str | Path) -> Committed | None:
     """The committed one of the highest step. Raises DurableError as ``step_dirs``."""
-    for step, path in reversed(step_dirs(directory)):
-        try:
-            manifest = read_manifest(path)
-        except DurableError:
-            continue
-        return _as_committed(step, path, manifest)
-    return None
+    return max(committed(directory), key=lambda each: each.step, default=None)
 
 
 def _as_committed(step: int, path: Path, m: Manifest) -> Committed:

@@ -58,22 +58,13 @@ class Fetcher:
     def run(self, wanted: Sequence[Wanted], deadline: float) -> list[Outcome]:
         """``deadline``: s for each item. Outcomes in the order of ``wanted``."""
         results: list[Outcome | None] = [None] * len(wanted)
-        groups: dict[tuple[int, int], list[int]] = {}
-        for place, item in enumerate(wanted):
-            groups.setdefault((item.owner, item.step), []).append(place)
-        todo = iter(list(groups.values()))
+        todo = iter(range(len(wanted)))  # ``next`` on it is atomic
 
         def work() -> None:
-            for places in todo:
-                done = Outcome(-1, -1, False, "", "", 0.0, 0)
-                for place in places:
-                    if not done.ok:
-                        done = self._one(wanted[place], deadline)
-                        results[place] = done
-                    else:  # an alternative that is not needed
-                        results[place] = done._replace(seconds=0.0, bytes=0)
+            for place in todo:
+                results[place] = self._one(wanted[place], deadline)
 
-        share(work, min(PARALLEL, len(groups)), "ckpt-fetch")
+        share(work, min(PARALLEL, len(wanted)), "ckpt-fetch")
         return [outcome for outcome in results if outcome is not None]
 
     def _one(self, item: Wanted, deadline: float) -> Outcome:

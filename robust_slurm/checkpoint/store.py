@@ -158,8 +158,8 @@ class Store:
         return found + (local.stock(threads if read else 0, step) if local is not None else [])
 
     def fetch(self, wanted: Sequence[Wanted], deadline: float = 600.0) -> list[Outcome]:
-        """Get snapshots, in parallel; ``deadline``: s for each. Several of the same owner and step
-        are alternatives, tried in their order. Outcomes in the order of ``wanted``."""
+        """Get snapshots, in parallel; ``deadline``: s for each. Outcomes in the order of
+        ``wanted``."""
         with self._lock:
             fetcher = Fetcher(
                 self._shelf,
