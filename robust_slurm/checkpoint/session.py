@@ -24,6 +24,7 @@ from .room import check_room, estimate
 from .saver import Saver
 from .state import State
 from .stats import Stats
+from .unanswered import reported
 
 SOCKET = "ROBUST_CKPT_SOCKET"
 _NUMBER = re.compile(r"\d+")  # of steps, slots and bytes: the trouble is the same
@@ -64,10 +65,11 @@ class Session:
         if self.client is not None and plan is not None and in_memory:
             step = from_memory(self._state, self.client, plan)
         else:
-            step = from_durable(
-                self._state, self._objects, self._options.directory, self.world, self.mesh,
-                None if plan is None else int(plan["step"]), self.say,
-            )  # fmt: skip
+            with reported(self._options.directory, "resume()", self.say):
+                step = from_durable(
+                    self._state, self._objects, self._options.directory, self.world, self.mesh,
+                    None if plan is None else int(plan["step"]), self.say,
+                )  # fmt: skip
         for note in self._state.notes if self.world.rank == 0 else ():
             self.say(note)
         if self.saver is not None:

@@ -105,3 +105,22 @@ def test_cancelled_job_goes_on_elsewhere(
     assert lines[0]["resumed"] == ddp.steps, said
     assert [line["step"] for line in lines if "step" in line] == [ddp.steps + 1, ddp.steps + 2]
     assert "random" in said, said  # what another world size cannot take over
+
+
+def test_resume_waits_for_a_directory_that_does_not_answer(ddp: Undisturbed) -> None:
+    """robust-srun names it, and the ranks go on when it answers."""
+    with Cluster(nodes=1, standby=0, scratch=True) as lab:
+        directory = lab.scratch / "ckpt"
+        for resumed in (0, ddp.steps):
+            training = ddp.job(lab)
+            if resumed:
+                lab.stall("n1")
+            options = f"--directory={directory} --every=4"
+            training.start("", options, sbatch=["-N1", "--ntasks-per-node=2"], durable=False)
+            if resumed:
+                waits = f"resume() waits: {directory} has not answered for 5 s; "
+                training.wait_says(rf"^robust-srun: checkpoints, rank \d on n1: {re.escape(waits)}")
+                lab.resume("n1")
+            assert training.wait_end() == 0, training.story()
+            assert training.resumed() == [resumed], training.story()
+            assert not training.incidents(), training.story()

@@ -1,0 +1,50 @@
+"""Reports a directory whose file system does not answer while something waits for it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+SILENT = 5.0  # s without an answer before it is reported
+PAUSE = 2.0  # s between two questions
+
+
+@contextmanager
+def reported(directory: str, what: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Report, meanwhile, that ``what`` waits for ``directory``, and when it answers again.
+
+    The question is one of its own: to read a large checkpoint may take long and is no stall.
+    """
+    over = threading.Event()
+    if directory:
+        args = directory, what, say, over
+        threading.Thread(target=_ask, args=args, name="robust-asks", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _ask(directory: str, what: str, say: Callable[[str], None], over: threading.Event) -> None:
+    def late() -> None:
+        if not over.is_set():
+            say(
+                f"{what} waits: {directory} has not answered for {SILENT:.0f} s; {what} goes on "
+                "when its file system answers"
+            )
+
+    while not over.is_set():
+        began = time.monotonic()
+        timer = threading.Timer(SILENT, late)
+        timer.daemon = True
+        timer.start()
+        with suppress(OSError):  # an error is an answer, too
+            os.statvfs(directory)
+        timer.cancel()
+        waited = time.monotonic() - began
+        if waited >= SILENT:
+            say(f"{directory} answers again after {waited:.0f} s")
+        over.wait(PAUSE)
