@@ -13,8 +13,7 @@ from collections.abc import Sequence
 # Imported with this module, not later: the stub bounds the time of its import.
 from epilog import cleanup
 from epilog.cleanup import Cleared
-from health import inquiry as house
-from health import jobs
+from health import job_notes, jobs
 from health.active_answer import suspicious
 from health.active_child import followed_up
 from health.aside import aside
@@ -58,14 +57,14 @@ def _clear(gate: Gate, deadline_s: float) -> Cleared:
 
 def _look(gate: Gate, inquiry: Inquiry, until: float) -> None:
     """Note the job for the sweep, and see whether it accused this node."""
-    note = house.note_of(gate.system.context, time.time())
+    note = job_notes.note_of(gate.system.context, time.time())
     if note is None or not gate.settings.state_dir or gate.dry_run:
         return
-    _, error = aside(lambda: house.save(gate.spool, note), LOCAL_S)
+    _, error = aside(lambda: job_notes.save(gate.spool, note), LOCAL_S)
     if error:
         say(f"the job is not noted: {error}")
     try:
-        same = [one for one in house.notes(gate.spool, time.time()) if one.job == note.job]
+        same = [one for one in job_notes.notes(gate.spool, time.time()) if one.job == note.job]
     except OSError:
         same = []
     inquiry.look(same or [note], until)

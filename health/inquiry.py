@@ -6,38 +6,32 @@ epilog also notes, in root's own spool, whose job was here; the sweep looks agai
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from health import rootfiles, strikes
+from health import strikes
 from health.accusations import (
     Accusation,
     Accused,
     Found,
     Rejection,
     Withdrawal,
-    companion_of,
     find,
     printable,
 )
 from health.aside import aside
 from health.check import Condition
 from health.finding import Finding
-from health.hostlist import expand
+from health.job_notes import Note, claim, save
 from health.settings import Settings
 from health.state import Rules, node_state, strikes_of
-from health.system import Context, Event, System
+from health.system import Event, System
 from health.verdict import Verdict
 
-LATE_S = 3600.0  # how long after a job's end an accusation is still looked for
 FIND_S = 2.0  # for the shared file system
 STRIKE_S = 1.5  # likewise, to write a strike down
-_NOTES = "jobs"
-_NOTE_LIMIT = 64 << 10  # bytes
-_MOST_NOTES = 256
 
 FAILED = Condition(
     "accusation-test",
@@ -61,121 +55,6 @@ LEMON = Condition(
     "jobs of different users failed here again and again ([lemon]), and every check passes",
 )
 CONDITIONS = (FAILED, BROKEN, LEMON)
-
-
-class Note(NamedTuple):
-    """A job that was here: as Slurm told the epilog, so that a file's owner can be judged."""
-
-    job: int
-    uid: int
-    gid: int
-    also: int  # the job that it was a companion of; 0: none
-    time: float
-    known: tuple[str, ...]  # names of files that were dealt with
-    nodes: int = 1  # of the job
-    account: str = ""  # Slurm's; "": not told
-
-    @property
-    def accused(self) -> list[Accused]:
-        """Whose directories to look into."""
-        own = Accused(self.job, self.uid, self.gid, self.job)
-        return [own, own._replace(of=self.also)] if self.also else [own]
-
-
-def note_of(context: Context, now: float) -> Note | None:
-    """The note on the job of an epilog; None outside a job, and for root's own."""
-    if context.job <= 0 or context.uid <= 0:
-        return None
-    gid = context.env.get("SLURM_JOB_GID", "")
-    nobody = 65534
-    return Note(
-        context.job,
-        context.uid,
-        int(gid) if gid.isascii() and gid.isdigit() and int(gid) > 0 else nobody,
-        companion_of(context.env.get("SLURM_JOB_COMMENT", "")),
-        now,
-        (),
-        _count(context.env.get("SLURM_JOB_NODELIST") or context.env.get("SLURM_NODELIST", "")),
-        printable(context.env.get("SLURM_JOB_ACCOUNT", ""))[:64],
-    )
-
-
-def _count(hostlist: str) -> int:
-    try:
-        return max(1, len(set(expand(hostlist))))
-    except ValueError:
-        return 1
-
-
-# -- the notes in the spool -------------------------------------------------------------------
-
-
-def save(spool: str, note: Note) -> None:
-    """Write a note; what an earlier one on the same job knows stays known. Raises OSError."""
-    os.makedirs(f"{spool}/{_NOTES}", 0o755, exist_ok=True)  # noqa: PTH103
-    directory = rootfiles.open_dir(f"{spool}/{_NOTES}")
-    try:
-        old = _load(directory, f"{note.job}.json")
-        known = tuple(dict.fromkeys((*(old.known if old else ()), *note.known)))
-        content = json.dumps(note._replace(known=known)).encode()
-        rootfiles.replace(directory, f"{note.job}.json", content)
-    finally:
-        os.close(directory)
-
-
-def notes(spool: str, now: float) -> list[Note]:
-    """The jobs that were here lately, newest first; older notes are removed. Raises OSError."""
-    try:
-        directory = rootfiles.open_dir(f"{spool}/{_NOTES}")
-    except FileNotFoundError:
-        return []
-    found = []
-    try:
-        for name in os.listdir(directory):  # noqa: PTH208
-            note = _load(directory, name)
-            if note is None or abs(now - note.time) > LATE_S:
-                os.unlink(name, dir_fd=directory)
-            else:
-                found.append(note)
-    finally:
-        os.close(directory)
-    return sorted(found, key=lambda note: -note.time)[:_MOST_NOTES]
-
-
-def _load(directory: int, name: str) -> Note | None:
-    try:
-        fd = rootfiles.open_file(directory, name, os.O_RDONLY)
-    except OSError:
-        return None
-    with os.fdopen(fd, "rb") as file:
-        raw = file.read(_NOTE_LIMIT)
-    try:
-        job, uid, gid, also, at, known, *more = json.loads(raw)
-        nodes, account = more or (1, "")  # one of an earlier release has none
-        note = Note(
-            int(job), int(uid), int(gid), int(also), float(at), tuple(map(str, known)),
-            int(nodes), str(account),
-        )  # fmt: skip
-    except (ValueError, TypeError):
-        return None
-    return note if note.job > 0 and note.uid > 0 else None
-
-
-def claim(spool: str) -> int | None:
-    """The right to follow accusations up; None: another process of this node is at it.
-
-    A descriptor to be closed. Raises OSError.
-    """
-    directory = rootfiles.open_dir(spool)
-    try:
-        return rootfiles.lock(directory, "inquiry.lock", wait=False)
-    except BlockingIOError:
-        return None
-    finally:
-        os.close(directory)
-
-
-# -- one inquiry ------------------------------------------------------------------------------
 
 
 class Inquiry:

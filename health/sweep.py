@@ -22,7 +22,8 @@ from health.finding import Finding
 from health.fleet_copy import copy_fleet
 from health.gate import RECORD_S, Gate, alarm, broke, say, told
 from health.holds import held_until, settled
-from health.inquiry import LEMON, Inquiry, acquitted, notes
+from health.inquiry import LEMON, Inquiry, acquitted
+from health.job_notes import notes
 from health.proof import due
 from health.report import Report
 from health.settings import SITE_FILE

@@ -312,25 +312,25 @@ def test_strikes_of_different_users_make_a_lemon(site: GateSite) -> None:
 
 @needs_root
 def test_the_job_is_noted_for_the_sweep(site: GateSite) -> None:
-    from health import inquiry
+    from health import job_notes
 
     main([])
-    (note,) = inquiry.notes(str(site.spool), time.time())
+    (note,) = job_notes.notes(str(site.spool), time.time())
     assert (note.job, note.uid, note.gid) == (7, GONE, 1)
-    assert inquiry.notes(str(site.spool), time.time() + 2 * inquiry.LATE_S) == []
+    assert job_notes.notes(str(site.spool), time.time() + 2 * job_notes.LATE_S) == []
     assert list((site.spool / "jobs").iterdir()) == []
 
 
 @needs_root
 def test_a_note_of_somebody_else_is_none(site: GateSite) -> None:
-    from health import inquiry
+    from health import job_notes
 
     main([])
     forged = site.spool / "jobs" / "8.json"
     forged.write_text(json.dumps([8, GONE, 1, 0, time.time(), []]))
     os.chown(forged, 666, 666)
     (site.spool / "jobs" / "9.json").write_text("[9, 0, 1, 0, 1, []]")
-    assert [n.job for n in inquiry.notes(str(site.spool), time.time())] == [7]
+    assert [n.job for n in job_notes.notes(str(site.spool), time.time())] == [7]
 
 
 @needs_root
