@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 
 from health import rootfiles
 from health.breaker import USER, Decision, Drain, Limits, allowed
+from health.fleet_file import LOOK_BACK, locked
 from health.history import NODES
 from health.hostlist import expand
 from health.slurmconf import _pairs, _with_includes, load
 from health.system import System
 
-FILE = "drains.jsonl"
-_LOCK = "drains.lock"
-_LOOK_BACK = 1 << 20  # bytes: ten thousand drains
+NAME = "drains"
 PENDING_S = 120.0  # after which Slurm shows a drain that was reserved, or it was not made
 FULL_S = 300.0  # for which nobody asks Slurm again how many nodes stand drained
 
@@ -50,14 +49,10 @@ def reserve(
 ) -> Answer:
     """Ask for one drain and write it down if it is allowed; else why not, with ``reason``.
 
-    Raises OSError where there is no ledger to trust, and blocks while the file system or another
-    gate does: call it in a child.
+    See ``fleet_file.locked`` for what it raises, and blocks for.
     """
-    nodes = rootfiles.open_dir(f"{state_dir}/{NODES}")
-    held = rootfiles.lock(nodes, _LOCK)
-    fd = rootfiles.open_file(nodes, FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-    try:
-        records = list(rootfiles.records(rootfiles.tail(fd, _LOOK_BACK)))
+    with locked(state_dir, NAME) as fd:
+        records = list(rootfiles.records(rootfiles.tail(fd, LOOK_BACK)))
         drains, refused = parse(records), refusals(records)
         decision = allowed(drains, own.time, limits, fleet_size, own)
         for last in refused:
@@ -67,13 +62,8 @@ def reserve(
             rootfiles.append(fd, rootfiles.line_of(own._asdict()))
         elif not _known(refused, own, limits.window):
             rootfiles.append(fd, _refusal(own, reason, decision.why, stand=False))
-        if os.fstat(fd).st_size > 2 * _LOOK_BACK:
-            rootfiles.replace(nodes, FILE, rootfiles.tail(fd, _LOOK_BACK))
         near = [d for d in drains if d.node != own.node and abs(d.time - own.time) < PENDING_S]
         return Answer(*decision, near)
-    finally:
-        for each in (fd, held, nodes):
-            os.close(each)
 
 
 def withdraw(state_dir: str, own: Drain, reason: str = "", why: str = "") -> None:
@@ -81,16 +71,10 @@ def withdraw(state_dir: str, own: Drain, reason: str = "", why: str = "") -> Non
 
     ``why``: too many nodes stand drained; kept with ``reason``.
     """
-    nodes = rootfiles.open_dir(f"{state_dir}/{NODES}")
-    held = rootfiles.lock(nodes, _LOCK)
-    fd = rootfiles.open_file(nodes, FILE, os.O_RDWR | os.O_APPEND)
-    try:
+    with locked(state_dir, NAME) as fd:
         rootfiles.append(fd, rootfiles.line_of({**own._asdict(), "withdrawn": True}))
         if why:
             rootfiles.append(fd, _refusal(own, reason, why, stand=True))
-    finally:
-        for each in (fd, held, nodes):
-            os.close(each)
 
 
 def _refusal(own: Drain, reason: str, why: str, *, stand: bool) -> bytes:
@@ -109,13 +93,13 @@ def refused_lately(state_dir: str, since: float) -> list[Refusal]:
     """What the breaker refused since then, oldest first; raises OSError, and may block."""
     nodes = rootfiles.open_dir(f"{state_dir}/{NODES}")
     try:
-        fd = rootfiles.open_file(nodes, FILE, os.O_RDONLY)
+        fd = rootfiles.open_file(nodes, f"{NAME}.jsonl", os.O_RDONLY)
     except FileNotFoundError:
         return []
     finally:
         os.close(nodes)
     try:
-        found = refusals(rootfiles.records(rootfiles.tail(fd, _LOOK_BACK)))
+        found = refusals(rootfiles.records(rootfiles.tail(fd, LOOK_BACK)))
     finally:
         os.close(fd)
     return [one for one in found if one.time >= since]

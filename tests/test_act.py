@@ -260,10 +260,10 @@ def test_records_that_are_none_are_left_out() -> None:
 
 
 def test_a_long_ledger_is_cut(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    from health import reserve as module
+    from health import fleet_file
     from health.breaker import Limits
 
-    monkeypatch.setattr(module, "_LOOK_BACK", 2000)
+    monkeypatch.setattr(fleet_file, "LOOK_BACK", 2000)
     limits = Limits(10**6, 100.0, 1.0, 10**6)
     for number in range(200):
         assert reserve(str(site.state), Drain(float(number), f"n{number}", 0), limits, 0).allowed

@@ -292,7 +292,7 @@ def test_a_job_strikes_a_part_of_its_nodes(site: GateSite) -> None:
 
 
 def of_job(site: GateSite) -> set[str]:
-    path = site.state / "nodes" / strikes.FILE
+    path = site.state / "nodes" / "strikes.jsonl"
     return strikes.of_job(rootfiles.records(path.read_bytes()), 7)
 
 
