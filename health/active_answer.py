@@ -16,6 +16,7 @@ from health.active.model import BY_NAME, TESTS
 from health.check import Condition
 from health.finding import ACTIONS, STATUSES, Finding
 from health.system import Event, Output
+from robust_slurm import commands
 
 # "owed": not run, or not to its end, for want of time or of a free node; "partly": no fault, but
 # not every test was run.
@@ -76,7 +77,7 @@ def argv(
 
     ``tests``: only these. ``config``: the site's settings, if they lie elsewhere.
     """
-    words = [python, "-I", "-m", "health.active.cli", "--json", "--level", level]
+    words = [python, "-I", *commands.words("health.active.cli"), "--json", "--level", level]
     words += ["--node", node, "--limit", f"{seconds:.1f}", "--claimed"]
     return [*words, *(["--config", config] if config else []), *tests]
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from robust_slurm import commands
 from robust_slurm.slurm import Job
 from srun_wrapper.feed import Feed
 from srun_wrapper.layout import StepPlan
@@ -67,7 +68,7 @@ class Launch:
 
 def task_argv(python: str, options: TaskOptions, command: Sequence[str]) -> list[str]:
     # -I: neither the user's PYTHONPATH nor files in the working directory can change the shim.
-    head = [python or sys.executable, "-I", "-m", "srun_wrapper.task"]
+    head = [python or sys.executable, "-I", *commands.words("srun_wrapper.task")]
     return [*head, msgspec.json.encode(options).decode(), "--", *command]
 
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import IO
 
+from robust_slurm import commands
 from srun_wrapper.loop import Loop
 from srun_wrapper.messages import RunTests, WorkerEnded
 from srun_wrapper.starting import Start as Starting
@@ -75,7 +76,7 @@ class SlotTests:
 
         def make(start: Starting[int]) -> int:
             # Not -I: torch may be where the user's PYTHONPATH says.
-            words = [python, "-P", "-m", WORKER]
+            words = [python, "-P", *commands.words(WORKER)]
             return start.popen(
                 words,
                 env,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from robust_slurm import commands
 from robust_slurm.wire import Codec
 
 ROOT = Path(__file__).parents[1]
@@ -75,7 +76,7 @@ class Coordinator:
 
     def start(self, node: str, **env: str) -> subprocess.Popen[bytes]:
         worker = subprocess.Popen(
-            [sys.executable, "-P", "-m", "health.active.worker"],
+            [sys.executable, "-P", *commands.words("health.active.worker")],
             env=self.env(node) | env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -9,7 +9,7 @@ import sysconfig
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-OURS = ("health", "prolog", "epilog", "robust_slurm", "templates")
+ROOMS = ("health", "prolog", "epilog", "templates")
 
 
 def make_prefix(top: Path, fakes: bool = False) -> Path:
@@ -25,19 +25,27 @@ def make_prefix(top: Path, fakes: bool = False) -> Path:
     (top / "bin" / "python3").symlink_to(base)
     (top / "pyvenv.cfg").write_text(f"home = {base.parent}\n")
     installed = Path(sysconfig.get_path("purelib"))
-    for source in (*(REPOSITORY / name for name in OURS), installed / "ClusterShell"):
+    ours = {REPOSITORY / name: rooms_of(top) / name for name in ROOMS}
+    ours[REPOSITORY / "robust_slurm"] = packages / "robust_slurm"
+    ours[installed / "ClusterShell"] = packages / "ClusterShell"
+    for source, place in ours.items():
         # An interpreter that is writing a .pyc beside us names it *.pyc.NUMBER first.
         ignored = shutil.ignore_patterns("*.pyc.*")
-        shutil.copytree(source, packages / source.name, ignore=ignored)
+        shutil.copytree(source, place, ignore=ignored, dirs_exist_ok=True)
     shutil.copy2(installed / "pynvml.py", packages)
     (packages / "rest.pth").write_text(f"{installed}\n")
     if fakes:
         for name in ("prolog", "epilog"):
-            (packages / name / "cli.py").write_text("def main(argv=None):\n    return 0\n")
+            (rooms_of(top) / name / "cli.py").write_text("def main(argv=None):\n    return 0\n")
     for path in (top, *top.rglob("*")):
         if not path.is_symlink():
             path.chmod(path.stat().st_mode & ~0o022)
     return top
+
+
+def rooms_of(top: Path) -> Path:
+    """The rooms of robust-slurm there."""
+    return packages_of(top) / "robust_slurm" / "_rooms"
 
 
 def packages_of(top: Path) -> Path:

@@ -21,6 +21,7 @@ from health.active_answer import (
     suspicious,
 )
 from health.system import Event, Output
+from robust_slurm import commands
 
 NOW = 1_800_000_000.0
 
@@ -99,7 +100,7 @@ def test_evidence_is_one_short_printable_line() -> None:
 
 def test_the_interpreter_is_isolated() -> None:
     words = argv("/opt/t/bin/python3", "quick", "n1", 12.34)
-    assert words[:4] == ["/opt/t/bin/python3", "-I", "-m", "health.active.cli"]
+    assert words[:5] == ["/opt/t/bin/python3", "-I", *commands.words("health.active.cli")]
     assert words[-2:] == ["12.3", "--claimed"]
     more = argv("/p", "quick", "n1", 9, ["gemm", "local"], "/etc/other.toml")
     assert more[-4:] == ["--config", "/etc/other.toml", "gemm", "local"]

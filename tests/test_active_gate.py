@@ -87,7 +87,9 @@ def test_an_accused_node_passes(site: GateSite) -> None:
     site.accuse()
     assert epilog([]) == 0
     (words,) = python.asked
-    assert words.startswith("-I -m health.active.cli --json --level quick --node n1 --limit ")
+    assert words.startswith(
+        "-I -m robust_slurm.commands health.active.cli --json --level quick --node n1 --limit "
+    )
     assert words.endswith(f" --config {site.toml}")
     assert site.event("accusation")["result"] == "cleared"
     assert results(site) == [("passed", "accusation")]

@@ -155,14 +155,14 @@ def test_who_says_nothing_could_not_be_tested(tmp_path: Path) -> None:
 
 
 TASKS = """\
-for node in n1 n2; do SLURMD_NODENAME=$node {python} -P -m health.active.nvidia "$@"; done
+for node in n1 n2; do SLURMD_NODENAME=$node {python} -P "$@"; done
 """
 
 
 def test_a_step_of_real_tasks_without_a_gpu(tmp_path: Path) -> None:
     if gpu_state.take() != State():
         pytest.skip("there is a GPU")
-    words = nvidia.argv([], "quick", 30.0, None, nvidia.TOOLS)[2:]
+    words = nvidia.argv([], "quick", 30.0, None, nvidia.TOOLS)
     argv = srun(tmp_path, TASKS.format(python=sys.executable))
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     found = nvidia.step([*argv, *words], env, ["n1", "n2"], 60.0)

@@ -276,20 +276,6 @@ def test_fragment_without_slurm_lowers_nothing() -> None:
     ]
 
 
-def test_the_wheel_has_every_package() -> None:
-    """A package not listed there is missing on the nodes, and a prolog that cannot start drains."""
-    made = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]
-    tops = ("epilog", "health", "prolog", "robust_slurm", "srun_wrapper", "status")
-    found = {
-        str(path.parent.relative_to(REPOSITORY)).replace("/", ".")
-        for top in tops
-        for path in (REPOSITORY / top).rglob("*.py")
-    }
-    assert found <= set(made["packages"])
-    assert made["package-data"]["templates"] == ["*.j2"] and "templates" in made["packages"]
-    assert made["package-data"]["health.pages"] == ["*.md"] and "health.pages" in made["packages"]
-
-
 def test_without_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

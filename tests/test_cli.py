@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from robust_slurm import commands
 from robust_slurm.config import FIELDS, Config, flag, flags, load
 from srun_wrapper import cli
 from srun_wrapper.cli import allocation, check_regex, has_no_kill, take_output
@@ -173,7 +174,7 @@ class Shell:
     def __call__(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         full = {k: v for k, v in (self.env | env).items() if v != "UNSET"}
         return subprocess.run(
-            [sys.executable, "-m", "srun_wrapper.cli", *words],
+            [sys.executable, *commands.words("srun_wrapper.cli"), *words],
             env=full,
             cwd=self.base,
             capture_output=True,
@@ -217,7 +218,7 @@ def test_bad_input_is_code_2_and_one_clear_line(
 
 def test_words_that_are_no_text(shell: Shell) -> None:
     done = subprocess.run(
-        [sys.executable.encode(), b"-m", b"srun_wrapper.cli", b"--robust-\xff", b"x"],
+        [sys.executable, *commands.words("srun_wrapper.cli"), b"--robust-\xff", b"x"],
         env={os.fsencode(k): os.fsencode(v) for k, v in shell.env.items()},
         capture_output=True,
         timeout=30,

@@ -137,8 +137,8 @@ def test_the_key_travels_by_environment_only() -> None:
 
 def test_task_argv() -> None:
     argv = task_argv("", TaskOptions(regex="a b"), ("python", "-c", "x y"))
-    assert argv[:4] == [sys.executable, "-I", "-m", "srun_wrapper.task"]
-    assert argv[5:] == ["--", "python", "-c", "x y"]
+    assert argv[:5] == [sys.executable, "-I", "-m", "robust_slurm.commands", "srun_wrapper.task"]
+    assert argv[6:] == ["--", "python", "-c", "x y"]
     assert task_argv("/opt/py", TaskOptions(), ("a",))[0] == "/opt/py"
 
 

@@ -33,6 +33,7 @@ from health.checks import ALL
 from health.commands import BAD_INPUT, BadInput
 from health.live import context
 from health.settings import Settings
+from robust_slurm import commands
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.run import without_slurm
 
@@ -159,7 +160,7 @@ async def _tested(
         env[account.VARIABLE] = plan.user
         for gpus, nodes in plan.gpus.items():
             step = Started(session, nodes, "srun")
-            words = [plan.python, "-P", "-m", "health.active.start"]
+            words = [plan.python, "-P", *commands.words("health.active.start")]
             step.start(job_argv(plan, reservation, gpus, nodes, words), env, signal.SIGTERM)
             steps.append(step)
         await session.gather(START_S)

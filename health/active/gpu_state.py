@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from health.active import tools
 from health.finding import ActionName, Finding
 from health.nvml import driver_loaded
+from robust_slurm import commands
 
 CHANGED, ERROR = "active-state-changed", "active-error"
 DEADLINE_S = 20.0  # to start eight GPUs whose driver keeps no state takes some 10 s
@@ -258,7 +259,7 @@ def _gpu(value: Mapping[str, Any]) -> Gpu:
 def _in_child(verb: str, order: str, deadline_s: float) -> tuple[list[tuple[str, Any]], str]:
     """What gpu_nvml's process said, and what went wrong with it ("" nothing)."""
     flag = "-I" if sys.flags.isolated else "-P"
-    argv = [sys.executable, flag, "-m", "health.active.gpu_nvml", verb, order]
+    argv = [sys.executable, flag, *commands.words("health.active.gpu_nvml"), verb, order]
     try:
         ran = tools.run(argv, deadline_s, os.environ)
     except OSError as err:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 from health.active import dcgm, gpu_state, nccl_tests, tools
 from health.active.model import Level, Measured, finding, measured
 from health.finding import Finding
+from robust_slurm import commands
 from robust_slurm.slurm.values import fold
 
 TOOLS = ("dcgm", "nccl-tests")
@@ -102,7 +103,7 @@ def argv(
 ) -> list[str]:
     """Of a task; ``python``: the interpreter and its options."""
     words = [level, f"{seconds:.0f}", str(dcgm_level or 0), *wanted]
-    return [*python, "-m", "health.active.nvidia", *words]
+    return [*python, *commands.words("health.active.nvidia"), *words]
 
 
 def step(

@@ -22,13 +22,14 @@ from health.active.account import VARIABLE, Account, account, become
 from health.active.session import Session, address
 from health.child import where_it_hangs
 from health.hostlist import expand
+from robust_slurm import commands
 
 TERM_S = 8.0  # for a worker, or srun and its step, to end after SIGTERM
 KILL_S = 2.0  # and after SIGKILL: in state D, held by a driver, it may never
 _LINES = 12  # of what was printed last
 _LINE = 500  # characters
 
-WORKER = ("-m", "health.active.worker")
+WORKER = tuple(commands.words("health.active.worker"))
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _libc = ctypes.CDLL(None)  # before a fork, not after it
 
@@ -217,7 +218,7 @@ def step(
     """
     started = Started(session, nodes, "srun", log)
     env = {**os.environ, **session.worker_env("", ""), VARIABLE: user}
-    words = [python, flag(), "-m", "health.active.start"]
+    words = [python, flag(), *commands.words("health.active.start")]
     started.start(step_argv(nodes, words), env, signal.SIGTERM)  # srun then ends the step
     return started
 

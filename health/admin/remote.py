@@ -22,6 +22,7 @@ import paramiko
 
 from health.admin.install import InstallError
 from health.admin.node import MARK, Reply, Request
+from robust_slurm import commands
 
 WORKERS = 16
 CONNECT_S = 10.0  # each of: connection, the server's banner, authentication
@@ -150,7 +151,7 @@ def _command(client: paramiko.SSHClient, access: Access, request: Request) -> Re
     assert transport is not None
     channel = transport.open_session(timeout=CONNECT_S)
     channel.settimeout(CONNECT_S)
-    channel.exec_command(shlex.join([access.python, "-I", "-m", "health.admin.node"]))
+    channel.exec_command(shlex.join([access.python, "-I", *commands.words("health.admin.node")]))
     try:
         channel.sendall(request.as_json().encode())
         channel.shutdown_write()

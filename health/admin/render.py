@@ -29,6 +29,11 @@ _TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 # Where the interpreter of a prefix finds what the stubs import, in the order in which it looks.
 _LOOK = """
 import importlib.util, json, os, sys
+try:
+    from robust_slurm.commands import enter
+    enter()
+except ImportError:
+    pass
 found = {}
 for name in ("health", "prolog", "epilog", "robust_slurm", "ClusterShell", "pynvml"):
     spec = importlib.util.find_spec(name)

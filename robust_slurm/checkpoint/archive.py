@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from robust_slurm import commands
 from robust_slurm.checkpoint.door import Connection
 from robust_slurm.checkpoint.events import Event, Outcome, Persisted
 from robust_slurm.checkpoint.local import LocalDisk
@@ -29,7 +30,7 @@ class Settings(NamedTuple):
 
 
 def writer_command(python: str) -> list[str]:
-    return [python, "-m", "robust_slurm.checkpoint.writer"]
+    return [python, *commands.words("robust_slurm.checkpoint.writer")]
 
 
 class Archive:

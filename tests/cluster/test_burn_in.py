@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from gate_lab import FREE, GateLab, gate_lab
 
+from robust_slurm import commands
 from tests.waiting import until
 
 pytest.importorskip("torch")
@@ -50,7 +51,7 @@ def odd_python(site: GateLab, **env: str) -> str:
 
 
 def argv(site: GateLab, *words: str) -> list[str]:
-    head = [str(python(site)), "-I", "-m", "health.cli", "burn-in", "--level", "quick"]
+    head = [str(python(site)), "-I", *commands.words("health.cli"), "burn-in", "--level", "quick"]
     return [*head, "--config", str(site.etc / "robust.toml"), *words]
 
 

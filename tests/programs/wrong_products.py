@@ -10,12 +10,15 @@ import json
 import os
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 os.environ["MKL_CBWR"] = "AUTO"
 os.environ["MKL_DYNAMIC"] = "FALSE"
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from health.active import bitwise, device, gemm
 
