@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from admin_prefix import make_prefix, packages_of
+from admin_prefix import make_prefix, rooms_of
 
 from tests.waiting import until
 
@@ -241,7 +241,7 @@ def test_what_goes_wrong_on_the_node(fleet: Fleet) -> None:
 
 
 def test_a_stub_that_would_not_start_is_installed_nowhere(fleet: Fleet) -> None:
-    cli_file = packages_of(fleet.prefix) / "prolog" / "cli.py"
+    cli_file = rooms_of(fleet.prefix) / "prolog" / "cli.py"
     text = cli_file.read_text()
     cli_file.write_text("import no_such_module\n")
     try:

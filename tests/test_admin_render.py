@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from admin_prefix import REPOSITORY, make_prefix, packages_of
+from admin_prefix import REPOSITORY, make_prefix, packages_of, rooms_of
 
 from health import settings
 from health.admin import cli, pages, render, rules
@@ -153,13 +153,13 @@ def test_a_missing_package_never_fails_the_sweep(tmp_path: Path) -> None:
 def test_find_prefix(tmp_path: Path) -> None:
     prefix = make_prefix(tmp_path / "r")
     found = render.find_prefix(str(prefix))
-    packages = packages_of(prefix)
-    assert found == render.Prefix(f"{prefix}/bin/python3", (str(packages),))
+    packages, rooms = packages_of(prefix), str(rooms_of(prefix))
+    assert found == render.Prefix(f"{prefix}/bin/python3", (rooms, str(packages)))
     (tmp_path / "other" / "x").mkdir(parents=True)
     (packages / "ClusterShell").rename(tmp_path / "other" / "ClusterShell")
     (packages / "rest.pth").write_text(f"{tmp_path}/other\n")
     again = render.find_prefix(str(prefix))
-    assert again.dirs == (str(packages), f"{tmp_path}/other"), "in the order of the prefix"
+    assert again.dirs == (rooms, str(packages), f"{tmp_path}/other"), "in the order of the prefix"
 
 
 def bare(prefix: Path, program: str) -> str:

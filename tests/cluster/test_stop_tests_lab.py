@@ -10,6 +10,8 @@ from conftest import LabFactory
 from jobs import REPOSITORY
 from torch_forks import TorchForks
 
+from tests import wheel
+
 pytest.importorskip("torch")
 
 WRONG = REPOSITORY / "tests" / "programs" / "wrong"
@@ -22,11 +24,14 @@ class StopJob(CheckpointJob):
     bad = "-"
     alone = True
     """Nobody shares the GPUs, so all tests may run; else only the bitwise one, which is quicker."""
+    installed = project = ""
+    """The ``bin`` of a robust-slurm that is installed, and a user's directory on PYTHONPATH."""
 
     def exports(self) -> dict[str, str]:
         return super().exports() | {
             "ROBUST_STOP_TESTS": "150",  # on 2 cores; the ranks of other tests are there as well
-            "PYTHONPATH": f"{WRONG}:{REPOSITORY}",
+            "PYTHONPATH": f"{WRONG}:{self.project or REPOSITORY}",
+            **({"PATH": f"{self.installed}:$PATH"} if self.installed else {}),
             "LAB_WRONG_NODE": self.bad,
             "LAB_WRONG_FILE": str(self.dir / "wrong"),
             "SLURM_LAB_GRES": "gpu:1" if self.alone else "shard:1",
@@ -55,8 +60,14 @@ def three(torch_forks: TorchForks, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_a_nan_that_one_machine_makes(new_lab: LabFactory, two: Undisturbed) -> None:
+    """robust-slurm is installed from its wheel; the user has a health.py, a status.py … as well."""
     lab = new_lab(nodes=3, standby=0)
     training = job(lab, two, "n2", alone=True)
+    training.installed = str(wheel.install(wheel.build(lab.shared / "wheel"), lab.shared / "venv"))
+    training.project = str(lab.shared / "project")
+    for name in wheel.ROOMS:
+        (lab.shared / "project" / name).mkdir(parents=True)
+        (lab.shared / "project" / name / "__init__.py").write_text("raise SystemExit('not ours')")
     training.start(
         "--robust-spares=1", "--wrong=1:9", sbatch=["-N3", "--ntasks-per-node=1"], durable=False
     )
