@@ -150,72 +150,6 @@ def test_only_the_steps_that_are_asked_for_are_saved_and_the_last(store: FakeSto
     assert told == [3, 5, 6, 10, 12, 13]  # 5 goes to disk; 13 is the last
 
 
-@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
-def test_the_last_step_is_saved_as_it_was_when_save_was_called(
-    store: FakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_disk: bool
-) -> None:
-    """Steps 1 to 4, of which 3 alone is asked for; then half a step, and the end."""
-    files = []
-    monkeypatch.setattr(FakeStore, "_answer", keeping(files, FakeStore._answer))
-    for every in (1, 3):
-        store.welcome |= {"every": every, "first": 0}
-        training = Training(directory=tmp_path / "durable", loader=Position())
-        training.ckpt.resume()
-        if on_disk:
-            training.ckpt._session.saver.leave_memory("no room")  # type: ignore[union-attr]
-        training.run(1, 4)
-        if every == 3:  # running averages, generators, the loader and extra go on
-            training.model(torch.randn(4, 8)).square().mean().backward()
-            training.ckpt._objects["loader"].at += 1
-            training.ckpt.extra["note"] = "later"
-        training.ckpt.close()
-    saved = [file for file in files if file[0].step == 4]
-    (as_was, tensors), (later, others) = saved[0], saved[-1]
-    assert len(saved) == 2 and later.values == as_was.values
-    assert tensors.keys() == others.keys()
-    assert all(torch.equal(others[name], tensor) for name, tensor in tensors.items())
-
-
-def test_a_last_step_that_is_gone_is_not_saved_and_that_is_said(
-    store: FakeStore, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    store.welcome |= {"every": 3, "first": 0}
-    training = Training(directory=tmp_path / "durable")
-    training.ckpt.resume()
-    training.run(1, 4)
-    with torch.no_grad():
-        next(training.model.parameters()).mul_(0.5)
-    training.ckpt.close()
-    assert [m["step"] for m in store.said("saved")] == [3]
-    assert "step 4 was not saved" in capfd.readouterr().err
-
-
-class Position:
-    """Stands for a loader that knows where it is."""
-
-    at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
-def keeping(files: list[Any], answer: Any) -> Any:
-    """Reads each snapshot when the store hears of it."""
-
-    def kept(store: FakeStore, message: dict[str, Any]) -> None:
-        if message["op"] == "saved":
-            path = store.path.parent / message["file"]
-            snapshot, plan = read_snapshot(str(path))
-            tensors = {name: t.clone() for name, t in map_file(path, plan).items()}
-            files.append((snapshot, tensors))
-        answer(store, message)
-
-    return kept
-
-
 def test_a_replica_has_until_the_next_snapshot(store: FakeStore) -> None:
     store.welcome |= {"every": 3, "first": 0}
     store.replicates = False
@@ -443,7 +377,7 @@ def test_where_not_all_snapshots_fit_fewer_are_kept(
     for step in range(1, 5):
         training.run(step, step)
         store.wait("saved", step)
-        store.tell("complete", step=step)
+        store.tell("complete", step=step, passed=step)
     assert len(list(store.path.parent.glob("own-*.safetensors"))) == files
     assert store.said("slots")[-1]["replicas"] == 0
     assert f"Kept are {files} own and 0 replicas" in capfd.readouterr().err

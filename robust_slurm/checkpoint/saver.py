@@ -167,8 +167,8 @@ class Saver:
                 self._say(text)
             self._take(step, persist, self._look())
 
-    def _look(self) -> _Moment:
-        items, values = self._state.capture()
+    def _look(self, *, trusting: bool = False) -> _Moment:
+        items, values = self._state.capture(trusting=trusting)
         return _Moment(self._form_of(items), values, self._late, self._early)
 
     def _hold(self) -> None:
@@ -177,7 +177,7 @@ class Saver:
         The rest stays live, and its versions tell whether it is still the same; where nothing can
         tell that, there is nothing to keep."""
         start = time.perf_counter()
-        now = self._look()
+        now = self._look(trusting=True)
         small = [t.nbytes <= SMALL or t.is_inference() for t in now.early]
         if all(small) or (self._steady and not self._unsteady):
             early = [t.clone() if few else t for t, few in zip(now.early, small, strict=True)]
@@ -190,7 +190,7 @@ class Saver:
     def _take_held(self, *, persist: bool) -> None:
         """Begin the snapshot of the last step, if it has not changed since."""
         held, self._held = self._held, None
-        if held is None or held[0].versions() != held[1]:
+        if held is None or held[0].versions() != held[1] or not self._state.still_there():
             return
         if not self._on_disk and self._ring is not None and self._ring.own < OWN:
             self._client.wait_free(1, self._options.replica_wait)

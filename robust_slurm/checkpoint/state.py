@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import is_
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from .object_state import (
     ScalerState,
 )
 from .optimizer_state import OptimizerState
+from .section_tree import Section, each, flat, pairs
 from .sharing import Fingerprint, Part, Share, checksum, cut, divide
 from .values import Encoded
 
@@ -37,22 +38,6 @@ __all__ = ["Item", "Share", "Source", "State", "StateError", "capture", "restore
 RNG = "rng"
 TRAINED = ("model", "optimizer")
 """Only their tensors can be shared."""
-
-
-class Section(Protocol):
-    """One object of the checkpoint."""
-
-    key: str
-
-    @property
-    def leaves(self) -> list[list[Leaf]]:
-        """The tensors that ``collect`` found; the same lists as long as they are the same."""
-
-    def collect(self) -> Encoded:
-        """Find the tensors; all else, encoded."""
-
-    def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
-        """Check that the saved state fits; what restores it."""
 
 
 class Found(NamedTuple):
@@ -159,14 +144,24 @@ class State:
             self._named = named
         return self._names
 
-    def capture(self) -> tuple[list[Item], dict[str, Encoded]]:
+    def capture(self, *, trusting: bool = False) -> tuple[list[Item], dict[str, Encoded]]:
         """What to save of this step: tensors to copy, and everything else as JSON-able values.
+
+        ``trusting``: tensors that are the same objects are not looked at, which takes most of the
+        time; ``still_there`` looks at them later.
 
         Neither may be changed by the caller: parts of both are the same objects as last time, and
         the list of tensors is the same object where nothing changed.
         Raises TypeError that names the path of what cannot be saved.
         """
-        values = {key: _each(tree, lambda s: s.collect()) for key, tree in self._tree.items()}
+        holders = self._holders()
+        for section in holders:
+            section.trusting = trusting
+        try:
+            values = {key: each(tree, lambda s: s.collect()) for key, tree in self._tree.items()}
+        finally:
+            for section in holders:
+                section.trusting = False
         lists = [leaves for section in self._all() for leaves in section.leaves]
         if len(lists) == len(self._found) and all(
             leaves is found.leaves for leaves, found in zip(lists, self._found, strict=True)
@@ -210,6 +205,17 @@ class State:
             return lambda: -1
         return self._fingerprint.take(whole=whole, beside=beside)
 
+    def still_there(self) -> bool:
+        """Whether parameters and optimizer state lie where ``capture`` found them."""
+        for section in self._holders():
+            section.collect()
+        known = {id(found.leaves) for found in self._found}
+        return all(id(section.leaves[0]) in known for section in self._holders())
+
+    def _holders(self) -> list[ModuleState | OptimizerState]:
+        """The sections that hold nearly all tensors."""
+        return [each for each in self._all() if isinstance(each, ModuleState | OptimizerState)]
+
     def look(self, keys: Collection[str]) -> None:
         """Find what there is to save of these objects, so that ``capture`` need not.
 
@@ -217,14 +223,14 @@ class State:
         """
         for key, tree in self._tree.items():
             if key in keys:
-                _each(tree, lambda section: section.collect())
+                each(tree, lambda section: section.collect())
 
     def look_at_extra(self) -> dict[str, Glimpse]:
         """What is in ``extra`` now, by key; but not what a step begins with: loaders, samplers and
         generators."""
         found = {}
         for key, tree in self._tree.items():
-            for section in _flat(tree) if _kind(key) == "extra" else ():
+            for section in flat(tree) if _kind(key) == "extra" else ():
                 if isinstance(section, ModuleState):  # running averages change in a forward pass
                     section.collect()
                     found[section.key] = Glimpse(None, _tensors(section.leaves[:1]))
@@ -289,7 +295,7 @@ class State:
         steps = [
             step
             for key, tree in self._tree.items()
-            for section, encoded in _pairs(key, tree, values[key])
+            for section, encoded in pairs(key, tree, values[key])
             for step in _plan(section, saved, encoded)
         ]
         # Other peers than those of now have put it together from other parts.
@@ -314,7 +320,7 @@ class State:
 
     def _all(self) -> Iterator[Section]:
         for tree in self._tree.values():
-            yield from _flat(tree)
+            yield from flat(tree)
 
 
 def capture(
@@ -351,42 +357,6 @@ def _all_objects(found: Any) -> bool:
         (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")) or rng.is_generator(part)
         for part in parts
     )
-
-
-def _flat(tree: Any) -> Iterator[Section]:
-    if isinstance(tree, list | dict):
-        for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from _flat(part)
-    else:
-        yield tree
-
-
-def _each(tree: Any, encoded: Callable[[Section], Encoded]) -> Encoded:
-    """The sections' encoded states, in a list or dict encoded as the sections stand in one."""
-    if isinstance(tree, dict):
-        return {"d": {name: _each(part, encoded) for name, part in tree.items()}}
-    if isinstance(tree, list):
-        return [_each(part, encoded) for part in tree]
-    return encoded(tree)
-
-
-def _pairs(key: str, tree: Any, encoded: Encoded) -> Iterator[tuple[Section, Encoded]]:
-    """Each section with what was saved of it."""
-    if isinstance(tree, dict):
-        parts = encoded.get("d") if isinstance(encoded, dict) else None
-        if not isinstance(parts, dict):
-            raise StateError(f"{key}: a dict of objects here, one object in the snapshot")
-        fits(key, parts, tree)
-        for name, part in tree.items():
-            yield from _pairs(f"{key}.{name}", part, parts[name])
-    elif isinstance(tree, list):
-        if not isinstance(encoded, list) or len(encoded) != len(tree):
-            there = len(encoded) if isinstance(encoded, list) else 1
-            raise StateError(f"{key}: {len(tree)} objects here, {there} in the snapshot")
-        for i, part in enumerate(tree):
-            yield from _pairs(f"{key}.{i}", part, encoded[i])
-    else:
-        yield tree, encoded
 
 
 def _plan(section: Section, saved: Assembly, encoded: Encoded) -> list[Step]:
