@@ -142,6 +142,8 @@ class Proxy:
 
     def __init__(self, port: int, budget: int, *, cut: bool = True) -> None:
         self.budget = budget
+        self.passed = 0
+        """Bytes, both ways."""
         self.cut = cut
         self.connections = 0
         self._to = port
@@ -173,6 +175,7 @@ class Proxy:
                         break
                     threading.Event().wait(60)
                 sink.sendall(data)
+                self.passed += len(data)
                 with_data = bool(data)
             except OSError:
                 break
