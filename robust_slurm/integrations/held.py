@@ -7,10 +7,22 @@ from typing import Any
 
 
 class Held:
-    """An object with a state, of two functions."""
+    """An object with a state, of two functions.
+
+    Frameworks count a step before its optimizer steps, so the state is that of the newest
+    ``keep``: else it would look as if something of the last step came after save().
+    """
 
     def __init__(self, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
-        self.state_dict, self.load_state_dict = get, put
+        self._get, self.load_state_dict = get, put
+        self._kept: Any = None
+
+    def keep(self) -> None:
+        """Take the state as it is now."""
+        self._kept = self._get()
+
+    def state_dict(self) -> Any:
+        return self._get() if self._kept is None else self._kept
 
 
 def version_error(package: str, version: str, lacking: str, known: str) -> RuntimeError:

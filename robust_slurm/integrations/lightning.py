@@ -59,7 +59,8 @@ class RobustCallback(Callback):
         self._trainer = trainer
         self._begun: dict[str, Any] = {}
         self._pending, self._saved, self._over = None, 0, False
-        extra: dict[str, Any] = {"lightning": Held(self._progress, self._keep)}
+        self._held = Held(self._progress, self._keep)
+        extra: dict[str, Any] = {"lightning": self._held}
         for i, config in enumerate(trainer.lr_scheduler_configs):
             extra[f"scheduler{i}"] = config.scheduler
         if trainer.precision_plugin.state_dict():
@@ -216,6 +217,7 @@ class RobustCallback(Callback):
         """``over``: the epoch is over as well."""
         if self._checkpointer is not None and trainer.global_step > self._saved:
             self._saved, self._over = trainer.global_step, over
+            self._held.keep()
             self._checkpointer.save(self._saved)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

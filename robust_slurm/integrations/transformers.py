@@ -81,7 +81,8 @@ class RobustCallback(TrainerCallback):
             raise TypeError("DeepSpeed is not supported; use FSDP2 (fsdp_version: 2) or DDP")
         self._epoch_rng: dict[str, Any] = {}
         self._tr_loss: Any = None
-        extra = {"trainer": Held(self._progress, self._keep), "scheduler": trainer.lr_scheduler}
+        self._held = Held(self._progress, self._keep)
+        extra = {"trainer": self._held, "scheduler": trainer.lr_scheduler}
         if trainer.accelerator.scaler is not None:
             extra["scaler"] = trainer.accelerator.scaler
         self._checkpointer = Checkpointer(
@@ -104,12 +105,21 @@ class RobustCallback(TrainerCallback):
             "state": json.dumps(dataclasses.asdict(state)),
             "callbacks": json.dumps(_callback_states(trainer)),
             "counters": {name: getattr(trainer, name, 0) for name in _COUNTERS},
-            "tr_loss": getattr(trainer, "_tr_loss", None),
+            "tr_loss": self._loss(),
             "epoch": self._epoch + self._over,
             "steps": 0 if self._over else trainer.state.global_step - self._epoch_begun,
             "stopped": self._over and trainer.control.should_training_stop,
             "epoch_rng": self._epoch_rng,
         }
+
+    def _loss(self) -> Any:
+        """Return a copy of the sum of losses, which the next step adds to; None: not begun."""
+        total = getattr(self._trainer, "_tr_loss", None)
+        if self._tr_loss is None and total is not None:
+            self._tr_loss = total.clone()
+        elif total is not None:
+            self._tr_loss.copy_(total)  # where the last copy was: one tensor of the snapshot
+        return self._tr_loss
 
     def _keep(self, state: dict[str, Any]) -> None:
         self._pending = state
@@ -119,6 +129,7 @@ class RobustCallback(TrainerCallback):
         step = self._trainer.state.global_step
         if self._checkpointer is not None and step > self._saved:
             self._saved, self._over = step, over
+            self._held.keep()
             self._checkpointer.save(step)
 
     # -- the trainer's methods; each takes the original and returns what replaces it

@@ -52,4 +52,5 @@ def run(
         code = fork.wait(WAIT)
         expected = -signal.SIGKILL if epoch <= len(kills) else 0
         assert code == expected, f"start {epoch}: {fork.err()}"
+        assert "Call save() last" not in fork.err(), fork.err()
     return _result(directory)
