@@ -19,7 +19,7 @@ from typing import Any
 
 from robust_slurm import Checkpointer
 
-from .held import version_error
+from .held import Held, version_error
 
 KNOWN = "torchtitan 0.3"
 _NEEDED = ("model_parts", "optimizers", "lr_schedulers", "dataloader", "checkpointer")
@@ -37,13 +37,17 @@ def attach(trainer: Any, *, extra: dict[str, Any] | None = None, **options: Any)
     for name in _NEEDED:
         if not hasattr(trainer, name):
             raise version_error("torchtitan", "this release", f"Trainer.{name}", KNOWN)
+    if getattr(trainer.dataloader, "snapshot_every_n_steps", 1) != 1:
+        # Else its workers read all again that came since their last snapshot, or since the start.
+        trainer.dataloader.snapshot_every_n_steps = 1
+    counts = Held(trainer.state_dict, trainer.load_state_dict)
     checkpointer = Checkpointer(
         model=_one_or_all(trainer.model_parts),
         # Not the container: its own state_dict() makes a step to have something to show.
         optimizer=_one_or_all(trainer.optimizers.optimizers),
         loader=trainer.dataloader,
         extra={
-            "train_state": trainer,
+            "train_state": counts,
             **{f"scheduler{i}": each for i, each in enumerate(trainer.lr_schedulers.schedulers)},
             **(extra or {}),
         },
@@ -63,6 +67,7 @@ def attach(trainer: Any, *, extra: dict[str, Any] | None = None, **options: Any)
     def save(original: Callable[..., bool]) -> Callable[..., bool]:
         def inside(curr_step: int, last_step: bool = False) -> bool:
             saved = original(curr_step, last_step=last_step)
+            counts.keep()
             checkpointer.save(curr_step)
             return saved
 
