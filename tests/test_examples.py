@@ -15,6 +15,7 @@ from types import ModuleType
 
 import jinja2
 import pytest
+from torch_forks import TorchForks, all_end_well
 
 from lab import curves
 from robust_slurm.checkpoint import durable
@@ -200,10 +201,11 @@ def start(out: Path, env: dict[str, str]) -> subprocess.Popen[str]:
     )
 
 
-def end(ranks: subprocess.Popen[str]) -> None:
+def end(ranks: subprocess.Popen[str]) -> str:
+    """Kill the ranks; returns what stood on their stderr."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(ranks.pid, signal.SIGKILL)
-    ranks.communicate(timeout=30)
+    return ranks.communicate(timeout=30)[1]
 
 
 def losses(out: Path) -> dict[int, float]:
@@ -217,29 +219,21 @@ def durable_steps(out: Path) -> list[int]:
     return [each.step for each in durable.committed(out / "checkpoints")]
 
 
-def test_stopped_training_ends_with_the_same_losses(tmp_path: Path) -> None:
+def test_stopped_training_goes_on_with_the_same_losses(tmp_path: Path) -> None:
+    """Killed in step 12, it does the three steps after its last checkpoint once more."""
     pytest.importorskip("torch")
-    whole = start(tmp_path / "whole", {})
-    try:
-        printed, complaints = whole.communicate(timeout=120)
-        assert whole.returncode == 0, complaints
-    finally:
-        end(whole)
-    expected = losses(tmp_path / "whole")
-    assert list(expected) == list(range(1, 17))
-    assert f"step 16 loss {expected[16]:.6f}" in printed
-    assert "robust-slurm" not in complaints
-    assert durable_steps(tmp_path / "whole") == [12, 16]  # two are kept
-
-    out = tmp_path / "stopped"
-    first = start(out, {"HOLD": "11"})
+    out = tmp_path / "out"
+    first = start(out, {"HOLD": "12"})
     try:
         deadline = time.monotonic() + 120
-        while max(losses(out), default=0) < 10:
+        while max(losses(out), default=0) < 11:
             assert time.monotonic() < deadline and first.poll() is None
             time.sleep(0.01)
     finally:
-        end(first)
+        complaints = end(first)
+    assert "robust-slurm" not in complaints
+    expected = losses(out)
+    assert list(expected) == list(range(1, 12))
     assert durable_steps(out) == [4, 8]
     # A newer checkpoint that is broken, one that was not completed, a torn line: as a crash may do.
     newest, broken = (durable.step_dir(out / "checkpoints", step) for step in (8, 99))
@@ -262,28 +256,34 @@ def test_stopped_training_ends_with_the_same_losses(tmp_path: Path) -> None:
         end(again)
     assert "resumed after step 8 (epoch 2, restarted: rank_exit: a test)" in printed
     assert "step 99 is passed over" in complaints
-    assert losses(out) == expected
+    found = losses(out)
+    assert {step: found[step] for step in expected} == expected
+    assert f"step 16 loss {found[16]:.6f}" in printed
     rows = [json.loads(line) for line in (out / "loss.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 17))
     assert [row["epoch"] for row in rows] == [0] * 8 + [2] * 8
 
 
-def test_fsdp2_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+_RANK = """
+import runpy, sys
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
+
+def test_fsdp2_goes_on_where_it_was_stopped(tmp_path: Path, torch_forks: TorchForks) -> None:
     def run() -> list[str]:
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "ROBUST"))}
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-        command += [f"--master-port={port}", str(EXAMPLES / "fsdp2.py"), "--steps=6"]
-        done = subprocess.run(
-            [*command, f"--out={tmp_path}"],
-            env=env | {"ROBUST_CHECKPOINT_EVERY": "2", "OMP_NUM_THREADS": "1"},
-            capture_output=True, text=True, timeout=180,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return [line for line in done.stdout.splitlines() if line.startswith("step ")]
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        env |= {"ROBUST_CHECKPOINT_EVERY": "2"}
+        words = [str(EXAMPLES / "fsdp2.py"), "--steps=6", f"--out={tmp_path}"]
+        ranks = [
+            torch_forks.start(_RANK, *words, env=env | {"RANK": str(r), "LOCAL_RANK": str(r)})
+            for r in range(2)
+        ]
+        all_end_well(ranks)
+        return [line for line in ranks[0].out().splitlines() if line.startswith("step ")]
 
     whole = run()
     assert len(whole) == 6
