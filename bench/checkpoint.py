@@ -5,7 +5,7 @@ with others, each beside the same steps without saving and a plain memcpy of the
 ``restore``: a rank that died comes back from its own node's memory, and from a peer node's beside
 plain TCP. Case ``commit``: a durable step of 9,600 simulated ranks is committed. Case ``loops``:
 random training loops that are killed (``bench.checkpoint_loops``). ``--peers`` also measures
-DLRover and NVRx, for which it makes an environment.
+DLRover and NVRx, for which it makes an environment. ``--cuda``: see ``bench.checkpoint_cuda``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bench import checkpoint_commit, checkpoint_job, checkpoint_loops
+from bench import checkpoint_commit, checkpoint_cuda, checkpoint_job, checkpoint_loops
 from bench.checkpoint_nodes import Nodes, run_json, scratch
 from bench.checkpoint_peers import SAVERS as PEER_SAVERS
 from bench.checkpoint_peers import Peers
@@ -208,10 +208,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument(
         "--saver", action="append", choices=savers, help="case save: only this (repeatable)"
     )
+    options.add_argument(
+        "--cuda", action="store_true", help="run on this machine's GPU instead, half an hour"
+    )
     args = options.parse_args(argv)
     if not args.peers and (alone := set(args.saver or ()).difference(OWN, OTHERS)):
         options.error(f"--saver {', '.join(sorted(alone))}: only with --peers")
     results = results_for("checkpoint", args)
+    if args.cuda:
+        return checkpoint_cuda.run(results, args)
     peers = Peers() if args.peers else None
     for peer, version in (peers.versions if peers else {}).items():
         results.settings[peer] = version
