@@ -1,6 +1,8 @@
 """Ranks that come up elsewhere than the restore plan expected: what they lack is brought to them.
 
-Their store lets them wait for it (``robust_slurm/checkpoint/awaited.py``).
+A torchrun with a dynamic rendezvous (c10d, etcd-v2) numbers its nodes itself, by address, each time
+anew: a node that takes the place of another may move those behind it. Their store lets them wait
+for it (``robust_slurm/checkpoint/awaited.py``).
 """
 
 from __future__ import annotations

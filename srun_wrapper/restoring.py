@@ -30,8 +30,6 @@ from srun_wrapper.elsewhere import Elsewhere
 from srun_wrapper.messages import Message
 from srun_wrapper.report import say
 from srun_wrapper.roster import Node
-from srun_wrapper.seats import Seen
-from srun_wrapper.seats import seats as expected_seats
 from srun_wrapper.world import fold_hosts
 
 if TYPE_CHECKING:
@@ -170,21 +168,21 @@ class Restoring:
         return said or self._boss.state.world.size
 
     def _seats(self) -> dict[int, planner.Seat]:
-        """Where each rank runs next."""
-        world, launch = self._boss.state.world, self._boss.launch
-        known = expected_seats(
-            launch.command.command,
-            launch.env,
-            [node.name for node in world.places],
-            world.ranks,
-            self._world(),
-            {
-                rank: Seen(e.epoch, e.place, e.at.local, e.at.node.name)
-                for rank, e in self._boss.checkpoints.ranks.items()
-            },
-        )
+        """Where each rank runs next, as far as is known: in its slot, or where it was.
+
+        A torchrun that numbers its nodes itself may put it elsewhere: see ``Elsewhere``.
+        """
+        places, slots = self._boss.state.world.places, self._boss.state.world.ranks
+        known: dict[int, tuple[int, int]] = {}
+        if self._world() == sum(map(len, slots)):  # else torchrun starts them
+            known = {
+                rank: (place, local)
+                for place, numbers in enumerate(slots)
+                for local, rank in enumerate(numbers)
+            }
+        known |= {r: (e.place, e.at.local) for r, e in self._boss.checkpoints.ranks.items()}
         return {
-            rank: planner.Seat(StoreAt(world.places[place], local).name, world.places[place].name)
+            rank: planner.Seat(StoreAt(places[place], local).name, places[place].name)
             for rank, (place, local) in known.items()
         }
 
