@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from robust_slurm.checkpoint import digest
 from robust_slurm.checkpoint.channel import BrokenError, Channel, RefusedError, connect
 from robust_slurm.checkpoint.events import Outcome, Wanted
 from robust_slurm.checkpoint.incoming import Incoming
@@ -26,30 +27,28 @@ class _Failed(Exception):
 
 
 class Fetcher:
-    """One call of ``Store.fetch``. ``idle``: s without progress until a source is given up.
-    ``room``: what has been prepared for it."""
+    """``idle``: s without progress until a source is given up. ``room``: what has been prepared for
+    what comes."""
 
     def __init__(
         self,
         shelf: Shelf,
         key: bytes | None,
-        local: LocalDisk | None,
+        local: Callable[[], LocalDisk | None],
         room: Reserve,
         idle: float,
-        threads: int,
     ) -> None:
         self._shelf = shelf
         self._room = room
         self._key = key
         self._local = local
         self._idle = idle
-        self._threads = threads
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._channels: set[Channel] = set()
 
     def stop(self) -> None:
-        """From another thread: all that is still missing fails now."""
+        """From another thread, once: all that is still missing fails now, and whatever follows."""
         self._stop.set()
         with self._lock:
             for channel in self._channels:
@@ -83,7 +82,7 @@ class Fetcher:
         file = f"{FETCHED}-{item.owner}-{item.step}.safetensors"
         there = self._shelf.get(file)
         if there is not None:
-            holding = self._shelf.verify(there, self._threads)
+            holding = self._shelf.verify(there, digest.workers(4))
             if holding is not None and holding.ok:
                 return file, 0
             self._shelf.remove(file)
@@ -94,10 +93,11 @@ class Fetcher:
         return self._from_peer(item, file, give_up_at)
 
     def _from_disk(self, item: Wanted, file: str) -> tuple[str, int]:
-        if self._local is None:
+        local = self._local()
+        if local is None:
             raise _Failed("there is no local directory")
         try:
-            record = self._local.bring(item.owner, item.step, self._shelf.directory / file)
+            record = local.bring(item.owner, item.step, self._shelf.directory / file)
         except ValueError as err:
             raise _Failed(str(err)) from None
         self._shelf.put(record)

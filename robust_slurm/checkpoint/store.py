@@ -74,8 +74,6 @@ class Store:
         what the size takes. Raises OSError."""
         directory.mkdir(mode=0o700, exist_ok=True)
         self._directory = directory
-        self._key = key
-        self._patience = patience
         job = job or os.environ.get("SLURM_JOB_ID", "nojob")
         settings = Settings(key, bandwidth, local_directory, job, patience, write_deadline)
         self._shelf = Shelf(directory)
@@ -83,8 +81,8 @@ class Store:
         self._peers: PeerServer | None = None
         self._desk = Desk(self._shelf, settings, emit, self._wake, self._prune, self._replica_slots)
         self._door = Door(self._desk.take, self._desk.gone)
-        self._lock = threading.Lock()
-        self._fetchers: set[Fetcher] = set()
+        self._fetcher = Fetcher(self._shelf, key, self._desk.archive.local, self.room, patience)
+        self._closing = threading.Lock()
         self._closed = False
         self.socket_path = directory / f"{name}.sock"
         self.port = 0
@@ -93,14 +91,14 @@ class Store:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake_fd, selectors.EVENT_READ)
         try:
-            self._listen()
+            self._listen(key, patience)
         except OSError:
             self._release()
             raise
         self._keeper = threading.Thread(target=self._keep, name="ckpt-store", daemon=True)
         self._keeper.start()
 
-    def _listen(self) -> None:
+    def _listen(self, key: bytes | None, patience: float) -> None:
         with contextlib.suppress(FileNotFoundError):
             self.socket_path.unlink()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -109,9 +107,9 @@ class Store:
         listener.bind(str(self.socket_path))
         self.socket_path.chmod(0o600)
         listener.listen(128)
-        if self._key is None:
+        if key is None:
             return
-        self._peers = PeerServer(self._shelf, self._key, self._patience / 2, self._on_disk)
+        self._peers = PeerServer(self._shelf, key, patience / 2, self._on_disk)
         if socket.has_dualstack_ipv6():
             peers = socket.create_server(
                 ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128
@@ -160,23 +158,7 @@ class Store:
     def fetch(self, wanted: Sequence[Wanted], deadline: float = 600.0) -> list[Outcome]:
         """Get snapshots, in parallel; ``deadline``: s for each. Outcomes in the order of
         ``wanted``."""
-        with self._lock:
-            fetcher = Fetcher(
-                self._shelf,
-                self._key,
-                self._desk.archive.local(),
-                self.room,
-                self._patience,
-                digest.workers(4),
-            )
-            self._fetchers.add(fetcher)
-            if self._closed:
-                fetcher.stop()
-        try:
-            return self._desk.awaited.fetch(lambda: fetcher.run(wanted, deadline))
-        finally:
-            with self._lock:
-                self._fetchers.discard(fetcher)
+        return self._desk.awaited.fetch(lambda: self._fetcher.run(wanted, deadline))
 
     def persist_at(self, step: int) -> None:
         """The snapshot of this step goes to the durable tier when it comes (or if it is here)."""
@@ -238,12 +220,11 @@ class Store:
 
     def close(self) -> None:
         """End everything and remove the files. Returns within seconds, whatever hangs."""
-        with self._lock:
+        with self._closing:
             if self._closed:
                 return
             self._closed = True
-            for fetcher in self._fetchers:
-                fetcher.stop()
+        self._fetcher.stop()
         self._wake()
         self.room.close()
         threads = [self._keeper, *self._door.stop()]
