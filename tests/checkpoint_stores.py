@@ -138,10 +138,14 @@ def at_port(port: int) -> Target:
 
 
 class Proxy:
-    """Passes TCP on to a store until it has had ``budget`` bytes; then it cuts or stalls."""
+    """Passes TCP on to a store until it has had ``budget`` bytes; then it cuts or stalls.
 
-    def __init__(self, port: int, budget: int, *, cut: bool = True) -> None:
-        self.budget = budget
+    ``each``: every connection begins with the whole budget.
+    """
+
+    def __init__(self, port: int, budget: int, *, cut: bool = True, each: bool = False) -> None:
+        self.budget = self._first = budget
+        self.each = each
         self.passed = 0
         """Bytes, both ways."""
         self.cut = cut
@@ -159,6 +163,8 @@ class Proxy:
             except OSError:
                 return
             self.connections += 1
+            if self.each:
+                self.budget = self._first
             server = socket.create_connection(("127.0.0.1", self._to))
             self._open += [client, server]
             for pair in ((client, server), (server, client)):

@@ -174,6 +174,18 @@ def test_a_fetch_starts_over_after_a_broken_connection(tmp_path: Path) -> None:
         proxy.close()
 
 
+def test_a_link_that_breaks_every_fetch_is_given_up(tmp_path: Path) -> None:
+    with stores(tmp_path, 2, patience=60.0) as [(a, _), (b, _)]:
+        rank = FakeRank(a, 0)
+        rank.save(1)
+        rank.wait("kept", step=1)
+        proxy = Proxy(a.port, SIZE // 2, each=True)
+        (outcome,) = b.fetch([Wanted(0, 1, "127.0.0.1", proxy.port)], 20.0)
+        assert not outcome.ok
+        assert proxy.connections == 3
+        proxy.close()
+
+
 @pytest.mark.parametrize("budget", [0, SIZE // 2])
 def test_a_fetch_from_a_peer_that_hangs_ends(tmp_path: Path, budget: int) -> None:
     with stores(tmp_path, 2, patience=1.0) as [(a, _), (b, _)]:

@@ -141,6 +141,20 @@ def test_a_peer_that_hangs_counts_as_lost(tmp_path: Path) -> None:
         proxy.close()
 
 
+def test_a_link_that_breaks_every_transfer_counts_as_lost(tmp_path: Path) -> None:
+    """However much of each comes through."""
+    with stores(tmp_path, 2, patience=1.0) as [(a, events), (b, _)]:
+        proxy = Proxy(b.port, SIZE // 2, each=True)
+        rank = FakeRank(a, 0)
+        a.place({0: at_port(proxy.port)})
+        rank.save(1)
+        rank.wait("alone", step=1)
+        proxy.each, proxy.budget = False, 1 << 40
+        rank.wait("replicated", step=1)
+        assert len(events.of(Alarm)) == 1
+        proxy.close()
+
+
 def test_a_peer_that_comes_back_gets_the_newest(tmp_path: Path) -> None:
     with stores(tmp_path, 2, patience=2.0) as [(a, events), (b, _)]:
         proxy = Proxy(b.port, 0)

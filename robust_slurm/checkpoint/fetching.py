@@ -15,7 +15,7 @@ from robust_slurm.checkpoint.local import LocalDisk
 from robust_slurm.checkpoint.reserve import Reserve
 from robust_slurm.checkpoint.shelf import FETCHED, Shelf
 from robust_slurm.checkpoint.threads import share
-from robust_slurm.checkpoint.transfer import AbandonedError, Offer
+from robust_slurm.checkpoint.transfer import BREAKS, AbandonedError, Offer
 
 PAUSE = 0.2  # s between two tries
 PARALLEL = 8
@@ -106,7 +106,7 @@ class Fetcher:
     def _from_peer(self, item: Wanted, file: str, give_up_at: float) -> tuple[str, int]:
         part = self._shelf.directory / f"{file}.part"
         place = f"{item.host}:{item.port}"
-        good_at, had = time.monotonic(), 0
+        good_at, had, breaks = time.monotonic(), 0, 0
         incoming: Incoming | None = None
         try:
             while incoming is None or not incoming.complete:
@@ -122,9 +122,10 @@ class Fetcher:
                     why, refused = str(err), isinstance(err, RefusedError)
                 now = time.monotonic()
                 if incoming is not None and incoming.received > had:
-                    good_at, had = now, incoming.received
+                    good_at, had, breaks = now, incoming.received, breaks + 1
                 patience = min(self._idle, REFUSED) if refused else self._idle
-                if now - good_at >= patience or now >= give_up_at or self._stop.is_set():
+                late = now - good_at >= patience or now >= give_up_at
+                if late or breaks >= BREAKS or self._stop.is_set():
                     raise _Failed(f"{place}: {why}")
                 self._stop.wait(PAUSE)
             part.rename(self._shelf.directory / file)

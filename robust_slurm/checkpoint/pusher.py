@@ -12,7 +12,7 @@ from robust_slurm.checkpoint.digest import FileChangedError
 from robust_slurm.checkpoint.events import Target
 from robust_slurm.checkpoint.shelf import FETCHED, OWN, REPLICA, TORN, Record, Shelf
 from robust_slurm.checkpoint.throttle import Bucket
-from robust_slurm.checkpoint.transfer import AbandonedError, Offer, send
+from robust_slurm.checkpoint.transfer import BREAKS, AbandonedError, Offer, send
 
 BACKOFF = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # s before the next try
 REFUSED_PAUSE = 10.0  # s before a peer without room is asked again
@@ -195,9 +195,10 @@ class Pusher:
         self._answer("replicated", record.step)
 
     def _still(self, fd: int, record: Record, sent: int) -> str:
-        """Why the transfer must end now; asked before each chunk, and so a sign of progress."""
+        """Why the transfer must end now; asked before each chunk, and so a sign of progress:
+        not for ever, as one that breaks starts over."""
         with self._change:
-            if sent:
+            if sent and self._failures < BREAKS:
                 self._last_good = time.monotonic()
         return self._shelf.overwritten(fd, record)
 

@@ -18,6 +18,7 @@ from robust_slurm.checkpoint.shelf import Record
 from robust_slurm.checkpoint.throttle import Bucket
 
 ROUNDS = 3  # a chunk that arrives wrong this often is not sent again
+BREAKS = 3  # transfers in a row that may break although they had begun well
 MAX_NEEDS = 1 << 17
 
 
