@@ -6,7 +6,7 @@ save() must be the last call of a step: what the script changes after it is not 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ class Order:
             return []
         return [
             f"save({self._step}) comes before an optimizer step has used the gradients of "
-            f"{_some(names)}: gradients are not saved, so a restart would lose them. {LAST}; "
+            f"{some(names)}: gradients are not saved, so a restart would lose them. {LAST}; "
             "with gradient accumulation, once for each optimizer step"
         ]
 
@@ -80,7 +80,7 @@ class Order:
         if not names:
             return []
         return [
-            f"{_some(names)} changed between save({self._step}) and the next optimizer step. If "
+            f"{some(names)} changed between save({self._step}) and the next optimizer step. If "
             f"that was the end of a step, a restart would miss it. {LAST}"
         ]
 
@@ -93,5 +93,6 @@ def _changed(was: Glimpse, now: Glimpse | None, saved: Mapping[str, torch.Tensor
     )
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def some(names: Collection[str]) -> str:
+    """The first of these names, for a message."""
+    return ", ".join([*names][:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -8,14 +8,10 @@ Every wait has a deadline; nothing here raises into training.
 from __future__ import annotations
 
 import errno
-import json
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from threading import Event
-from typing import Any, NamedTuple
-
-import torch
 
 from . import gpu
 from .chosen import Chosen
@@ -23,41 +19,22 @@ from .client import Client
 from .guard import Guard, Verdict
 from .interval import Cost
 from .layout import Snapshot
+from .leaving import by_disk, holds
+from .moment import Moment, Moments
 from .options import Options
-from .order import Order
+from .order import Order, some
+from .patience import Patience
 from .room import Rung
 from .sizes import exceeds, megabytes
-from .slots import OWN, Form, Ring
+from .slots import OWN, Ring
 from .snapshot import Copier, Copy, TornError
-from .state import Item, State
-from .stats import Stats
+from .state import State
+from .stats import Meter, Stats
 from .watch import Watch
 
 EXPOSED = 20  # with one slot, memory holds nothing for at most one part in so many of the time
-SMALL = 1 << 20  # bytes of a tensor that is cloned at each step that is not saved
 COPY_DEADLINE = 600.0  # s; a copy does not take so long unless a device hangs
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
-
-
-class _Spent(NamedTuple):
-    """When save() of a step began, and what had been waited for by then."""
-
-    step: int
-    at: float
-    blocked_s: float
-    replica_s: float
-
-
-class _Moment(NamedTuple):
-    """The state as save() found it; ``late`` and ``early`` as in Form, most of them live."""
-
-    form: Form
-    values: dict[str, Any]
-    late: list[torch.Tensor]
-    early: list[torch.Tensor]
-
-    def versions(self) -> list[int]:
-        return [tensor._version for tensor in (*self.late, *self.early)]
 
 
 class Saver:
@@ -82,7 +59,7 @@ class Saver:
         a snapshot by estimate; ``room``: for how many snapshots of a size there is room, and what
         to tell the user."""
         self._state, self._client, self._about, self._options = state, client, about, options
-        self._patient, self._steady, self._stats, self._say = patient, steady, stats, say
+        self._patient, self._stats, self._say = patient, stats, say
         self._expected, self._room = expected, room
         self.durable = Chosen(client, options.every, asked=patient)
         own = {int(each["slot"]): int(each["step"]) for each in client.welcome.get("own", ())}
@@ -94,21 +71,15 @@ class Saver:
         self._copy: Copy | None = None
         self._over = Event()  # of that copy: the file is complete and the store knows, or it failed
         self._waited = False  # for its replica
-        self._store_lags = False
         self._no_room: OSError | None = None
-        self._form: Form | None = None
-        self._items: Sequence[Item] = ()
-        self._late: list[torch.Tensor] = []
-        self._early: list[torch.Tensor] = []
-        self._unsteady: set[str] = set()
-        self._encoded: dict[str, tuple[Any, str]] = {}
-        self._spent = self._untold = _Spent(0, 0.0, 0.0, 0.0)  # by now, by the newest snapshot
-        self._unsafe = -1  # step whose replica has not been waited for
+        self._moments = Moments(state, about, steady=steady)
+        self._meter = Meter(stats)
+        self._patience = Patience(client, stats, say, replica_wait=options.replica_wait)
         self.last = -1
         """The newest step that was taken."""
         self._taken = -1
         self._persisted = -1
-        self._held: tuple[_Moment, list[int]] | None = None
+        self._held: tuple[Moment, list[int]] | None = None
         """What the last save() found and did not save, while it can still be saved."""
         self._guard = Guard(always=options.debug)
         self._order = Order(state)
@@ -143,7 +114,7 @@ class Saver:
             )
             return
         start = time.perf_counter()
-        self._spent = _Spent(step, start, self._stats.blocked_s, self._stats.replica_s)
+        self._meter.begin(step)
         try:
             self._save(step)
         finally:
@@ -162,14 +133,10 @@ class Saver:
         if self._ring is not None and not (due and self._stats.snapshots):
             self._hold()  # it may be the last one; the first may find no room in memory
         if self._ring is not None and due:
-            self._await_replica()
+            self._patience.end()
             for text in self._order.saving(step) if self._guard.careful else ():
                 self._say(text)
-            self._take(step, persist, self._look())
-
-    def _look(self, *, trusting: bool = False) -> _Moment:
-        items, values = self._state.capture(trusting=trusting)
-        return _Moment(self._form_of(items), values, self._late, self._early)
+            self._take(step, persist, self._moments.look())
 
     def _hold(self) -> None:
         """Keep what changes before the next optimizer step: generators, loaders, running averages.
@@ -177,15 +144,10 @@ class Saver:
         The rest stays live, and its versions tell whether it is still the same; where nothing can
         tell that, there is nothing to keep."""
         start = time.perf_counter()
-        now = self._look(trusting=True)
-        small = [t.nbytes <= SMALL or t.is_inference() for t in now.early]
-        if all(small) or (self._steady and not self._unsteady):
-            early = [t.clone() if few else t for t, few in zip(now.early, small, strict=True)]
-            now = now._replace(early=early)
-            self._held = now, now.versions()
+        now = self._moments.to_hold()
+        self._held = None if now is None else (now, now.versions())
         # To save less often makes it no cheaper: it says nothing of the interval.
-        was = self._untold
-        self._untold = was._replace(blocked_s=was.blocked_s + time.perf_counter() - start)
+        self._meter.leave_out(time.perf_counter() - start)
 
     def _take_held(self, *, persist: bool) -> None:
         """Begin the snapshot of the last step, if it has not changed since."""
@@ -197,7 +159,7 @@ class Saver:
         self._take(self.last, persist, held[0])
         self.settle()
 
-    def _take(self, step: int, persist: bool, moment: _Moment) -> None:
+    def _take(self, step: int, persist: bool, moment: Moment) -> None:
         """Begin the snapshot of this state."""
         careful = self._guard.careful
         form, values, late, early = moment
@@ -207,15 +169,15 @@ class Saver:
             return
         slot = ring.take(self._client.held(), self._client.everywhere)
         if slot is None and ring.own == OWN:
-            self._client.wait_free(2, 0.0 if self._store_lags else self._options.replica_wait)
+            self._client.wait_free(2, self._patience.left)
             slot = ring.take(self._client.held(), self._client.everywhere)
         if slot is None:
             raise RuntimeError(f"step {step} is left out: all slots are still being written")
         # What a device copies may change before the host has come to read the rest.
-        beside = self._steady and not self._unsteady and not careful and gpu.current() is None
+        beside = self._moments.steady and not careful and gpu.current() is None
         try:
             copy = Copy(
-                step, slot, form, late, early, lambda: self._encode(values),
+                step, slot, form, late, early, lambda: self._moments.encode(values),
                 self._state.fingerprint(whole=persist, beside=beside),
                 at_once=careful,
             )  # fmt: skip
@@ -232,7 +194,9 @@ class Saver:
         self._waited = not self._patient or self._client.every > 1
         self._persisted = step if persist else self._persisted
         self._newest = copy
-        cost, watch = self._cost(), self._guard.took(copy, late)
+        replica_s = self._client.safe_s + self._stats.last_copy_s
+        cost = self._meter.cost(replica_s * (EXPOSED if ring.own == 1 else 1))
+        watch = self._guard.took(copy, late)
         self._copier.submit(lambda: self._finish(copy, persist, over, cost, watch))
 
     def _look_at_room(self, size: int) -> None:
@@ -257,7 +221,7 @@ class Saver:
         self._act_on(self._guard.before_change(COPY_DEADLINE))
         newest, self._newest = self._newest, None
         if newest is not None:
-            for text in self._order.changing(_early(newest)):
+            for text in self._order.changing(newest.early()):
                 self._say(text)
         seconds = time.perf_counter() - start
         self._stats.waited_s += seconds
@@ -278,7 +242,7 @@ class Saver:
         elif not self._waited:
             self._waited = True
             if self._over.wait(COPY_DEADLINE) and copy.error is None:
-                self._wait_safe(copy.step)
+                self._patience.wait(copy.step)
 
     def settle(self) -> None:
         """Wait for the copy under way; see to what went wrong."""
@@ -293,7 +257,7 @@ class Saver:
             self._no_room = None
         if copy.error is None:
             self._stats.copied(copy.seconds, copy.form.plan.size)
-            self._unsafe = copy.step
+            self._patience.begin(copy.step)
         elif isinstance(copy.error, TornError):
             self._torn(copy, copy.error)
         elif isinstance(copy.error, OSError) and copy.error.errno in _FULL:
@@ -301,29 +265,11 @@ class Saver:
         else:
             self._say(f"step {copy.step} was not saved: {type(copy.error).__name__}: {copy.error}")
 
-    def _await_replica(self) -> None:
-        """Of the snapshot before: two are never on their way at once."""
-        if self._unsafe >= 0:
-            self._wait_safe(self._unsafe)
-            self._unsafe = -1
-
-    def _cost(self) -> Cost:
-        """Of the snapshot before, with the steps from there to here."""
-        was, now = self._untold, self._spent
-        self._untold = now
-        steps = now.step - was.step if was.at else 0
-        blocked, waited = now.blocked_s - was.blocked_s, now.replica_s - was.replica_s
-        step_s = (now.at - was.at - blocked) / steps if steps > 0 else 0.0
-        replica_s = self._client.safe_s + self._stats.last_copy_s
-        if self._ring is not None and self._ring.own == 1:
-            replica_s *= EXPOSED
-        return Cost(max(0.0, step_s), max(0.0, blocked - waited), waited, replica_s)
-
     def flush(self, timeout: float) -> str:
         """Have the newest step written to the durable tier: "" or why it was not."""
         self._guard.drop()
         self.settle()
-        self._await_replica()
+        self._patience.end()
         if not self._on_disk and self._taken != self.last:
             self._take_held(persist=False)  # not every step is saved
         if self._on_disk and self._ring is not None:
@@ -344,7 +290,7 @@ class Saver:
             self._over.wait(COPY_DEADLINE)
         self._copier.close(10.0)
         self._copy, self._newest, self._held = None, None, None
-        self._items, self._late, self._early = (), [], []
+        self._moments.release()
         if self._ring is not None:
             if self._on_disk:
                 self._ring.remove()
@@ -374,48 +320,6 @@ class Saver:
             if watch is not None:
                 watch.run(copy.slot.late if copy.error is None else None)
 
-    def _form_of(self, items: Sequence[Item]) -> Form:
-        form = self._form
-        if form is not None and items is self._items:
-            return form
-        if form is None or [i.entry for i in items] != form.entries:
-            late = [
-                k
-                for k, item in enumerate(items)
-                if item.late
-                and self._steady
-                and item.entry.name not in self._unsteady
-                and not item.tensor.is_inference()  # they count no versions
-            ]
-            form = self._form = Form([i.entry for i in items], late, self._about)
-        self._items = items
-        self._late = [items[i].tensor for i in form.late]
-        self._early = [items[i].tensor for i in form.early]
-        return form
-
-    def _encode(self, values: dict[str, Any]) -> str:
-        """JSON within a JSON string. What State gave before, by identity, is not done again."""
-        parts = []
-        for key, value in values.items():
-            known = self._encoded.get(key)
-            if known is None or known[0] is not value:
-                text = f"{json.dumps(key)}:{json.dumps(value, separators=(',', ':'))}"
-                known = self._encoded[key] = (value, json.dumps(text)[1:-1])
-            parts.append(known[1])
-        return "{" + ",".join(parts) + "}"
-
-    def _wait_safe(self, step: int) -> None:
-        patience = 0.0 if self._store_lags else self._options.replica_wait
-        start = time.perf_counter()
-        lags = not self._client.wait_safe(step, patience)
-        self._stats.replica_s += time.perf_counter() - start
-        if lags and not self._store_lags:
-            self._say(
-                f"step {step} has no replica after {patience:.0f} s; training goes on without "
-                "waiting until the store has caught up: more than one step can be lost meanwhile"
-            )
-        self._store_lags = lags
-
     def _torn(self, copy: Copy, error: TornError) -> None:
         names = [copy.form.entries[copy.form.late[i]].name for i in error.indices]
         self._stats.torn += 1
@@ -434,19 +338,18 @@ class Saver:
         if not verdict.unseen:
             self._copy_at_once(verdict.names, start)
             return
-        self._steady, self._form = False, None
+        self._moments.distrust()
         self._say(
-            f"{start}{_some(verdict.names)} changed after save({copy.step}), and no optimizer "
+            f"{start}{some(verdict.names)} changed after save({copy.step}), and no optimizer "
             "given to the Checkpointer was seen to step (a CUDA graph, or one that is not given?). "
             "From now on everything is copied inside save(), which takes longer; nothing can warn "
             "of changes that come after save()"
         )
 
     def _copy_at_once(self, names: Collection[str], start: str) -> None:
-        self._unsteady.update(names)
-        self._form = None
+        self._moments.distrust(names)
         self._say(
-            f"{start}{_some(names)} changed before the next optimizer step. From now on they are "
+            f"{start}{some(names)} changed before the next optimizer step. From now on they are "
             "copied inside save(), which takes longer. If that was the end of a step, a restart "
             "would miss it: change them before save(), and call save() last"
         )
@@ -471,46 +374,14 @@ class Saver:
             self._say(f"{why}: this rank's state is NOT saved. Training goes on")
             return
         ring.remove()
-        staging, reason = self._staging(), ""
-        if staging is not None:
-            try:
-                staging.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self._ring, self._on_disk = Ring(staging, self._about.rank, {}, own=1), True
-            except OSError as error:
-                reason = f" ({error})"
+        self._ring, how = by_disk(self._options, self._about)
+        self._on_disk = self._ring is not None
         self._say(
-            f"{why}: no snapshots in memory, so a restart begins at the last durable step. "
-            + (f"Durable checkpoints go on by way of {staging}. " if self._on_disk else "")
-            + ("" if self._on_disk else f"There are no durable ones either{reason}. ")
-            + f"Make {_memory(ring)} larger, or save less; training goes on"
+            f"{why}: no snapshots in memory, so a restart begins at the last durable step. {how}. "
+            f"Make {holds(ring)} larger, or save less; training goes on"
         )
 
-    def _staging(self) -> Path | None:
-        if self._options.directory:
-            return Path(self._options.directory) / ".staging"
-        if self._options.local_directory:
-            return Path(self._options.local_directory) / self._about.job
-        return None
-
     def _no_room_for(self, error: OSError) -> str:
-        size = self._form.plan.size if self._form is not None else 0
+        size = self._moments.size
         where = self._ring.directory if self._ring is not None else ""
         return f"a snapshot of {megabytes(size)} finds no room in {where} ({error.strerror})"
-
-
-def _early(copy: Copy) -> dict[str, torch.Tensor]:
-    """What save() itself has copied, by name."""
-    if copy.error is not None:
-        return {}
-    names = (copy.form.entries[i].name for i in copy.form.early)
-    return dict(zip(names, copy.slot.early, strict=False))
-
-
-def _some(names: Collection[str]) -> str:
-    return ", ".join([*names][:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _memory(ring: Ring) -> str:
-    """What holds its files, as somebody can change it."""
-    is_shm = ring.directory.is_relative_to("/dev/shm")
-    return "/dev/shm (a tmpfs) or the job's --mem" if is_shm else f"the disk of {ring.directory}"

@@ -109,6 +109,13 @@ class Copy:
             gpu.cuda.current_stream(device).wait_event(event)
         return True
 
+    def early(self) -> dict[str, torch.Tensor]:
+        """What save() itself has copied, by name; nothing of a copy that failed."""
+        if self.error is not None:
+            return {}
+        names = (self.form.entries[i].name for i in self.form.early)
+        return dict(zip(names, self.slot.early, strict=False))
+
     def moved(self, late: list[torch.Tensor]) -> set[int]:
         """Which of ``late`` were written to since the copy began, as far as torch counts it."""
         return {i for i, v in enumerate(self._versions) if late[i]._version != v}

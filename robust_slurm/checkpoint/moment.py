@@ -1,0 +1,109 @@
+"""The state at the moment of a save(): which tensors, which of them later, and all else as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .layout import Snapshot
+from .slots import Form
+from .state import Item, State
+
+SMALL = 1 << 20  # bytes of a tensor that is cloned at each step that is not saved
+
+
+class Moment(NamedTuple):
+    """The state as save() found it; ``late`` and ``early`` as in Form, most of them live."""
+
+    form: Form
+    values: dict[str, Any]
+    late: list[torch.Tensor]
+    early: list[torch.Tensor]
+
+    def versions(self) -> list[int]:
+        return [tensor._version for tensor in (*self.late, *self.early)]
+
+
+class Moments:
+    """What save() finds, step after step. Belongs to the training thread, but for ``encode``."""
+
+    def __init__(self, state: State, about: Snapshot, *, steady: bool) -> None:
+        """``steady``: the optimizers tell before they change anything, so what they change can be
+        copied in the background."""
+        self._state, self._about, self._may_wait = state, about, steady
+        self._form: Form | None = None
+        self._items: Sequence[Item] = ()
+        self._late: list[torch.Tensor] = []
+        self._early: list[torch.Tensor] = []
+        self._unsteady: set[str] = set()
+        self._encoded: dict[str, tuple[Any, str]] = {}
+
+    @property
+    def steady(self) -> bool:
+        """Nothing else than an optimizer is known to change what it changes."""
+        return self._may_wait and not self._unsteady
+
+    @property
+    def size(self) -> int:
+        """Bytes of a snapshot; 0 before the first."""
+        return self._form.plan.size if self._form is not None else 0
+
+    def look(self, *, trusting: bool = False) -> Moment:
+        """Find what there is to save now. ``trusting``: see ``State.capture``. Raises TypeError."""
+        items, values = self._state.capture(trusting=trusting)
+        return Moment(self._form_of(items), values, self._late, self._early)
+
+    def to_hold(self) -> Moment | None:
+        """As ``look``, for a step that may be saved later: what changes before the next optimizer
+        step is copied. None where nothing could tell whether the rest has changed."""
+        now = self.look(trusting=True)
+        small = [t.nbytes <= SMALL or t.is_inference() for t in now.early]
+        if not (all(small) or self.steady):
+            return None
+        early = [t.clone() if few else t for t, few in zip(now.early, small, strict=True)]
+        return now._replace(early=early)
+
+    def distrust(self, names: Collection[str] | None = None) -> None:
+        """Copy these tensors inside save() from now on; None: all."""
+        self._form = None
+        if names is None:
+            self._may_wait = False
+        else:
+            self._unsteady.update(names)
+
+    def release(self) -> None:
+        """Let go of all tensors."""
+        self._items, self._late, self._early = (), [], []
+
+    def _form_of(self, items: Sequence[Item]) -> Form:
+        form = self._form
+        if form is not None and items is self._items:
+            return form
+        if form is None or [i.entry for i in items] != form.entries:
+            late = [
+                k
+                for k, item in enumerate(items)
+                if item.late
+                and self._may_wait
+                and item.entry.name not in self._unsteady
+                and not item.tensor.is_inference()  # they count no versions
+            ]
+            form = self._form = Form([i.entry for i in items], late, self._about)
+        self._items = items
+        self._late = [items[i].tensor for i in form.late]
+        self._early = [items[i].tensor for i in form.early]
+        return form
+
+    def encode(self, values: dict[str, Any]) -> str:
+        """JSON within a JSON string. What State gave before, by identity, is not done again."""
+        parts = []
+        for key, value in values.items():
+            known = self._encoded.get(key)
+            if known is None or known[0] is not value:
+                text = f"{json.dumps(key)}:{json.dumps(value, separators=(',', ':'))}"
+                known = self._encoded[key] = (value, json.dumps(text)[1:-1])
+            parts.append(known[1])
+        return "{" + ",".join(parts) + "}"
