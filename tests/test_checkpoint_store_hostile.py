@@ -145,18 +145,6 @@ def test_files_that_are_no_snapshots_are_not_kept(
         path.rmdir()
 
 
-def test_a_file_that_is_cut_short_while_it_is_held_harms_nobody(
-    alone: tuple[Store, Events],
-) -> None:
-    store, _ = alone
-    rank = FakeRank(store, 0)
-    rank.save(1)
-    rank.wait("kept")
-    os.truncate(store.socket_path.parent / "own-0-1.safetensors", 5000)
-    assert [h for h in store.stock() if h.ok] == []
-    _still_serves(store)
-
-
 def test_a_file_of_another_step_is_not_kept(alone: tuple[Store, Events]) -> None:
     store, _ = alone
     rank = FakeRank(store, 0)

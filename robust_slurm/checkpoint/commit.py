@@ -197,7 +197,8 @@ class _Reader:
         try:
             with self._lock:
                 part = parse_outline(raw, self._known)
-            durable.check_part(part.attempt, part.step, part.rank, part.world, request, rank)
+            wanted = request.attempt, request.step, rank, request.world
+            durable.check_part(part.identity, wanted)
         except ValueError as err:
             raise DurableError(
                 f"step {request.step} is not committed: {where / name}: {err}"

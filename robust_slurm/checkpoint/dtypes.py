@@ -57,15 +57,6 @@ def storable(tensor: torch.Tensor) -> torch.Tensor:
     raise TypeError(f"tensors of type {dtype_name(tensor.dtype)} cannot be saved")
 
 
-def as_dtype(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The inverse of ``storable``: a view of ``stored`` in the type ``dtype``."""
-    if stored.dtype == dtype:
-        return stored
-    if dtype.is_complex:
-        return torch.view_as_complex(stored)
-    return stored.view(dtype)
-
-
 def view(memory: Any, offset: int, entry: Entry) -> torch.Tensor:
     """The tensor of an entry whose data begins at byte ``offset`` of a buffer such as an mmap.
 

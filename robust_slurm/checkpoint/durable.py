@@ -11,9 +11,9 @@ import json
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeVar
 
 from .durable_files import (
     DurableError,
@@ -25,6 +25,7 @@ from .durable_files import (
 )
 from .durable_parts import (
     MAX_PART,
+    Identity,
     Outline,
     Part,
     count,
@@ -53,6 +54,7 @@ MANIFEST = "manifest.json"
 METADATA = ".metadata"
 COMMIT_SUFFIX = "-commit.json"
 MAX_MANIFEST = 64 << 20  # bytes; about 150 a rank
+P = TypeVar("P", Part, Outline)
 _STEP = re.compile(r"step-(\d{8,18})")
 
 
@@ -171,14 +173,6 @@ def _as_committed(step: int, path: Path, m: Manifest) -> Committed:
     return Committed(step, path, m.attempt, m.world, m.mesh, m.time, m.bytes, mark)
 
 
-def mark_of(path: Path) -> Mark:
-    """Return the mark of a step's directory; an empty one if its manifest cannot be read."""
-    try:
-        return read_mark(path, read_manifest(path).attempt)
-    except DurableError:
-        return Mark()
-
-
 def is_committed(path: Path) -> bool:
     """Whether there is a manifest, readable or not; also if nothing can be seen there."""
     try:
@@ -209,14 +203,7 @@ def read_manifest(path: Path) -> Manifest:
 
 def read_rank(path: Path, manifest: Manifest, rank: int) -> Part:
     """One rank's part, checked against the manifest. Raises DurableError."""
-    where, raw = _read_pinned(path, manifest, rank)
-    try:
-        part = parse_part(raw)
-        about = part.snapshot
-        check_part(part.attempt, about.step, about.rank, about.world, manifest, rank)
-    except ValueError as err:
-        raise DurableError(f"{where}: {err}") from None
-    return part
+    return _read_pinned(path, manifest, rank, parse_part)
 
 
 def read_outlines(path: Path, manifest: Manifest) -> list[Outline]:
@@ -227,47 +214,32 @@ def read_outlines(path: Path, manifest: Manifest) -> list[Outline]:
 
 def read_outline(path: Path, manifest: Manifest, rank: int, known: dict[bytes, Any]) -> Outline:
     """As ``read_rank``; ``known``: see ``parse_outline``."""
-    where, raw = _read_pinned(path, manifest, rank)
-    try:
-        found = parse_outline(raw, known)
-        check_part(found.attempt, found.step, found.rank, found.world, manifest, rank)
-    except ValueError as err:
-        raise DurableError(f"{where}: {err}") from None
-    return found
+    return _read_pinned(path, manifest, rank, lambda raw: parse_outline(raw, known))
 
 
-def _read_pinned(path: Path, manifest: Manifest, rank: int) -> tuple[Path, bytes]:
-    if not 0 <= rank < manifest.world:
-        raise DurableError(f"{path} is of {manifest.world} ranks, it has no rank {rank}")
-    pinned = manifest.parts[rank]
+def _read_pinned(path: Path, of: Manifest, rank: int, parse: Callable[[bytes], P]) -> P:
+    if not 0 <= rank < of.world:
+        raise DurableError(f"{path} is of {of.world} ranks, it has no rank {rank}")
+    pinned = of.parts[rank]
     where = path / pinned.name
     try:
         raw = read_inside(path, pinned.name, min(pinned.size, MAX_PART))
+        if len(raw) != pinned.size or digest_of(raw) != pinned.digest:
+            raise DurableError(f"{where} differs from what was committed")
+        part = parse(raw)
+        check_part(part.identity, (of.attempt, of.step, rank, of.world))
     except OSError as err:
         raise DurableError(explain(err, f"reading rank {rank}'s part", where)) from None
-    if len(raw) != pinned.size or digest_of(raw) != pinned.digest:
-        raise DurableError(f"{where} differs from what was committed")
-    return where, raw
+    except ValueError as err:
+        raise DurableError(f"{where}: {err}") from None
+    return part
 
 
-class Wanted(Protocol):
-    """The step whose parts are asked for."""
-
-    @property
-    def attempt(self) -> str: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def world(self) -> int: ...
-
-
-def check_part(attempt: str, step: int, rank: int, world: int, of: Wanted, asked: int) -> None:
-    """That a part is the one of rank ``asked``. Raises ValueError."""
-    if (attempt, step, world, rank) != (of.attempt, of.step, of.world, asked):
-        raise ValueError(
-            f"it is of attempt {attempt}, step {step}, rank {rank} of {world}, not of "
-            f"{of.attempt}, step {of.step}, rank {asked} of {of.world}"
-        )
+def check_part(found: Identity, wanted: Identity) -> None:
+    """Raises ValueError."""
+    if found != wanted:
+        said = ("{}, step {}, rank {} of {}".format(*each) for each in (found, wanted))
+        raise ValueError("it is of attempt {}, not of {}".format(*said))
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

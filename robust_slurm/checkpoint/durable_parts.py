@@ -60,6 +60,8 @@ class Plain(NamedTuple):
 
 
 Groups = tuple[tuple[str, tuple[str, ...]], ...]
+Identity = tuple[str, int, int, int]
+"""Of a part: attempt, step, rank, world."""
 
 
 class Part(NamedTuple):
@@ -82,6 +84,10 @@ class Part(NamedTuple):
     contents: tuple[str, ...] = ()
     """Of each private entry: what two ranks that hold the same have in common (``content_of``).
     Empty: unknown for all."""
+
+    @property
+    def identity(self) -> Identity:
+        return (self.attempt, *self.snapshot[:3])
 
     @property
     def bytes(self) -> int:
@@ -146,6 +152,10 @@ class Outline:
         if not all(map(le, self.offsets, self.form.limits)):
             raise ValueError("a block is not inside its tensor")
         self._places = lines[2]
+
+    @property
+    def identity(self) -> Identity:
+        return self.attempt, self.step, self.rank, self.world
 
     @property
     def bytes(self) -> int:

@@ -27,15 +27,15 @@ class Problem(NamedTuple):
     what: str
 
 
-def verify(path: Path, ranks: Collection[int] | None = None) -> list[Problem]:
+def verify(path: Path) -> list[Problem]:
     """What is wrong with the committed step in ``path``; [] if it is good.
 
-    Reads all data, or only what ``ranks`` wrote. A step that is replaced by another attempt
-    meanwhile is read again. Raises DurableError when there is no committed step (any more).
+    Reads all data. A step that is replaced by another attempt meanwhile is read again. Raises
+    DurableError when there is no committed step (any more).
     """
     for _ in range(_TRIES):
         manifest = durable.read_manifest(path)
-        problems = _verify(path, manifest, ranks)
+        problems = _verify(path, manifest)
         if not problems or durable.read_manifest(path) == manifest:
             return problems
     return problems
@@ -51,25 +51,20 @@ def verify_files(path: Path, files: Collection[File]) -> list[Problem]:
         return [problem for found in pool.map(check, files) for problem in found]
 
 
-def _verify(path: Path, manifest: durable.Manifest, ranks: Collection[int] | None) -> list[Problem]:
+def _verify(path: Path, manifest: durable.Manifest) -> list[Problem]:
     problems: list[Problem] = []
     parts: list[Outline] = []
     known: dict[bytes, Any] = {}
-    for rank in range(manifest.world) if ranks is None else sorted(ranks):
+    for rank, pinned in enumerate(manifest.parts):
         try:
             parts.append(durable.read_outline(path, manifest, rank, known))
         except DurableError as err:
-            problems.append(Problem(_name_of(manifest, rank), str(err)))
+            problems.append(Problem(pinned.name, str(err)))
     problems += verify_files(path, [file for part in parts for file in part.files])
-    if ranks is None:
-        problems += _metadata(path, manifest)
-        if len(parts) == manifest.world:
-            problems += [Problem("", what) for what in merge(parts).problems]
+    problems += _metadata(path, manifest)
+    if len(parts) == manifest.world:
+        problems += [Problem("", what) for what in merge(parts).problems]
     return problems
-
-
-def _name_of(manifest: durable.Manifest, rank: int) -> str:
-    return manifest.parts[rank].name if rank < len(manifest.parts) else ""
 
 
 def _metadata(path: Path, manifest: durable.Manifest) -> list[Problem]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import digest, durable
+from . import digest, durable, marks
 from .durable_files import DurableError, explain
 from .durable_parts import MAX_PART
 from .durable_verify import Problem, verify
@@ -108,7 +108,7 @@ def _step_row(path: Path) -> StepRow:
         m = durable.read_manifest(path)
     except DurableError as err:
         return StepRow(str(path), step, DAMAGED, None, None, {}, 0, "", str(err))
-    mark = durable.mark_of(path)
+    mark = marks.read(path, m.attempt)
     notes = [mark.doubt] if mark.doubt else []
     notes += [f"{len(m.renamed)} names stand for more than one tensor"] if m.renamed else []
     return StepRow(
