@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from robust_slurm.checkpoint import store
+from robust_slurm.checkpoint import events
+from robust_slurm.checkpoint.store import Store
 from srun_wrapper.checkpoint_messages import (
     Alarm,
     Committed,
@@ -58,7 +59,7 @@ class Keeper:
         self._emit = emit
         directory = run_dir / DIRECTORY
         directory.mkdir(mode=0o700, exist_ok=True)
-        self._store = store.Store(
+        self._store = Store(
             directory,
             name=str(local),
             key=key,
@@ -141,17 +142,17 @@ class Keeper:
 
     # -- events
 
-    def _event(self, event: store.Event) -> None:
+    def _event(self, event: events.Event) -> None:
         message: Message
-        if isinstance(event, store.Enrolled):
+        if isinstance(event, events.Enrolled):
             message = Enrolled(0, event.epoch, self._local, *event[1:])
-        elif isinstance(event, store.Saved):
+        elif isinstance(event, events.Saved):
             message = Saved(*event)
-        elif isinstance(event, store.Persisted):
+        elif isinstance(event, events.Persisted):
             message = Persisted(0, *event[:5])
-        elif isinstance(event, store.Committed):
+        elif isinstance(event, events.Committed):
             message = Committed(0, *event)
-        elif isinstance(event, store.Resumed):
+        elif isinstance(event, events.Resumed):
             message = Resumed(0, *event)
         else:
             message = Alarm(0, *event)

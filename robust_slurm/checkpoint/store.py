@@ -23,31 +23,13 @@ from robust_slurm.checkpoint import digest
 from robust_slurm.checkpoint.archive import Settings
 from robust_slurm.checkpoint.desk import Desk
 from robust_slurm.checkpoint.door import Door
-from robust_slurm.checkpoint.events import (
-    Alarm,
-    Committed,
-    Enrolled,
-    Event,
-    Holding,
-    Outcome,
-    Persisted,
-    Restore,
-    Resumed,
-    Saved,
-    Target,
-    Wanted,
-)
+from robust_slurm.checkpoint.events import Event, Holding, Outcome, Restore, Target, Wanted
 from robust_slurm.checkpoint.fetching import Fetcher
 from robust_slurm.checkpoint.persist import COMMIT_WAIT
 from robust_slurm.checkpoint.replicas import PeerServer
 from robust_slurm.checkpoint.reserve import Reserve
 from robust_slurm.checkpoint.shelf import Record, Shelf
 from robust_slurm.checkpoint.transfer import Offer
-
-__all__ = [
-    "Alarm", "Committed", "Enrolled", "Event", "Holding", "Outcome", "Persisted", "Restore",
-    "Resumed", "Saved", "Store", "Target", "Wanted",
-]  # fmt: skip
 
 CLOSE = 4.0  # s for the threads to end
 
