@@ -27,7 +27,7 @@ def test_a_replay_is_no_epoch_for_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store()
-    monkeypatch.setattr("robust_slurm.checkpoint.store.Store", lambda *_a, **_more: store)
+    monkeypatch.setattr("srun_wrapper.keeper.Store", lambda *_a, **_more: store)
     keeper = Keeper(
         Loop(), 0, tmp_path, b"k" * 32, lambda _message: None, bandwidth=0.0, local_directory=""
     )
