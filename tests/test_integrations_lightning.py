@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from extras import needs
 
-pytest.importorskip("lightning", reason="the extra 'frameworks' is not installed")
 sys.path.append(str(Path(__file__).parent / "cluster"))
 from framework_runs import Run, run, undisturbed
 from torch_forks import TorchForks
 
+pytestmark = needs("lightning", "frameworks")
 STEPS = 9  # 3 of an epoch
 PROGRAM = "fw_lightning.py"
 

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from extras import needs
 
-pytest.importorskip("megatron.core", reason="the extra 'frameworks' is not installed")
 sys.path.append(str(Path(__file__).parent / "cluster"))
 from framework_runs import run, undisturbed
 from torch_forks import TorchForks
 
 from robust_slurm.integrations.megatron import MegatronOptimizerState
 
+pytestmark = needs("megatron.core", "frameworks")
 
-def test_killed_it_ends_as_if_it_never_was(torch_forks: TorchForks, tmp_path: Path) -> None:
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[TorchForks]:
+    with TorchForks("megatron.core.distributed", "megatron.core.optimizer") as forks:
+        yield forks
+
+
+def test_killed_it_ends_as_if_it_never_was(forks: TorchForks, tmp_path: Path) -> None:
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
-    whole = undisturbed(torch_forks, "fw_megatron.py", tmp_path / "whole", 8)
-    assert run(torch_forks, "fw_megatron.py", tmp_path / "killed", 8, [1, 5]) == whole
+    whole = undisturbed(forks, "fw_megatron.py", tmp_path / "whole", 6)
+    assert run(forks, "fw_megatron.py", tmp_path / "killed", 6, [4]) == whole
 
 
 class Config:
@@ -49,18 +58,19 @@ def test_what_cannot_be_carried_over_is_refused(setting: str, says: str) -> None
         MegatronOptimizerState(StandInDistributedOptimizer(**{setting: True}))
 
 
-def test_the_names_are_the_real_ones() -> None:
-    import dataclasses
-    import warnings
+REAL_NAMES = """
+import dataclasses
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import ChainedOptimizer
+for name in ("save_parameter_state", "get_parameter_state_dp_reshardable"):
+    assert hasattr(DistributedOptimizer, name), name
+assert hasattr(ChainedOptimizer, "save_parameter_state")
+fields = {each.name for each in dataclasses.fields(DistributedDataParallelConfig)}
+assert {"overlap_param_gather", "use_megatron_fsdp"} <= fields
+"""
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from megatron.core.distributed import DistributedDataParallelConfig
-        from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-        from megatron.core.optimizer.optimizer import ChainedOptimizer
 
-    for name in ("save_parameter_state", "get_parameter_state_dp_reshardable"):
-        assert hasattr(DistributedOptimizer, name)
-    assert hasattr(ChainedOptimizer, "save_parameter_state")
-    fields = {each.name for each in dataclasses.fields(DistributedDataParallelConfig)}
-    assert {"overlap_param_gather", "use_megatron_fsdp"} <= fields
+def test_the_names_are_the_real_ones(forks: TorchForks) -> None:
+    done = forks.start(REAL_NAMES)
+    assert done.wait() == 0, done.err()

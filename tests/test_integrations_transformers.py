@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from extras import needs
 
-pytest.importorskip("transformers", reason="the extra 'frameworks' is not installed")
 sys.path.append(str(Path(__file__).parent / "cluster"))
 from framework_runs import run, undisturbed
 from torch_forks import TorchForks
 
+pytestmark = needs("transformers", "frameworks")
 PROGRAM = "fw_transformers.py"
 
 
