@@ -118,7 +118,7 @@ def main() -> None:
     )  # fmt: skip
     module = Module()
     trainer.fit(module)
-    steps.end(batches=int(module.batches), epoch=trainer.current_epoch)
+    steps.end(batches=int(module.batches), epochs=trainer.current_epoch)
 
 
 main()
