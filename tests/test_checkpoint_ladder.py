@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from checkpointed_training import Training, fake_store
 
 from robust_slurm.checkpoint.layout import Entry, Snapshot
 from robust_slurm.checkpoint.room import ALONE, LADDER, Rung, choose
@@ -111,3 +112,25 @@ def test_a_node_with_room_for_its_own_only_takes_no_replicas(tmp_path: Path) -> 
         rank.wait("alone", step=1)
         assert "has room for the snapshots of its own ranks only" in str(events)
         assert replicas(b) == []
+
+
+def test_the_first_snapshot_takes_the_room_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where values make its header long."""
+    made: list[str] = []
+    make = Slot._open
+
+    def counted(slot: Slot, size: int) -> None:
+        made.append(slot.path.name)
+        make(slot, size)
+
+    monkeypatch.setattr(Slot, "_open", counted)
+    with fake_store(tmp_path / "s", monkeypatch) as store:
+        training = Training(extra={"note": "x" * 200_000})
+        training.ckpt.resume()
+        training.ckpt.extra["note"] = "x" * 200_000
+        training.ckpt.save(1)
+        store.wait("saved", 1)
+        assert made.count("own-0-0.safetensors") == 1
+        training.ckpt.close()

@@ -270,3 +270,26 @@ def test_a_rank_that_waits_ends_with_its_epoch(tmp_path: Path) -> None:
         a.begin(2, None)
         assert rank.ended.wait(10)
         assert not rank.heard("welcome")
+
+
+def test_where_memory_is_short_own_snapshots_of_other_steps_give_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stores(tmp_path, 2) as [(a, _), (b, _)]:
+        rank, other = FakeRank(a, 0), FakeRank(b, 1)
+        for step in (4, 5, 6):
+            for each in (rank, other):
+                each.save(step)
+                each.wait("alone", step=step)
+        rank.die()
+        plenty, room = 10 * SIZE, list[int]()
+        monkeypatch.setattr("robust_slurm.checkpoint.desk.free", lambda _path: room.pop(0))
+        for step, there, left in (
+            (4, [plenty, plenty], {4, 5, 6}),
+            (5, [0, plenty], {4, 5}),  # the newer one is incomplete, or it would be wanted
+            (6, [0, 0], set[int]()),
+        ):
+            room[:] = there
+            (outcome,) = a.fetch([Wanted(1, step, "127.0.0.1", b.port)])
+            assert outcome.ok
+            assert {h.step for h in a.stock() if h.owner == 0} == left

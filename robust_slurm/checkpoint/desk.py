@@ -11,10 +11,11 @@ from robust_slurm.checkpoint import digest, door, layout, shelf
 from robust_slurm.checkpoint.archive import Archive, Settings
 from robust_slurm.checkpoint.awaited import Awaited
 from robust_slurm.checkpoint.door import Connection, Message, RefusedError
-from robust_slurm.checkpoint.events import Alarm, Event, Restore, Resumed, Target
+from robust_slurm.checkpoint.events import Alarm, Event, Restore, Resumed, Target, Wanted
 from robust_slurm.checkpoint.interval import Cost
 from robust_slurm.checkpoint.pusher import Pusher
 from robust_slurm.checkpoint.ranks import Latest, Rank, read_enrolment, snapshot_path
+from robust_slurm.checkpoint.reserve import free
 from robust_slurm.checkpoint.shelf import FETCHED, OWN, Record, Shelf
 
 USELESS = 4  # saves; so far behind the store's ranks none is part of a common step
@@ -85,6 +86,29 @@ class Desk:
             if self._shelf.get(path.name) is None:
                 with contextlib.suppress(OSError):
                     path.unlink()
+
+    def give_way(self, wanted: Collection[Wanted]) -> None:
+        """Where memory is short, make room for what is to be fetched: without it neither this step
+        nor an older one can be restored, whatever else is kept of them. No rank runs."""
+        records = self._shelf.all()
+        missing = {(w.owner, w.step) for w in wanted} - {(r.owner, r.step) for r in records}
+        need = len(missing) * max((record.size for record in records), default=0)
+        held = {(rank.number, slot) for rank in self.ranks() for slot in rank.held}
+        steps = {each.step for each in wanted}
+
+        def lacks() -> bool:
+            return need > free(str(self._shelf.directory))
+
+        def useless(record: Record) -> bool:
+            is_own = record.kind == OWN and (record.owner, record.slot) not in held
+            return is_own and record.step not in steps
+
+        if lacks():
+            for rank in self.ranks():
+                self.remove_unknown(rank.number)
+            self._shelf.drop(lambda record: useless(record) and record.step > max(steps))
+        if lacks():
+            self._shelf.drop(useless)
 
     def place(self, targets: Mapping[int, Target | None]) -> None:
         with self._lock:

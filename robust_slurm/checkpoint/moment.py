@@ -54,7 +54,10 @@ class Moments:
     def look(self, *, trusting: bool = False) -> Moment:
         """Find what there is to save now. ``trusting``: see ``State.capture``. Raises TypeError."""
         items, values = self._state.capture(trusting=trusting)
-        return Moment(self._form_of(items), values, self._late, self._early)
+        known, form = self._form, self._form_of(items)
+        if form is not known:  # a file that turned out too short would take the room of two
+            form.reserve(len(form.header(0, self.encode(values))))
+        return Moment(form, values, self._late, self._early)
 
     def to_hold(self) -> Moment | None:
         """As ``look``, for a step that may be saved later: what changes before the next optimizer

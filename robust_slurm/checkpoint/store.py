@@ -140,6 +140,7 @@ class Store:
     def fetch(self, wanted: Sequence[Wanted], deadline: float = 600.0) -> list[Outcome]:
         """Get snapshots, in parallel; ``deadline``: s for each. Outcomes in the order of
         ``wanted``."""
+        self._desk.give_way(wanted)
         return self._desk.awaited.fetch(lambda: self._fetcher.run(wanted, deadline))
 
     def persist_at(self, step: int) -> None:
