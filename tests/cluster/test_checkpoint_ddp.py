@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -124,7 +123,3 @@ def test_a_slow_link_slows_training_only_until_fewer_steps_are_saved(
     every = r"^robust-srun: checkpoints: in memory every \d+\w\w step \(rank \d: a snapshot and"
     assert training.says(every), training.out()
     assert training.resumed()[1] <= 14, training.story()
-
-
-def torn_replica(copies: Sequence[Copy]) -> bool:
-    return any(copy.kind == "replica" and copy.step is None for copy in copies)
