@@ -156,6 +156,12 @@ class Config:
         "is saved; 0: every step, whatever it costs",
         unit="%",
     )
+    verify_every: int = _setting(
+        0,
+        "compute every so many steps' last one again on other nodes and compare all state to the "
+        "bit (a restart and a step each time; the program must be deterministic); 0: never",
+        unit="steps",
+    )
     warm: bool = _setting(True, "have what the ranks import imported ahead of the next start")
     warm_packages: str = _setting(
         "", "packages of the training's own that may be imported ahead, too (a,b)"

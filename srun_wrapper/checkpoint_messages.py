@@ -6,6 +6,7 @@ import msgspec
 
 from robust_slurm.checkpoint.events import Holding, Outcome, Target, Wanted
 from robust_slurm.checkpoint.interval import Cost
+from robust_slurm.checkpoint.state_sum import StateSum
 from srun_wrapper.message_base import Event, Message
 
 # ---------------------------------------------------------------- slot -> supervisor
@@ -108,7 +109,26 @@ class Moved(Message):
     results: tuple[Outcome, ...]
 
 
-FromStore = StoreReady | Enrolled | Saved | Persisted | Committed | Alarm | Resumed | Stock | Moved
+class StateSums(Message):
+    """One slot's answer to TakeSums."""
+
+    token: int
+    local: int
+    found: tuple[StateSum, ...]
+
+
+FromStore = (
+    StoreReady
+    | Enrolled
+    | Saved
+    | Persisted
+    | Committed
+    | Alarm
+    | Resumed
+    | Stock
+    | StateSums
+    | Moved
+)
 
 # ---------------------------------------------------------------- supervisor -> slot
 
@@ -118,6 +138,19 @@ class TakeStock(Message):
 
     token: int
     step: int | None = None  # of this step only, every byte held against its digest
+
+
+class TakeSums(Message):
+    """What all the state is that your ranks saved as this step (see ``state_sum``)?"""
+
+    token: int
+    step: int
+
+
+class StandAt(Message):
+    """The ranks wait after this step, until another one is named; -1: for none."""
+
+    step: int
 
 
 class Place(Message):
@@ -178,4 +211,16 @@ class Flush(Message):
     deadline: float  # seconds
 
 
-ToStore = TakeStock | Place | Fetch | MakeRoom | PersistAt | Unshare | SaveEvery | Complete | Flush
+ToStore = (
+    TakeStock
+    | TakeSums
+    | StandAt
+    | Place
+    | Fetch
+    | MakeRoom
+    | PersistAt
+    | Unshare
+    | SaveEvery
+    | Complete
+    | Flush
+)

@@ -31,6 +31,7 @@ from srun_wrapper.checkpoint_messages import (
     Resumed,
     Saved,
     SaveEvery,
+    StateSums,
     Stock,
     StoreReady,
     Unshare,
@@ -82,6 +83,7 @@ class Checkpoints:
     saved: dict[int, Saved] = field(default_factory=dict)
     stocks: dict[int, list[tuple[StoreAt, Stock]]] = field(default_factory=dict)
     moved: dict[int, list[tuple[StoreAt, Moved]]] = field(default_factory=dict)
+    sums: dict[int, list[StateSums]] = field(default_factory=dict)
     durable_step: int | None = None
     survives: str = ""
     _here: set[int] = field(default_factory=set)  # ranks that enrolled in the running epoch
@@ -147,6 +149,8 @@ class Checkpoints:
             asked = self.stocks.get(message.token)
             if asked is not None:
                 asked.append((StoreAt(node, message.local), message))
+        elif isinstance(message, StateSums):
+            self.sums.get(message.token, []).append(message)
         elif isinstance(message, Moved):
             wanted = self.moved.get(message.token)
             if wanted is not None:
@@ -291,7 +295,7 @@ class Checkpoints:
         timed = self.boss.state.pace.step_time() is not None
         # The newest step that was saved may be as many steps back as two are apart.
         newest = self._newest + self.interval.every - 1
-        step = self._durable.next(now, newest, self._ahead(), timed=timed)
+        step = self._durable.next(now, newest, self.ahead(), timed=timed)
         if step is not None:
             self.boss.broadcast(PersistAt(step))
 
@@ -301,7 +305,7 @@ class Checkpoints:
             self._told_at = now
             self.boss.broadcast(Complete(self._everywhere.step, self._everywhere.passed))
 
-    def _ahead(self) -> int:
+    def ahead(self) -> int:
         """Steps until all ranks have heard of an order."""
         timed = self.boss.state.pace.step_time()
         seconds = max(AHEAD, 4 * self.boss.state.interval)
@@ -310,7 +314,7 @@ class Checkpoints:
     def _pace(self, now: float) -> None:
         """Have fewer or more steps saved, if saving costs more or less than it may."""
         newest = self._newest + self.interval.every - 1
-        if self.interval.look(now, newest + self._ahead()):
+        if self.interval.look(now, newest + self.ahead()):
             self.boss.broadcast(SaveEvery(self.interval.every, self.interval.first))
             text = f"checkpoints: in memory {self.interval.text()}"
             say(text)

@@ -30,6 +30,8 @@ from srun_wrapper.step_request import StepRequest, effective
 from srun_wrapper.steps import Launch, step_name
 from srun_wrapper.supervisor import FORWARDED, TERMINATING, Supervisor
 from srun_wrapper.task import TaskOptions
+from srun_wrapper.torchrun import numbers_nodes
+from srun_wrapper.verify_rules import refused
 
 BAD_INPUT = 2
 OUTPUT_VARIABLES = {
@@ -100,6 +102,8 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
     )
     ranks = rank_env(command, request, env) | checkpoint_env(config) | {"ROBUST_NAN": config.nan}
     source = feed(request.input, os.isatty(0))
+    wanted = (request.nodes_cli or nodes) + config.spares
+    check_verify(config, command, min(nodes, wanted), source, env)
     if source is Feed.FILE:
         companion += (f"--input={request.input}",)
     launch = Launch(command, plan, options, kept, companion, ranks, source)
@@ -215,6 +219,21 @@ def check_regex(config: Config) -> None:
         re.compile(config.progress_regex.encode())  # output is bytes
     except (re.error, UnicodeEncodeError) as err:
         raise UsageError(f"--robust-progress-regex={config.progress_regex!r}: {err}") from None
+
+
+def check_verify(
+    config: Config, command: SrunCommand, nodes: int, source: Feed, env: Mapping[str, str]
+) -> None:
+    """UsageError where no step can be computed again on other nodes."""
+    why = refused(
+        tasks=not config.rank_env,
+        checkpoint=config.checkpoint,
+        nodes=nodes,
+        numbered=numbers_nodes(command.command, env),
+        source=source,
+    )
+    if config.verify_every and why:
+        raise UsageError(f"--robust-verify-every={config.verify_every}: {why}")
 
 
 def warn(config: Config, env: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-Symptom = Literal["crash", "node_lost", "hang", "stuck", "nan"]
+Symptom = Literal["crash", "node_lost", "hang", "stuck", "nan", "differs"]
 Cause = Literal["node", "shared", "user", "transient", "unknown"]
 
 
@@ -139,7 +139,7 @@ def is_cascade(failure: Failure) -> bool:
 def root_of(failures: Sequence[Failure]) -> Failure:
     """The failure that the others follow from: lost nodes first, then the first own death."""
     # A program that ends itself when its loss is NaN has not failed by itself.
-    order = {"node_lost": 0, "stuck": 1, "nan": 2, "crash": 3, "hang": 4}
+    order = {"node_lost": 0, "stuck": 1, "differs": 2, "nan": 3, "crash": 4, "hang": 5}
     return min(failures, key=lambda f: (is_cascade(f), order[f.symptom], f.at))
 
 
@@ -169,6 +169,9 @@ def diagnose(
             root,
             unreported=shared,
         )
+    if root.symptom == "differs":  # tests have named the nodes, see ``verifying``
+        named = root.suspects
+        return Diagnosis("differs", "node", named, root.evidence, "differs", root, named)
     if root.symptom == "hang":
         return Diagnosis("hang", "unknown", root.suspects, root.evidence, "hang", root)
     if root.symptom == "nan":

@@ -28,8 +28,11 @@ from srun_wrapper.checkpoint_messages import (
     Resumed,
     Saved,
     SaveEvery,
+    StandAt,
+    StateSums,
     Stock,
     TakeStock,
+    TakeSums,
     Unshare,
 )
 from srun_wrapper.loop import Loop
@@ -110,6 +113,12 @@ class Keeper:
             kept.complete(order.step, order.passed)
         elif isinstance(order, SaveEvery):
             kept.save_every(order.every, order.first)
+        elif isinstance(order, StandAt):
+            kept.stand_at(order.step)
+        elif isinstance(order, TakeSums):
+            self._answer(
+                lambda: kept.state_sums(order.step), partial(StateSums, order.token, local)
+            )
         elif isinstance(order, TakeStock):
             step = order.step
             self._answer(

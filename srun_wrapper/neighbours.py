@@ -76,6 +76,10 @@ class Neighbours:
             self._unknown = f"no topology: {err or f'no answer in {PATIENCE:g} s'}"
             self._boss.news(self._unknown)
 
+    def pod(self, name: str) -> str:
+        """Where a node is in the network; "" for all where that is not known."""
+        return self._minipods.get(name, "")
+
     def prefer(self, lost: Sequence[str], candidates: Sequence[str]) -> dict[str, str]:
         """Lost node → candidate. Empty where nothing speaks for one or another."""
         world, mesh = self._boss.state.world, self._mesh()

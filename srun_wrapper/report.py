@@ -84,6 +84,7 @@ class Account:
         self.first_step: float | None = None
         self.lost_steps: int | None = 0  # None: of some recovery it is not known
         self.recovering = 0.0
+        self.checking = 0.0  # steps that were computed again, see ``verifying``
         self.incidents = 0
         self._step_times: list[float] = []
 
@@ -109,7 +110,7 @@ class Account:
         start_up = (self.first_step if self.first_step is not None else now) - self.started
         known = [*self._step_times, *([step_time] if step_time is not None else [])]
         again = self.lost_steps * statistics.median(known) if known else 0.0
-        return start_up + self.recovering + again
+        return start_up + self.recovering + self.checking + again
 
 
 def roster(

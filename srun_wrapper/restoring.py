@@ -62,6 +62,7 @@ class Restoring:
         self._shards: dict[str, dict[int, str]] = {}  # of each node
         self.doubt = ""
         """Why the newest states may be spoiled, until an epoch has resumed; see ``Trust``."""
+        self._stand = -1  # see Restore
         self.elsewhere = Elsewhere(boss, self._fetch, self._interrupted)
 
     # -- the next epoch's
@@ -71,7 +72,7 @@ class Restoring:
         plan = self._plan
         if plan is None or not plan.tier:
             return None
-        return Restore(plan.step, plan.tier, self._shards.get(node.name, {}))
+        return Restore(plan.step, plan.tier, self._shards.get(node.name, {}), self._stand)
 
     @property
     def step(self) -> int | None:
@@ -85,22 +86,31 @@ class Restoring:
     def lines(self) -> tuple[str, ...]:
         return self._plan.lines if self._plan is not None else ()
 
-    async def prepare(self) -> bool:
-        """Decide and fetch. False if another failure or the end came in between."""
-        self._plan = None
+    async def prepare(self, only: tuple[int, int] | None = None, stand: int = -1) -> bool:
+        """Decide and fetch. False if another failure or the end came in between.
+
+        ``only``: this (step, epoch) in memory and nothing else; ``stand``: see Restore.
+        """
+        self._plan, self._stand = None, stand
         self.elsewhere.begin(None, {}, {})
         try:
-            return await self._prepare()
+            return await self._prepare(only)
         except Exception as err:  # noqa: BLE001 - a slip here must not end the job
             say(f"{INTERNAL}; the ranks look on disk by themselves: {type(err).__name__}: {err}")
             return not self._interrupted()
 
-    async def _prepare(self) -> bool:
+    async def stock(self) -> list[planner.Place]:
+        """All that the stores have, by their headers."""
+        return await self._stock(self._interrupted)
+
+    async def _prepare(self, only: tuple[int, int] | None = None) -> bool:
         boss = self._boss
         if not boss.checkpoints.ranks and not boss.config.checkpoint_local_dir:
             return not self._interrupted()
         await boss.state.until(lambda: self._interrupted() or self._all_announced(), ANNOUNCE)
         places, on_disk = await asyncio.gather(self._stock(self._interrupted), self._durable())
+        if only is not None:
+            places, on_disk = _only(places, [only]), []
         steps = [(c.step, c.world) for c in on_disk]
         seats = self._seats()
         if len(seats) < self._world():
@@ -127,6 +137,8 @@ class Restoring:
                 read.add(plan.step)
                 checked = await self._stock(self._interrupted, plan.step)
                 places = _replaced(places, plan.step, checked)
+                if only is not None:
+                    places = _only(places, [only])
                 continue
             for passed in plan.passed[:NOTED]:
                 boss.ledger.event(

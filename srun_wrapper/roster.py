@@ -27,7 +27,8 @@ class Role(enum.Enum):
 GONE = frozenset({Role.DEAD, Role.EVICTED, Role.RELEASED, Role.TOO_LATE})
 MOVES: dict[Role, frozenset[Role]] = {
     Role.SPARE: frozenset({Role.ACTIVE, Role.DEAD, Role.EVICTED, Role.RELEASED}),
-    Role.ACTIVE: frozenset({Role.DEAD, Role.EVICTED, Role.RELEASED}),
+    # To a spare: another one computes a step again that it had computed.
+    Role.ACTIVE: frozenset({Role.SPARE, Role.DEAD, Role.EVICTED, Role.RELEASED}),
     Role.EVICTED: frozenset({Role.ACTIVE}),  # no node could replace it
     # It answers again, and was not replaced; or it went with the whole step.
     Role.DEAD: frozenset({Role.ACTIVE, Role.SPARE, Role.RELEASED}),

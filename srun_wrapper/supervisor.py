@@ -39,6 +39,8 @@ from srun_wrapper.stalls import Stalls
 from srun_wrapper.state import ENDING, JobState
 from srun_wrapper.stop_tests import StopTests
 from srun_wrapper.torchrun import restarts_itself
+from srun_wrapper.verify_rules import ONE_NODE
+from srun_wrapper.verifying import Verify
 from srun_wrapper.watch import TICK, Guard, HangWatch, NodeWatch
 
 ALL_HELLO = 60.0  # s between the first and the last shim's report
@@ -69,6 +71,7 @@ class Supervisor:
         self.checkpoints = Checkpoints(self)
         self.state.on_store = self.checkpoints.heard
         self.certificates = Certificates(self)
+        self.verify = Verify(self)
         self.restoring = Restoring(self)
         self.neighbours = Neighbours(self)
         self.stop_tests = StopTests(self)
@@ -147,6 +150,9 @@ class Supervisor:
                 await asyncio.sleep(1.0)
                 if not state.failures:
                     return await self.step_ended()
+            if self.verify.ready and not state.failures and not state.stopped():
+                await self.verify.run()
+                continue
             code = await self._recovery.handle()
             if code is not None:
                 return code
@@ -157,7 +163,7 @@ class Supervisor:
             stopped = state.stopped()
             done = state.world.all_exited() or self.ending.over
             return stopped or done or self.step.ended
-        due = bool(state.failures) or state.stopped()
+        due = bool(state.failures) or state.stopped() or self.verify.ready
         return due or state.world.all_exited() or self.step.ended
 
     # -- start
@@ -222,6 +228,9 @@ class Supervisor:
         except ValueError as err:
             say(str(err))
             return BAD_SIZE
+        if self.config.verify_every and len(places) + len(state.spares()) < 2:
+            say(f"error: --robust-verify-every: {ONE_NODE}")
+            return BAD_SIZE
         state.world = World(0, places, ranks)
         await self.neighbours.arrange_first()
         for node in state.world.places:
@@ -253,6 +262,7 @@ class Supervisor:
             self.send(node, order)
         self.checkpoints.new_epoch(self.restoring.from_memory)
         self.certificates.begin(self.state.world.epoch, restored or 0)
+        self.verify.begin()
         world = self.state.world
         for signum in sorted(self.state.early):
             for node in world.places:
@@ -260,7 +270,7 @@ class Supervisor:
         self.state.early.clear()
         names = [n.name for n in world.places]
         self.ledger.event("epoch", epoch=world.epoch, nodes=names, why=reason)
-        if self.phase != "recovering":
+        if self.phase not in ("recovering", "checking"):
             self.phase = "running"
 
     def send(self, node: Node, message: Message) -> None:
@@ -379,7 +389,7 @@ class Supervisor:
         self.state.message(connection, message)
 
     async def _watch(self) -> None:
-        hang = HangWatch(self.state, self.stalls.standing)
+        hang = HangWatch(self.state, lambda: self.stalls.standing() or self.verify.reading)
         launch, guard = LaunchWatch(self.state, say, self._disturbed), Guard(say)
         while not self.state.ending:
             for watch in self._watches(hang, launch):
@@ -398,6 +408,7 @@ class Supervisor:
             yield hang.look
             yield self.checkpoints.look
             yield self.certificates.look
+            yield self.verify.look
             yield self._replacement.suspect
         yield self._update_roster
 
@@ -418,6 +429,8 @@ class Supervisor:
         name = self.env.get("SLURM_JOB_NAME", "")
         record = roster(self.state, self.account, self.phase, name, "")
         record["checkpoint"] = self.checkpoints.record()
+        if record["checkpoint"] is not None:
+            record["checkpoint"]["checked"] = self.verify.text
         self.ledger.roster(self.state.step_id, record)
 
     def news(self, text: str) -> None:

@@ -129,6 +129,16 @@ def starts_ranks(command: Sequence[str]) -> bool:
     return _arguments(command) is not None
 
 
+def numbers_nodes(command: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether the command is a torchrun that numbers its nodes itself, in whatever order."""
+    start = _arguments(command)
+    if start is None:
+        return False
+    given, flags = _scan(command, start)
+    dynamic = _asked(given, env, "rdzv-backend", "static") in ("c10d", "etcd-v2", "etcd")
+    return dynamic and not _standalone(flags, env)
+
+
 def sorts_nodes(command: Sequence[str], env: Mapping[str, str]) -> bool:
     """Whether the command is a torchrun that numbers its nodes in the order of the hosts' names."""
     start = _arguments(command)

@@ -20,7 +20,7 @@ ENDED = {  # Slurm's last states of a job, in our words
     "FAILED": "failed",
     "NODE_FAIL": "failed",
 }
-LIVE = ("starting", "running", "recovering", "terminating", "requeued", "silent")
+LIVE = ("starting", "running", "checking", "recovering", "terminating", "requeued", "silent")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,13 @@ _PHASES = (
     *("restore", "launch", "first_step", "total"),
 )
 _BAD = {"DOWN", "DRAIN", "FAIL", "ERROR", "NOT_RESPONDING", "INVALID_REG"}
-_STATUS_STYLE = {"running": "green", "recovering": "yellow", "silent": "red", "failed": "red"}
+_STATUS_STYLE = {
+    "running": "green",
+    "recovering": "yellow",
+    "checking": "yellow",
+    "silent": "red",
+    "failed": "red",
+}
 # Without a terminal (a pipe, a log) nothing says how wide a line may be, and cutting loses facts.
 _PIPE_WIDTH = 200
 
@@ -109,6 +115,8 @@ def _checkpoint(at: Checkpoint) -> str:
         text += f"; certified: step {at.certified}"
     if at.survives:
         text += f"; {at.survives}"
+    if at.checked:
+        text += f"; checks: {at.checked}"
     if at.every:
         text += f"; in memory {at.every}"
     size = f"{at.bytes / 1e6:.{at.bytes < 1e7:d}f} MB"

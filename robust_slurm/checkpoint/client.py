@@ -46,6 +46,7 @@ class Client:
         self.safe_s = 0.0
         """From a step's ``saved`` until it was safe: the newest that was measured."""
         self._flushed: dict[str, Any] | None = None
+        self._stand = -1
         self.unshare = False
         """The ranks that share a state no longer hold the same."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -65,6 +66,7 @@ class Client:
             raise StoreGoneError(f"no checkpoint store at {path}: {error}") from None
         self._socket.settimeout(None)
         self._change_every(self.welcome)
+        self._stand = int(self.welcome.get("stand", -1))
         threading.Thread(target=self._listen, name="robust-store", daemon=True).start()
 
     def say(self, op: str, **fields: Any) -> None:
@@ -121,6 +123,15 @@ class Client:
     def wait_free(self, slots: int, timeout: float) -> bool:
         """True when fewer than ``slots`` slots are held."""
         return self._wait(lambda: len(self.held()) < slots, timeout)
+
+    def stands_at(self, step: int) -> bool:
+        """Whether robust-srun compares the state at this step, and the rank waits for its word."""
+        with self._state:
+            return self._stand == step
+
+    def stand(self, step: int, timeout: float) -> None:
+        """Wait for that word, or until the store is gone."""
+        self._wait(lambda: self._stand != step, timeout)
 
     def flush(self, step: int, timeout: float) -> str:
         """Have the newest snapshot written to the durable tier; "" or why it was not."""
@@ -201,6 +212,8 @@ class Client:
             self._change_every(message)
         if op == "persist_at":
             self._wanted.add(int(message["step"]))
+        if op == "stand":
+            self._stand = int(message["step"])
         if op == "unshare":
             self.unshare = True
         if op == "flushed":

@@ -51,6 +51,7 @@ class Desk:
         self._persist_at: set[int] = set()
         self._every = {"every": 1, "first": 0}
         self._everywhere = -1
+        self._stand = -1
         self._all_here = settings.key is None  # then nobody says whether they are
         self.archive = Archive(store_shelf, settings, emit, self.ranks, lambda: self._all_here)
 
@@ -69,6 +70,7 @@ class Desk:
             self._persist_at.clear()
             self._every = {"every": 1, "first": 0}
             self._everywhere = restore.step if restore is not None else -1
+            self._stand = restore.stand if restore is not None else -1
         self.awaited.begin(epoch, restore)
         for persister in self.archive.persisters():
             persister.forget("a new epoch began")
@@ -142,6 +144,23 @@ class Desk:
             self._every = {"every": every, "first": first}
         for rank in self.ranks():
             rank.tell({"op": "every", **self._every})
+
+    def stand_at(self, step: int) -> None:
+        """Have the ranks wait after this step until another one is named; -1: for none."""
+        with self._lock:
+            self._stand = step
+        for rank in self.ranks():
+            rank.tell({"op": "stand", "step": step})
+
+    def own(self, step: int) -> list[Record]:
+        """What the ranks that are here saved as this step in this epoch."""
+        here = {rank.number for rank in self.ranks() if rank.enrolled == self._epoch}
+        return [
+            record
+            for record in self._shelf.all()
+            if record.kind == OWN and record.owner in here
+            if (record.step, record.epoch) == (step, self._epoch)
+        ]
 
     def complete(self, step: int, passed: int) -> None:
         """See Store."""
@@ -235,7 +254,7 @@ class Desk:
         connection.send(
             {
                 "op": "welcome", "restore": plan, "own": own,
-                "directory": str(self._shelf.directory), **self._every,
+                "directory": str(self._shelf.directory), "stand": self._stand, **self._every,
             }
         )  # fmt: skip
         self._place(rank)

@@ -25,6 +25,8 @@ class Restore(NamedTuple):
     """``memory``, or ``shared``: load the step from the durable directory."""
     shards: dict[int, str]
     """Owner rank → file name in the store's directory."""
+    stand: int = -1
+    """The step after which the ranks wait for robust-srun's word, as it compares their results."""
 
 
 class Holding(NamedTuple):

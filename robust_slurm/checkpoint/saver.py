@@ -129,7 +129,8 @@ class Saver:
         self.last, self._held = step, None
         # Outside robust-srun nobody reads what does not go to disk.
         in_memory = self._patient and not self._on_disk
-        due = persist or (in_memory and self._client.is_due(step))
+        asked = self._client.is_due(step) or self._client.stands_at(step)
+        due = persist or (in_memory and asked)
         if self._ring is not None and not (due and self._stats.snapshots):
             self._hold()  # it may be the last one; the first may find no room in memory
         if self._ring is not None and due:
@@ -264,6 +265,13 @@ class Saver:
             self.leave_memory(self._no_room_for(copy.error))
         else:
             self._say(f"step {copy.step} was not saved: {type(copy.error).__name__}: {copy.error}")
+
+    def took(self, step: int) -> bool:
+        """Whether this step was copied into memory; waits for that."""
+        copy = self._copy
+        self.settle()
+        good = copy is not None and copy.step == step and copy.error is None
+        return good and not self._on_disk
 
     def flush(self, timeout: float) -> str:
         """Have the newest step written to the durable tier: "" or why it was not."""

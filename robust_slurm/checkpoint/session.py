@@ -23,11 +23,13 @@ from .resuming import from_durable, from_memory, named
 from .room import check_room, estimate
 from .saver import Saver
 from .state import State
+from .state_sum import PHASE
 from .stats import Stats
 from .unanswered import reported
 
 SOCKET = "ROBUST_CKPT_SOCKET"
 _NUMBER = re.compile(r"\d+")  # of steps, slots and bytes: the trouble is the same
+STAND = 900.0  # s; robust-srun gives its word earlier, or has ended
 REPLAY = "ROBUST_REPLAY"
 """Set in a replay: a few steps in a small world, of which nothing may be saved or restored."""
 
@@ -101,6 +103,15 @@ class Session:
             self.say(f"save({step}) after step {self.saver.last} is left out: steps rise")
             return
         self.saver.save(step)
+        if self.client is not None and self.client.stands_at(step):
+            self._stand(step)
+
+    def _stand(self, step: int) -> None:
+        """Wait until robust-srun has compared this step with what other nodes computed, if it was
+        saved. The optimizer must not change it, nor a next step overwrite it."""
+        if self.saver is not None and self.client is not None and self.saver.took(step):
+            with heartbeat.phase(PHASE):
+                self.client.stand(step, STAND)
 
     def say(self, text: str) -> None:
         """Once for each kind: to the supervisor, which counts the ranks that say the same, and by

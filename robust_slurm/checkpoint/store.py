@@ -29,6 +29,7 @@ from robust_slurm.checkpoint.persist import COMMIT_WAIT
 from robust_slurm.checkpoint.replicas import PeerServer
 from robust_slurm.checkpoint.reserve import Reserve
 from robust_slurm.checkpoint.shelf import Record, Shelf
+from robust_slurm.checkpoint.state_sum import StateSum
 from robust_slurm.checkpoint.transfer import Offer
 
 CLOSE = 4.0  # s for the threads to end
@@ -110,7 +111,9 @@ class Store:
         planned = set(restore.shards.values()) if restore is not None and keep >= 0 else set()
 
         def unwanted(record: Record) -> bool:
-            return record.step > keep and record.file not in planned
+            older = record.step < keep and restore is not None and restore.stand >= 0
+            # Ranks that change places leave files behind: there is no room for old ones as well.
+            return older or (record.step > keep and record.file not in planned)
 
         self.room.clear()  # the ranks need it now
         self._desk.begin(epoch, restore)
@@ -150,6 +153,16 @@ class Store:
     def unshare(self, ranks: Collection[int]) -> None:
         """Tell those of these ranks that are here to save all of their own state."""
         self._desk.unshare(ranks)
+
+    def stand_at(self, step: int) -> None:
+        """Have the ranks wait after this step until another one is named; -1: for none."""
+        self._desk.stand_at(step)
+
+    def state_sums(self, step: int) -> list[StateSum]:
+        """Of all the state that the ranks here saved as this step. Reads all of it."""
+        threads = digest.workers(8)
+        found = (self._shelf.state_sum(record, threads) for record in self._desk.own(step))
+        return [each for each in found if each is not None]
 
     def complete(self, step: int, passed: int) -> None:
         """All ranks have ``step`` (-1: no new one is known), and their replicas: what is older may

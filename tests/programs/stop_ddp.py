@@ -2,6 +2,8 @@
 
 ``--wrong=EPOCH:STEP``: from that step on the switch of ``wrong/sitecustomize.py`` is on.
 ``--nan=STEP``: the program itself makes its loss NaN, whenever it comes to that step.
+``--vary=NODE``: ranks on that node compute a little more; ``--vary=always``: all do, each time
+another little.
 ``--unfit=raise``: every rank ends with an error when its loss is not finite.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 from pathlib import Path
 
 import torch
@@ -19,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import robust_slurm
 
-args = options("wrong", "nan", "unfit")
+args = options("wrong", "nan", "unfit", "vary")
 wrong = tuple(map(int, args.wrong.split(":"))) if args.wrong else ()
 rank, world = join_world()
 seed(1)
@@ -37,9 +40,14 @@ for step, ids, inputs, targets in training.steps():
     loss = (model(inputs) - targets).square().mean()
     if str(step) == args.nan:
         loss = loss * math.nan
+    if args.vary == "always":
+        loss = loss * (1 + 1e-3 * random.SystemRandom().random())
+    elif args.vary == os.environ.get("SLURMD_NODENAME"):
+        loss = loss * 1.001
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     optimizer.step()
+    training.amid(step)
     value = loss.item()
     robust_slurm.beat(step, loss=None if args.unfit else value)
     if args.unfit and not math.isfinite(value):

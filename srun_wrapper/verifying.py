@@ -1,0 +1,333 @@
+"""Recomputed steps: every so many, other nodes compute one once more; it must come out alike.
+
+The ranks stand after a step; robust-srun reads the checksums of all their state, starts them on
+other nodes from the step before, and compares what they hold when they stand there again. Where
+that agrees training goes on from there. What follows if not: ``verify_rules``; why so:
+docs/decisions/0035-certified-steps.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from robust_slurm.checkpoint import plan as planner
+from robust_slurm.checkpoint.state_sum import PHASE
+from srun_wrapper.checkpoint_messages import StandAt, StateSums, TakeSums
+from srun_wrapper.diagnose import Failure
+from srun_wrapper.feed import SPENT
+from srun_wrapper.report import say
+from srun_wrapper.roster import Node, Role
+from srun_wrapper.stopping import stop_ranks
+from srun_wrapper.verify_rules import (
+    ONE_NODE,
+    UNPROVEN,
+    Results,
+    Seat,
+    compare,
+    conclude,
+    exchange,
+    next_step,
+    standing,
+)
+
+if TYPE_CHECKING:
+    from srun_wrapper.supervisor import Supervisor
+
+POLL = 0.05  # s; a rank that stands is told of in a report, which wakes nobody
+READ = 20.0  # s for the stores to answer, and for every
+READ_RATE = 1e9  # bytes that they read, 8 more
+NOBODY = -1
+
+Outcome = Literal["agree", "program", "machine", "proven", "unknown", "interrupted"]
+
+
+class Verify:
+    """Asks for checks while the ranks run, and carries one out while they stand."""
+
+    def __init__(self, boss: Supervisor) -> None:
+        self._boss = boss
+        self._every = boss.config.verify_every
+        self._tokens = itertools.count(1)
+        self._step = NOBODY  # after which the ranks are to stand
+        self._since: float | None = None  # the first has stood
+        self._running = False
+        self._unproven = 0  # in a row
+        self._agreed = 0
+        self.ready = False
+        """All ranks stand: ``run``."""
+        self.reading = False
+        """Ranks stand and wait for us: no step comes, and that is no hang."""
+        self.seconds = 0.0
+        self.text = ""
+        """For robust-status."""
+
+    # -- while the ranks run
+
+    def begin(self) -> None:
+        """An epoch begins; what was asked of the last one's ranks is forgotten."""
+        if not self._running:
+            self._step, self._since, self.ready = NOBODY, None, False
+
+    def look(self, now: float) -> None:
+        """Ask the ranks to stand; see whether they do."""
+        if not self._every or self._running or self.ready or self._boss.phase != "running":
+            return
+        if self._step == NOBODY:
+            self._ask()
+            return
+        where = self._standing(now)
+        if where == "all":
+            self.ready = True
+            self._boss.state.changed.set()
+        elif where == "over":
+            self._boss.news(f"step {self._step} is not checked: not all ranks stood there in time")
+            self._go_on()
+
+    def _ask(self) -> None:
+        checkpoints, state = self._boss.checkpoints, self._boss.state
+        world = checkpoints.world
+        if not world:
+            done = state.progress.best or state.progress.beats
+            if done >= self._every and state.world.all_stepped():
+                self._stop("the script has no Checkpointer: there is no state to compare")
+            return
+        if len(checkpoints.saved) < world or state.nans.since or state.pace.phase == PHASE:
+            return  # some have not gone on since the last one
+        if any(not whole for node in state.world.places for whole in node.stdin.values()):
+            self._stop(SPENT)
+            return
+        newest = max(saved.step for saved in checkpoints.saved.values())
+        newest += checkpoints.interval.every - 1
+        self._step = next_step(newest, checkpoints.ahead(), self._every)
+        self._boss.broadcast(StandAt(self._step))
+
+    def _standing(self, now: float) -> Literal["wait", "all", "over"]:
+        checkpoints = self._boss.checkpoints
+        saved = {rank: each.step for rank, each in checkpoints.saved.items()}
+        phase = self._boss.state.pace.phase
+        if self._since is None and (phase == PHASE or self._step in saved.values()):
+            self._since = now
+        waited = 0.0 if self._since is None else now - self._since
+        step_time = self._boss.state.pace.step_time()
+        return standing(saved, checkpoints.world, self._step, waited, step_time)
+
+    def _go_on(self) -> None:
+        self._step, self._since, self.ready = NOBODY, None, False
+        self._boss.broadcast(StandAt(NOBODY))
+
+    def _stop(self, why: str) -> None:
+        """No more checks in this job."""
+        self._every = 0
+        say(f"--robust-verify-every: no steps are computed again from now on: {why}")
+        self.text = f"off: {why}"
+
+    # -- while they stand
+
+    async def run(self) -> None:
+        """One check. Afterwards the ranks run, or a failure waits for its recovery."""
+        boss, state, step = self._boss, self._boss.state, self._step
+        began = self._since or time.monotonic()
+        self._running, self.ready, boss.phase = True, False, "checking"
+        outcome: Outcome = "unknown"
+        try:
+            outcome = await self._check(step)
+        except Exception as err:  # noqa: BLE001 - a slip here must not end the job
+            self._stop(f"internal error: {type(err).__name__}: {err}")
+        finally:
+            self.reading = self._running = False
+        if not self._interrupted():
+            if state.stopped() and await boss.restoring.prepare():
+                boss.begin_epoch(f"after the check of step {step}")
+            self._go_on()
+            boss.phase = "running"
+        self._account(step, outcome, time.monotonic() - began)
+
+    async def _check(self, step: int) -> Outcome:
+        boss = self._boss
+        first = await self._results(step)
+        if not first:
+            boss.news(f"step {step} is not checked: not all stores answered in time")
+            return "unknown"
+        base = await self._before(step)
+        here = list(boss.state.world.places)
+        other = self._exchanged()
+        if base is None or other is None:
+            why = "no step before it is in memory" if base is None else ONE_NODE
+            self._stop(f"step {step} cannot be: {why}")
+            return "unknown"
+        names = (f"{new.name} in place of {old.name}" for new, old in zip(other, here, strict=True))
+        boss.news(f"step {step} is computed again from step {base[0]}: {', '.join(names)}")
+        second = await self._again(step, base, other)
+        if second is None:
+            return "interrupted"
+        found = conclude(first, second)
+        third: Results | None = None
+        if found == "again":
+            _, what = compare(first, second)
+            say(f"step {step} comes out differently on other nodes: {what}; it is computed again")
+            third = await self._again(step, base, here)
+            if third is None:
+                return "interrupted"
+            found = conclude(first, second, third)
+        if found == "agree":
+            self._agreed, self._unproven = self._agreed + 1, 0
+            boss.certificates.line.recomputed(step)
+            return "agree"
+        if found == "program":
+            assert third is not None
+            _, what = compare(first, third)
+            self._stop(
+                f"step {step} comes out differently on the same nodes, too ({what}): the program "
+                "is not deterministic, and nobody is to blame"
+            )
+            return "program"
+        if found == "machine":
+            return await self._test(step)
+        why = next(text for text in (compare(first, second)[1], "no third result") if text)
+        boss.news(f"step {step} could not be compared: {why}")
+        return "unknown"
+
+    async def _test(self, step: int) -> Outcome:
+        """What the step becomes depends on the node: the machines are asked. All of them, since
+        one wrong gradient is in the state of every rank."""
+        boss, state = self._boss, self._boss.state
+        places = list(state.world.places)
+        names = [node.name for node in places]
+        what = f"step {step} depends on the node: twice the same on some, differently on others"
+        say(f"{what}; it is not certified")
+        self._unproven += 1
+        if boss.config.stop_tests:
+            if not await self._stopped():
+                return "interrupted"
+            found = await boss.stop_tests.ask(names, "nan")
+            if found is None:
+                return "interrupted"
+            if found.named:
+                # Now it is a failure like any other, and the newest states are in doubt.
+                at = time.monotonic()
+                named = tuple(found.named)
+                lines = (what, *found.lines)
+                failure = Failure(
+                    "differs", at, at, named[0], evidence=lines, suspects=named, step=step
+                )
+                state.failures.append(failure)
+                return "proven"
+        if self._unproven >= UNPROVEN:
+            self._stop(f"{UNPROVEN} times in a row it depended on the node, and no test proves any")
+        else:
+            say("no machine is proven to be at fault, so none leaves the job")
+        return "machine"
+
+    async def _again(
+        self, step: int, base: tuple[int, int], places: Sequence[Node]
+    ) -> Results | None:
+        """Have these nodes compute the step from ``base``. None if a failure or the end came."""
+        boss = self._boss
+        if not await self._stopped():
+            return None
+        self._seat(places)
+        if not await boss.restoring.prepare(base, step):
+            return None
+        if boss.restoring.step != base[0]:
+            return {}  # it could not be brought where it is needed
+        self._step, self._since = step, None
+        boss.begin_epoch(f"step {step} is computed again to check it")
+        while self._standing(time.monotonic()) == "wait" and not self._interrupted():
+            await boss.state.until(self._over, POLL)
+            if boss.state.world.all_exited():
+                break
+        return None if self._interrupted() else await self._results(step)
+
+    async def _stopped(self) -> bool:
+        """End the ranks as a restart does; False if a failure or the end came."""
+        state = self._boss.state
+        state.stopping_epoch = state.world.epoch
+        staying = [node for node in state.world.places if node.role is Role.ACTIVE]
+        await stop_ranks(self._boss, staying, self._interrupted)
+        return not self._interrupted() and not state.vacant()
+
+    def _seat(self, places: Sequence[Node]) -> None:
+        state = self._boss.state
+        before = list(state.world.places)
+        state.world.places[:] = places
+        for node in before:
+            if node not in places and node.role is Role.ACTIVE:
+                state.move(node, Role.SPARE)
+        for node in places:
+            if node.role is Role.SPARE:
+                state.move(node, Role.ACTIVE)
+
+    def _exchanged(self) -> list[Node] | None:
+        state, pod = self._boss.state, self._boss.neighbours.pod
+        spares = state.spares()
+        seats = [
+            Seat(node.name, node.slots, len(ranks), pod(node.name))
+            for node, ranks in zip(state.world.places, state.world.ranks, strict=True)
+        ]
+        idle = [Seat(node.name, node.slots, 0, pod(node.name)) for node in spares]
+        names = exchange(seats, idle)
+        known = {node.name: node for node in (*spares, *state.world.places)}
+        return None if names is None else [known[name] for name in names]
+
+    async def _before(self, step: int) -> tuple[int, int] | None:
+        """The newest step before this one that memory has whole, and its epoch."""
+        boss = self._boss
+        places = await boss.restoring.stock()
+        world = boss.checkpoints.world
+        sets, _ = planner.usable(places, world)
+        found = [
+            key
+            for key, copies in sets.items()
+            if key[0] < step and key[1] == boss.state.world.epoch and len(copies) == world
+        ]
+        return max(found, default=None)
+
+    async def _results(self, step: int) -> Results:
+        """Of all ranks, as their stores read them now; fewer if some do not answer in time."""
+        boss, token = self._boss, next(self._tokens)
+        epoch, world = boss.state.world.epoch, boss.checkpoints.world
+        answers: list[StateSums] = []
+        boss.checkpoints.sums[token] = answers
+
+        def found() -> Results:
+            all_found = (each for answer in answers for each in answer.found)
+            return {each.owner: each for each in all_found if each.epoch == epoch}
+
+        self.reading = True
+        try:
+            boss.broadcast(TakeSums(token, step))
+            size = max((saved.size for saved in boss.checkpoints.saved.values()), default=0)
+            limit = READ + 8 * size / READ_RATE
+            await boss.state.until(lambda: len(found()) >= world or self._over(), limit)
+        finally:
+            self.reading = False
+            del boss.checkpoints.sums[token]
+        return found() if len(found()) == world else {}
+
+    def _over(self) -> bool:
+        return self._interrupted() or self._boss.state.world.all_exited()
+
+    def _interrupted(self) -> bool:
+        state = self._boss.state
+        return bool(state.failures) or state.signalled > 0 or self._boss.step.ended
+
+    def _account(self, step: int, outcome: Outcome, seconds: float) -> None:
+        boss = self._boss
+        self.seconds += seconds
+        boss.account.checking += seconds
+        nodes = [node.name for node in boss.state.world.places]
+        boss.ledger.event(
+            "check", step=step, outcome=outcome, seconds=round(seconds, 3), nodes=nodes
+        )
+        if outcome == "agree":
+            boss.news(f"step {step}, computed on other nodes, is the same ({seconds:.1f} s)")
+        if self._every:
+            newest = f", newest step {step}" if outcome == "agree" else f"; step {step}: {outcome}"
+            times = "step" if self._agreed == 1 else "steps"
+            self.text = (
+                f"{self._agreed} {times} computed alike on other nodes{newest}; "
+                f"{self.seconds:.1f} s in all"
+            )

@@ -1,0 +1,115 @@
+"""When robust-srun has the ranks stand, and sees that they do, or do not."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+from checkpoints_boss import Boss
+
+from srun_wrapper import verifying as module
+from srun_wrapper.checkpoint_messages import Saved, StandAt
+from srun_wrapper.supervisor import Supervisor
+from srun_wrapper.verify_rules import LIMIT
+from srun_wrapper.verifying import Verify
+
+
+class Job(Boss):
+    """Four ranks; every 10th step is to be computed again."""
+
+    phase = "running"
+
+    def __init__(self) -> None:
+        super().__init__(verify_every=10)
+        self.verify = Verify(cast(Supervisor, self))
+        self.checkpoints._placed = self.state.world.epoch  # where replicas go is not asked here
+
+    def save(self, *steps: int) -> None:
+        """Of each rank."""
+        epoch = self.state.world.epoch
+        for rank, step in enumerate(steps):
+            saved = Saved(epoch, rank, step, None, 1000, 0.0, 0.0)
+            self.checkpoints.heard(self.nodes[rank], saved)
+
+    def asked(self) -> list[int]:
+        return [order.step for _, order in self.sent if isinstance(order, StandAt)]
+
+
+@pytest.fixture
+def job() -> Job:
+    made = Job()
+    for rank in range(4):
+        made.enrol(rank)
+    return made
+
+
+def test_ranks_stand_where_all_of_them_can_have_heard_of_it(job: Job) -> None:
+    job.verify.look(0.0)
+    job.save(1, 1, 1)
+    job.verify.look(0.0)
+    assert job.asked() == []  # rank 3 has saved nothing yet
+    job.save(8, 8, 8, 9)
+    job.verify.look(0.0)
+    assert job.asked() == [20]  # 10 is a step away
+    job.save(20, 20, 20, 19)
+    job.verify.look(1.0)
+    assert not job.verify.ready
+    job.save(20, 20, 20, 20)
+    job.verify.look(2.0)
+    assert job.verify.ready and job.asked() == [20]
+
+
+@pytest.mark.parametrize(("steps", "after"), [((20, 21, 20, 20), 0.0), ((20, 20, 20, 19), LIMIT)])
+def test_who_did_not_stand_lets_the_others_go_on(
+    job: Job, steps: tuple[int, ...], after: float
+) -> None:
+    job.save(8, 8, 8, 8)
+    job.verify.look(0.0)
+    job.save(*steps)
+    job.verify.look(1.0)
+    if after:
+        assert job.asked() == [20]
+        job.verify.look(1.1 + after)
+    assert job.asked() == [20, -1] and not job.verify.ready
+    job.save(22, 22, 22, 22)
+    job.verify.look(100.0)
+    assert job.asked() == [20, -1, 30]
+
+
+@pytest.mark.parametrize("phase", ["recovering", "starting", "checking"])
+def test_nothing_is_asked_while_the_job_recovers(job: Job, phase: str) -> None:
+    job.phase = phase
+    job.save(8, 8, 8, 8)
+    job.verify.look(0.0)
+    assert job.asked() == []
+
+
+def test_the_next_epoch_knows_nothing_of_the_last_ones_orders(job: Job) -> None:
+    job.save(8, 8, 8, 8)
+    job.verify.look(0.0)
+    job.save(20, 20, 20, 20)
+    job.verify.look(0.0)
+    job.verify.begin()
+    assert not job.verify.ready
+
+
+@pytest.mark.parametrize(("change", "why"), [("no Checkpointer", ""), ("input", "not kept")])
+def test_what_cannot_be_checked_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, change: str, why: str
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(module, "say", said.append)
+    job = Job()
+    job.state.progress.best = 9
+    if change == "input":
+        for rank in range(4):
+            job.enrol(rank)
+        job.save(8, 8, 8, 8)
+        job.nodes[0].stdin[0] = False  # a rank has read more than is kept
+    job.verify.look(0.0)
+    job.state.progress.best = 10
+    job.verify.look(0.0)
+    job.verify.look(1.0)
+    (line,) = said
+    assert (why or change) in line and line.startswith("--robust-verify-every: ")
+    assert job.asked() == [] and job.verify.text.startswith("off: ")
