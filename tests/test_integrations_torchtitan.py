@@ -9,8 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from extras import needs
 
-pytest.importorskip("torchtitan", reason="the extra 'torchtitan' is not installed")
 sys.path.append(str(Path(__file__).parent / "cluster"))
 from ckpt_jobs import read_lines
 from framework_runs import run, undisturbed
@@ -18,6 +18,7 @@ from torch_forks import TorchForks
 
 from robust_slurm.integrations.torchtitan import attach
 
+pytestmark = needs("torchtitan", "frameworks")
 STEPS = 8
 PROGRAM = "fw_torchtitan.py"
 READ = 4  # samples of a step

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from ckpt_jobs import undisturbed
+from extras import needs
 from torch_forks import TorchForks
 
 from lab import Cluster
@@ -18,13 +19,15 @@ STEPS = 9
 @pytest.fixture
 def forks(framework: str) -> Iterator[TorchForks]:
     """Programs with the framework imported already: for the undisturbed run."""
-    pytest.importorskip(framework, reason="the extra 'frameworks' is not installed")
     module = {"lightning": "lightning.pytorch", "transformers": "transformers.trainer"}[framework]
     with TorchForks(module, "torchdata.stateful_dataloader") as forks:
         yield forks
 
 
-@pytest.mark.parametrize("framework", ["lightning", "transformers"])
+@pytest.mark.parametrize(
+    "framework",
+    [pytest.param(each, marks=needs(each, "frameworks")) for each in ("lightning", "transformers")],
+)
 def test_a_rank_killed(lab: Cluster, forks: TorchForks, framework: str, tmp_path: Path) -> None:
     """In any step; all is as in a quiet run: losses, data, state.
 
