@@ -1,4 +1,4 @@
-"""What the active tests' process answers, and what a node's history says of such tests. Pure.
+"""The answer of the active tests' process, and a node's history of such tests. Pure.
 
 The tests run in the site's own interpreter with torch (``health/active/``); the gate takes their
 answer for data: only a finding that is whole, and agrees with the exit code, closes it.
@@ -83,7 +83,7 @@ def argv(
 
 
 def answer(output: Output) -> Answer:
-    """What the process found out about its node."""
+    """Read the process's output and exit code as an answer about its node."""
     said = _printable((output.err.strip() or output.out.strip())[-300:])
     if output.code == -signal.SIGKILL:
         return Answer("owed", (), "the active tests were ended, as for a job that begins")
@@ -151,7 +151,7 @@ def _printable(text: str) -> str:
 
 
 def owed(events: Iterable[Event], now: float) -> str:
-    """Why a test is still to be run here; "" if none is."""
+    """The reason that a test is still due here; "" if none is."""
     mine = [e for e in events if e.kind == KIND and now - OWED_S < e.time <= now]
     last = max(mine, key=lambda event: event.time, default=None)
     if last is None or last.data.get("result") != "owed":
@@ -185,7 +185,7 @@ def _passes(event: Event, level: str) -> bool:
 
 
 def lately_broken(events: Iterable[Event], since: float, now: float) -> str:
-    """What came of a try before an undrain that is not to be repeated yet; or ""."""
+    """The error of a recent test before an undrain that is too early to repeat; else ""."""
     for event in events:
         data, age_s = event.data, now - event.time
         if (event.kind, data.get("why"), data.get("result")) != (KIND, "undrain", "broken"):

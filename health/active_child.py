@@ -61,7 +61,7 @@ def followed_up(
 def before_undrain(
     gate: Gate, drained: float, events: Iterable[Event], free: bool, until: float
 ) -> tuple[Answer | None, list[Event]]:
-    """What the tests say of a node that is to come back, and what to record.
+    """Run the tests that this node must pass before an undrain; return answer and events to record.
 
     None: none are wanted, or it has passed each one since ``drained`` (wall clock), which may
     take several sweeps.
@@ -139,7 +139,8 @@ def _test(gate: Gate, level: str, until: float, tests: Sequence[str]) -> Answer:
 
 
 def distrusted(python: str, seconds: float) -> str:
-    """Who but root could change what this interpreter runs; "" if nobody. Never raises."""
+    """The reason why others than root can change what the interpreter runs; "" if none can.
+    Never raises."""
     from health.aside import aside
     from health.interpreter import trust
 
@@ -191,7 +192,7 @@ def _noted(held: int) -> Callable[[int], None]:
 
 
 def _given_away(gate: Gate) -> str:
-    """Why Slurm's word is against it: a job has the node, or will have in a moment; or ""."""
+    """The reason in Slurm's state not to test: a job has the node, or will in a moment; or ""."""
     from health.act import open_door
     from robust_slurm.slurm import SlurmError
 

@@ -1,4 +1,4 @@
-"""What follows from a burn-in: bad nodes are drained, and every node's history gets its result."""
+"""The steps after a burn-in: drain bad nodes, and write each node's result into its history."""
 
 from __future__ import annotations
 

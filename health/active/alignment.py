@@ -44,7 +44,7 @@ class _Key(NamedTuple):
 
 
 class _Tally:
-    """What is found, key by key."""
+    """The findings so far, key by key."""
 
     def __init__(self) -> None:
         self.named: dict[str, list[str]] = defaultdict(list)
@@ -71,7 +71,7 @@ class _Tally:
 
 
 def deviants(measured: Sequence[Measured], reference: Mapping[str, str] = {}) -> Alignment:
-    """Who gave other bits than the strict majority of nodes, the reference, or its own devices.
+    """Nodes whose bits differ from the strict majority's, the reference's or their own devices'.
 
     ``reference``: digest by key, from the fleet's record. The order of ``measured`` is no matter.
     """

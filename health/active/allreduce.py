@@ -54,7 +54,7 @@ class Timed(NamedTuple):
 
 @dataclass(slots=True)
 class Progress:
-    """What another thread may want of a rank that hangs. ``wrong``: a line for each result."""
+    """The parts of a hanging rank that another thread needs. ``wrong``: a line for each result."""
 
     wrong: list[str] = field(default_factory=list)
     group: Any = None
@@ -159,7 +159,7 @@ class _Rank:
             self._check("all-gather", torch.cat(parts), torch.cat(given))
 
     def _numbers(self, rank: int, count: int) -> torch.Tensor:
-        """What a rank gives: known to all of them."""
+        """The numbers that a rank contributes; every rank can compute them for every other."""
         at = self._place.device.torch
         block = integers(self._work.seed * 1009 + rank, min(count, BLOCK), LARGEST, at)
         return block.to(torch.float32).repeat(-(-count // len(block)))[:count].contiguous()

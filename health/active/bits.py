@@ -39,7 +39,8 @@ def libraries() -> str:
 
 
 def capability(device: Device) -> str:
-    """What chooses kernels: the GPU's architecture and processors, or the CPU's kind.
+    """The properties that decide which kernels run: the GPU's architecture and processors, or the
+    CPU's kind.
 
     Libraries look at the CPU's family and model, not only at what instructions it has.
     """

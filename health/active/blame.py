@@ -1,4 +1,4 @@
-"""What the results of pairs prove about each node. Pure; standard library only.
+"""The proof that the results of pairs give about each node. Pure; standard library only.
 
 A pair is *bad* when its data came out wrong, at whatever speed, or when it was slow. Slow is below
 the floor where one is given; otherwise below a share of what the nodes typically reach with their
@@ -95,7 +95,7 @@ class Facts:
     errors: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def named(self, *, solid: bool = False) -> dict[str, list[str]]:
-        """Who is to blame, with its proven partners. ``solid``: by a standard to be trusted."""
+        """The nodes to blame, with their proven partners. ``solid``: only by a trusted standard."""
         left = {
             node: [p for p, b in partners.items() if p in self.passed and (b.solid or not solid)]
             for node, partners in self.bad.items()
@@ -210,7 +210,7 @@ def verdict(
     leaf_of: Mapping[str, str],
     rounds: int,
 ) -> PairVerdict:
-    """What is known by now. A node about which nothing is known yet is undecided."""
+    """The verdict on all nodes so far. A node without any result yet is undecided."""
     suspected, solid = known.named(), known.named(solid=True)
     leaves = _bad_leaves(known, solid, nodes, leaf_of)
     named: dict[str, tuple[str, ...]] = {}

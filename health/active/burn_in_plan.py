@@ -1,4 +1,4 @@
-"""What a burn-in will run: which nodes, in which partition, how long; and the jobs' own words."""
+"""The plan of a burn-in: nodes, partition, duration, and the command line of its Slurm jobs."""
 
 from __future__ import annotations
 

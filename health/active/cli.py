@@ -233,7 +233,7 @@ def _settings(options: argparse.Namespace, node: str) -> Settings:
 
 
 def _names(words: Sequence[str], level: Level, on_job: bool) -> tuple[str, ...]:
-    """What is to be run."""
+    """The tests and tools to run: those named on the command line, else the usual ones."""
     every = [*BY_NAME, *TOOLS]
     for word in words:
         if word not in every:

@@ -41,7 +41,7 @@ class Failed(Exception):
 
 
 def backend(devices: Sequence[Device]) -> str:
-    """What these devices speak."""
+    """The torch.distributed backend for these devices."""
     return "nccl" if devices[0].cuda else "gloo"
 
 
@@ -154,7 +154,7 @@ class _Side:
         return answer
 
     def _gather(self) -> int:
-        """How many devices of each node take part, when all nodes have come."""
+        """Wait for all nodes; return the fewest devices of any: so many of each take part."""
         ours = {"backend": backend(self._devices), "devices": len(self._devices)}
         self._store.set(f"here/{self._rank}", json.dumps(ours))
         until = time.monotonic() + self._wait

@@ -156,7 +156,8 @@ def results(body: Mapping[str, Any]) -> Iterator[Result]:
 
 
 def _of_summary(summary: Result, seen: Sequence[Result]) -> Iterator[Result]:
-    """What only the summary of a test tells: errors of no entity, or a test without results."""
+    """Yield a test's summary only where it adds something: errors of no entity, or a test without
+    results."""
     told = {warned.text for result in seen for warned in result.warned}
     own = tuple(warned for warned in summary.warned if warned.text not in told)
     if own or all(result.status != summary.status for result in seen):

@@ -1,4 +1,4 @@
-"""What the fleet's own results say is usual: baselines by model, from the nodes' ledger.
+"""Baselines by model: the values usual in the fleet, from the results in the nodes' ledger.
 
 Results are events of kind "active" in the nodes' histories (``history.py``), one for each test and
 device: {"node", "level", "test", "device", "model", "values", "digests", "ok", and where there is
@@ -48,7 +48,7 @@ _LEAST, _TAIL = 16 << 10, 128 << 10
 
 
 class Spread(NamedTuple):
-    """How a value is spread over the fleet's devices; ``sigma`` from the median deviation."""
+    """The spread of a value over the fleet's devices; ``sigma`` is from the median deviation."""
 
     p1: float
     p5: float
@@ -68,7 +68,7 @@ NO_BASELINES = Baselines({}, {})
 
 
 def limit(spread: Spread) -> float | None:
-    """What is below this is unusual in the fleet; None: too few nodes to say."""
+    """The value below which a result is unusual in the fleet; None: too few nodes to say."""
     if spread.nodes < MIN_NODES or spread.p50 <= 0:
         return None
     margin = max(MARGIN, min(WIDEST, DEVIATIONS * spread.sigma / spread.p50))
@@ -102,7 +102,7 @@ def event_data(measured: Measured, level: Level, *, named: bool = False) -> dict
 
 
 def _fits(name: str) -> bool:
-    """Whether it takes no more room as JSON than it has characters, and few of them."""
+    """True if the name is short, and takes no more room as JSON than it has characters."""
     return len(name) <= _NAME and name.isascii() and name.isprintable()
 
 

@@ -147,7 +147,7 @@ def _sustained(device: Device, kind: Kind, n: int, seconds: float, seed: int) ->
 
 
 def difference(got: torch.Tensor, reference: torch.Tensor) -> str:
-    """How many elements differ in their bits, and the first of them."""
+    """Describe the difference in bits: how many elements differ, and the first of them."""
     places = (raw(got) != raw(reference)).flatten().nonzero().flatten()
     at = int(places[0])
     row, column = divmod(at, got.shape[-1])

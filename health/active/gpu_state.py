@@ -1,4 +1,4 @@
-"""What an active test may leave changed on a GPU: recorded before, compared after, put back.
+"""The GPU state that an active test may leave changed: recorded before, compared, and restored.
 
 NVIDIA's own field diagnostic once took a frequency lock away, and the machines were slow from
 then on (ByteRobust, section 9). NVML is asked in a process of its own: a driver that hangs holds
@@ -97,7 +97,7 @@ def take(deadline_s: float = DEADLINE_S) -> State:
 
 
 def busy(state: State, ours: Collection[int] = ()) -> tuple[str, ...]:
-    """Why no test that wants the GPUs to itself may start, a line for each GPU in use."""
+    """The reasons not to start a test that needs the GPUs to itself: one line per GPU in use."""
     lines = []
     for gpu in state.gpus:
         others = [str(pid) for pid in gpu.processes if pid not in ours]
@@ -114,7 +114,7 @@ def mig(state: State) -> tuple[str, ...]:
 
 
 def differences(before: State, after: State) -> list[Finding]:
-    """What is not as it was. A GPU that is slower from now on fails the node."""
+    """Findings about each difference. A GPU that is slower than before fails the node."""
     unread = _unread(before, after)
     if unread:
         return [unread]
@@ -142,7 +142,7 @@ def restore(before: State, after: State, deadline_s: float = DEADLINE_S) -> list
 
 
 def changes(before: State, after: State) -> list[Change]:
-    """What has another value; the enforced limit only where the set one did not take it along."""
+    """The values that changed; the enforced limit only if the set limit did not change with it."""
     now = {_key(gpu): gpu for gpu in after.gpus}
     out = []
     for gpu in before.gpus:
@@ -257,7 +257,7 @@ def _gpu(value: Mapping[str, Any]) -> Gpu:
 
 
 def _in_child(verb: str, order: str, deadline_s: float) -> tuple[list[tuple[str, Any]], str]:
-    """What gpu_nvml's process said, and what went wrong with it ("" nothing)."""
+    """Run gpu_nvml in a process of its own; return its answers, and the error ("" if none)."""
     flag = "-I" if sys.flags.isolated else "-P"
     argv = [sys.executable, flag, *commands.words("health.active.gpu_nvml"), verb, order]
     try:

@@ -1,4 +1,4 @@
-"""What the measurements of a run say about each node: findings, who is named, who is cleared. Pure.
+"""The verdict on a run's measurements: each node's findings, the nodes named and cleared. Pure.
 
 Named by proof only: a wrong result, other bits than everybody's, a speed below a floor, or what the
 pairs showed. What could not be run names nobody, neither does what all nodes show alike.
@@ -120,7 +120,7 @@ def _judged(found: _Found, asked: Mapping[str, frozenset[str]], rest: Judged) ->
 
 
 def _open(finding: Finding) -> bool:
-    """Whether a node with it is not proven good; a device somewhat slower than usual is."""
+    """True if the finding leaves its node unproven; a device slower than usual does not."""
     return finding.status in ("FAIL", "ERROR") or finding.check == "active-undecided"
 
 

@@ -16,7 +16,7 @@ SHARE_CPU = 0.2
 
 
 class Kind(NamedTuple):
-    """What must be equal for the bandwidths of two pairs to be comparable."""
+    """The properties that two pairs must share for their bandwidths to be comparable."""
 
     backend: str
     models: tuple[str, ...]
@@ -24,7 +24,7 @@ class Kind(NamedTuple):
 
     @property
     def shared(self) -> bool:
-        """Whether other processes use the same device."""
+        """True if other processes use the same device."""
         return self.backend != "nccl"
 
     @property

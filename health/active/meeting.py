@@ -23,7 +23,7 @@ MOST_BYTES = 1 << 30
 
 
 def patience(seconds: float, left: float = 0.0, tests: int = 1) -> float:
-    """How long a test of so many seconds is waited for: slow ones, and first use of a device.
+    """The seconds to wait for a test: room for slow nodes and for a device's first use.
 
     Longer, up to ``MOST_TIMES`` that, where ``left`` seconds for so many tests are enough for it:
     the node may be busy.
@@ -46,11 +46,11 @@ class Meetings:
         self.measured: list[Measured] = []
 
     async def meet(self, pair: Pair) -> PairResult:
-        """What one side could not do is an error of the pair, with the texts of both."""
+        """Test a pair. A side that fails makes it an error of the pair, with the texts of both."""
         return result(pair, await self.together(pair))
 
     async def together(self, nodes: Sequence[str]) -> list[Measured]:
-        """What each of the nodes saw; they are ranks in this order, but for who listens."""
+        """Measure these nodes together. Ranks are in this order, but the listener is rank 0."""
         reachable = (n for n in nodes if not _loopback(self._session.about(n).host))
         first = next(reachable, nodes[0])
         ranks = [first, *(node for node in nodes if node != first)]
@@ -100,7 +100,7 @@ def size(backend: str, nodes: int) -> int:
 
 
 def result(pair: Pair, found: Sequence[Measured]) -> PairResult:
-    """What the two sides saw, as one: the slower one's bandwidth, and either one's trouble."""
+    """Merge the two sides' answers: the slower side's bandwidth, and the errors of either side."""
     speeds = [one.values["busbw_gbps"] for one in found if "busbw_gbps" in one.values]
     error = "; ".join(f"{one.node}: {one.error}" for one in found if one.error)
     wrong = [f"{one.node}: {line}" for one in found for line in one.wrong]

@@ -1,4 +1,4 @@
-"""What an active test is, and what it measured. Pure; standard library only."""
+"""The active tests, and the form of their measurements. Pure; standard library only."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ BY_NAME: Mapping[str, Test] = {test.name: test for test in TESTS}
 
 
 def usual(level: Level) -> tuple[str, ...]:
-    """What is run on several nodes unless somebody chooses: a ring names nobody, and takes long."""
+    """The default tests on several nodes; "quick" has no ring: it is long and names no node."""
     return tuple(name for name in BY_NAME if name != "ring" or level != "quick")
 
 
 class Measured(NamedTuple):
-    """What one test saw on one device of one node (of two nodes: ``peers``).
+    """The measurements of one test on one device of one node (of two nodes: ``peers``).
 
     ``device`` is "cpu", or "gpu0" as the passive checks name it; "" for a test of a whole node.
     ``model`` names the device's kind ("NVIDIA H100 80GB HBM3", "cpu"), by which profiles and the

@@ -90,7 +90,7 @@ def _command(path: str, gpus: int, level: Level) -> list[str]:
 
 
 def read(name: str, out: str, err: str = "", code: int | None = 0, cut: str = "") -> Measured:
-    """What a program's output says. Wrong values are proof, whatever happened after."""
+    """Read a program's output. Wrong values are proof, whatever happened after."""
     prefix = PROGRAMS[name]
     lines = rows(out)
     total, average = _WRONG.search(out), _AVERAGE.search(out)

@@ -77,7 +77,7 @@ def on_machine(
 
 
 def task(level: Level, seconds: float, dcgm_level: int | None, wanted: Sequence[str]) -> Found:
-    """What a task of the step does, on a node that the job has."""
+    """Run the tools on one node of the job: the work of one task of the step."""
     ends = time.monotonic() + seconds
     node, before = os.environ.get("SLURMD_NODENAME", ""), gpu_state.take()
     if not before.gpus and not before.error:
@@ -152,7 +152,7 @@ def _silent(why: str) -> Found:
 
 
 def left_out(found: Mapping[str, Found]) -> tuple[str, ...]:
-    """What was left out, each line once, with its nodes if they are not all. Pure."""
+    """The lines about what was left out, each once, with its nodes unless all share it. Pure."""
     nodes: dict[str, list[str]] = {}
     for node, one in found.items():
         for line in one.left_out:

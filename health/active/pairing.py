@@ -1,4 +1,4 @@
-"""Which nodes to pair in which round, so that a bad node is told from its partner.
+"""The pairs of nodes in each round, chosen to tell a bad node from its partner.
 
 Pure; standard library only; knows no time and no network. What proves what is in ``blame.py``.
 
@@ -145,7 +145,7 @@ class Pairing:
             self._results.append(result)
 
     def verdict(self) -> PairVerdict:
-        """What is known by now. A round that was asked for but not run is not counted."""
+        """The verdict so far. A round that was requested but not run is not counted."""
         rounds = self._rounds - self._untouched
         return verdict(self._facts(), self._nodes, self._results, self._leaf_of, rounds)
 

@@ -29,7 +29,7 @@ COMPARABLE = 3  # machines whose bits are compared name the one that differs; tw
 
 
 class Wanted(NamedTuple):
-    """What is to be tested, and within how many seconds (``limit``).
+    """The tests to run, and the seconds that they may take (``limit``).
 
     ``states``: the state of the nodes' GPUs is compared before and after.
     """
@@ -44,7 +44,7 @@ class Wanted(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a run has brought, before it is judged: the arguments of ``judge.judge``."""
+    """The results of a run before judgement: the arguments of ``judge.judge``."""
 
     measured: tuple[Measured, ...]
     pairs: PairVerdict | None

@@ -1,4 +1,4 @@
-"""What a healthy GPU of each model reaches, and the floors below which one is not healthy. Pure.
+"""The speeds of a healthy GPU of each model, and the floors below which a GPU is unhealthy. Pure.
 
 Peaks are NVIDIA's, dense (a data sheet's tensor-core number "with sparsity" halved): A100, H100,
 H200 and L40S Tensor Core GPU data sheets; Blackwell (HGX B200, GB200 NVL72) data sheet. A model
@@ -115,7 +115,7 @@ Floors = Callable[[str, str], Floor | None]  # by model and value's name
 
 
 def peaks(model: str) -> dict[str, float]:
-    """What the model can at most, by value's name; empty for an unknown one."""
+    """The highest values that the model can reach, by name; empty for an unknown model."""
     one = PROFILES.get(model)
     if one is None:
         return {}

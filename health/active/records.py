@@ -1,4 +1,4 @@
-"""What is known of the fleet before a run of active tests, and what is written down after it.
+"""The fleet's record: read before a run of active tests, and extended with its results after it.
 
 Only root writes: the ledger must not be anybody's who has a job. Nothing here decides anything.
 """

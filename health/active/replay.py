@@ -78,7 +78,7 @@ class Layout(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What came of one round; indices into ``groups``. The others went well."""
+    """The result of one round; indices into ``groups``. Groups in neither set passed."""
 
     groups: tuple[Group, ...]
     bad: frozenset[int]
@@ -127,7 +127,7 @@ def groups(layout: Layout, phase: int) -> tuple[Group, ...]:
 
 
 def verdict(layout: Layout, rounds: Sequence[Round]) -> Verdict:
-    """Who is bad, by all rounds so far."""
+    """Judge all machines by the rounds so far."""
     good: Counter[int] = Counter()
     failed: list[frozenset[int]] = []
     for each in rounds:
@@ -156,7 +156,7 @@ def _least(group: Iterable[int], good: Counter[int]) -> frozenset[int]:
 
 
 def _is_common(x: int, failed: Iterable[frozenset[int]], proof: int) -> bool:
-    """Whether the groups in which it failed, enough of them, have only this machine in common."""
+    """True if at least ``proof`` groups with this machine failed, and share only this machine."""
     own = [group for group in failed if x in group]
     return len(own) >= proof and frozenset.intersection(*own) == {x}
 
@@ -216,7 +216,7 @@ def next_groups(layout: Layout, rounds: Sequence[Round]) -> tuple[Group, ...]:
 
 
 def _met(x: int, rounds: Iterable[Round]) -> Counter[int]:
-    """How often it failed together with which others."""
+    """Count, for each other machine, the failed groups that it shared with this one."""
     failed = (each.groups[number] for each in rounds for number in each.bad)
     met = Counter(y for group in failed if x in group for y in group)
     del met[x]
@@ -224,7 +224,7 @@ def _met(x: int, rounds: Iterable[Round]) -> Counter[int]:
 
 
 def over(layout: Layout, rounds: Sequence[Round], quiet: int) -> str:
-    """Why no further round is worth its time; "" while one is.
+    """The reason to run no further round; "" if one is worth its time.
 
     ``quiet``: rounds in a row in which no group fails, after which it is given up.
     """

@@ -84,7 +84,7 @@ def _patience(number: int, frame: object) -> None:
 
 
 def _user() -> str:
-    """Who we are for Slurm, whatever the environment says (sudo, cron)."""
+    """The user that Slurm sees in us, whatever the environment claims (sudo, cron)."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

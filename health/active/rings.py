@@ -1,4 +1,4 @@
-"""Which nodes meet in one all-reduce when all pairs are through, and what that shows. Pure.
+"""All-reduce rings among nodes whose pairs are tested, and the conclusions from them. Pure.
 
 A pair loads two ports; a switch that drops or delays under load, and a sum that is wrong only among
 many, show when neighbours all send at once. First the nodes of each leaf switch, all switches at
@@ -54,7 +54,7 @@ def through_all(nodes: Sequence[str], leaf_of: Mapping[str, str]) -> list[Ring]:
 def remarks(
     measured: Iterable[Measured], usual_gbps: float | None, *, paired: bool = True
 ) -> list[Remark]:
-    """What rings showed that ended. ``usual_gbps``: of the pairs, if their nodes are of one kind.
+    """Remarks on rings that ended. ``usual_gbps``: of the pairs, if their nodes are of one kind.
 
     ``paired``: there were pairs. The bandwidth of the bus does not depend on how many there are
     (nccl-tests, PERFORMANCE.md), if messages are large enough; of cores that others use as well it

@@ -1,4 +1,4 @@
-"""Where the tests of ``robust-health test`` run: on this machine, or on the nodes of our job."""
+"""The two places that ``robust-health test`` runs tests: this machine, or the nodes of our job."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def on_this_machine(plan: Plan) -> Done:
 def _without_exclusive(
     wanted: Wanted, tools: tuple[str, ...], held: Sequence[str]
 ) -> tuple[Wanted, tuple[str, ...], list[Finding]]:
-    """What may run beside others' work, and an ERROR for what may not: nobody knows of that."""
+    """Drop the tests that need the GPUs alone; one ERROR names them, since they prove nothing."""
     kept = tuple(name for name in wanted.tests if "exclusive" not in BY_NAME[name].needs)
     dropped = [name for name in (*wanted.tests, *tools) if name not in kept]
     if not dropped:
@@ -176,7 +176,7 @@ def with_tools(outcome: Outcome, found: Mapping[str, nvidia.Found]) -> Outcome:
 
 
 def _gpus(about: About) -> int:
-    """How many torch can use."""
+    """The number of GPUs that torch can use."""
     return len(about.devices) if about.backend == "nccl" else 0
 
 

@@ -25,7 +25,7 @@ class WorkerError(Exception):
 
 
 class About(NamedTuple):
-    """What a worker has said of itself. ``host``: its address, as the coordinator's peers see it"""
+    """A worker's own description. ``host``: its address, as the coordinator's peers see it."""
 
     torch: str
     backend: str
@@ -35,7 +35,7 @@ class About(NamedTuple):
 
 
 class _Place:
-    """Where one worker is expected, and what has become of it."""
+    """The slot of one expected worker, and the worker's state."""
 
     def __init__(self, node: str, local: int, several: bool) -> None:
         self.who = f"the worker on {node}" + (f" (task {local})" if several else "")
@@ -117,12 +117,12 @@ class Session:
         return tuple(n for (name, n), place in self._places.items() if name == node and place.ready)
 
     def idle(self, node: str, local: int = 0) -> bool:
-        """Whether the worker there is ready and owes no answer."""
+        """True if the worker there is ready and owes no answer."""
         place = self._places.get((node, local))
         return place is not None and place.ready and place.idle.is_set()
 
     def missing(self, node: str) -> tuple[str, ...]:
-        """Why the node's other workers cannot, a line each."""
+        """The reasons that workers of the node cannot test, a line each; empty if all are ready."""
         places = [place for (name, _), place in self._places.items() if name == node]
         if not places:
             return (f"no worker was started on {node}",)
@@ -146,7 +146,7 @@ class Session:
     async def ask(
         self, node: str, task: Mapping[str, Any], timeout: float, local: int = 0
     ) -> list[Measured]:
-        """What a worker measured; for one that fails in any way: one Measured with ``error``."""
+        """Request one test of a worker; any failure becomes one Measured with ``error``."""
         test = str(task.get("test", ""))
         try:
             answer = await self.request(node, task, timeout, local)

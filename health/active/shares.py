@@ -1,4 +1,4 @@
-"""How the time there is gets divided between the tests that are wanted. Pure."""
+"""Division of the available time between the requested tests. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Shares(NamedTuple):
 
 
 def rounds(test: str) -> int:
-    """How often the test's seconds are needed."""
+    """The number of times that the test's seconds are needed."""
     return {"pair": ROUNDS, "ring": RINGS}.get(BY_NAME[test].scope, 1)
 
 

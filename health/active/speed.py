@@ -1,4 +1,4 @@
-"""Which devices are too slow: by a floor, by the fleet's record, by the others of the run. Pure.
+"""Devices that are too slow: by a floor, the fleet's record, or the others of the run. Pure.
 
 A floor alone names a node, except a published one of what the host decides as well. A distribution
 may only doubt it, because it shifts with what was measured where (heat, a power cap, two kinds of

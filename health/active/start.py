@@ -240,7 +240,7 @@ def step_argv(nodes: Sequence[str], words: Sequence[str]) -> list[str]:
 
 
 def task_env(env: Mapping[str, str]) -> dict[str, str]:
-    """What a task of the step adds to the worker's environment. KeyError outside of a step."""
+    """The variables that a task of the step adds for the worker. KeyError outside of a step."""
     _, _, port = env["ROBUST_TEST_SERVER"].rpartition(":")
     return {
         "ROBUST_TEST_SERVER": address(env["SLURM_LAUNCH_NODE_IPADDR"], int(port)),

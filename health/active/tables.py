@@ -1,4 +1,4 @@
-"""What a run of active tests found, for a person and for a program. Imports rich."""
+"""The results of a run of active tests, for a person and for a program. Imports rich."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _result(one: Measured, judged: Judged) -> str:
 
 
 def verdict(judged: Judged, nodes: Sequence[str]) -> list[str]:
-    """Who is bad and why, who could not be tested, what was left out; the sum last."""
+    """Lines for bad nodes and why, nodes not tested, tests left out; a summary last."""
     lines = [f"{node} is bad: {'; '.join(why)}" for node, why in judged.named.items()]
     for node, found in judged.findings.items():
         lines += [f"{node}: {f.check}: {f.evidence}" for f in found if f.status == "WARN"]

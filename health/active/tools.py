@@ -20,7 +20,7 @@ _DIES_S = 2.0  # from SIGKILL to the end; longer only where the driver holds it
 
 
 class Ran(NamedTuple):
-    """What a program left behind. ``code`` is -N after signal N, None: it could not be killed.
+    """The result of a program. ``code`` is -N after signal N, None: it could not be killed.
 
     ``cut`` says why it was ended before its time, empty where it ended by itself.
     """
@@ -48,7 +48,7 @@ def find(name: str, directories: Sequence[str] = ()) -> str:
 
 
 def _roots_own(path: Path) -> bool:
-    """Whether only root can change the program, and the ways to it and to its target."""
+    """True if only root can change the program, and the directories of its path and its target."""
     real = path.resolve()
     try:
         os.close(rootfiles.open_dir(str(path.parent)))

@@ -209,7 +209,7 @@ class Worker:
         return {"measured": [one._replace(node=self._node).as_dict() for one in found]}
 
     def _changed(self) -> list[Finding]:
-        """What of the GPUs' state is not as at the first call; nothing at that."""
+        """Put back GPU state that changed since the first call; findings, none at that call."""
         before, now = self._state, gpu_state.take()
         if before is None:
             self._state = now
@@ -230,7 +230,7 @@ class Worker:
 
 
 class Task(NamedTuple):
-    """What was asked; ``seconds`` as the table of tests has them unless they were told.
+    """A requested test; ``seconds`` comes from the table of tests unless the request has its own.
 
     ``wait``: s that the answer is waited for; 0: as long as it is usual.
     """

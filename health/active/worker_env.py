@@ -1,4 +1,4 @@
-"""What a worker takes from its environment, and the one in which it imports torch."""
+"""The worker's settings from its environment, and the environment in which it imports torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _UNSET = (
 
 
 class Started(NamedTuple):
-    """What the environment told."""
+    """The settings read from the environment."""
 
     host: str
     port: int
