@@ -1,1 +1,1 @@
-"""What slurmd runs as root after a job: clears its leftovers and proves the node again."""
+"""The epilog that slurmd runs as root after a job: clears leftovers, checks the node again."""

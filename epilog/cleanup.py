@@ -60,7 +60,7 @@ UNCLEARED = (LEFT.check, STUCK.check, HUNG.check, FAILED.check)
 
 
 class Cleared(NamedTuple):
-    """What came of it: ``ended`` processes, ``removed`` files and IPC objects."""
+    """Result of a cleanup: ``ended`` processes, ``removed`` files and IPC objects."""
 
     ended: int
     removed: int
@@ -113,7 +113,7 @@ def clear(
 
 
 def still_there(job: int, uid: int, mode: str, steps: Iterable[int], deadline_s: float) -> bool:
-    """Whether any leftover of the job can be seen now; True also if that cannot be told."""
+    """True if any leftover of the job is visible now, or if this cannot be determined."""
 
     def look() -> bool:
         found = processes.scan(uid)

@@ -1,4 +1,4 @@
-"""What a user's jobs leave in memory and on local disks: found by owner, removed.
+"""Find by owner what a user's jobs left in memory and on local disks, and remove it.
 
 The user may be writing there at the same time (from another node, on a shared disk), so names
 are only ever used below an open directory, links are removed and never followed, nothing of
@@ -23,7 +23,7 @@ _KINDS = ("shm", "sem", "msg")
 
 
 class Whose(NamedTuple):
-    """What may go: the user's, not changed since ``before``, on this file system."""
+    """Limits of a removal: this user's files, unchanged since ``before``, on this file system."""
 
     uid: int
     before: float

@@ -77,7 +77,7 @@ def claim_of(environ: bytes) -> int:
 
 
 def stepd_of(name: str, uid: int, title: str) -> int:
-    """Whose step a slurmstepd serves; only root's count, since a title is anybody's text. Pure."""
+    """Job that a slurmstepd serves; only root's daemons count: anybody can set a title. Pure."""
     if name != "slurmstepd" or uid != 0:
         return 0
     match = _STEPD.match(title)
@@ -85,7 +85,7 @@ def stepd_of(name: str, uid: int, title: str) -> int:
 
 
 def others(processes: Iterable[Process], steps: Iterable[int], job: int, uid: int) -> bool:
-    """Whether another job here is, or may be, of the same user. Pure.
+    """True if another job on this node belongs, or may belong, to the same user. Pure.
 
     ``steps``: jobs with steps here as slurmd's spool has them. Whose a job is, its processes
     tell (in its cgroup, or children of its slurmstepd; what they claim counts nothing); a job
@@ -104,7 +104,7 @@ def others(processes: Iterable[Process], steps: Iterable[int], job: int, uid: in
 def leftovers(
     processes: Iterable[Process], job: int, uid: int, mode: str, alone: bool, slurmd: str = "/"
 ) -> list[Process]:
-    """What the job left: see ``leftovers`` of [epilog] for the mode. Pure.
+    """Processes that the job left behind; for the mode see ``leftovers`` of [epilog]. Pure.
 
     ``alone``: the user has no other job here; ``slurmd``: the unit that slurmd runs in.
     """
@@ -125,7 +125,7 @@ def leftovers(
 
 
 def _may_claim(unit: str, slurmd: str) -> bool:
-    """Whether what a process here says of itself counts: no service's does, and no login's."""
+    """True if a process in ``unit`` may claim a job; processes of services and logins may not."""
     if unit == slurmd:
         return True
     return bool(_MANAGER.search(unit)) or not unit.startswith(("/system.slice/", "/user.slice/"))
@@ -175,7 +175,7 @@ def scan(uid: int) -> list[Process]:
 
 
 def _scan(uid: int) -> tuple[list[Process], bool]:
-    """What there is, and whether any has ended meanwhile.
+    """Return the processes found, and True if any of them ended during the scan.
 
     The step daemons are read last: a task that was seen has one that is seen.
     """
@@ -283,7 +283,7 @@ def send(process: Process, number: int) -> bool:
 
 
 def alive(process: Process) -> bool:
-    """Whether it still runs, as the same user."""
+    """True if the process still runs, as the same user."""
     try:
         now = _identity(process.pid)
     except (OSError, ValueError):

@@ -31,7 +31,7 @@ COMPARED = 64  # steps whose comparison is remembered; memory holds 3
 
 
 def spoils(diagnosis: Diagnosis) -> str:
-    """Why the newest states may be spoiled after such a failure; empty if it tells nothing of them.
+    """Reason why the newest states may be spoiled after this failure; empty if it gives none.
 
     A machine that is only slow has computed nothing wrong.
     """
@@ -98,7 +98,7 @@ class Line:
         self._recomputed.add(step)
 
     def mark(self, step: int) -> Mark:
-        """What is known of a step on this line."""
+        """Return what is known of a step on this line."""
         finite = self.proven is not None and step <= self.proven
         if self._differed is not None and step >= self._differed:
             return Mark(finite, False)
@@ -107,7 +107,7 @@ class Line:
         return Mark(finite, equal if self.sharers else None, recomputed=again)
 
     def covers(self, step: int, epoch: int) -> bool:
-        """Whether the state that an epoch saved as this step is certified."""
+        """True if the state that an epoch saved as this step is certified."""
         on_line = all(step <= start for begun, start in self._begun if begun > epoch)
         return on_line and self.mark(step).certified
 
@@ -153,7 +153,7 @@ class Certificates:
             self._writing = asyncio.create_task(self.mark(*ready))
 
     def trust(self, places: Sequence[Place], on_disk: Sequence[tier.Committed], why: str) -> Trust:
-        """What the planner is told; ``why``: see Trust."""
+        """Return the trust that the planner works with; ``why``: see Trust."""
         self._prove()
         held = {(h.step, h.epoch) for place in places for h in place.holdings}
         known = {step for step in self._open if self.line.mark(step).certified}

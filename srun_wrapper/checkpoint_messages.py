@@ -1,4 +1,4 @@
-"""What the supervisor and the slots' stores of snapshots say to each other, through the agents."""
+"""Messages between the supervisor and the slots' stores of snapshots; the agents relay them."""
 
 from __future__ import annotations
 
@@ -134,14 +134,14 @@ FromStore = (
 
 
 class TakeStock(Message):
-    """Which snapshots do you have?"""
+    """Request for the list of the store's snapshots."""
 
     token: int
     step: int | None = None  # of this step only, every byte held against its digest
 
 
 class TakeSums(Message):
-    """What all the state is that your ranks saved as this step (see ``state_sum``)?"""
+    """Request for the sums of all state that the ranks saved as this step (see ``state_sum``)."""
 
     token: int
     step: int
@@ -154,7 +154,7 @@ class StandAt(Message):
 
 
 class Place(Message):
-    """Where this node's ranks send their replicas."""
+    """Destinations of the replicas of this node's ranks."""
 
     targets: dict[int, Target | None]  # by rank; None: nowhere
 

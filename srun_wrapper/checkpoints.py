@@ -1,4 +1,4 @@
-"""What the supervisor knows about the job's checkpoints, and where replicas go."""
+"""The supervisor's record of the job's checkpoints, and the choice of targets for replicas."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class StoreAt:
 
 @dataclass(slots=True)
 class Enrolment:
-    """What a rank's Checkpointer said of itself, in the epoch in which it said it."""
+    """Enrolment of a rank's Checkpointer, with the epoch in which it was received."""
 
     epoch: int
     place: int  # of its node in the world
@@ -372,7 +372,7 @@ class Checkpoints:
     # -- for robust-status
 
     def record(self) -> dict[str, Any] | None:
-        """What the roster says of checkpoints; None when no rank uses any."""
+        """Return the roster's entry on checkpoints; None when no rank uses any."""
         if not self.ranks:
             return None
         newest = [s.step for s in self.saved.values()]

@@ -160,7 +160,7 @@ def remains(
 
 
 def job_size(env: Mapping[str, str]) -> dict[str, str]:
-    """What a copy of this job would need to be the same (see ``resubmit``)."""
+    """Return the size and script words that a copy of this job must have (see ``resubmit``)."""
     size = {name: env[name] for name in SIZE if name in env}
     words = script_words(env)
     if words:
@@ -181,7 +181,7 @@ def allocation(env: Mapping[str, str]) -> int:
 
 
 def rank_env(command: SrunCommand, request: StepRequest, env: Mapping[str, str]) -> dict[str, str]:
-    """What srun would set for options that it is not given as the user gave them."""
+    """Return variables that srun would set for options that it does not get in the user's form."""
     given = command.get("job-name")
     name = given.value if given is not None else env.get("SLURM_JOB_NAME")
     found = {"SLURM_JOB_NAME": name or step_name(command.command)}
@@ -191,7 +191,7 @@ def rank_env(command: SrunCommand, request: StepRequest, env: Mapping[str, str])
 
 
 def checkpoint_env(config: Config) -> dict[str, str]:
-    """What a Checkpointer takes for arguments that the script leaves out."""
+    """Return a Checkpointer's defaults, as variables, for arguments that the script leaves out."""
     return {
         "ROBUST_CHECKPOINT_DIR": absolute(config.checkpoint_dir),
         "ROBUST_CHECKPOINT_LOCAL_DIR": absolute(config.checkpoint_local_dir),

@@ -195,7 +195,7 @@ class Companions:
         return ready
 
     def _refused(self, chosen: Mapping[int, int]) -> bool:
-        """Whether Slurm gives no node, or srun could not be run: then the request is dropped."""
+        """True if Slurm grants no node, or srun could not be run: the request is then dropped."""
         joined = {n.companion for n in self._state.nodes.values()}
         requests = [self._companions.get(number) for number in chosen if number not in joined]
         return any(r is None or r.outcome == "refused" for r in requests)
@@ -298,7 +298,7 @@ class Companions:
         return self._boss.slurm.allotted(steps.companion_name(self._state.job_id))
 
     async def _held_up(self, over: Callable[[], bool]) -> str:
-        """Why Slurm gives none: a limit is waited for in vain; "" if Slurm was away."""
+        """Return why Slurm grants no node (waiting on a limit is in vain); "" if Slurm was away."""
         before = self._slurm.outage.count
         name = steps.companion_name(self._state.job_id)
         try:

@@ -1,4 +1,4 @@
-"""Which steps all ranks write to the durable tier (pure: steps and times are passed in).
+"""Choose the steps that all ranks write to the durable tier (pure: steps, times are passed in).
 
 A step counts on disk only when every rank has written it, and a rank writes one at a time. So it is
 one decision for all: the ranks take the first by themselves, all the same one, and the next is

@@ -94,7 +94,7 @@ def reported_node(report: Path) -> str:
 
 
 def remembered(job_dir: Path | None) -> list[Bad]:
-    """What the job's reports say: its earlier runs and steps included."""
+    """Nodes named in the job's reports, those of its earlier runs and steps included."""
     found: dict[str, Bad] = {}
     for path in reports(job_dir):
         strength, time, node = Strength.ONCE, 0.0, reported_node(path)

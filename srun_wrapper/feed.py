@@ -1,4 +1,4 @@
-"""Where the input of srun goes, and what that leaves of a recovery's means (pure)."""
+"""Destinations of srun's input, and the limits that they put on a recovery's means (pure)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONLY_HERE = (
 
 
 class Feed(enum.Enum):
-    """Which tasks find the input."""
+    """Tasks that receive the input."""
 
     EVERY = "all tasks of the job's own step, the same"
     ONE = "one task"

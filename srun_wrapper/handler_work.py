@@ -14,7 +14,7 @@ MUCH = 64 << 10  # bytes written between two looks that are more than a log
 
 
 def handles(pid: int, signum: int) -> bool:
-    """Whether a process has a handler for a signal; False if it is gone."""
+    """True if a process has a handler for a signal; False if the process is gone."""
     try:
         with open(f"/proc/{pid}/status") as file:
             for line in file:
@@ -62,13 +62,13 @@ class HandlerWork:
         self._looked = 0.0
         self._sign = 0.0
         self.file = ""
-        """What it was seen to write, the newest."""
+        """The file that the tree was last seen to write."""
 
     def _pids(self) -> list[int]:
         return [self._root, *proc.descendants(self._root)]
 
     def at_work(self, now: float) -> bool:
-        """Whether it has given a sign within ``IDLE``."""
+        """True if the tree has shown a sign of work within ``IDLE``."""
         if self._last is None:
             return False
         if now - self._looked >= EVERY:

@@ -1,4 +1,4 @@
-"""What a rank had imported at its first step: its file, the message, whether to go by it."""
+"""A rank's imports at its first step: their file, their message, and checks before their use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST = 4 << 20  # bytes of a rank's file
 
 
 class Learnt(msgspec.Struct):
-    """What a rank told at its first step (``robust_slurm.auto.learnt``)."""
+    """A rank's own record at its first step (``robust_slurm.auto.learnt``)."""
 
     pid: int
     words: tuple[str, ...]
@@ -24,7 +24,7 @@ class Learnt(msgspec.Struct):
 
 
 def read_learnt(path: Path) -> Learnt | None:
-    """What a rank has told; None as long as it has not, or if it makes no sense."""
+    """Read a rank's record; None if it is not written yet or is not valid."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(fd, "rb") as file:
@@ -47,7 +47,7 @@ def unpack(data: bytes) -> Learnt:
 
 
 def is_interpreter(words: Sequence[str], command: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether a process with the command line ``words`` is ``command`` itself and nothing more.
+    """True if a process with the command line ``words`` is ``command`` itself and nothing more.
 
     Either they are equal, or ``command`` is a script that the kernel gives to a Python by its
     first line.

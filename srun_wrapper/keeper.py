@@ -73,11 +73,11 @@ class Keeper:
 
     @property
     def port(self) -> int:
-        """Where peers find this store."""
+        """Port on which peers reach this store."""
         return self._store.port
 
     def env(self) -> dict[str, str]:
-        """What the rank needs to find the store."""
+        """Variables with which the rank finds the store."""
         return {SOCKET: str(self._store.socket_path)}
 
     def begin(self, order: Start) -> None:

@@ -1,4 +1,4 @@
-"""Which rung of the recovery ladder comes next (pure).
+"""Choose the next rung of the recovery ladder (pure).
 
 1 restart in place; 2 swap with a spare of the allocation; 3 swap with a companion from the
 standby partition; 4 requeue. Stop when the error is the user's and repeats, or when the budget
@@ -25,7 +25,7 @@ NAN_AGAIN = (
 
 @dataclass(slots=True)
 class Budget:
-    """What has failed since the last progress."""
+    """Failures since the last progress, by signature and by node."""
 
     failures: int = 0
     signatures: dict[str, int] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a recovery can use now."""
+    """Means that a recovery can use now."""
 
     spares: int
     companions: int  # how many nodes may still be asked from the standby partition

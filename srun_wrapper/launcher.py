@@ -30,7 +30,7 @@ NO_THREAD: Exception | None = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 @dataclass(frozen=True, slots=True)
 class SlotOptions:
-    """What robust-srun told the shim about its command and output, by argv."""
+    """Options on command and output that robust-srun passes to the shim in its argv."""
 
     command: tuple[str, ...]
     output: OutputPlan
@@ -70,7 +70,7 @@ HEAD_START_BESIDE = 0.3
 
 
 def head_start(rank: RankStart) -> float:
-    """How long this one waits for rank 0 at most. Its node's ranks are counted from 0 as well."""
+    """Return the longest wait for rank 0, in s. On its node, rank and local rank are equal."""
     if rank.rank == 0:
         return 0.0
     return HEAD_START_BESIDE if rank.rank == rank.local else HEAD_START
@@ -291,11 +291,11 @@ class Launcher:
             self.door.warm_up(learnt, ranks, {**kept, **environ})
 
     def forking(self) -> bool:
-        """Whether a rank is just being started."""
+        """True while a rank is being started."""
         return self._forking is not None or (self._starting is not None and not self._starting.over)
 
     def warm_ranks(self) -> int:
-        """How many ranks of this slot could be forked now: torchrun's, if it is torchrun."""
+        """Number of ranks of this slot that could be forked now: torchrun's, if it is torchrun."""
         ranks = self.door.ready() if self.door is not None else 0
         return ranks or int(self.warm is not None and self.warm.ready)
 
@@ -330,7 +330,7 @@ class Launcher:
             self.door.cancel()
 
     def processes(self) -> list[int]:
-        """What must not be ended with a rank."""
+        """Pids of warm interpreters, which must survive the end of a rank."""
         found = self.warm.processes() if self.warm is not None else []
         return found + (self.door.processes() if self.door is not None else [])
 

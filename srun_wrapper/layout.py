@@ -1,4 +1,4 @@
-"""How many nodes and tasks the real step gets, and which of its slots have a rank.
+"""Compute the size of the real step in nodes and tasks, and the slots that get a rank.
 
 Without spares srun decides alone. With K spares the step runs on A + K nodes with the same
 number of task slots on each, so that any node can take the place of any other; ranks fill the

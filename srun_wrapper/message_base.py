@@ -1,4 +1,4 @@
-"""What all messages have in common."""
+"""Base classes of all messages."""
 
 from __future__ import annotations
 

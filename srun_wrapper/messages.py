@@ -1,4 +1,4 @@
-"""What robust-srun (the supervisor), the node agents and the shims say to each other.
+"""Messages between robust-srun (the supervisor), the node agents and the shims.
 
 One agent per node (the shim with local id 0) holds the node's only connection to the supervisor;
 the node's other shims talk through it. Messages are msgpack arrays, tagged by their first
@@ -135,7 +135,7 @@ class Stalled(Event):
 
 
 class Sample(msgspec.Struct, array_like=True):
-    """What one rank's process tree did during an inspection."""
+    """Activity of one rank's process tree during an inspection."""
 
     local: int
     state: str  # worst of /proc/PID/stat: T stopped, D waiting for I/O, R, S, '' gone
@@ -225,7 +225,7 @@ class Finish(Message):
 
 
 class Imports(Event):
-    """What a rank had imported at its first step, from one rank of the job (``imports.pack``).
+    """Imports at the first step, sent by one rank of the job (``imports.pack``).
 
     ``ranks``: how many ranks a launcher (torchrun) has started there, one of which it was; 0: it is
     the command itself. ``environ``: what counted when such a rank's interpreter started.
@@ -237,7 +237,7 @@ class Imports(Event):
 
 
 class WarmRanks(Event):
-    """How many ranks of a slot would start warm."""
+    """Number of a slot's ranks that would start warm."""
 
     local: int
     ready: int

@@ -19,12 +19,12 @@ class Nans:
         self.bound: Bound | None = None
         """No later state may be used, except where it was saved after training began anew."""
         self.since = 0.0
-        """When the epoch's first was seen; 0.0: none was."""
+        """Time of the epoch's first loss or norm that was not finite; 0.0: none."""
         self._ranks: set[int] = set()
         self._until = 0  # the step beyond which everything saved is of the new beginning
 
     def note(self, rank: Rank, epoch: int, now: float, good: float) -> Failure | None:
-        """What a rank's newest beat says, once for each rank of an epoch.
+        """Return the failure that a rank's newest beat shows, once for each rank of an epoch.
 
         ``good``: when the rank was last known to be well.
         """

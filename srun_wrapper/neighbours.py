@@ -1,4 +1,4 @@
-"""Which node takes which place: the one that spreads the job's groups least over the network.
+"""Assign nodes to places so that the job's groups spread least over the network.
 
 The decisions are ``standby.choose`` (one of the standbys for a lost node) and ``standby.place``
 (all nodes, with --robust-place); here is what they are asked with: the network as Slurm knows it,
@@ -77,7 +77,7 @@ class Neighbours:
             self._boss.news(self._unknown)
 
     def pod(self, name: str) -> str:
-        """Where a node is in the network; "" for all where that is not known."""
+        """Location of a node in the network; "" for all nodes where that is not known."""
         return self._minipods.get(name, "")
 
     def prefer(self, lost: Sequence[str], candidates: Sequence[str]) -> dict[str, str]:

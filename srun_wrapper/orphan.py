@@ -1,4 +1,4 @@
-"""When the batch host is lost: one surviving agent brings the job back.
+"""Recovery from the loss of the batch host: one surviving agent brings the job back.
 
 Slurm neither lets a job go on without its batch host nor completes it before that node is DOWN
 (SlurmdTimeout, 300 s by default), and the owner cannot shrink it away ("You cannot remove the
@@ -30,7 +30,7 @@ DEADLINE = 8.0  # s per Slurm command
 
 
 def elected(index: int, answers: Mapping[int, float | None], lost: int | None) -> bool:
-    """Whether the agent at place ``index`` is the one that acts (pure).
+    """True if the agent at place ``index`` is the one that acts (pure).
 
     ``answers``: what each asked place said, seconds since it last heard the supervisor; None if
     it did not answer. ``lost``: the place of the lost host, whose silence says nothing. One
@@ -47,7 +47,7 @@ def elected(index: int, answers: Mapping[int, float | None], lost: int | None) -
 
 
 def ask_peer(peer: Peer, key: bytes, job_id: int) -> float | None:
-    """How long ago that agent last heard the supervisor; None without an authentic answer."""
+    """Seconds since that agent last heard the supervisor; None without an authentic answer."""
     codec = Codec(key, server=False)
     try:
         with socket.create_connection((peer.host, peer.port), timeout=ASK) as sock:

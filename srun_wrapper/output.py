@@ -18,7 +18,7 @@ PIECE = 1024  # bytes: srun transports at most this much of a line at once
 
 @dataclass(frozen=True, slots=True)
 class PatternContext:
-    """What the wildcards of a file pattern stand for; ``rank`` and ``node`` are the virtual ones.
+    """Values for the wildcards of a file pattern; ``rank`` and ``node`` are the virtual ones.
 
     Ids are decimal text as in the environment; ``array_*`` empty outside a job array.
     """
@@ -118,7 +118,7 @@ Mode = All | Nothing | Task | File
 
 
 def parse_mode(value: str | None, ntasks: int | None = None) -> Mode:
-    """What an ``--output``/``--error``/``--input`` value means to srun.
+    """Parse an ``--output``/``--error``/``--input`` value as srun does.
 
     Like srun, whatever starts with "all" (any case) or "-" is All: ``--output=all.log`` makes no
     file. A number that is no task of the step (``ntasks``, when known) is a file name.

@@ -1,4 +1,4 @@
-"""How long the job may go without a step before it counts as hung (pure, times passed in).
+"""Limits on the time without a step before the job counts as hung (pure, times passed in).
 
 The limit comes from the job itself: ten times its slowest step so far, never less than the
 configured floor. Start-up, the first steps and phases not seen before have the start allowance;

@@ -1,4 +1,4 @@
-"""Where a shim stands in the real step, and what follows from it."""
+"""A shim's place in the real step, and the values derived from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from srun_wrapper.messages import Start
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this shim stands in the real step, from Slurm's environment."""
+    """Place of this shim in the real step, from Slurm's environment."""
 
     job_id: int
     step_id: str

@@ -113,7 +113,7 @@ def no_ids(proc: str = "/proc") -> str:
 
 
 def expects(pid: int, signum: int) -> bool:
-    """Whether a process handles, ignores or blocks a signal; False if it is gone.
+    """True if a process handles, ignores or blocks a signal; False if the process is gone.
 
     A mask that blocks even SIGSEGV is no wish of the program: the C library blocks everything
     for a moment while it starts a child, and what comes then would kill the program after it.
@@ -150,7 +150,7 @@ def childless(spared: Collection[int] = ()) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process tree has used so far."""
+    """Resources that a process tree has used so far."""
 
     state: str  # the most telling state in it: T, D, R, S
     cpu: float  # seconds

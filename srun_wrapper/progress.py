@@ -1,4 +1,4 @@
-"""How far the job has come, and whether it came further since it last failed (pure)."""
+"""Progress of the job in steps, overall and since its last failure (pure)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Progress:
     saved_at_failure: int | None = None
 
     def since_failure(self) -> bool:
-        """Whether the epoch that ends now brought the job further than the last failure.
+        """True if the epoch that ends now brought the job further than the last failure.
 
         With counted steps (torch hook) the absolute step is unknown: the saved ones tell. Where
         none are saved, an epoch that ends after as many steps as the one before it is taken for

@@ -251,7 +251,7 @@ class Recovery:
             await asyncio.sleep(0.02)
 
     async def _step_is_over(self) -> bool:
-        """Whether Slurm has ended the whole step: all its shims are gone from nodes that live.
+        """True if Slurm has ended the whole step: all its shims are gone from nodes that live.
 
         To restart or requeue what a user has cancelled would be against his will. A node that
         crashed says no farewell: its connection stays, and nothing is waited for. srun ends too,

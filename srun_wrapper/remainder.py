@@ -47,7 +47,7 @@ def look(
     own: str,
     excluded: str | None = None,
 ) -> Left | None:
-    """What the job has left; None if that is all of its ``allocated`` nodes, or Slurm is silent.
+    """Return the job's remaining nodes; None if that is all ``allocated``, or Slurm is silent.
 
     Nodes that an earlier robust-srun could not give back any more are given back now. ``own``: the
     node we are on; ``excluded``: the user's own --exclude. Takes up to ENDING seconds where an
@@ -76,7 +76,7 @@ def look(
 
 
 def _held(slurm: Slurm, job_id: int, usable: Sequence[str], own: str) -> bool:
-    """Whether a step that has ended holds the nodes: Slurm starts no other beside it.
+    """True if a step that has ended holds the nodes: Slurm starts no other beside it.
 
     One that had a lost node is running for Slurm (22.05) until the job ends, when its srun was
     killed or the node could not be released. That of another robust-srun is really running.

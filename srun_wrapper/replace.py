@@ -57,7 +57,7 @@ class Replacement:
         self._told_feed = False
 
     def means(self, companions: int | None = None) -> Means:
-        """What the ladder may count on now."""
+        """Return the means that the ladder may count on now."""
         if companions is None:
             some = self._config.standby_partition and len(self._unfit) < MOST_UNFIT
             companions = MAX_COMPANIONS if some else 0
@@ -181,7 +181,7 @@ class Replacement:
             await self._insist("drain the bad node", lambda: self._drain(incident))
 
     def _over(self) -> bool:
-        """Whether the job is ending: nothing more is asked of Slurm."""
+        """True if the job is ending, so that nothing more is requested from Slurm."""
         state = self._state
         return state.signalled > 0 or state.ending or self._boss.step.ended
 
@@ -259,7 +259,7 @@ class Replacement:
         return wanted
 
     def _fits(self, spare: Node, places: Sequence[int]) -> bool:
-        """Whether the spare has the slots for one of the places, and this is vacant."""
+        """True if one of the places is vacant and the spare has the slots for its ranks."""
         world = self._state.world
         return any(world.places[p].gone and spare.slots >= len(world.ranks[p]) for p in places)
 

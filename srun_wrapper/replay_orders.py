@@ -25,7 +25,7 @@ DATA = ("dp", "data", "ddp", "fsdp", "replicate", "shard")
 
 
 class Shape(NamedTuple):
-    """How a job is cut into small ones."""
+    """Division of a job into small ones."""
 
     layout: Layout
     order: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What became of a replay's groups, and in words of all its rounds (pure)."""
+"""Judge a replay's groups, and describe the result of all its rounds in words (pure)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Outcome:
 def look(
     ranks: Sequence[Rank], steps: int, *, all_beat: bool, nan: bool, sent: Collection[int]
 ) -> Outcome | None:
-    """What has become of a group; None while it is not over (pure).
+    """Return a group's outcome; None while the group is not over (pure).
 
     ``all_beat``: every rank tells its steps, not only some; ``nan``: losses that are not finite
     count; ``sent``: signals that somebody sent the ranks.

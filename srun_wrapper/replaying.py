@@ -33,7 +33,7 @@ TICK = 0.2  # s between looks at the groups
 
 
 class Asked(NamedTuple):
-    """How to replay; see the settings of the same names."""
+    """Parameters of a replay; see the settings of the same names."""
 
     steps: int
     limit: float
@@ -54,7 +54,7 @@ class Running:
 
 
 def due(diagnosis: Diagnosis, failures: int, blamed: Sequence[str], replayed: bool) -> bool:
-    """Whether the job must be replayed before the next rung; arguments as ``stop_tests.due``."""
+    """True if the job must be replayed before the next rung; arguments as ``stop_tests.due``."""
     if replayed or blamed or not diagnosis.root.launched:
         return False
     if diagnosis.cause in ("node", "shared"):
@@ -70,7 +70,7 @@ class Replay:
         self._asked = asked
 
     async def dual_phase(self) -> Found | None:
-        """Who is bad. None when a node was lost or the end came in between."""
+        """Find the bad nodes. None if a node was lost or the job ended in between."""
         state = self._boss.state
         # What ranks did in a replay is no progress of the job, and no pace to go by.
         kept = (state.progress, state.pace, state.nans, state.world.steppers)

@@ -1,4 +1,4 @@
-"""What people see: lines on stderr, and the roster file behind robust-status."""
+"""The job's reports to people: lines on stderr, and the roster file behind robust-status."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _stderr = _Stderr()
 
 
 class Account:
-    """Where the job's time went. Times are monotonic seconds."""
+    """Account of how the job's time was spent. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()

@@ -67,7 +67,7 @@ def limits_for(
     size: Mapping[str, str],
     report: Callable[[str], None] = lambda _text: None,
 ) -> Limits:
-    """Where and when the job may start again, so that enough nodes remain for it. SlurmError.
+    """Choose nodes to exclude and a delay that leave the job enough nodes to restart. SlurmError.
 
     Where the evidence against a node must be dropped, Slurm gets the time to see by itself that
     the node is dead: SlurmdTimeout.

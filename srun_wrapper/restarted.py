@@ -1,4 +1,4 @@
-"""What makes a restart a recovery: ranks that step again or, where no steps are seen, live."""
+"""Criteria for a successful restart: ranks step again or, where no steps are seen, stay alive."""
 
 from __future__ import annotations
 

@@ -61,14 +61,14 @@ class Restoring:
         self._plan: planner.Resume | None = None
         self._shards: dict[str, dict[int, str]] = {}  # of each node
         self.doubt = ""
-        """Why the newest states may be spoiled, until an epoch has resumed; see ``Trust``."""
+        """Reason why the newest states may be spoiled, until an epoch resumes; see ``Trust``."""
         self._stand = -1  # see Restore
         self.elsewhere = Elsewhere(boss, self._fetch, self._interrupted)
 
     # -- the next epoch's
 
     def of(self, node: Node) -> Restore | None:
-        """What the ranks of a node are restored from."""
+        """Return the restore order for a node's ranks; None if nothing is restored."""
         plan = self._plan
         if plan is None or not plan.tier:
             return None
@@ -180,7 +180,7 @@ class Restoring:
         return said or self._boss.state.world.size
 
     def _seats(self) -> dict[int, planner.Seat]:
-        """Where each rank runs next, as far as is known: in its slot, or where it was.
+        """Return each rank's next seat, as far as known: in its slot, or the one it had.
 
         A torchrun that numbers its nodes itself may put it elsewhere: see ``Elsewhere``.
         """
@@ -229,7 +229,7 @@ class Restoring:
     async def _stock(
         self, over: Callable[[], bool], step: int | None = None
     ) -> list[planner.Place]:
-        """What every store that can be reached has; those of nodes that leave if they are quick.
+        """Collect the holdings of all reachable stores; of leaving nodes only if these are quick.
 
         ``step``: of this step only, checked byte by byte; else nothing is read.
         """
@@ -338,7 +338,7 @@ class Restoring:
 
     @property
     def needed(self) -> bool:
-        """Whether there may be something to flush."""
+        """True if there may be something to flush."""
         checkpoints = self._boss.checkpoints
         return bool(checkpoints.ranks and checkpoints.directory) and not self._boss.step.ended
 
@@ -412,7 +412,7 @@ def _only(places: list[planner.Place], states: Collection[tuple[int, int]]) -> l
 def _replaced(
     places: list[planner.Place], step: int, checked: list[planner.Place]
 ) -> list[planner.Place]:
-    """What is known of the stores, with what was found when this step was read."""
+    """Return the known holdings of the stores, with those found when this step was read."""
     found = {place.store: place.holdings for place in checked}
     return [
         place._replace(

@@ -26,7 +26,7 @@ SCRIPT_WORDS = "script"  # and the words behind the script's name, as JSON
 
 
 class Limits(NamedTuple):
-    """Where and when the job may start again: nodes excluded, seconds from now."""
+    """Limits for the restart of the job: nodes to exclude, seconds to wait."""
 
     exclude: tuple[str, ...]
     delay: int = 0

@@ -1,4 +1,4 @@
-"""Who is in the job: nodes, slots, ranks, and which node holds which place of the world."""
+"""Members of the job: nodes, slots, ranks, and the place of each node in the world."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class World:
         return self.exited >= len(self.by_rank)
 
     def is_ending(self) -> bool:
-        """Whether a rank has ended well: the others will, each in its own time. Searched: rare.
+        """True if a rank has ended well: the others will, each in its own time. Searched: rare.
 
         A process that ended badly inside its torchrun or shell soon ends that as well, badly.
         """

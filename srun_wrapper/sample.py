@@ -1,4 +1,4 @@
-"""What a rank is doing right now: CPU, I/O, process state and Python stacks.
+"""Sample a rank's current activity: CPU, I/O, process state and Python stacks.
 
 Only asked for when steps stop coming, so it may cost a little: two py-spy dumps of the rank's
 Python process (by the same user, the rank's ancestor, so no privilege is needed).

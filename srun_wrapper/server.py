@@ -97,7 +97,7 @@ async def probe(host: str, port: int, timeout: float, again: Sequence[float] = (
 
 
 def _said(attempts: Iterable[asyncio.Task[Answer]]) -> set[Answer]:
-    """What the host has answered."""
+    """Answers of the host to these attempts."""
     return {each.result() for each in attempts} - {"unreachable"}
 
 

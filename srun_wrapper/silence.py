@@ -1,4 +1,4 @@
-"""What an agent concludes when it hears nothing from the supervisor (pure)."""
+"""Judge what the supervisor's silence means to an agent (pure)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Verdict(enum.Enum):
 
 @dataclass(slots=True)
 class Contact:
-    """What an agent knows about its connection. Times are monotonic seconds."""
+    """An agent's knowledge of its connection. Times are monotonic seconds."""
 
     since: float  # last word from the supervisor (or when waiting began)
     ever: bool = False

@@ -1,4 +1,4 @@
-"""Where a rank's output goes, seen from the shim.
+"""Sinks of a rank's output, seen from the shim.
 
 Slurm numbers output by the real step's tasks, but after a swap a rank runs in another task's
 slot. What depends on the task number (``--label``, ``%t`` in ``--output``) is therefore done by
@@ -70,7 +70,7 @@ def open_sinks(plan: OutputPlan, rank: int, env: Mapping[str, str], *, truncate:
 
 
 def are_open(plan: OutputPlan, rank: int, env: Mapping[str, str]) -> bool:
-    """Whether ``open_sinks`` would have no file to open, and so cannot wait for a file system."""
+    """True if ``open_sinks`` would have no file to open, and so cannot wait for a file system."""
     patterns = filter(None, (plan.out, plan.err))
     return all(expand(pattern, _context(rank, env)) in _opened for pattern in patterns)
 

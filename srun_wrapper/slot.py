@@ -346,7 +346,7 @@ class Slot:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it can be sent; a file name of another time may not be UTF-8."""
+    """True if ``value`` can be sent as text; a file name of another time may not be UTF-8."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -20,7 +20,7 @@ AGAIN = 60.0  # s until it is said again
 
 
 class Stalls:
-    """What nodes report (``Node.stalled``), said to the user and kept from being blamed."""
+    """Stalls that nodes report (``Node.stalled``): shown to the user; the nodes are not blamed."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Stalls:
         threading.Thread(target=_folded, args=({"n1", "n2"},), daemon=True).start()
 
     def standing(self) -> bool:
-        """Whether a file system in use does not answer, and is still waited for."""
+        """True if a file system in use does not answer, and the limit for waiting is not over."""
         oldest = time.monotonic() - self._state.config.stall_limit
         return any(node.stalled and node.stalled_at > oldest for node in self._state.live())
 

@@ -43,7 +43,7 @@ class Request:
         return self.process is not None and self.process.returncode is not None and not self.prefer
 
     def silent(self, now: float) -> bool:
-        """Whether robust-task should have reported by now; the caller knows that it did not."""
+        """True if robust-task should have reported by now; the caller knows that it did not."""
         return self.runs_since is not None and now - self.runs_since >= SILENT
 
     def look(self, jobs: Sequence[Allotted], now: float) -> Allotted | None:

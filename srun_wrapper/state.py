@@ -1,4 +1,4 @@
-"""What the supervisor knows about its job, and how messages change it."""
+"""The supervisor's state of its job, and the changes that messages make to it."""
 
 from __future__ import annotations
 
@@ -473,7 +473,7 @@ class JobState:
                 self.changed.set()
 
     def nans_open(self) -> bool:
-        """Whether some nodes have still to tell if their ranks' losses are not finite either."""
+        """True if some nodes have yet to report whether their ranks' losses are finite."""
         since = self.nans.since
         if not since or time.monotonic() - since > 2 * self.interval:
             return False
@@ -491,7 +491,7 @@ class JobState:
 
 
 def _obeyed(node: Node, order: Message) -> bool:
-    """Whether the node is known to have received its last order."""
+    """True if the node is known to have received ``order``, its last order."""
     if isinstance(order, Start):
         return node.hello.epoch >= order.epoch
     if isinstance(order, Stop):

@@ -1,4 +1,4 @@
-"""What the user asks of the step: srun's options first, then srun's environment variables.
+"""The user's requests for the step: srun's options first, then srun's environment variables.
 
 Only what robust-srun must know itself is read; srun reads the rest. Rules for the environment
 are srun's own: a switch is on when its variable is empty, "yes" or a non-zero number.

@@ -40,7 +40,7 @@ _FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What the shims need to find and trust the supervisor; goes by environment, never argv."""
+    """Secrets for shims to find and trust the supervisor; passed by environment, never by argv."""
 
     key: bytes
     port: int
@@ -55,7 +55,7 @@ class Secrets:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What is started, as the command line and Slurm's environment have it."""
+    """The step to start, as the command line and Slurm's environment describe it."""
 
     command: SrunCommand
     plan: StepPlan
@@ -139,7 +139,7 @@ def companion_argv(
 
 
 def _per_node(launch: Launch, job: Job) -> list[str]:
-    """What the job has on each node, asked for again: GPUs, cores per task, all memory."""
+    """Options that request the job's share of each node again: GPUs, cores per task, all memory."""
     argv = ["--mem=0"]
     gpus = launch.env.get("SLURM_GPUS_ON_NODE", "")
     if job.tres_per_node:

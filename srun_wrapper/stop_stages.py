@@ -60,7 +60,7 @@ class Aborts:
         return bool(self._asked)
 
     def open(self) -> bool:
-        """Whether one that was asked has neither answered nor ended."""
+        """True while a process that was asked has neither answered nor ended."""
         for line in list(self._asked):
             try:
                 answer = line.recv(len(DONE))

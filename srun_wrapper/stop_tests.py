@@ -43,7 +43,7 @@ PROGRAM_ERRORS = re.compile(
 
 
 class Found(NamedTuple):
-    """What came of the tests; ``named``: bad nodes with the evidence."""
+    """Results of the tests; ``named``: bad nodes with the evidence."""
 
     named: Mapping[str, tuple[str, ...]]
     lines: tuple[str, ...]
@@ -53,7 +53,7 @@ class Found(NamedTuple):
 
 
 def due(diagnosis: Diagnosis, failures: int, tested: bool) -> bool:
-    """Whether machines must be tested before the next rung (ByteRobust 4.1: "stop-time").
+    """True if machines must be tested before the next rung (ByteRobust 4.1: "stop-time").
 
     ``failures``: in a row without progress, this one included; ``tested``: since the last
     progress. A loss that is not finite is asked about at once, a crash or hang without proof
@@ -79,7 +79,7 @@ def accused(diagnosis: Diagnosis, found: Found) -> Diagnosis:
 
 
 def read(judged: Judged, active: Sequence[str], symptom: Symptom) -> Found:
-    """Who is to blame for the symptom, and what else was seen, in words.
+    """Find the nodes to blame for the symptom, and describe in words what else was seen.
 
     ``active``: nodes that had ranks. What is only slow can make a job hang, but no NaN and no
     crash: that is said, and stays.
@@ -119,7 +119,7 @@ def read(judged: Judged, active: Sequence[str], symptom: Symptom) -> Found:
 
 
 def conclusive(found: Found, active: Sequence[str]) -> bool:
-    """Whether asking again would bring nothing new."""
+    """True if another test would bring nothing new."""
     return bool(found.named) or found.cleared.issuperset(active)
 
 
@@ -208,7 +208,7 @@ class StopTests:
         return {node.name: node for node in (*active, *state.spares()) if node.connection}
 
     def _gpu_each(self) -> bool:
-        """Whether each slot sees other GPUs, so that all must test."""
+        """True if each slot sees other GPUs, so that all slots must test."""
         command, env = self._boss.launch.command, self._boss.env
         names = ("gpus-per-task", "gpu-bind", "tres-per-task", "ntasks-per-gpu")
         return any(command.get(name) is not None for name in names) or any(
@@ -216,7 +216,7 @@ class StopTests:
         )
 
     def _shared(self) -> bool:
-        """Whether other jobs may be using these GPUs as well."""
+        """True if other jobs may be using these GPUs as well."""
         words = [o.value or "" for o in self._boss.launch.command.srun]
         words += [value for name, value in self._boss.env.items() if name.startswith("SLURM_")]
         return any(SHARED.search(word) for word in words)

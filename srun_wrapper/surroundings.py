@@ -1,4 +1,4 @@
-"""What a process hands on to those that it starts: namespaces, limits, processors and the like."""
+"""Surroundings that a child process inherits: namespaces, limits, processors and the like."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _STATUS = (
 
 
 def same_surroundings(pid: int, thread: int, other: int) -> bool:
-    """Whether what ``thread`` of process ``pid`` starts gets what ``other`` hands on. False also
-    if that cannot be seen."""
+    """True if children of ``thread`` of process ``pid`` get the same surroundings as those of
+    ``other``. False also if that cannot be seen."""
     try:
         return _surroundings(pid, thread or pid) == _surroundings(other, other)
     except (OSError, ValueError):

@@ -229,7 +229,7 @@ class Shim:
         self._emit(StoreReady(0, self._place.local, port, self._snapshot_address()))
 
     def _snapshot_address(self) -> str:
-        """Where peers find the store; empty: where the supervisor finds this node."""
+        """Return the store's address for peers; empty: the one that the supervisor sees."""
         name = self._options.checkpoint_interface
         try:
             return interface.address(name) if name else ""
@@ -239,7 +239,7 @@ class Shim:
             return ""
 
     def _paths(self) -> set[str]:
-        """What starting a rank here touches."""
+        """Paths that the start of a rank touches on this node."""
         directory = str(Path.cwd())
         output = [self._options.output.out, self._options.output.err]
         files = command_paths([*filter(None, output)], {}, directory)

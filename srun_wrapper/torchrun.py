@@ -116,7 +116,7 @@ def torchrun_overrides(
 
 
 def restarts_itself(command: Sequence[str], env: Mapping[str, str]) -> int:
-    """How often the command, if it is torchrun, is asked to start its ranks again by itself."""
+    """Number of restarts that torchrun is told to make by itself; 0 for other commands."""
     start = _arguments(command)
     if start is None:
         return 0
@@ -125,12 +125,12 @@ def restarts_itself(command: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 def starts_ranks(command: Sequence[str]) -> bool:
-    """Whether the command is a torchrun: each task is a node then, whose ranks it starts."""
+    """True if the command is a torchrun: each task is then a node, whose ranks it starts."""
     return _arguments(command) is not None
 
 
 def numbers_nodes(command: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether the command is a torchrun that numbers its nodes itself, in whatever order."""
+    """True if the command is a torchrun that numbers its nodes itself, in whatever order."""
     start = _arguments(command)
     if start is None:
         return False
@@ -140,7 +140,7 @@ def numbers_nodes(command: Sequence[str], env: Mapping[str, str]) -> bool:
 
 
 def sorts_nodes(command: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether the command is a torchrun that numbers its nodes in the order of the hosts' names."""
+    """True if the command is a torchrun that numbers its nodes in the order of the hosts' names."""
     start = _arguments(command)
     if start is None:
         return False

@@ -61,7 +61,7 @@ class Uplink:
             self._link.close()
 
     def judge(self, interval: float, lost_host: float) -> Verdict:
-        """What the supervisor's silence means; called about every ``interval`` seconds."""
+        """Judge the supervisor's silence; called about every ``interval`` seconds."""
         # A connection made anew gets its time too: a stumble of the supervisor must not end in
         # every agent cutting the line again before its answer is there.
         now = time.monotonic()

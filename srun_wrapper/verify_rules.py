@@ -28,11 +28,11 @@ class Seat(NamedTuple):
     slots: int
     ranks: int
     pod: str = ""
-    """Where it is in the network; see --robust-place."""
+    """Location in the network; see --robust-place."""
 
 
 def refused(*, tasks: bool, checkpoint: bool, nodes: int, numbered: bool, source: Feed) -> str:
-    """Why no step of such a job can be computed again on other nodes; empty if one can.
+    """Reason why no step of such a job can be computed again on other nodes; empty if one can.
 
     ``tasks``: they are independent of each other; ``nodes``: that its step can have; ``numbered``:
     by its torchrun, not by robust-srun; ``source``: of its input.
@@ -96,7 +96,7 @@ def next_step(newest: int, ahead: int, every: int) -> int:
 def standing(
     saved: Mapping[int, int], world: int, step: int, waited: float, step_time: float | None
 ) -> Standing:
-    """Whether all ranks stand at ``step``; ``saved``: the newest step of each, ``waited``: s since
+    """Judge if all ranks stand at ``step``. ``saved``: the newest step of each; ``waited``: s since
     the first stood there."""
     if any(newest > step for newest in saved.values()):
         return "over"
@@ -134,8 +134,8 @@ Conclusion = Literal["agree", "again", "program", "machine", "unknown"]
 
 
 def conclude(first: Results, second: Results, third: Results | None = None) -> Conclusion:
-    """What follows from the results of a step: the first, that of other nodes, and once more that
-    of the nodes of the first.
+    """Compare the results of a step: the first, that of other nodes, and if needed a second one of
+    the first nodes.
 
     ``again``: a third is needed. ``program``: it does not compute the same twice. ``machine``: what
     it computes depends on the node.

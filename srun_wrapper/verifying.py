@@ -191,8 +191,8 @@ class Verify:
         return "unknown"
 
     async def _test(self, step: int) -> Outcome:
-        """What the step becomes depends on the node: the machines are asked. All of them, since
-        one wrong gradient is in the state of every rank."""
+        """Test the machines after a result that depends on the node: all of them, since one wrong
+        gradient is in the state of every rank."""
         boss, state = self._boss, self._boss.state
         places = list(state.world.places)
         names = [node.name for node in places]

@@ -166,7 +166,7 @@ class Warm:
 
     @property
     def _runs(self) -> bool:
-        """Whether there is one, if only in its start."""
+        """True if there is an interpreter, or one is starting."""
         return bool(self._pid or self._starting)
 
     def _started(self, pid: int, status: int | None) -> None:
@@ -184,8 +184,8 @@ class Warm:
     # -- asking it
 
     def fits(self, command: Sequence[str], env: Mapping[str, str], directory: str = "") -> bool:
-        """Whether it is ready to become this command in this environment: the same interpreter,
-        options and script. ``directory``: default this process's."""
+        """True if the interpreter is ready to become this command in this environment: the same
+        interpreter, options and script. ``directory``: default this process's."""
         if not self.ready or self._asked is not None or not self._is_for(command, env):
             return False
         path = env.get("PYTHONPATH", "").split(os.pathsep)
@@ -193,8 +193,8 @@ class Warm:
         return all(map(os.path.isabs, path)) or directory in ("", str(Path.cwd()))
 
     def _is_for(self, command: Sequence[str], env: Mapping[str, str]) -> bool:
-        """Whether it was started with this command line, but for the script's own arguments (which
-        they are is known when it is ready), and with what counts of this environment."""
+        """True if it was started with this command line, but for the script's own arguments (known
+        once it is ready), and with the same variables of ``at_start``."""
         count = len(command) - (self._arguments if self.ready else 0)
         same = len(command) == len(self._command) and count > 0
         same = same and list(command[:count]) == self._command[:count]
@@ -310,7 +310,7 @@ class Warm:
             self._making = None
 
     def _activated(self, pid: int) -> None:
-        """Who was forked ahead is a rank."""
+        """Note that the process forked ahead is now a rank."""
         if self._ahead is not None:
             self._ahead.link.close()
             self._ahead = None
@@ -354,7 +354,7 @@ class Warm:
     # -- its end
 
     def processes(self) -> list[int]:
-        """What must not be ended with a rank."""
+        """Pids that must not be ended with a rank."""
         ahead = self._ahead.pid if self._ahead is not None else 0
         starting = self._starting.pid if self._starting is not None else 0
         return [pid for pid in (self._pid, starting, ahead) if pid]
@@ -403,5 +403,5 @@ def _request(command: Sequence[str], env: Mapping[str, str], directory: str) -> 
 
 
 def at_start(env: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment counts when an interpreter starts."""
+    """Return the variables of an environment that count when an interpreter starts."""
     return {name: value for name, value in env.items() if name.startswith(_AT_START)}

@@ -1,4 +1,4 @@
-"""Who is forked before a rank is wanted: it waits as it is, or runs the script ahead and waits."""
+"""A process forked before a rank is wanted; it waits at once, or runs the script ahead first."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Ahead:
             self._gone()
 
     def fits(self, command: Sequence[str], started: Sequence[str]) -> bool:
-        """Whether it can become this command, which may differ in the script's arguments from
-        what its interpreter was ``started`` with: the script may have seen those."""
+        """True if it can become this command. The script's arguments may differ from those that its
+        interpreter was ``started`` with only while the script cannot have seen them."""
         return not self.further or (self.ready and list(command) == list(started))
 
     def _heard(self, said: Said) -> None:

@@ -1,4 +1,4 @@
-"""Where a launcher in a slot (torchrun) asks for its ranks: a socket, and a warm interpreter each.
+"""The socket on which a slot's launcher (torchrun) requests ranks, with a warm interpreter each.
 
 The launcher's side is ``robust_slurm.auto.launched``. What it may ask for is what its ranks were
 before: the same command line, on the slot's own node, as the same user.
@@ -112,7 +112,7 @@ class WarmDoor:
         self._place(local).start(learnt, learnt.words, environ)
 
     def _would_ask(self, parent: int, launcher: int) -> bool:
-        """Whether it is a launcher whose ranks come to us, and not any script that starts one."""
+        """True if ``parent`` is a launcher that requests its ranks here, not just any script."""
         told = read_learnt(self.imports)
         if told is None or told.pid != parent:
             return False
@@ -239,11 +239,11 @@ class WarmDoor:
         self._forget_unclaimed()
 
     def ready(self) -> int:
-        """How many ranks could be forked now."""
+        """Number of ranks that could be forked now."""
         return sum(warm.ready for warm in self._warm.values())
 
     def processes(self) -> list[int]:
-        """What must not be ended with the ranks."""
+        """Pids that must not be ended with the ranks."""
         return [pid for warm in self._warm.values() for pid in warm.processes()]
 
     def cancel(self) -> None:
@@ -274,7 +274,7 @@ def _peer(sock: socket.socket) -> int:
 
 
 def _ranks(environ: Mapping[str, str]) -> int:
-    """How many a launcher has here, as it tells each of them; 0: unknown."""
+    """Number of ranks of a launcher on this node, as it tells each of them; 0: unknown."""
     size = environ.get("LOCAL_WORLD_SIZE", "")
     return min(int(size), _MANY) if size.isascii() and size.isdecimal() else 0
 

@@ -78,12 +78,12 @@ class NodeWatch:
         )
 
     def doubtful(self) -> bool:
-        """Whether some node's fate is still open."""
+        """True if some node's fate is still open."""
         now = time.monotonic()
         return any(now - n.last_word > self.patience() for n in self._state.live())
 
     def waiting(self) -> bool:
-        """Whether a shared cause is waited for that concerns nodes with ranks."""
+        """True while the job waits out a shared cause that concerns nodes with ranks."""
         nodes = self._state.nodes
         return any(
             nodes[key].role is Role.ACTIVE and nodes[key].silence is not None
@@ -92,7 +92,7 @@ class NodeWatch:
         )
 
     def seems_shared(self, now: float) -> bool:
-        """Whether a shared cause may be at work, or is."""
+        """True if a shared cause is, or may be, at work."""
         return bool(self._causes.events) or self._causes.suspected(*self._scene(now))
 
     def patience(self) -> float:
@@ -100,11 +100,11 @@ class NodeWatch:
         return self._state.interval + max(LATE, 0.5 * self._state.interval)
 
     def suspected(self, node: Node, now: float) -> bool:
-        """Whether the second way to this node must be tried, or is being tried."""
+        """True if the second way to this node must be tried, or is being tried."""
         return _broken(node, now) or now - node.last_word > self.patience()
 
     def doubted(self, node: Node, now: float) -> bool:
-        """Whether it may have to be replaced: not where a report is late and the host answers."""
+        """True if the node may need replacing; not if its report is late and its host answers."""
         unanswered = node.unreachable > 0 or (node.probing and now - node.asked_at > UNANSWERED)
         patience = self.patience() + (0.0 if unanswered else LONG)
         return _broken(node, now) or now - node.last_word > patience
@@ -229,7 +229,7 @@ class NodeWatch:
         return silent, [n.key for n in live], own, self._elsewhere.answered
 
     def _silence(self, node: Node, now: float) -> Silence | None:
-        """What is known of it; a host that does not answer at once counts among many."""
+        """Return the node's silence; a host that does not answer at once counts among many."""
         unanswered = node.probing and now - node.asked_at > UNANSWERED
         if node.silence is None and node.second_way and unanswered and self.suspected(node, now):
             return Silence("unreachable", node.last_word)
@@ -266,7 +266,7 @@ class NodeWatch:
 
 
 def _broken(node: Node, now: float) -> bool:
-    """Whether its connection has gone and does not come back."""
+    """True if the node's connection has been closed for more than ``BROKEN`` seconds."""
     return node.closed_at is not None and now - node.closed_at > BROKEN
 
 

@@ -41,7 +41,7 @@ class Watermark:
                 del self._count[step]
 
     def look(self, world: int) -> bool:
-        """Whether ``step`` or ``passed`` has risen."""
+        """Update ``step`` and ``passed``; True if either has risen."""
         if len(self._safe) < world:
             return False
         was = self.step, self.passed

@@ -32,7 +32,7 @@ def world_env(
     job_id: str | int,
     step_id: str | int,
 ) -> dict[str, str]:
-    """What is equal for all ranks.
+    """Variables that are equal for all ranks.
 
     ``names`` and ``ranks``: the nodes in virtual order and each one's rank numbers by local rank.
     ``restart_reason`` is empty in the first epoch; ``resume_step`` None: not known, not set.
@@ -73,7 +73,7 @@ def world_env(
 
 
 def node_env(*, index: int, name: str, ranks: Sequence[int]) -> dict[str, str]:
-    """What is equal for all ranks of the node in place ``index``; ``ranks`` by local rank."""
+    """Variables equal for all ranks of the node in place ``index``; ``ranks`` by local rank."""
     return {
         "SLURM_NODEID": str(index),
         "NODE_RANK": str(index),
@@ -84,7 +84,7 @@ def node_env(*, index: int, name: str, ranks: Sequence[int]) -> dict[str, str]:
 
 
 def rank_env(*, rank: int, local: int) -> dict[str, str]:
-    """What differs between the ranks of a node."""
+    """Variables that differ between the ranks of a node."""
     return {
         "SLURM_PROCID": str(rank),
         "RANK": str(rank),
