@@ -1,4 +1,4 @@
-"""What a training script may use of robust-slurm; outside it, all but Checkpointer does nothing.
+"""API of robust-slurm for training scripts; outside robust-srun, all but Checkpointer does nothing.
 
 Importing this package imports the standard library only; ``Checkpointer`` is loaded when it is
 asked for, and needs torch. The submodules used by the shim and the supervisor are imported by

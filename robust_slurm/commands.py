@@ -40,7 +40,7 @@ def _user_last() -> None:
 
 
 def words(module: str) -> list[str]:
-    """What a Python's options are followed by to run a module of ours as its program."""
+    """Return the words after a Python's options that run one of our modules as its program."""
     return ["-m", "robust_slurm.commands", module]
 
 

@@ -291,7 +291,7 @@ def load(
 
 
 def help_text() -> str:
-    """What ``--robust-help`` prints: every setting with its default."""
+    """Return the text of ``--robust-help``: every setting with its default."""
     lines = [
         "robust-srun [srun options] [--robust-* options] command ...",
         "",

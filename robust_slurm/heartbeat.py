@@ -202,7 +202,7 @@ def epoch() -> int:
 
 
 def restart_reason() -> str | None:
-    """Why this incarnation was started; None in the first one and outside robust-srun."""
+    """Reason for the start of this incarnation; None in the first one and outside robust-srun."""
     return os.environ.get("ROBUST_RESTART_REASON") or None
 
 
@@ -340,7 +340,7 @@ def _is_multiprocessing_child() -> bool:
 
 
 def _first_step() -> None:
-    """What the shim can use is there now: imports, and communicators."""
+    """Report to the shim what the first step has made available: imports, and communicators."""
     _tell_imports()
     if "torch.distributed" in sys.modules:
         try:
@@ -352,7 +352,7 @@ def _first_step() -> None:
 
 
 def _end() -> None:
-    """What this process computes from now on is worth nothing."""
+    """End the heartbeat: this process's further results are worth nothing."""
     global _map, _off, _ended
     _map, _off, _ended = None, True, True
 

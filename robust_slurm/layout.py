@@ -53,7 +53,7 @@ EXPLICIT, AUTO, REGEX = 1, 2, 3
 
 
 def record_path(directory: str, epoch: int, local_rank: int) -> str:
-    """Where the record of one local rank in one epoch lies."""
+    """Path of the record of one local rank in one epoch."""
     return os.path.join(directory, f"{epoch}-{local_rank}.beat")  # noqa: PTH118 - see the docstring
 
 

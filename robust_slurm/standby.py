@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 
 passed = False
-"""Whether this process has come by."""
+"""True once this process has called ``standby_point``."""
 
 
 def standby_point() -> None:
-    """What comes before is the same on every rank, and spare nodes may do it ahead.
+    """Mark the point up to which the script is the same on every rank; spares may run it ahead.
 
     Call it once, at the top level of the script, before anything that depends on the rank: read
     the data's index, build the model, compile. A rank goes on at once. On a spare node the script

@@ -29,7 +29,7 @@ def _available(proc: str) -> int:
 
 
 def _levels(root: str, path: str, most: str, used: str, prefix: str) -> list[int]:
-    """What each level of a hierarchy allows: every one has a limit of its own."""
+    """Return the bytes that each level of a hierarchy still allows: each has a limit of its own."""
     found = []
     while True:
         here = f"{root}{path.rstrip('/')}"

@@ -41,7 +41,7 @@ def hook(module: Any) -> None:
 
 
 def _tell_imports() -> None:
-    """What torchrun itself has imported now, its next start may have imported ahead.
+    """Record torchrun's own imports now, so that its next start may find them imported ahead.
 
     Before its first rank: for all others it would only take the time once more.
     """

@@ -19,8 +19,8 @@ _changes: dict[str, Any] = {}
 
 
 def importing_torch(environ: dict[str, str]) -> None:
-    """What the script has changed since the start of the interpreter (``environ``) must be so as
-    well when ``warm`` imports torch."""
+    """Record changes to the environment since the start of the interpreter (``environ``): they must
+    also be in place when ``warm`` imports torch."""
     now = os.environ
     _changes.update((k, v) for k, v in now.items() if environ.get(k) != v)
     _changes.update((k, None) for k in environ if k not in now and not k.startswith("ROBUST_"))

@@ -1,4 +1,4 @@
-"""Whether something listens on a TCP port of this machine, without connecting to it.
+"""Find a listener on a TCP port of this machine, without connecting to it.
 
 Asks the kernel (sock_diag(7)), which looks at listeners alone; /proc/net/tcp costs milliseconds
 where its table of connections is large, however few there are. Standard library only, Python 3.9
@@ -18,8 +18,8 @@ _TIMEOUT = 1.0  # s; the answer is there at once
 
 
 def listens(port: str) -> bool:
-    """Whether any process of this network namespace does, on any address. False where the kernel
-    does not say, and for what is no port."""
+    """True if any process of this network namespace listens on the port, on any address. False if
+    the kernel does not answer, or if ``port`` is no port number."""
     if not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 1 << 16:
         return False
     try:

@@ -1,4 +1,4 @@
-"""What others see of a process in /proc: its command line and its environment at exec.
+"""A process as others see it in /proc: its command line and its environment at exec.
 
 ``ps``, ``pgrep -f`` and monitoring tools read both from the process's own memory, where exec put
 them. A warm interpreter must not look like a rank there, and a rank that was forked from it must.

@@ -1,4 +1,4 @@
-"""Whether what a warm interpreter has imported is what a fresh one would import now.
+"""Compare the imports of a warm interpreter with those that a fresh one would make now.
 
 Standard library only, Python 3.9 syntax.
 """
@@ -114,7 +114,7 @@ def different(modules: Iterable[Sequence[str]]) -> str:
 
 
 def _beside(program: str, directory: str) -> set[str]:
-    """What may become ``sys.path[0]``."""
+    """Directories that may become ``sys.path[0]``."""
     if program in ("", "-", "-c", "-m"):
         return {directory}
     path = os.path.join(directory, program)  # noqa: PTH118

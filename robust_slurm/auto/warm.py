@@ -159,7 +159,7 @@ def _one_at_a_time(lock: Any) -> None:
 
 
 def _flush() -> None:
-    """What was printed so far is not a rank's: it goes where the streams lead now."""
+    """Flush output printed so far to where the streams lead now: it belongs to no rank."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()

@@ -1,4 +1,4 @@
-"""Whether ranks that share a state still hold the same, told by their checksums of it. Pure.
+"""Check by checksums that ranks that share a state still hold the same. Pure.
 
 The last bit of a checksum says what it is of: 1 of every byte, 0 of a few items of each tensor.
 Only checksums of one kind can be compared; a rank that hears too late that a step goes to disk has
@@ -14,7 +14,7 @@ KEPT = 512  # steps of a group for which the first checksum is remembered
 
 
 class Claim(NamedTuple):
-    """What one rank's snapshot of a step says."""
+    """Claim of one rank's snapshot of a step about its shared state."""
 
     needs: tuple[int, ...]
     """The ranks that its state is put together from."""
@@ -28,12 +28,12 @@ def mark(crc: int, *, whole: bool) -> int:
 
 
 def is_whole(checksum: int) -> bool:
-    """Whether it is of every byte."""
+    """True if the checksum is of every byte."""
     return checksum >= 0 and bool(checksum & 1)
 
 
 def differ(checksums: Iterable[int]) -> bool:
-    """Whether two of a kind differ."""
+    """True if two checksums of one kind differ."""
     known = {checksum for checksum in checksums if checksum >= 0}
     return len(known) > len({checksum & 1 for checksum in known})
 
@@ -72,5 +72,5 @@ class Comparison:
         return ""
 
     def forget(self, group: int) -> None:
-        """What was said of this group."""
+        """Forget what was reported of this group."""
         self._first.pop(group, None)

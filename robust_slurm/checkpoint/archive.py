@@ -1,4 +1,4 @@
-"""What goes to the durable tier and to the local disk, and when; one lane for each rank."""
+"""Schedule writes to the durable tier and to the local disk, in one lane for each rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL_HERE = 15.0  # s: if all ranks had enrolled, the supervisor would have place
 
 
 class Settings(NamedTuple):
-    """What the Store was made with."""
+    """Settings of the Store."""
 
     key: bytes | None
     bandwidth: float

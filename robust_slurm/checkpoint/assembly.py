@@ -43,13 +43,13 @@ class Whole(NamedTuple):
     shape: tuple[int, ...]
     """Of what is put together."""
     blocks: tuple[tuple[Entry, Source], ...]
-    """What it is made of, and where each is read from."""
+    """The blocks that form it, each with its source."""
     origin: tuple[int, ...]
-    """Where it begins in the tensor that all ranks hold together."""
+    """Its first element's indices in the tensor that all ranks hold together."""
 
 
 class Assembly:
-    """What one rank restores from: its own snapshot, and the shared blocks of its peers."""
+    """State that one rank restores: its own snapshot, and the shared blocks of its peers."""
 
     def __init__(self, sources: Sequence[Source], rank: int) -> None:
         own = [source for source in sources if source.snapshot.rank == rank]
@@ -72,7 +72,7 @@ class Assembly:
         return frozenset(self._shared.keys() - self._mine.keys())
 
     def find(self, fqn: str) -> Whole:
-        """What the snapshots hold under a name. Raises StateError if that is not all of it."""
+        """Return the tensor held under a name. StateError if the snapshots lack a part of it."""
         mine = self._mine.get(fqn)
         if mine is not None:
             return Whole(mine[0], mine[0].shape, (mine,), mine[0].offsets)
@@ -245,7 +245,7 @@ def _placed(placements: tuple[str, ...], mesh: tuple[int, ...]) -> str:
 
 
 def _device(ref: Ref, like: torch.Tensor | None) -> torch.device:
-    """Where a new tensor goes: to the CPU, or to the accelerator that this process uses."""
+    """Return the device for a new tensor: the CPU, or the accelerator that this process uses."""
     if not ref.device:
         return torch.device("cpu")
     if like is not None:

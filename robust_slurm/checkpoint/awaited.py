@@ -20,7 +20,7 @@ TELL = 5.0  # s between two words to a rank that waits: its patience is longer
 
 
 class Awaited:
-    """What the ranks of the running epoch are restored from."""
+    """The source from which the ranks of the running epoch are restored."""
 
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
@@ -40,7 +40,7 @@ class Awaited:
             self._change.notify_all()
 
     def lacks(self, rank: int) -> bool:
-        """Whether the plan has no file for this rank, or not all that its snapshot needs."""
+        """True if the plan has no file for this rank, or not all that its snapshot needs."""
         restore = self._restore
         if restore is None or restore.tier != "memory":
             return False

@@ -1,4 +1,4 @@
-"""Which steps a rank has written to the durable tier: the same on all ranks, or it is of no use."""
+"""Choose the steps that go to the durable tier: all ranks must write the same ones."""
 
 from __future__ import annotations
 

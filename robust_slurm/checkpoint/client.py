@@ -29,7 +29,7 @@ class Client:
         """Connect and enrol. Raises StoreGoneError within ``deadline`` seconds."""
         self.path = path
         self.dead = ""
-        """Why there is no store any more; empty while there is."""
+        """Reason why there is no store any more; empty while there is one."""
         self._state = threading.Condition()
         self._sending = threading.Lock()
         self._kept = self._answered = self._newest = -1
@@ -88,12 +88,12 @@ class Client:
         self.say("saved", step=step, slot=slot, persist=persist, **fields)
 
     def wants(self, step: int) -> bool:
-        """Whether this step was ordered for the durable tier."""
+        """True if this step was ordered for the durable tier."""
         with self._state:
             return step in self._wanted
 
     def is_due(self, step: int) -> bool:
-        """Whether this step is saved in memory."""
+        """True if this step is to be saved in memory."""
         with self._state:
             every = next(every for first, every in reversed(self._every) if step >= first)
             return step % every == 0
@@ -125,7 +125,7 @@ class Client:
         return self._wait(lambda: len(self.held()) < slots, timeout)
 
     def stands_at(self, step: int) -> bool:
-        """Whether robust-srun compares the state at this step, and the rank waits for its word."""
+        """True if robust-srun compares the state at this step, and the rank waits for its word."""
         with self._state:
             return self._stand == step
 

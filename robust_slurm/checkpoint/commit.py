@@ -43,7 +43,7 @@ _EPOCH = re.compile(r"(.*)\.e(\d{1,15})")
 
 
 class Done(NamedTuple):
-    """What came of a commit."""
+    """Result of a commit."""
 
     step: int
     bytes: int
@@ -167,7 +167,7 @@ def _present(request: Request, where: Path, names: Container[str]) -> list[str]:
 
 
 def _newer(request: Request) -> bool:
-    """Whether a newer step is committed. Raises DurableError."""
+    """True if a newer step is committed. Raises DurableError."""
     return any(
         step > request.step and durable.is_committed(path)
         for step, path in durable.step_dirs(request.directory)
@@ -214,7 +214,7 @@ class _Reader:
 
 
 def _is_done(request: Request, where: Path, pinned: list[durable.PartFile]) -> bool:
-    """Whether this very attempt is committed already. Raises DurableError if a later one is."""
+    """True if this very attempt is committed already. Raises DurableError if a later one is."""
     try:
         there = durable.read_manifest(where)
     except DurableError:
@@ -307,7 +307,7 @@ def _write_metadata(
 
 
 def _overtaken(where: Path, manifest: durable.Manifest) -> bool:
-    """Whether another attempt's commit put its .metadata between our two renames."""
+    """True if another attempt's commit put its .metadata between our two renames."""
     try:
         if durable.read_manifest(where) != manifest:
             return False  # it has the manifest as well, and with it the last word

@@ -32,12 +32,12 @@ from .records import loads
 
 
 class Carried(NamedTuple):
-    """What came along beside the resharded state."""
+    """Parts of a checkpoint that come along with the resharded state."""
 
     values: Any
     """The values of the lowest rank, as in ``Snapshot.values``."""
     notes: list[str]
-    """What could not be carried over, one line each."""
+    """Parts that could not be carried over, one line each."""
     first: Loaded
     """All of the lowest rank."""
 

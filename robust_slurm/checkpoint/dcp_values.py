@@ -13,7 +13,7 @@ from .layout import Snapshot
 
 
 class Described(NamedTuple):
-    """What a snapshot's values say, flattened as DCP does it."""
+    """Contents of a snapshot's values, flattened as DCP does it."""
 
     plain: Mapping[str, tuple[tuple[str | int, ...], Any]]
     """Name → (path, value) of all that is no tensor."""

@@ -60,7 +60,7 @@ _COMPARED = 1 << 20  # bytes of a private tensor that is compared with other ran
 
 
 class Written(NamedTuple):
-    """What came of a snapshot."""
+    """Result of writing a snapshot."""
 
     step: int
     rank: int

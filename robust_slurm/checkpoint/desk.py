@@ -90,8 +90,8 @@ class Desk:
                     path.unlink()
 
     def give_way(self, wanted: Collection[Wanted]) -> None:
-        """Where memory is short, make room for what is to be fetched: without it neither this step
-        nor an older one can be restored, whatever else is kept of them. No rank runs."""
+        """Make room for what is to be fetched, if memory is short: without it neither this step nor
+        an older one can be restored, whatever else is kept of them. No rank runs."""
         records = self._shelf.all()
         missing = {(w.owner, w.step) for w in wanted} - {(r.owner, r.step) for r in records}
         need = len(missing) * max((record.size for record in records), default=0)
@@ -153,7 +153,7 @@ class Desk:
             rank.tell({"op": "stand", "step": step})
 
     def own(self, step: int) -> list[Record]:
-        """What the ranks that are here saved as this step in this epoch."""
+        """Return the snapshots that this store's ranks saved as this step in this epoch."""
         here = {rank.number for rank in self.ranks() if rank.enrolled == self._epoch}
         return [
             record

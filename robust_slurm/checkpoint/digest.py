@@ -97,5 +97,5 @@ def describe(chunks: Sequence[int], size: int) -> str:
 
 
 def workers(most: int) -> int:
-    """How many threads may share a sum without taking the node from the ranks."""
+    """Number of threads that may share a sum without taking the node from the ranks."""
     return max(1, min(most, len(os.sched_getaffinity(0)) // 2))

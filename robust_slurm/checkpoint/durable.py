@@ -76,7 +76,7 @@ class Renamed(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What makes a step committed."""
+    """Manifest of a step; with it the step is committed."""
 
     step: int
     attempt: str
@@ -174,7 +174,7 @@ def _as_committed(step: int, path: Path, m: Manifest) -> Committed:
 
 
 def is_committed(path: Path) -> bool:
-    """Whether there is a manifest, readable or not; also if nothing can be seen there."""
+    """True if there is a manifest, readable or not, or if the directory cannot be looked into."""
     try:
         return stat.S_ISREG((path / MANIFEST).lstat().st_mode)
     except (FileNotFoundError, NotADirectoryError):

@@ -33,7 +33,7 @@ _REMEDY = {
 
 
 NEWER = "a newer step is on disk"
-"""Why a commit may fail that nobody misses."""
+"""Reason of a failed commit that nobody misses."""
 
 
 class DurableError(Exception):

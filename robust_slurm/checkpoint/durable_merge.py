@@ -1,4 +1,4 @@
-"""How the ranks' parts form one checkpoint: which blocks make which tensor, and under which name.
+"""Merge the ranks' parts into one checkpoint: the blocks of each tensor, and its name.
 
 Pure. Ranks of one data-parallel group each hold some row blocks of the same tensors; ranks of a
 distributed tensor hold its shards; what is private is whole on every rank, and counts once where
@@ -127,7 +127,7 @@ class Merged(NamedTuple):
     tensors: tuple[Whole, ...]
     values: tuple[Value, ...]
     problems: tuple[str, ...]
-    """Why it is not complete."""
+    """Reasons why it is not complete."""
     apart: bool
     """Ranks that share a state no longer hold the same."""
 
@@ -242,7 +242,7 @@ def _stage(part: Outline) -> tuple[int, ...]:
 
 
 def _incomplete(whole: Whole) -> str:
-    """Why the blocks do not cover the tensor exactly once; "" if they do."""
+    """Reason why the blocks do not cover the tensor exactly once; "" if they do."""
     if _is_grid(whole.blocks):
         return ""
     have = sum(len(b.parts) * prod(b.entry.shape) for b in whole.blocks)
@@ -261,7 +261,7 @@ def _incomplete(whole: Whole) -> str:
 
 
 def _is_grid(found: Sequence[Blocks]) -> bool:
-    """Whether each dimension is cut into pieces and there is one block for each choice of them.
+    """True if each dimension is cut into pieces and there is one block for each choice of them.
 
     So nearly all tensors are cut. Where it holds they are covered exactly once.
     """
@@ -290,7 +290,7 @@ def _is_grid(found: Sequence[Blocks]) -> bool:
 
 
 def overlap(entries: Iterable[Entry]) -> bool:
-    """Whether any two blocks have an element in common."""
+    """True if any two blocks have an element in common."""
     blocks = [e for e in entries if prod(e.shape)]
     if len(blocks) < 2:
         return False

@@ -1,4 +1,4 @@
-"""What one rank wrote for one step: ``<attempt>-rank-<rank>.json`` beside its data files.
+"""The record of one rank's part of a step: ``<attempt>-rank-<rank>.json`` beside its data files.
 
 A part tells where each tensor's bytes lie and holds every plain value as JSON, so that reading a
 checkpoint back unpickles nothing. Version 2 is five lines: head, contents, places, values (JSON
@@ -34,7 +34,7 @@ _ERRORS = (
 
 
 class Place(NamedTuple):
-    """Where a record lies: ``file`` counts in ``Part.files``."""
+    """Place of a record: ``file`` counts in ``Part.files``."""
 
     file: int
     offset: int
@@ -95,7 +95,7 @@ class Part(NamedTuple):
 
 
 class Form:
-    """What ranks that hold blocks of the same shapes have in common."""
+    """The common form of all ranks that hold blocks of the same shapes."""
 
     def __init__(self, data: Any) -> None:
         """Raises what ``_ERRORS`` lists."""
@@ -204,7 +204,7 @@ def part_name(attempt: str, rank: int) -> str:
 
 
 def data_prefix(attempt: str, rank: int) -> str:
-    """What the names of a rank's data files begin with."""
+    """Prefix of the names of a rank's data files."""
     return f"{attempt}-{rank}_"
 
 

@@ -1,4 +1,4 @@
-"""Which steps of the durable tier may go, and taking them away. Standard library only.
+"""Choose the steps of the durable tier that may go, and remove them. Standard library only.
 
 Only files that bear our names are removed; a directory that holds anything else stays.
 """

@@ -28,7 +28,7 @@ class Problem(NamedTuple):
 
 
 def verify(path: Path) -> list[Problem]:
-    """What is wrong with the committed step in ``path``; [] if it is good.
+    """Return the faults of the committed step in ``path``; [] if it is good.
 
     Reads all data. A step that is replaced by another attempt meanwhile is read again. Raises
     DurableError when there is no committed step (any more).
@@ -42,7 +42,7 @@ def verify(path: Path) -> list[Problem]:
 
 
 def verify_files(path: Path, files: Collection[File]) -> list[Problem]:
-    """What is wrong with these data files."""
+    """Return the faults of these data files."""
 
     def check(file: File) -> list[Problem]:
         return _check(path, file.name, file.size, file.digest)

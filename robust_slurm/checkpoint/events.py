@@ -1,4 +1,4 @@
-"""What a Store is asked, what it answers and what it reports: plain tuples, no behaviour."""
+"""Requests to a Store, its answers and its reports: plain tuples, no behaviour."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from robust_slurm.checkpoint.interval import Cost
 
 
 class Target(NamedTuple):
-    """Where an owner's replica goes."""
+    """Target of an owner's replica."""
 
     rank: int
     """Of the peer, for people."""
@@ -18,7 +18,7 @@ class Target(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """What the ranks of an epoch start from."""
+    """The state that the ranks of an epoch start from."""
 
     step: int
     tier: str

@@ -31,7 +31,7 @@ SUFFIXES = (".safetensors", ".pt")
 
 
 class Exported(NamedTuple):
-    """What was written."""
+    """Summary of an export."""
 
     tensors: int
     values: int

@@ -1,4 +1,4 @@
-"""Which store writes whose snapshot to the durable directory before the job ends. Pure.
+"""Choose the stores that write the snapshots to the durable directory before the job ends. Pure.
 
 Before a requeue or an end the memory of the nodes is about to go: the newest complete step is
 written, each rank's snapshot once, by whoever has it.
@@ -23,7 +23,7 @@ class Write(NamedTuple):
 
 
 class Flush(NamedTuple):
-    """What is written, by whom."""
+    """The writes of a flush, and the stores that make them."""
 
     step: int
     """0: no step is complete."""

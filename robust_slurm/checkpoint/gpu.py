@@ -32,7 +32,7 @@ def current() -> int | None:
 
 
 def capturing() -> bool:
-    """Whether the calling thread is capturing a CUDA graph: no copy and no wait belongs in it."""
+    """True if the calling thread is capturing a CUDA graph: no copy and no wait belongs in it."""
     return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
 

@@ -23,7 +23,7 @@ checked, a step of a large model is not."""
 
 
 class Verdict(NamedTuple):
-    """What became of the state of a snapshot before the next optimizer step or save()."""
+    """Fate of a snapshot's state until the next optimizer step or save()."""
 
     names: Collection[str] = ()
     """Tensors that changed meanwhile."""
@@ -49,7 +49,7 @@ class Guard:
 
     @property
     def careful(self) -> bool:
-        """Whether the next snapshot is copied inside save() and watched.
+        """True if the next snapshot is copied inside save() and watched.
 
         So it is where no optimizer has stepped since the last one, though nothing is seen to have
         changed: a GradScaler has left a step out, or a step that nobody sees (a CUDA graph's) came

@@ -93,7 +93,7 @@ class Incoming:
         self._map = mmap.mmap(self._fd, size)
 
     def _fits(self, size: int) -> bool:
-        """Whether there is room for what the file lacks."""
+        """True if there is room for the bytes that the file lacks."""
         there = os.fstatvfs(self._fd)
         has = os.fstat(self._fd).st_blocks * 512
         return there.f_bavail * there.f_frsize >= size - has

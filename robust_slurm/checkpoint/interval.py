@@ -1,4 +1,4 @@
-"""How often a step is saved, so that saving costs no more of the training than it may. Pure.
+"""Set the interval between saves so that they cost training no more than they may. Pure.
 
 A snapshot costs training what nothing hides (``blocked_s``), and the wait for the replica where
 that takes longer than the steps until the next snapshot. With a snapshot every n steps of c s,
@@ -25,7 +25,7 @@ MOST = 10_000
 
 
 class Cost(NamedTuple):
-    """What one snapshot cost a rank, in s."""
+    """Cost of one snapshot for a rank, in s."""
 
     step_s: float
     """One step of the training, without what saving took."""
@@ -85,7 +85,7 @@ class Interval:
             self._costs.setdefault(rank, deque(maxlen=SAMPLES)).append(cost)
 
     def look(self, now: float, first: int) -> bool:
-        """Whether it changes now; it holds from ``first`` on, of which all ranks hear in time."""
+        """True if the interval changes now, from ``first`` on: all ranks learn of it in time."""
         known = {r: _median(costs) for r, costs in self._costs.items() if len(costs) >= FEWEST}
         if not known:
             return False

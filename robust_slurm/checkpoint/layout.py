@@ -46,7 +46,7 @@ class Entry(NamedTuple):
     global_shape: tuple[int, ...]
     """Of the tensor that this is a block of; ``shape`` itself for a whole one."""
     offsets: tuple[int, ...]
-    """Where the block begins in it."""
+    """The block's first indices in it."""
     kind: str
     """``shared``: data-parallel peers hold the same, each keeps a part of it; ``block``: this
     rank's block of a distributed tensor; ``piece``: a part of a block that peers hold as well
@@ -58,7 +58,7 @@ class Entry(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What a snapshot file is."""
+    """Contents of a snapshot file, but for the tensors' bytes."""
 
     step: int
     rank: int
@@ -79,7 +79,7 @@ class Snapshot(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Where everything lies in a file of ``size`` bytes; the header starts at byte 8."""
+    """Layout of a file of ``size`` bytes; the header starts at byte 8."""
 
     header_size: int
     offsets: tuple[int, ...]

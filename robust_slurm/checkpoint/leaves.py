@@ -29,7 +29,7 @@ class Item(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Where a tensor lies."""
+    """Place of a tensor in memory."""
 
     address: int
     shape: torch.Size
@@ -42,7 +42,7 @@ class Leaf(NamedTuple):
     found: torch.Tensor
     """The object itself: a parameter, a DTensor."""
     local: torch.Tensor
-    """What this rank holds of it, the same object for a tensor that is not distributed."""
+    """This rank's part of it, the same object for a tensor that is not distributed."""
     plain: torch.Tensor
     """An alias of ``local`` as it was when the leaf was made: it keeps the memory."""
     memory: Memory
@@ -52,10 +52,10 @@ class Leaf(NamedTuple):
     item: Item
     """All of it that this rank holds."""
     encoded: Encoded
-    """What stands for it among the values."""
+    """Its stand-in among the values."""
 
     def unchanged(self, tensor: torch.Tensor) -> bool:
-        """Whether all of this is true of ``tensor`` too."""
+        """True if all of this holds for ``tensor`` too."""
         return (
             self.found is tensor
             and local_part(tensor) is self.local
@@ -66,12 +66,12 @@ class Leaf(NamedTuple):
 
 
 def memory_of(tensor: torch.Tensor) -> Memory:
-    """Where a tensor lies now."""
+    """Return the place of a tensor in memory now."""
     return Memory(tensor.data_ptr(), tensor.shape, tensor.stride())
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor, as the same object every time."""
+    """Return this rank's part of a tensor, as the same object every time."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
 
@@ -165,7 +165,7 @@ class Batch:
         self._parts = [leaf.local for leaf in distributed]
 
     def unchanged(self) -> bool:
-        """Whether every tensor still lies where it lay, in the same shape and type."""
+        """True if every tensor still lies where it lay, in the same shape and type."""
         here = self._locals
         return (
             all(map(_IS_SET_TO, here, self._plain))

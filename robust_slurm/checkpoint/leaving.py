@@ -31,6 +31,6 @@ def _staging(options: Options, about: Snapshot) -> Path | None:
 
 
 def holds(ring: Ring) -> str:
-    """What holds its files, as somebody can change it."""
+    """Name the memory or disk that holds the ring's files, in terms that a user can change."""
     is_shm = ring.directory.is_relative_to("/dev/shm")
     return "/dev/shm (a tmpfs) or the job's --mem" if is_shm else f"the disk of {ring.directory}"

@@ -1,4 +1,4 @@
-"""What ``robust-ckpt`` finds in a directory, as plain data. Standard library only."""
+"""Contents of a directory for ``robust-ckpt``, as plain data. Standard library only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PART = re.compile(r".+-rank-(\d+)\.json")
 
 
 class BadInput(Exception):
-    """What was asked for cannot be looked at."""
+    """Raised for input that cannot be examined."""
 
 
 class StepRow(NamedTuple):
@@ -40,7 +40,7 @@ class StepRow(NamedTuple):
     attempt: str
     note: str
     mark: str = ""
-    """What certifies it; ``doubted``: a recovery passed over it."""
+    """The proofs that certify it; ``doubted``: a recovery passed over it."""
 
 
 class FileRow(NamedTuple):
@@ -81,7 +81,7 @@ class Checked(NamedTuple):
     seconds: float
     problems: list[Problem]
     note: str
-    """What was not looked at."""
+    """Remark on files that were not checked."""
 
 
 def look(path: Path) -> Listing:

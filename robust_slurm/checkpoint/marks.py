@@ -19,14 +19,14 @@ _LIMIT = 1 << 16  # bytes
 
 
 class Mark(NamedTuple):
-    """What is known of a state beyond its digests. See docs/checkpoints.md, "Certified steps"."""
+    """Findings about a state beyond its digests. See docs/checkpoints.md, "Certified steps"."""
 
     finite: bool = False
     """A finite loss was computed from it."""
     replicas: bool | None = None
     """The data-parallel ranks held the same bits. None: no ranks hold the same state."""
     doubt: str = ""
-    """Why a recovery passed over it: it may be spoiled."""
+    """Reason why a recovery passed over it: it may be spoiled."""
     recomputed: bool = False
     """Other nodes computed it again from the step before, and all ranks held the same bits."""
 

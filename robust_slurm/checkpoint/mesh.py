@@ -1,4 +1,4 @@
-"""Who the ranks are: rank and world, the mesh, and which ranks hold the same parameters."""
+"""The ranks: rank and world, the mesh, and groups that hold the same parameters."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class ModuleState:
         return self._encoded
 
     def _same(self) -> bool:
-        """Whether all parameters are what and where they were."""
+        """True if all parameters are what and where they were."""
         if not self._plain:
             return False
         for reshard in self._reshards:
@@ -83,7 +83,7 @@ class ModuleState:
         return self._shape.unchanged() and (self.trusting or self._batch.unchanged())
 
     def _same_others(self) -> bool:
-        """Whether all buffers are, too, and there is nothing else."""
+        """True if all buffers are unchanged too, and there is nothing else."""
         return not self._with_extra and self._shape.same_buffers() and self._buffers.unchanged()
 
     def _look_anew(self) -> None:
@@ -186,7 +186,7 @@ class ModuleState:
         return steps
 
     def _whole_state(self, saved: Assembly, values: dict[str, Encoded]) -> dict[str, Any]:
-        """What load_state_dict() takes: new tensors under the names that it expects."""
+        """Return the argument of load_state_dict(): new tensors under the names it expects."""
         live = self.top.state_dict()
         clean = module_tree.clean_names(self.top, list(live))
         fits(self.key, values, set(clean.values()))

@@ -86,7 +86,7 @@ def not_shared(top: nn.Module) -> set[str]:
 
 
 def is_fsdp1(top: nn.Module) -> bool:
-    """Whether parameters are hidden in the flat ones of FullyShardedDataParallel."""
+    """True if parameters are hidden in the flat ones of FullyShardedDataParallel."""
     return any(
         type(module).__module__.startswith("torch.distributed.fsdp.fully_sharded")
         for _, _, module in walk(top)
@@ -94,7 +94,7 @@ def is_fsdp1(top: nn.Module) -> bool:
 
 
 def is_plain_to_save(top: nn.Module) -> bool:
-    """Whether state_dict() does nothing but list tensors and extra state."""
+    """True if state_dict() does nothing but list tensors and extra state."""
     return all(
         type(m).state_dict is nn.Module.state_dict
         and type(m)._save_to_state_dict is nn.Module._save_to_state_dict
@@ -105,7 +105,7 @@ def is_plain_to_save(top: nn.Module) -> bool:
 
 
 def is_plain_to_load(top: nn.Module) -> bool:
-    """Whether load_state_dict() does nothing but copy into the tensors and set extra state."""
+    """True if load_state_dict() does nothing but copy into the tensors and set extra state."""
     for _, _, m in walk(top):
         load: Any = type(m)._load_from_state_dict
         if (
@@ -126,7 +126,7 @@ def _known(hooks: dict[int, Any]) -> bool:
 
 
 def reshards(places: list[Place]) -> list[Callable[[], object]]:
-    """What lets FSDP put its shards back where whole parameters are now, as state_dict() does."""
+    """Return the hooks by which FSDP replaces whole parameters by shards, as in state_dict()."""
     return [
         partial(hook, module, raw, False)
         for _, raw, module in places
@@ -168,9 +168,9 @@ class Shape:
         ]
 
     def unchanged(self) -> bool:
-        """Whether nothing was added, removed, replaced, moved or renamed since.
+        """True if nothing was added, removed, replaced, moved or renamed since.
 
-        For buffers: only whether none was added or removed.
+        For buffers: only that none was added or removed.
         """
         held = chain.from_iterable(map(_HELD, map(_ATTRIBUTES, self._modules)))
         return (
@@ -181,14 +181,14 @@ class Shape:
         )
 
     def same_buffers(self) -> bool:
-        """Whether no buffer was replaced, renamed, or declared temporary; if ``unchanged``."""
+        """True if no buffer was replaced, renamed or declared temporary; valid if ``unchanged``."""
         return self._buffers.unchanged() and all(
             module._non_persistent_buffers_set == names for module, names in self._unkept
         )
 
 
 class Held:
-    """What some dicts held when this was made."""
+    """The contents of some dicts when this was made."""
 
     def __init__(self, dicts: list[dict[str, Any]]) -> None:
         self._dicts = dicts
@@ -196,12 +196,12 @@ class Held:
         self._keys = list(chain.from_iterable(dicts))
 
     def unchanged(self) -> bool:
-        """Whether they hold the same objects under the same names; if they have the same sizes."""
+        """True if they hold the same objects under the same names; valid if the sizes are equal."""
         values = chain.from_iterable(map(dict.values, self._dicts))
         keys = chain.from_iterable(self._dicts)
         return all(map(is_, values, self._values)) and all(map(is_, keys, self._keys))
 
 
 def has_extra_state(module: nn.Module) -> bool:
-    """Whether the module has more to say than its tensors."""
+    """True if the module has more state than its tensors."""
     return type(module).get_extra_state is not nn.Module.get_extra_state

@@ -28,7 +28,7 @@ class Moment(NamedTuple):
 
 
 class Moments:
-    """What save() finds, step after step. Belongs to the training thread, but for ``encode``."""
+    """Finds what save() copies, step after step. For the training thread, except ``encode``."""
 
     def __init__(self, state: State, about: Snapshot, *, steady: bool) -> None:
         """``steady``: the optimizers tell before they change anything, so what they change can be

@@ -62,7 +62,7 @@ class ScalerState(ObjectState):
 
     @staticmethod
     def is_of(found: Any) -> bool:
-        """Whether it is torch's, or one that keeps its state as torch's does."""
+        """True if it is torch's scaler, or one that keeps its state as torch's does."""
         base = torch.amp.GradScaler
         kind = type(found)
         return (

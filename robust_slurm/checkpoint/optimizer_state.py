@@ -38,7 +38,7 @@ class OptimizerState:
         self.key = key
         self.optimizer = optimizer
         self.note = ""
-        """What is odd about the state that was restored."""
+        """Remark on an oddity of the restored state; empty if there is none."""
         self.trusting = False
         """``collect`` takes tensors that are the same objects for unchanged."""
         self._names = names
@@ -289,7 +289,7 @@ class OptimizerState:
 
 
 def is_plain_to_save(optimizer: Optimizer) -> bool:
-    """Whether state_dict() says what lies in ``state`` and ``param_groups``, nothing else."""
+    """True if state_dict() lists ``state`` and ``param_groups``, nothing else."""
     return (
         type(optimizer).state_dict is Optimizer.state_dict
         and not optimizer._optimizer_state_dict_pre_hooks
@@ -298,7 +298,7 @@ def is_plain_to_save(optimizer: Optimizer) -> bool:
 
 
 def is_plain_to_load(optimizer: Optimizer) -> bool:
-    """Whether load_state_dict() sets ``state`` and ``param_groups``, nothing else."""
+    """True if load_state_dict() sets ``state`` and ``param_groups``, nothing else."""
     return (
         type(optimizer).load_state_dict is Optimizer.load_state_dict
         and not optimizer._optimizer_load_state_dict_pre_hooks

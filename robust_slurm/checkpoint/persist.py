@@ -22,7 +22,7 @@ SLOWEST = 10e6  # bytes/s: below this a writer counts as hanging
 
 
 class Destination(NamedTuple):
-    """Where a rank wants its durable checkpoints, as it enrolled."""
+    """Destination of a rank's durable checkpoints, as it enrolled."""
 
     directory: str
     """Empty: no durable tier."""
@@ -107,7 +107,7 @@ class Persister:
         return self._writer.pid if self._writer is not None else 0
 
     def forget(self, why: str) -> None:
-        """What has not begun yet is not written any more, what waits is not committed.
+        """Drop writes that have not begun and commits that wait.
 
         Nothing is reported of either, nor of a write under way: its epoch is over.
         """

@@ -1,4 +1,4 @@
-"""Which rank's store keeps the replica of which rank's snapshot. Pure.
+"""Choose for each rank the store that keeps the replica of its snapshot. Pure.
 
 A replica is worth something only where the loss that takes the owner does not take it too. What is
 lost together: a node; a leaf switch; a parallel group, by which is meant all nodes that a
@@ -42,7 +42,7 @@ _REPAIRED = 200_000  # pairs looked at, for one of _TRIES
 
 
 class Placement(NamedTuple):
-    """Who holds whose replica."""
+    """Holders of all replicas, with the level of protection that they give."""
 
     holders: tuple[int | None, ...]
     """Rank whose store holds the replica, by owner; None: there is none."""
@@ -75,7 +75,7 @@ def place(
 
 
 class World:
-    """Where ranks run and which groups they are in, as numbers."""
+    """Nodes, switches and groups of the ranks, as numbers."""
 
     def __init__(
         self, nodes: Sequence[str], mesh: Mapping[str, int], leaf: Mapping[str, str]
@@ -110,7 +110,7 @@ class World:
         return spans
 
     def common(self, owner: int, holder: int) -> int:
-        """What the two have in common, as flags."""
+        """Return as flags what the two ranks have in common."""
         pair = self.node[owner], self.node[holder]
         flags = self._pairs.get(pair)
         if flags is None:
@@ -175,7 +175,7 @@ def _permutation(world: World) -> list[int]:
 
 
 def _divisible(world: World) -> bool:
-    """Whether no leaf switch has more than half of the ranks: else they cannot all leave it."""
+    """True if no leaf switch has more than half of the ranks: else they cannot all leave it."""
     counts = Counter(world.leaf[number] for number in world.node)
     return 2 * max(counts.values()) <= world.size
 

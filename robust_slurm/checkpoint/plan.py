@@ -1,4 +1,4 @@
-"""What to resume from: the newest step of which every rank's snapshot has a verified source. Pure.
+"""Find the newest step of which every rank's snapshot has a verified source, to resume. Pure.
 
 A step counts only if each rank of the world has a copy whose digest was verified, all saved in the
 same epoch (a node that was cut off may hold a later step of a timeline that was abandoned). Each
@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """Where a rank runs next."""
+    """Store and node on which a rank runs next."""
 
     store: str
     node: str
@@ -52,12 +52,12 @@ class Transfer(NamedTuple):
     """Of the target."""
     size: int
     tier: str
-    """What the source has."""
+    """Tier of the source's copy."""
 
 
 INCOMPLETE, ELSEWHERE = "its step is incomplete", "its step is taken from elsewhere"
 FINE = (INCOMPLETE, ELSEWHERE)
-"""Why a copy is passed over that has no fault."""
+"""Reasons to pass over a copy that has no fault."""
 
 
 class Passed(NamedTuple):
@@ -72,7 +72,7 @@ class Passed(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """What every rank starts from."""
+    """The state that every rank starts from."""
 
     step: int
     tier: str
@@ -86,7 +86,7 @@ class Resume(NamedTuple):
     copies: Copies
     """Of this step in memory, by owner."""
     doubt: str = ""
-    """What was left out, or used all the same, because it may hold a NaN."""
+    """Note on states left out, or used all the same, because they may hold a NaN."""
 
     def shards(self, node: str) -> dict[int, str]:
         """Owner → file name in the node's directory, once all transfers to it are done."""
@@ -169,7 +169,7 @@ def late(
     here: Collection[int],
     failed: Collection[tuple[str, int, int]] = (),
 ) -> tuple[Transfer, ...]:
-    """What a rank lacks that runs elsewhere than planned; ``here``: owners its node has."""
+    """Transfers for a rank that runs elsewhere than planned; ``here``: owners its node has."""
     found = []
     if rank in resume.copies:
         for owner in sorted({rank, *resume.copies[rank][0].holding.needs}.difference(here)):
@@ -231,7 +231,7 @@ def newest_complete(sets: Sets, world: int) -> tuple[tuple[int, int] | None, lis
 
 
 def _fault(held: Holding, world: int, failed: bool) -> str:
-    """Why a copy cannot be used; empty if it can."""
+    """Reason why a copy cannot be used; empty if it can."""
     if not held.ok:
         return held.why or "not verified"
     if held.world != world:
@@ -246,7 +246,7 @@ def _fault(held: Holding, world: int, failed: bool) -> str:
 def _sources(
     copies: Copies, seats: Mapping[int, Seat], world: int
 ) -> tuple[dict[str, dict[int, str]], list[Transfer]]:
-    """Where each node takes each snapshot from that its ranks need."""
+    """Choose for each node the source of each snapshot that its ranks need."""
     wanted: dict[tuple[str, int], list[str]] = {}  # (node, owner) → stores that need it
     for rank in range(world):
         seat = seats[rank]

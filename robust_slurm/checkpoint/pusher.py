@@ -195,8 +195,8 @@ class Pusher:
         self._answer("replicated", record.step)
 
     def _still(self, fd: int, record: Record, sent: int) -> str:
-        """Why the transfer must end now; asked before each chunk, and so a sign of progress:
-        not for ever, as one that breaks starts over."""
+        """Reason why the transfer must end now; empty if it may go on. Asked before each chunk, and
+        so a sign of progress: not for ever, as a transfer that breaks starts over."""
         with self._change:
             if sent and self._failures < BREAKS:
                 self._last_good = time.monotonic()

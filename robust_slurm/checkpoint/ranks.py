@@ -1,4 +1,4 @@
-"""What a store knows of one rank: its enrolment, its newest snapshot, what it was told."""
+"""A store's record of one rank: enrolment, newest snapshot, orders sent to it."""
 
 from __future__ import annotations
 

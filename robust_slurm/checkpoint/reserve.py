@@ -56,7 +56,7 @@ class Room(NamedTuple):
     """All of them, its pages in place; None where that could not be done ahead."""
 
     def is_whole(self, fd: int, size: int) -> bool:
-        """Whether the open file is still this one, with all pages of its first ``size`` bytes."""
+        """True if the open file is still this one, with all pages of its first ``size`` bytes."""
         about = os.fstat(fd)
         there = min(about.st_size, about.st_blocks * 512)
         return about.st_ino == self.inode and min(there, self.size) >= size

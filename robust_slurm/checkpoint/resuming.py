@@ -1,4 +1,4 @@
-"""Where training goes on: the plan of the supervisor, else the newest durable step, else 0."""
+"""Resume training from the supervisor's plan, else the newest durable step, else step 0."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def restore(state: dict[str, Any]) -> None:
 
 
 def is_generator(found: object) -> bool:
-    """Whether ``found`` is a generator of its own that can be saved."""
+    """True if ``found`` is a generator of its own that can be saved."""
     numpy = sys.modules.get("numpy.random")
     own = (random.Random, torch.Generator)
     return isinstance(found, own) or (

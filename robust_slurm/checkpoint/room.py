@@ -1,4 +1,4 @@
-"""How much memory the snapshots will take, and whether it is there. An estimate, made at start."""
+"""Estimate at start the memory that the snapshots will take, and check that it is free."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 class Rung(NamedTuple):
-    """How many snapshots of each rank a node keeps."""
+    """Numbers of snapshots that a node keeps of each rank."""
 
     own: int
     extra: int

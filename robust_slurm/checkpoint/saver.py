@@ -1,4 +1,4 @@
-"""What ``Checkpointer.save`` does: capture, copy beside the training, tell the store.
+"""The work of ``Checkpointer.save``: capture, copy beside the training, report to the store.
 
 The rules that keep a step on every rank (see docs/checkpoints.md): a step is copied before the
 optimizer changes what it holds, and it is digested and replicated before the next one is taken.
@@ -80,7 +80,7 @@ class Saver:
         self._taken = -1
         self._persisted = -1
         self._held: tuple[Moment, list[int]] | None = None
-        """What the last save() found and did not save, while it can still be saved."""
+        """Findings of the last save() that were not saved, while they still can be."""
         self._guard = Guard(always=options.debug)
         self._order = Order(state)
         self._newest: Copy | None = None
@@ -267,7 +267,7 @@ class Saver:
             self._say(f"step {copy.step} was not saved: {type(copy.error).__name__}: {copy.error}")
 
     def took(self, step: int) -> bool:
-        """Whether this step was copied into memory; waits for that."""
+        """True if this step was copied into memory; waits for the copy."""
         copy = self._copy
         self.settle()
         good = copy is not None and copy.step == step and copy.error is None
@@ -334,7 +334,7 @@ class Saver:
         self._copy_at_once(names, f"step {copy.step} was thrown away: ")
 
     def _act_on(self, verdict: Verdict) -> None:
-        """What the guard has found out of the newest snapshot."""
+        """Act on the guard's verdict on the newest snapshot."""
         copy = self._newest
         if not verdict.names or copy is None:
             return

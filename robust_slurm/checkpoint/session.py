@@ -228,7 +228,7 @@ class Session:
         self._no_room = ""
 
     def _try_to_capture(self) -> None:
-        """What can never be saved is said now, not at every step. Raises TypeError.
+        """Fail now, not at every step, on state that can never be saved. Raises TypeError.
 
         Loaders are left alone: to ask for their position would begin their pass too early.
         """
@@ -252,7 +252,7 @@ class Session:
         self._unshare()
 
     def _apart(self, step: int) -> bool:
-        """Whether it turned out that this rank's peers no longer hold what it holds."""
+        """True if this rank's peers were found to hold another state than this rank."""
         if self._state.share is None or self.client is None:
             return False
         if self.store is not None and self._options.every and step % self._options.every == 0:

@@ -29,7 +29,7 @@ def is_dtensor(tensor: torch.Tensor) -> bool:
 
 
 def shard_of(tensor: Any) -> Shard:
-    """What this rank holds of a DTensor."""
+    """Return this rank's shard of a DTensor."""
     local = tensor._local_tensor
     mesh = tuple(tensor.device_mesh.shape)
     names = tuple(_placement_name(p) for p in tensor.placements)
@@ -73,7 +73,7 @@ def _block(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
 
 
 def _unbroken(tensor: Any) -> bool:
-    """Whether the rows that strided shards leave this rank follow each other.
+    """True if the rows that strided shards leave this rank follow each other.
 
     They do for FSDP over tensor parallelism where all divides evenly; torch gives only the offset
     of the first row, so the rows are counted off here as torch.chunk would cut them: a strided

@@ -1,4 +1,4 @@
-"""Which part of what data-parallel ranks share each of them keeps: the same answer on all."""
+"""Divide the state that data-parallel ranks share among them, with the same result on all."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Part(NamedTuple):
     """A block of one of the shared tensors."""
 
     which: int
-    """Which one, in the order given to ``divide``."""
+    """Index of the tensor in the order given to ``divide``."""
     entry: Entry
     dim: int
     start: int

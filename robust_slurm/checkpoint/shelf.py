@@ -1,4 +1,4 @@
-"""What snapshot files a store has in its directory, and whether they still are what they were."""
+"""The snapshot files in a store's directory, with checks that they are still unchanged."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Shelf:
         return sorted(found, key=lambda r: -r.step)
 
     def has(self, owner: int, step: int) -> bool:
-        """Whether the owner's own snapshot of the step is here and not known to be bad."""
+        """True if the owner's own snapshot of the step is here and not known to be bad."""
         return any(record.step == step for record in self.of(owner, OWN))
 
     def source(self, owner: int, step: int) -> Record | None:
@@ -158,7 +158,7 @@ class Shelf:
         return fd
 
     def overwritten(self, fd: int, record: Record) -> str:
-        """Why the file is not (any more) the snapshot of the record; empty when it is."""
+        """Reason why the file is not (any more) the snapshot of the record; empty when it is."""
         try:
             if not complete(fd):
                 return TORN
@@ -241,7 +241,7 @@ def _head(fd: int, size: int) -> bytes:
 
 
 def header_of(fd: int, record: Record) -> str:
-    """Why the header is not that of the record; empty when it is."""
+    """Reason why the header is not that of the record; empty when it is."""
     head = _head(fd, record.size)
     mark = hashlib.blake2b(head, digest_size=16).digest()
     if mark == record.header:

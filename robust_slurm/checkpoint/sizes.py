@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def exceeds(size: int, estimate: int) -> bool:
-    """Whether a snapshot is so much larger than estimated that somebody should know."""
+    """True if a snapshot is so much larger than estimated that the user should know."""
     return size > 1.1 * estimate + 1e6
 
 

@@ -25,7 +25,7 @@ OWN = 3  # ranks are one step apart and copying takes time: two would leave no c
 
 
 class Form:
-    """How one set of entries lies in a file, and the part of the header that never changes."""
+    """Layout of one set of entries in a file, and the part of the header that never changes."""
 
     def __init__(self, entries: Sequence[Entry], late: Sequence[int], about: Snapshot) -> None:
         """``late``: the entries (by index) that are copied in the background."""
@@ -70,7 +70,7 @@ class Slot:
         self.early: list[torch.Tensor] = []
         """Views of the file, in the order of Form.late and Form.early."""
         self.unpinned = ""
-        """Why CUDA could not register its memory, and what that costs."""
+        """Reason why CUDA could not register its memory, and the cost of that."""
         self._form: Form | None = None
         self._map: mmap.mmap | None = None
         self._on_unmap: Callable[[], None] | None = None
@@ -226,7 +226,7 @@ class Ring:
                         pass  # the store removed it
 
     def spoil(self, slot: Slot) -> None:
-        """What is in it turned out to be wrong."""
+        """Invalidate a slot whose contents turned out to be wrong."""
         with self._lock:
             slot.invalidate()
 

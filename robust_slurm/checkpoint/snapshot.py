@@ -58,7 +58,7 @@ class Copy:
         self.seconds = 0.0
         self.same = -1
         self.error: BaseException | None = None
-        """Why there is no snapshot; TornError, OSError or whatever went wrong. Set with done."""
+        """Reason why there is no snapshot: TornError, OSError or another error. Set with done."""
         self._values, self._same = values, same
         self._early: list[torch.Tensor] | None = None
         self._copied = threading.Event()
@@ -110,14 +110,14 @@ class Copy:
         return True
 
     def early(self) -> dict[str, torch.Tensor]:
-        """What save() itself has copied, by name; nothing of a copy that failed."""
+        """Return the tensors that save() itself has copied, by name; none of a copy that failed."""
         if self.error is not None:
             return {}
         names = (self.form.entries[i].name for i in self.form.early)
         return dict(zip(names, self.slot.early, strict=False))
 
     def moved(self, late: list[torch.Tensor]) -> set[int]:
-        """Which of ``late`` were written to since the copy began, as far as torch counts it."""
+        """Indices of ``late`` tensors written to since the copy began, as far as torch counts."""
         return {i for i, v in enumerate(self._versions) if late[i]._version != v}
 
     def run(self) -> None:

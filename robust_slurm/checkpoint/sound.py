@@ -1,4 +1,4 @@
-"""Which states may be used when a silent fault may have spoiled the newest. Pure.
+"""Choose usable states when a silent fault may have spoiled the newest ones. Pure.
 
 A NaN may be in the state for a while before the loss shows it (a gradient, the optimizer's
 moments). A state is known to be sound when a finite loss was computed from it. It is *certified*
@@ -24,7 +24,7 @@ class Bound(NamedTuple):
 
 
 class Trust(NamedTuple):
-    """What is known of the states that there are."""
+    """Knowledge of which existing states are certified, and which are doubted."""
 
     memory: Collection[tuple[int, int]] = ()
     """(step, epoch) of certified ones."""

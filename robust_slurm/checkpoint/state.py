@@ -145,7 +145,7 @@ class State:
         return self._names
 
     def capture(self, *, trusting: bool = False) -> tuple[list[Item], dict[str, Encoded]]:
-        """What to save of this step: tensors to copy, and everything else as JSON-able values.
+        """Return the state to save: tensors to copy, and everything else as JSON-able values.
 
         ``trusting``: tensors that are the same objects are not looked at, which takes most of the
         time; ``still_there`` looks at them later.
@@ -206,7 +206,7 @@ class State:
         return self._fingerprint.take(whole=whole, beside=beside)
 
     def still_there(self) -> bool:
-        """Whether parameters and optimizer state lie where ``capture`` found them."""
+        """True if parameters and optimizer state lie where ``capture`` found them."""
         for section in self._holders():
             section.collect()
         known = {id(found.leaves) for found in self._found}
@@ -226,8 +226,8 @@ class State:
                 each(tree, lambda section: section.collect())
 
     def look_at_extra(self) -> dict[str, Glimpse]:
-        """What is in ``extra`` now, by key; but not what a step begins with: loaders, samplers and
-        generators."""
+        """Return what ``extra`` holds now, by key; but not the objects that a step begins with:
+        loaders, samplers and generators."""
         found = {}
         for key, tree in self._tree.items():
             for section in flat(tree) if _kind(key) == "extra" else ():
@@ -243,7 +243,7 @@ class State:
         return found
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What this rank holds of the gradients of all optimizers, by name."""
+        """Yield this rank's parts of the gradients of all optimizers, with their names."""
         for section in self._all():
             if isinstance(section, OptimizerState):
                 yield from section.gradients()
@@ -315,7 +315,7 @@ class State:
 
     @property
     def notes(self) -> list[str]:
-        """What is odd about the state that was restored, though it fits."""
+        """Remarks on oddities of the restored state, though it fits."""
         return [s.note for s in self._all() if isinstance(s, OptimizerState) and s.note]
 
     def _all(self) -> Iterator[Section]:
@@ -336,7 +336,7 @@ def restore(objects: Mapping[str, Any], sources: Sequence[Source], *, rank: int)
 
 
 def _is_shared(leaf: Leaf, share: Share | None) -> bool:
-    """Whether the ranks that share hold this one alike."""
+    """True if the ranks that share hold this tensor alike."""
     if share is None or not leaf.shareable:
         return False
     return share.blocks or leaf.item.entry.kind != "block"
@@ -351,7 +351,7 @@ def _tensors(leaves: list[list[Leaf]]) -> dict[str, torch.Tensor]:
 
 
 def _all_objects(found: Any) -> bool:
-    """Whether a list or dict is one of objects to restore, not a plain value."""
+    """True if a list or dict holds only objects to restore; False for a plain value."""
     parts = list(found.values()) if isinstance(found, dict) else list(found)
     return bool(parts) and all(
         (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")) or rng.is_generator(part)

@@ -23,7 +23,7 @@ _PIECE = 1 << 20  # bytes, read and summed while they are in the processor's cac
 
 
 class StateSum(NamedTuple):
-    """What one rank's snapshot of a step holds."""
+    """Sums over one rank's snapshot of a step."""
 
     owner: int
     epoch: int

@@ -1,4 +1,4 @@
-"""What saving has cost this rank so far."""
+"""Cost of saving for this rank so far."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Stats:
 
 
 class _Spent(NamedTuple):
-    """When save() of a step began, and what had been waited for by then."""
+    """Start of save() of a step, and the totals of waiting by then."""
 
     step: int
     at: float

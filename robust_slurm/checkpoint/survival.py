@@ -1,4 +1,4 @@
-"""Which losses a placement of replicas survives, counted on the placement itself. Pure."""
+"""Find the losses that a placement of replicas survives, counted on the placement. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS = {
 
 
 class Survival(NamedTuple):
-    """What may be lost at once without losing both copies of a snapshot."""
+    """Simultaneous losses that leave a copy of each snapshot, and those that do not."""
 
     survives: tuple[str, ...]
     fatal: tuple[str, ...]
@@ -88,12 +88,12 @@ def _together(holders: Iterable[int | None], node: Sequence[int]) -> dict[int, s
 
 
 def _loses(lost: frozenset[int], together: Mapping[int, set[int]]) -> bool:
-    """Whether the loss of these nodes takes a snapshot and its replica."""
+    """True if the loss of these nodes takes a snapshot and its replica."""
     return any(not together[number].isdisjoint(lost) for number in lost)
 
 
 def _fatal_pairs(together: Mapping[int, set[int]]) -> int:
-    """How many pairs of nodes take some snapshot and its replica with them."""
+    """Number of pairs of nodes that take some snapshot and its replica with them."""
     alone = {at for at, others in together.items() if at in others}
     pairs = {
         frozenset((at, other))

@@ -1,4 +1,4 @@
-"""Which leaf switch a node hangs on, from the text of ``scontrol show topology``. Pure."""
+"""Find the leaf switch of each node in the text of ``scontrol show topology``. Pure."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class AbandonedError(Exception):
 
 
 class Offer(NamedTuple):
-    """What is sent: identity, size in bytes and digest of one snapshot."""
+    """Offer of one snapshot: identity, size in bytes and digest."""
 
     owner: int
     step: int

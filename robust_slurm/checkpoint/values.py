@@ -30,11 +30,11 @@ MANY = INLINE // 8  # numbers
 FACTORIES: Mapping[str, Any] = {
     t.__name__: t for t in (bool, bytes, dict, float, int, list, set, str, tuple)
 }
-"""What a defaultdict may make its defaults with."""
+"""Callables that a defaultdict may make its defaults with."""
 
 
 class Ref(NamedTuple):
-    """Where a tensor's data is, and what its entry does not say."""
+    """Reference to a tensor's data, with facts that its entry does not hold."""
 
     fqn: str
     """Of its entry."""

@@ -26,7 +26,7 @@ def differing(saved: Sequence[torch.Tensor], live: Sequence[torch.Tensor]) -> se
 
 
 def same_bits(saved: torch.Tensor, live: torch.Tensor) -> bool:
-    """Whether both hold the same bits; NaN is like itself, and 0.0 is not like -0.0."""
+    """True if both hold the same bits; NaN is like itself, and 0.0 is not like -0.0."""
     if saved.shape != live.shape or saved.dtype != live.dtype:
         return False
     if not saved.numel():

@@ -164,7 +164,7 @@ class Writer:
             self._running()
 
     def tell(self, message: dict[str, Any]) -> None:
-        """What needs no answer, if it runs."""
+        """Send a message that needs no answer, if the writer runs."""
         with self._lock:
             stdin = self._process.stdin if self._process is not None else None
             if stdin is not None:

@@ -279,7 +279,7 @@ def _set_callback_states(trainer: Trainer, states: dict[str, Any]) -> None:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two states of generators are equal."""
+    """True if two states of generators are equal."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_same(v, other[k]) for k, v in one.items())
     if isinstance(one, list | tuple):

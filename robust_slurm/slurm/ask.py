@@ -47,7 +47,7 @@ class Questions:
         self._query_env = query_env(self._environ)
 
     def ping(self) -> bool:
-        """Whether a slurmctld, primary or backup, answers."""
+        """True if a slurmctld, primary or backup, answers."""
         try:
             done = self._runner(("scontrol", "ping"), self._deadline_s, None, self._query_env, None)
         except SlurmError:
@@ -130,7 +130,7 @@ class Questions:
         return {number: int(row[0]) for number, row in rows.items() if row[0].isdecimal()}
 
     def waiting_reasons(self, name: str) -> set[str]:
-        """Why the own jobs of that name wait, as the scheduler says it ("Resources", …)."""
+        """Reasons why our own jobs of that name wait, in the scheduler's words ("Resources", …)."""
         argv = ("squeue", "-h", "-a", "-t", "PD", "-u", str(os.getuid()), "-n", name, "-o", "%r")
         return set(self._run(argv, retry=True).stdout.split())
 
@@ -148,7 +148,7 @@ class Questions:
         return sorted(found, key=lambda job: job.id)
 
     def placements(self) -> dict[int, Placement]:
-        """Where the jobs are that hold nodes now, by id: short, no free text."""
+        """Return the places of all jobs that hold nodes now, by id: short, no free text."""
         argv = ("squeue", "-o", "%N")
         found: dict[int, Placement] = {}
         for number, row in self._squeue("%T|%P|%u|%N", self._until()).items():
@@ -214,7 +214,7 @@ class Questions:
         ]
 
     def topology(self) -> str:
-        """What ``scontrol show topology`` prints; "" where the plugin has none."""
+        """Return the output of ``scontrol show topology``; "" where the plugin has none."""
         return self._run(("scontrol", "-a", "show", "topology"), retry=True).stdout
 
     # ---- inside

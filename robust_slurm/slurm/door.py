@@ -28,7 +28,7 @@ _REASON_LENGTH = 200  # characters; more is unreadable in sinfo -R
 
 @dataclass(frozen=True)
 class DrainResult:
-    """What came of drain() or undrain(): whether the order was given, and the node before it."""
+    """Result of drain() or undrain(): if the order was given, and the node before it."""
 
     done: bool
     before: Node

@@ -1,4 +1,4 @@
-"""What can go wrong when Slurm is asked something, and how its messages are told apart.
+"""Errors of requests to Slurm, and the rules that tell its messages apart.
 
 Slurm's exit codes say little (1 for nearly everything, 0 for some failures, the error number
 modulo 256 for scancel), so the kind is read from the message. The texts are those of
@@ -145,12 +145,12 @@ class SlurmError(Exception):
 
     @property
     def transient(self) -> bool:
-        """Whether the same request may succeed later without anything else changing."""
+        """True if the same request may succeed later without anything else changing."""
         return self.kind in ("timeout", "unreachable")
 
     @property
     def away(self) -> bool:
-        """Whether Slurm has not judged the request: slurmctld, munge or the network is away.
+        """True if Slurm has not judged the request: slurmctld, munge or the network is away.
 
         ``version`` counts: a slurmctld that is being started or upgraded, or whose own munged is
         down, answers with protocol and authentication errors, too.

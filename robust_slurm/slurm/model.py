@@ -1,4 +1,4 @@
-"""What Slurm knows about jobs, nodes and partitions, as immutable typed values."""
+"""Slurm's jobs, nodes and partitions, as immutable typed values."""
 
 from __future__ import annotations
 
@@ -129,12 +129,12 @@ class Node:
 
     @property
     def usable(self) -> bool:
-        """Whether Slurm would place work here (a busy node is usable)."""
+        """True if Slurm would place work here (a busy node is usable)."""
         return not self.state & _UNUSABLE
 
     @property
     def idle(self) -> bool:
-        """Whether it could take a whole-node job now."""
+        """True if the node could take a whole-node job now."""
         return self.usable and "IDLE" in self.state and "COMPLETING" not in self.state
 
 

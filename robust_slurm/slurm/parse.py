@@ -132,7 +132,7 @@ def fields(line: str, kind: Record) -> dict[str, str]:
 def _value_end(
     line: str, key: str, begin: int, kind: Record, rank: dict[str, int], out: dict[str, str]
 ) -> tuple[int, int]:
-    """Where the value ends and where the next key begins."""
+    """Return the end of the value and the start of the next key."""
     if kind == "job" and key == "JobName":
         anchors = list(_AFTER_JOB_NAME.finditer(line, begin))
         if len(anchors) > 1:
@@ -161,7 +161,7 @@ def _next_key(line: str, position: int) -> int:
 
 
 def _after(line: str, position: int, rank: dict[str, int], own: int) -> int:
-    """Where the first key begins that Slurm prints after the key of rank ``own``."""
+    """Return the start of the first key that Slurm prints after the key of rank ``own``."""
     for match in _KEY.finditer(line, position):
         if rank.get(match[1], -1) > own:
             return match.start()

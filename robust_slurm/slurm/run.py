@@ -46,7 +46,7 @@ _STRIPPED_PREFIXES = (
 
 @dataclass(frozen=True)
 class Completed:
-    """What a command left behind; the streams are text (bytes that are not UTF-8 replaced)."""
+    """Result of a command; the streams are text (bytes that are not UTF-8 replaced)."""
 
     returncode: int
     stdout: str
