@@ -188,7 +188,7 @@ def _run(
 
 
 def _targets(args: argparse.Namespace) -> tuple[flow.Ask, list[str]]:
-    """How to ask, and whom."""
+    """The function that asks the machines, and their names."""
     if bool(args.nodes) != args.ssh:
         raise ValueError("--nodes and --ssh go together: --nodes 'n[1-99]' --ssh")
     if not args.nodes:

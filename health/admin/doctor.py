@@ -112,7 +112,7 @@ def _slurm(
 
 
 def bare_slurm(gate: Mapping[str, Any]) -> Bare:
-    """How Slurm's own commands fare as the sweep starts them: no PATH but its own, no SLURM_*."""
+    """Try Slurm's commands as the sweep starts them: no PATH but its own, no SLURM_*."""
     own = str(gate["slurm_bin"])
     places = f"{own}:{act.PLACES}" if own else act.PLACES
     scontrol = shutil.which("scontrol", path=places)
@@ -259,7 +259,7 @@ def _named_in(path: str) -> list[str]:
 
 
 def ask_wants(etc: str, gate: Mapping[str, Any]) -> tuple[list[Want], bool]:
-    """What slurm.conf should say, and whether Slurm could be asked what it says."""
+    """The settings that slurm.conf should have; and True, or False if Slurm could not be asked."""
     door = Slurm(deadline_s=SLURM_S)
     try:
         config = door.config() if door.ping() else {}
@@ -269,7 +269,7 @@ def ask_wants(etc: str, gate: Mapping[str, Any]) -> tuple[list[Want], bool]:
 
 
 def in_use(etc: str) -> list[str] | None:
-    """Which of our scripts Slurm runs, with what is set; None when it cannot be asked."""
+    """Our scripts that Slurm runs, as lines of slurm.conf; None when Slurm cannot be asked."""
     wants, asked = ask_wants(etc, site_settings(None).gate)
     ours = [want for want in wants if want.key in _SCRIPTS and want.level == "ok"]
     return [f"{want.key}={want.now}" for want in ours] if asked else None
@@ -286,7 +286,7 @@ def look_at_state(path: str) -> StateDir:
 
 
 def refused(found: settings.Settings) -> list[Sequence[Any]]:
-    """What the circuit breaker refused within its window; nothing where that cannot be read."""
+    """Drains that the circuit breaker refused within its window; empty if these cannot be read."""
     since = time.time() - float(found.breaker["window"])
     if not found.state_dir:
         return []

@@ -95,7 +95,7 @@ _WORDS = {
 
 
 def _say(reply: Reply, told: Sequence[str], out: IO[str]) -> None:
-    """What was done on the machine at hand; ``told`` are the notes that were shown before."""
+    """Print the changes made on this machine, and its notes except ``told``: shown before."""
     if reply.error:
         out.write(f"failed: {reply.error}\n")
         return
@@ -109,7 +109,7 @@ def _say(reply: Reply, told: Sequence[str], out: IO[str]) -> None:
 
 
 def _table(replies: Mapping[str, Reply], out: IO[str]) -> None:
-    """What became of each node; nodes with the same result share a line."""
+    """Print the result of each node; nodes with the same result share a line."""
     from health.admin.nodeset import fold
 
     rows: dict[tuple[str, str], list[str]] = {}

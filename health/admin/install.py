@@ -27,7 +27,7 @@ Action = Literal["mkdir", "create", "replace", "mode", "remove", "rmdir"]
 
 
 class InstallError(Exception):
-    """What cannot be installed or removed; the text says where and what to do."""
+    """An install or removal that is not possible; the text says where and what to do."""
 
 
 class Wanted(NamedTuple):
@@ -45,7 +45,7 @@ class Directory(NamedTuple):
 
 
 class Present(NamedTuple):
-    """What is at a path now."""
+    """The thing at a path now; kind "none": there is nothing."""
 
     kind: Kind
     text: str = ""
@@ -64,7 +64,7 @@ class Change(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What to do, in this order, and what is left as it is. ``intent``: the manifest to write
+    """Changes in the order to make them, and notes on what stays. ``intent``: the manifest to write
     before any file is touched."""
 
     changes: tuple[Change, ...]
@@ -77,7 +77,7 @@ def digest(text: str) -> str:
 
 
 def look(path: str) -> Present:
-    """What is at a path; links are not followed. Raises InstallError when it cannot be read."""
+    """Look at a path; links are not followed. Raises InstallError when it cannot be read."""
     try:
         info = os.lstat(path)
         kind: Kind = "other"
@@ -96,7 +96,7 @@ def look(path: str) -> Present:
 
 
 def read_manifest(etc: str) -> dict[str, Any]:
-    """What robust-admin wrote here earlier; empty when it never did."""
+    """Read robust-admin's record of earlier installs; empty when there was none."""
     path = f"{etc}/{MANIFEST}"
     there = look(path)
     if there.kind == "none":

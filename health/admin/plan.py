@@ -1,4 +1,4 @@
-"""What an install and an uninstall change, and what they leave as it is. Pure."""
+"""The changes of an install or uninstall, and notes on files that it leaves as they are. Pure."""
 
 from __future__ import annotations
 

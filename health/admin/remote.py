@@ -87,7 +87,7 @@ def _is_hash_of(name: str, host: str) -> bool:
 
 
 class Access(NamedTuple):
-    """How nodes are reached. ``python`` runs on the node; ``identity`` empty: agent and ~/.ssh."""
+    """The way to reach nodes. ``python`` runs on the node; ``identity`` empty: agent and ~/.ssh."""
 
     user: str
     port: int
@@ -181,7 +181,7 @@ def _read(receive: Callable[[int], bytes], channel: paramiko.Channel, until: flo
 
 
 def _why(node: str, access: Access, error: Exception) -> str:
-    """What went wrong, and what to do next."""
+    """Describe an error of the connection, and what to do next."""
     scan = f"ssh-keyscan -p {access.port} {node}" if access.port != 22 else f"ssh-keyscan {node}"
     if isinstance(error, paramiko.BadHostKeyException):
         return (

@@ -1,4 +1,4 @@
-"""What is put into place, as text: ``templates/`` filled in for one site."""
+"""The text of the files to install: ``templates/`` filled in for one site."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ print(json.dumps([[name for name in found if not found[name]], dirs]))
 
 
 class Prefix(NamedTuple):
-    """Where robust-slurm is installed, on this machine and on the nodes."""
+    """The installation of robust-slurm: its interpreter and directories, here and on the nodes."""
 
     python: str
     dirs: tuple[str, ...]
@@ -118,7 +118,7 @@ class Site(NamedTuple):
 
 
 def node_files(site: Site, toml: str) -> list[Wanted]:
-    """What every node needs."""
+    """The files that every node needs."""
     files = [Wanted(f"{site.etc}/{stub.name}", _stub(stub, site), 0o755) for stub in STUBS]
     files.append(Wanted(f"{site.etc}/{SETTINGS}", toml, 0o644, settings=True))
     if site.tmpfiles:
@@ -149,7 +149,7 @@ def _stub(stub: Stub, site: Site) -> str:
 
 
 def lacks(error: ModuleNotFoundError) -> str:
-    """What to say when the extra ``admin`` is not installed."""
+    """The message for a missing extra ``admin``."""
     return f"{error}: {sys.executable} -m pip install 'robust-slurm[admin]'"
 
 

@@ -1,4 +1,4 @@
-"""What slurm.conf should say for the gate, key by key, and why. Pure.
+"""The values that the gate needs in slurm.conf, key by key, each with its reason. Pure.
 
 The doctor prints what differs, the installer writes the same values down as the lines to paste.
 What differs between releases was read in Slurm's source, 22.05 to 26.05. The rules of the scripts

@@ -49,7 +49,7 @@ def as_text(remarks: Sequence[Remark], config: Mapping[str, str], out: IO[str]) 
 
 
 def _head(config: Mapping[str, str]) -> str:
-    """Which cluster, and which file on which machine "slurm.conf" is."""
+    """The heading: the cluster, its Slurm, and the host and path of its slurm.conf."""
     host = config.get("SlurmctldHost[0]", "").partition("(")[0]
     file = config.get("SLURM_CONF", "")
     fetched = "enable_configless" in config.get("SlurmctldParameters", "").lower()

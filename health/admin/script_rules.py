@@ -1,4 +1,4 @@
-"""What slurm.conf should say of the scripts: which of them slurmd runs, how, and when. Pure."""
+"""The settings in slurm.conf that make slurmd run our scripts, and how and when. Pure."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def health_program(facts: Facts) -> Iterator[Want]:
 
 
 def health_when(facts: Facts) -> Iterator[Want]:
-    """How often the sweep runs, on which nodes, and how long it may take."""
+    """The sweep's interval, the states of nodes that it runs on, and the time that it may take."""
     config, gate = facts.config, facts.gate
     now = value_of(config, "HealthCheckInterval")
     every = seconds(now) or 0
@@ -87,7 +87,7 @@ def health_when(facts: Facts) -> Iterator[Want]:
 
 
 def prep(facts: Facts) -> Iterator[Want]:
-    """What slurmd needs to run them at all: its plugin for scripts, and root."""
+    """Slurmd's needs for running scripts at all: its plugin for them, and root."""
     now = value_of(facts.config, "PrEpPlugins")
     if now and "prep/script" not in now:
         value = joined(now.split(","), ["prep/script"])

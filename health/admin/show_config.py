@@ -51,5 +51,5 @@ def joined(first: Sequence[str], then: Sequence[str]) -> str:
 
 
 def same(one: str, other: str) -> bool:
-    """Whether both lists have the same words, in any order and case."""
+    """True if both lists have the same words, in any order and case."""
     return {w.lower() for w in one.split(",")} == {w.lower() for w in other.split(",")}

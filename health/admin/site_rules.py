@@ -1,4 +1,4 @@
-"""What of the site's files, partitions and GPUs hinders the gate. Pure: facts in, remarks out."""
+"""Hindrances to the gate in the site's files, partitions and GPUs. Pure: facts in, remarks out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who but root could change what root runs: looked at before an install, and by the doctor."""
+"""Holes: places where others than root can change what root runs. For installs and the doctor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Hole(NamedTuple):
 
 
 def hole(path: str, owners: Collection[int] = ROOT) -> Hole | None:
-    """Where others than ``owners`` could put something else at this path; None: nowhere.
+    """The first place where others than ``owners`` could replace this path; None: nowhere.
 
     Looks at the file and at every directory and link on the way to it.
     """

@@ -46,7 +46,7 @@ class Want(NamedTuple):
 
 
 def since(facts: Facts, major: int, minor: int) -> bool:
-    """Whether Slurm is this new. Not known: no, since an old one stops at a word it lacks."""
+    """True if Slurm is this new. False if not known, since an old one stops at a word it lacks."""
     known = release(facts.config)
     return known is not None and known >= (major, minor)
 

@@ -1,4 +1,4 @@
-"""What the node's BMC holds of power, cooling and hardware faults: chassis status and event log.
+"""The BMC's view of power, cooling and hardware faults: chassis status and event log.
 
 Asked by ipmitool, where it is installed and the kernel has the interface, with commands that are
 answered at once: a scan of all sensors takes some BMCs half a minute. Everything here is a WARN.
@@ -95,7 +95,7 @@ def _is_there(system: System, path: str) -> bool:
 
 
 def _ask(system: System, *words: str) -> str | None:
-    """What ipmitool printed; None where it is not installed. OSError where it failed."""
+    """Return ipmitool's output; None where it is not installed. OSError where it failed."""
     for program in _PROGRAMS:
         try:
             code, out, err = system.command([program, *words], _COMMAND_S)

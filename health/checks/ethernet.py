@@ -138,7 +138,7 @@ def _routed(system: System) -> list[str]:
 
 
 def default_speeds(system: System) -> dict[str, int]:
-    """What a baseline records: interfaces of the default routes that tell their speed, in Mb/s."""
+    """The speeds for a baseline: interfaces of default routes that report theirs, in Mb/s."""
     speeds = {name: number(system, f"{BASE}/{name}/speed") or 0 for name in _routed(system)}
     return {name: speed for name, speed in speeds.items() if speed > 0 and _link(system, name)}
 

@@ -1,4 +1,4 @@
-"""Whether something holds the GPU's clocks down: throttle reasons, application and maximum clocks.
+"""GPU clocks that are held down: throttle reasons, application and maximum clocks.
 
 One moment is seen, so only what is wrong at any moment fails: a GPU without work that is slowed
 down by its thermal or power protection. That its clocks are low when idle, capped by its power

@@ -1,4 +1,4 @@
-"""How many GPUs the node has: Slurm's configuration against the PCI bus against NVML.
+"""The number of GPUs: Slurm's configuration against the PCI bus against NVML.
 
 The number that is right comes from Slurm (or the site), never from what is visible: a GPU that
 fell off the bus is not visible. Where the three differ, the difference names the device.
@@ -116,7 +116,7 @@ def _unknown(system: System, conf: slurmconf.Conf, pci: list[str]) -> list[Findi
 
 
 def _had_gpus(system: System) -> bool:
-    """Whether there should be GPUs, of which the bus shows none: a driver, or Slurm's own word."""
+    """True if the node should have GPUs but the bus shows none: by a driver, or Slurm's word."""
     if system.context.env.get("SLURM_JOB_GPUS"):
         return True
     try:
@@ -127,7 +127,7 @@ def _had_gpus(system: System) -> bool:
 
 
 def _gone(system: System, pci: list[str]) -> str:
-    """Which of NVML's GPUs are not on the bus any more."""
+    """The part of the evidence that names NVML's GPUs gone from the bus; "" if there are none."""
     known = [device.get("pci", "") for device in gpus.devices(system)]
     gone = [address for address in known if address and address not in pci]
     return f"; gone from it: {' '.join(gone)}" if gone else ""
@@ -149,7 +149,7 @@ def _lost(system: System, pci: list[str]) -> list[Finding]:
 
 
 def _excluded(system: System, address: str) -> bool:
-    """Whether the site told the driver to leave this GPU alone (NVreg_ExcludedGpus)."""
+    """True if the site told the driver to leave this GPU alone (NVreg_ExcludedGpus)."""
     try:
         text = system.read(f"/proc/driver/nvidia/gpus/{address}/information")
     except OSError:

@@ -72,7 +72,7 @@ _CONTAINING = re.compile(r"\b(?:A30|A[18]00|H(?:20|[128]00)|GH200|G?B[123]00)\b"
 
 
 def contains_errors(device: Device) -> bool:
-    """Whether the GPU can be used after an uncorrectable error in DRAM, as far as is known."""
+    """True if the GPU stays usable after an uncorrectable error in DRAM, as far as is known."""
     action = device.get("recovery_action")
     if action is not None:
         return action == 0

@@ -97,7 +97,7 @@ class _Process(NamedTuple):
 
 
 class _Look:
-    """What may be where, for one context."""
+    """One look at the GPUs' processes and memory, judged by what may be there in this context."""
 
     def __init__(self, system: System, options: Mapping[str, Any]):
         self.system, self.options = system, options

@@ -1,4 +1,4 @@
-"""How the GPU's memory repaired itself: remapped rows (from Ampere on), retired pages (before).
+"""Repairs of the GPU's memory: remapped rows (from Ampere on), retired pages (before).
 
 NVIDIA's rules (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, .../dynamic-page-retirement): a
 failed remap is a criterion for return; a pending one becomes real at the next reset and does not
@@ -90,7 +90,7 @@ def run(system: System) -> list[Finding]:
 
 
 def _after_uncorrectable(device: Device) -> bool:
-    """Whether such an error is behind it; where the counter cannot be read it may be."""
+    """True if an uncorrectable error may be the cause; so also if its counter cannot be read."""
     return device.get("ecc", {}).get("volatile_uncorrected", 1) > 0
 
 

@@ -1,4 +1,4 @@
-"""Whether the GPUs' modes are those the site wants: persistence, MIG, ECC, compute mode."""
+"""GPU modes that are not those the site wants: persistence, MIG, ECC, compute mode."""
 
 from __future__ import annotations
 

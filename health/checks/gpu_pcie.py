@@ -117,7 +117,7 @@ def _width(system: System, device: Device, devices: list[Device], setting: int) 
 
 
 def _wanted(system: System, model: str, key: str, setting: int) -> tuple[int, str]:
-    """What the site sets or the fleet recorded (0: neither), and which of them."""
+    """The value that the site sets or the fleet recorded (0: neither), and its source."""
     if setting:
         return setting, f"[health.gpu_pcie] {key}"
     recorded = gpus.recorded(system, "pcie", model)

@@ -158,7 +158,7 @@ def _in_force(device: Device) -> int:
 
 
 def _power_limit(device: Device, wanted: float, recorded: int, usual: int) -> list[Finding]:
-    """What the site sets goes before the fleet's record, and that before the board's default."""
+    """Check a power limit against the site's, else the fleet's record, else the board's default."""
     power, name = device.get("power", {}), gpus.name(device)
     limit, default = power.get("limit", 0.0), power.get("default_limit", 0.0)
     now, model = _in_force(device), device.get("name", "")

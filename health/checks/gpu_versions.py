@@ -1,4 +1,4 @@
-"""Whether driver and VBIOS are what the fleet has, and the same all over the node."""
+"""Versions of driver and VBIOS: those that the fleet has, and the same all over the node."""
 
 from __future__ import annotations
 

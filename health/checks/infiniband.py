@@ -79,7 +79,7 @@ DOWNS_PER_DAY = 5
 
 
 class Wanted(NamedTuple):
-    """What a port must be. ``rate`` 0: any; ``firmware`` empty: any. ``source`` says so."""
+    """Requirements on a port. ``rate`` 0: any; ``firmware`` empty: any. ``source``: the origin."""
 
     rate: float = 0.0
     firmware: tuple[str, ...] = ()

@@ -44,7 +44,7 @@ BOOT_S = 300.0  # links come and go while drivers and the network start
 
 
 class Rule(NamedTuple):
-    """What to look for. ``needle`` is in every such message; the group "device", where the
+    """A kind of message to find. ``needle`` is in every such message; the group "device", where the
     pattern has one, tells what it is about. ``window``: the setting with its length, "" since
     boot; ``limit``: the setting from which on ``many`` holds in place of ``one``."""
 
@@ -168,7 +168,7 @@ def find(records: Iterable[LogRecord], needle: str, pattern: str) -> dict[str, l
 
 
 def judge(records: Iterable[LogRecord], uptime: float, options: Mapping[str, Any]) -> list[Finding]:
-    """What these records of one boot amount to."""
+    """Findings from the records of one boot."""
     every = list(records)
     trouble = loud(every)
     found: dict[tuple[str, str], list[LogRecord]] = {}
@@ -193,7 +193,7 @@ def judge(records: Iterable[LogRecord], uptime: float, options: Mapping[str, Any
 
 
 def overrun(records: Sequence[LogRecord], uptime: float, reach: float) -> list[Finding]:
-    """What the kernel said and nobody could read."""
+    """A finding if the kernel overwrote messages before they could be read."""
     if not records:
         return []
     lost = sum(record.lost for record in records)

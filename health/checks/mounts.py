@@ -106,7 +106,7 @@ def from_fstab(lines: Iterable[FstabLine]) -> list[Wanted]:
 
 
 def judge(wanted: Wanted, mount: Mount | None) -> Finding | None:
-    """What the table of mounts says of a wanted mount; None: as wanted."""
+    """Judge a wanted mount by the table of mounts; None: as wanted."""
     if mount is None:
         return _missing(wanted, "not in /proc/self/mountinfo")
     if mount.fstype == "autofs":
@@ -149,7 +149,7 @@ def judge_local(mounts: Iterable[Mount], lines: Iterable[FstabLine]) -> list[Fin
 
 
 def judge_probe(error: OSError, point: str, mount: Mount, waited_s: float) -> Finding | None:
-    """What a failed probe proves; None: nothing against the file system."""
+    """The finding that a failed probe proves; None: nothing against the file system."""
     what = f"{mount.fstype} {mount.source}"
     if isinstance(error, TimeoutError):
         return HUNG.found(f"{what}: no answer in {waited_s:.1f} s", point)

@@ -85,7 +85,7 @@ def run(system: System) -> list[Finding]:
 
 
 def active(device: Device) -> int:
-    """How many of its links are up."""
+    """The number of the GPU's links that are up."""
     return sum(bool(link.get("active")) for link in device.get("nvlinks", []))
 
 

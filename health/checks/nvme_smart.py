@@ -1,4 +1,4 @@
-"""What NVMe drives say of themselves: the SMART / health log (NVM Express Base 2.0, 5.16.1.3).
+"""NVMe drives' reports on themselves: the SMART / health log (NVM Express Base 2.0, 5.16.1.3).
 
 Read by nvme-cli or smartctl, whichever is there, in a process that ends at its deadline. Only
 controllers that the kernel calls live are asked: a dying one may hold the question for a minute.
@@ -88,7 +88,7 @@ def _number(value: Any) -> int | None:
 
 
 def judge(name: str, health: Health, options: Mapping[str, Any]) -> list[Finding]:
-    """What is worth a look. Pure."""
+    """Findings from one drive's log. Pure."""
     found = []
     told = [bit for number, bit in enumerate(BITS) if (health.warning or 0) >> number & 1]
     if health.warning:

@@ -1,4 +1,4 @@
-"""Whether the driver answers at all: NVML's start, its silence, and GPUs it lost."""
+"""The driver's answers to NVML: failed starts, silence, and GPUs it lost."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _OF_DEVICE = {
 
 
 def run(system: System) -> list[Finding]:
-    """What is wrong with the whole of NVML, then with single GPUs."""
+    """Findings about the whole of NVML, then about single GPUs."""
     snapshot = system.nvml()
     found = _whole(snapshot)
     if found and (not gpus.wanted(system) or gpus.of_others(system)):

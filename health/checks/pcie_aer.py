@@ -47,7 +47,7 @@ class Message(NamedTuple):
 
 
 class Devices(NamedTuple):
-    """What jobs use: PCI address -> name ("mlx5_0", "gpu"), and the ports above, nearest first."""
+    """Devices of jobs: PCI address -> name ("mlx5_0", "gpu"); ports above them, nearest first."""
 
     used: Mapping[str, str]
     ports: Mapping[str, str]  # address -> name of what is below
@@ -136,14 +136,14 @@ def parse_counters(content: str) -> dict[str, int]:
 
 
 def count(counters: Mapping[str, int]) -> int:
-    """How many errors there were, without harmless ones; an error may be of several kinds."""
+    """The number of errors without harmless ones; an error may be of several kinds."""
     total = max((n for name, n in counters.items() if name.startswith("TOTAL")), default=0)
     named = sum(n for name, n in counters.items() if name in _HARMLESS)
     return max(0, total - named)
 
 
 def devices(system: System) -> Devices:
-    """What jobs use on this node, and the ports above it."""
+    """Find the devices that jobs use on this node, and the ports above them."""
     used: dict[str, str] = {}
     for address in _names(system, "/proc/driver/nvidia/gpus"):
         if _address().match(address):
@@ -227,7 +227,7 @@ def judge(
 def _errors(
     kind: str, told: Iterable[Message], counted: Mapping[str, int], uptime: float
 ) -> tuple[int, str]:
-    """How many errors of a kind a device had, and the evidence."""
+    """The number of a device's errors of one kind, and the evidence."""
     sources: dict[str, list[LogRecord]] = {}
     for message in told:
         if message.kind == kind:

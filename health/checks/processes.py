@@ -177,7 +177,7 @@ def _killed(system: System, process: Process) -> bool:
 
 
 def _ownerless(system: System, process: Process, busy: frozenset[int] | None) -> bool:
-    """Whether no running job can own it."""
+    """True if no running job can own the process."""
     if not busy:
         return True
     job = proctable.job(text(system, f"/proc/{process.pid}/cgroup"))

@@ -75,7 +75,7 @@ def unit_name(word: str) -> str:
 
 
 def judge_unit(shown: str) -> tuple[str, str]:
-    """What `systemctl show` printed -> (one word, in words).
+    """Read the output of `systemctl show`: one word for the state, and the state in words.
 
     The word: "up", "failed", "stopped", "missing" or "unknown".
     """
@@ -125,7 +125,7 @@ def _run(system: System) -> list[Finding]:
 
 
 def running(system: System) -> dict[str, list[str]]:
-    """What of the optional services and modules is there: for the fleet's record."""
+    """The optional services and modules that are there: for the fleet's record."""
     loaded = names(system, _MODULES)
     return {
         "services": [IMEX_UNIT] if _in_cgroup(system, IMEX_UNIT) else [],
@@ -170,7 +170,7 @@ def _in_cgroup(system: System, unit: str) -> bool:
 
 
 def _ask(system: System, units: list[str]) -> dict[str, tuple[str, str]]:
-    """What systemd says of each unit: one command for all, which prints a paragraph for each."""
+    """Ask systemd about each unit: one command for all, which prints a paragraph for each."""
     if not units:
         return {}
     said = NO_SYSTEMD
@@ -193,7 +193,7 @@ def _ask(system: System, units: list[str]) -> dict[str, tuple[str, str]]:
 
 
 def _runs(system: System, unit: str) -> bool:
-    """Whether a process is called as the unit's program."""
+    """True if a process has the name of the unit's program."""
     base = unit.rpartition(".")[0]
     name = _TASK_NAMES.get(base, base)[:_COMM]
     pids = (pid for pid in names(system, "/proc") if pid.isdigit())

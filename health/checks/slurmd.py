@@ -1,4 +1,4 @@
-"""What slurmd itself needs on the node: its spool directory, munge, and a name that others reach.
+"""The needs of slurmd itself: its spool directory, munge, and a name that others reach.
 
 slurmd is what calls the gate: where the gate and slurmd disagree about a path, slurmd is right. So
 a FAIL needs more than a file that is not where it was looked for.

@@ -1,4 +1,4 @@
-"""Which adapters and processors each GPU is near to, against what the fleet recorded.
+"""The adapters and processors near to each GPU, against the fleet's record.
 
 A board in the wrong slot, a riser that is cabled otherwise or a firmware setting (NPS, SNC) leaves
 every device well and the node slow: ranks are bound, and NCCL chooses adapters, by these distances.
@@ -86,7 +86,7 @@ def _bridges(system: System, address: str) -> list[str]:
 
 
 def _shared(one: list[str], other: list[str]) -> int:
-    """How many bridges two ways have in common, from the host bridge on."""
+    """The number of bridges that two ways have in common, from the host bridge on."""
     count = 0
     for mine, its in zip(one, other, strict=False):
         if mine != its:
@@ -98,7 +98,7 @@ def _shared(one: list[str], other: list[str]) -> int:
 def judge(
     here: Mapping[str, Any], recorded: Mapping[str, Any], adapters: Set[str]
 ) -> list[Finding]:
-    """What differs, of devices that are in both; ``adapters`` that are here. Pure."""
+    """Findings on differences, for devices in both; ``adapters``: those that are here. Pure."""
     near = here["nearest"]
     numa_then, near_then = _table(recorded, "numa", int), _table(recorded, "nearest", list)
     if near.keys() != near_then.keys():
@@ -144,7 +144,7 @@ def _few(items: list[str]) -> str:
 
 
 def run(system: System) -> list[Finding]:
-    """What differs from the record of this model of server; nothing without one."""
+    """Findings against the record of this model of server; none without a record."""
     recorded = fleet(system).get("topology")
     if not isinstance(recorded, Mapping) or not recorded:
         return []

@@ -112,7 +112,7 @@ def rules(options: Mapping[str, Any]) -> Rules:
 
 
 def driver(snapshot: Snapshot) -> Driver:
-    """What NVML says now, as node_state wants it."""
+    """The state that NVML reports now, in the form that node_state needs."""
     from health.state import Driver
 
     devices = [device for device in snapshot.get("devices", []) if "pci" in device]
@@ -131,7 +131,7 @@ def _located(snapshot: Snapshot) -> list[Any]:
 
 
 def _retires_pages(device: Any) -> bool:
-    """Whether a GPU is of Turing or before: pages are retired, rows cannot be remapped."""
+    """True for a GPU of Turing or before: pages are retired, rows cannot be remapped."""
     errors = device.get("errors", {})
     return "retired" in device and errors.get("remap") == "NVML_ERROR_NOT_SUPPORTED"
 
@@ -198,7 +198,7 @@ def _suspects(
 
 
 def of_job(system: System) -> list[Event]:
-    """Which GPUs of the job that ends had Xids of programs, for its epilog to write down."""
+    """Events of programs' Xids on the GPUs of the ending job, for its epilog to write down."""
     from health import suspects
     from health.checks.gpu_leftovers import allocated
 
@@ -229,7 +229,7 @@ def _told(code: int, times: int, last: float, now: float, line: str = "") -> str
 
 
 def events(system: System) -> list[Event]:
-    """What the history does not hold yet, to be written there by the gate's edge."""
+    """The events that the history does not hold yet, for the gate's edge to write there."""
     boot, now = system.boot_id(), system.now()
     log = xid.events_from_log(system.kernel_log(), boot, now, system.uptime())
     return xid.fresh(system.history(), log)
