@@ -1,1 +1,1 @@
-"""What a health check is, the passive checks, a node's verdict. Standard library and pynvml."""
+"""The form of a health check, the passive checks, a node's verdict. Standard library and pynvml."""

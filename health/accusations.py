@@ -1,4 +1,4 @@
-"""What a job's user says against this node: found, checked, and believed in nothing but form.
+"""A job user's accusations against this node: found, and trusted for nothing but their form.
 
 robust-srun leaves ``<state_dir>/jobs/<job>/accusations/<node>.<incident>.json``. Everything below
 ``jobs`` is the users': a job's directory (under one of its names, see ``job_dirs``) is that of the
@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 
 class Accused(NamedTuple):
-    """Whose records to look for: ``job`` ran here for ``uid``, and Slurm said so.
+    """The job and user whose records to look for: ``job`` ran here for ``uid``, and Slurm said so.
 
     ``of`` is the job in whose directory they lie: another one of the same user if this is a
     companion allocation that it took from the standby partition.
@@ -230,7 +230,7 @@ def _judged(
     node: str,
     accused: Accused,
 ) -> R:
-    """What the reader makes of a file's content; _Refused says why it is none."""
+    """Read a file's content with ``reader``; raise _Refused with the reason if it is not valid."""
     try:
         return reader(raw, name, node, accused)
     except ValueError as error:
@@ -260,7 +260,7 @@ def parse(raw: bytes, name: str, node: str, accused: Accused) -> Accusation:
 
 
 def _record(raw: bytes, name: str, end: str, node: str, accused: Accused) -> dict[str, Any]:
-    """What both kinds of files have: version, node, incident, job and time are right."""
+    """Read a record, and check what both kinds share: version, node, incident, job and time."""
     try:
         record = json.loads(raw)
     except (ValueError, RecursionError):

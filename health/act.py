@@ -31,7 +31,7 @@ _TICK_S = 1.0  # Slurm tells the time of a drain in whole seconds
 
 
 class Outcome(NamedTuple):
-    """What came of a drain. All empty: it was not placed and nobody says why not."""
+    """The result of a drain. All empty: it was not placed, and the reason is not known."""
 
     drained: bool = False  # a reason of ours stands
     bound: str = ""  # the breaker's words, if it held
@@ -145,7 +145,7 @@ class Drainer:
         return self._open(self._left(float(self._settings.gate["scontrol_deadline"])))
 
     def _standing(self, own: Drain, pending: Sequence[Drain]) -> str:
-        """Which limit on drains that stand is reached; "": none, or Slurm does not answer."""
+        """The limit on standing drains that is reached; "": none, or Slurm does not answer."""
         from robust_slurm.slurm import SlurmError
 
         try:
@@ -217,7 +217,7 @@ class Drainer:
         return Outcome(error=error) if decision.allowed else Outcome(bound=decision.why)
 
     def _own_drains(self) -> list[Drain]:
-        """What this node remembers by itself; at the worst only its own."""
+        """The drains in this node's own history; other nodes' drains are not in it."""
         node = self._system.context.node
         return [
             Drain(e.time, node, job_in(e.data), cause(str(e.data.get("reason", ""))))
@@ -233,7 +233,7 @@ class Drainer:
 
 
 def cause(reason: str) -> str:
-    """What a drain for this reason is counted with."""
+    """The cause under which the breaker counts a drain for this reason."""
     return cause_of(parse_reason(reason), _families())
 
 
@@ -245,7 +245,7 @@ def _families() -> Mapping[str, str]:
 
 
 def stands(node: Node, reason: str) -> Outcome | None:
-    """What becomes of a drain for ``reason`` where the node is drained already; None: to be made.
+    """The result of a drain for ``reason`` on a node that is drained already; None: to be made.
 
     A reason of ours gives way to one whose action is harder, and to no other.
     """
@@ -280,7 +280,7 @@ def job_in(data: Mapping[str, Any]) -> int:
 def drain_event(
     system: System, reason: str, outcome: Outcome, evidence: str, told_slurm: str = ""
 ) -> Event:
-    """What the history keeps of a drain. ``told_slurm``: the reason that Slurm itself will write
+    """The history's event of a drain. ``told_slurm``: the reason that Slurm itself will write
     because the gate exits with 1 ("Prolog error"); only where ours could not be placed."""
     context = system.context
     given, placed = parse_reason(reason), outcome.reason or reason

@@ -15,7 +15,7 @@ _MOST = 8 << 20  # bytes of an answer
 
 
 def aside(work: Callable[[], Any], deadline_s: float) -> tuple[Any, str]:
-    """What ``work`` returned (as JSON keeps it) and "", or None and why there is no answer.
+    """Run ``work`` in a child: its result (as JSON keeps it) and "", or None and the reason.
 
     ``work`` has no descriptor of ours. At the deadline its process is killed, or left behind.
     """

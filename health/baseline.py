@@ -1,4 +1,4 @@
-"""What this node has, recorded as what nodes of its kind should have: fleet.json.
+"""The values of this node, recorded as right for all nodes of its kind: fleet.json.
 
 {"driver": ["570.86.15"],
  "vbios": {"NVIDIA H100 80GB HBM3": ["96.00.74.00.01"]},

@@ -1,4 +1,4 @@
-"""How many nodes may be drained automatically: the circuit breaker. Pure.
+"""The circuit breaker: a limit on the number of nodes drained automatically. Pure.
 
 A fault of the checks themselves, a shared service that fails, or one bad job walking from node to
 node, would otherwise take the whole cluster out of service. Each cause is counted by itself, so
@@ -64,7 +64,7 @@ class Decision(NamedTuple):
 
 
 def cause_of(reason: Reason | None, families: Mapping[str, str]) -> str:
-    """What a drain is counted with: one name for all that one shared cause can bring about.
+    """The name under which a drain is counted: one for all that one shared cause can bring about.
 
     What users leave, and trouble of our own tools, are one cause each; so is hard evidence.
     ``families``: the family of each finding. Those of one family look at the same thing (mounts,
@@ -81,7 +81,7 @@ def cause_of(reason: Reason | None, families: Mapping[str, str]) -> str:
 
 
 def node_limit(limits: Limits, fleet_size: int, cause: str = "") -> int:
-    """How many nodes may be drained for one cause within the window; of any fleet at least one.
+    """The limit on nodes drained for one cause within the window; in any fleet at least one.
 
     ``fleet_size`` 0: not known, so that only the absolute limit counts.
     """
@@ -100,7 +100,7 @@ def _share(most: int, percent: float, fleet_size: int) -> int:
 
 
 def standing_limit(limits: Limits, fleet_size: int, cause: str = "") -> int:
-    """How many nodes may stand drained at once, whenever that was; never below the window's.
+    """The limit on nodes that stand drained at once, however long ago; never below the window's.
 
     In a small fleet a node that waits for service must not keep the next bad one in it: FLOOR
     nodes may stand, but never the whole fleet.
@@ -117,7 +117,7 @@ def standing_limit(limits: Limits, fleet_size: int, cause: str = "") -> int:
 def allowed(
     drains: Iterable[Drain], now: float, limits: Limits, fleet_size: int, own: Drain
 ) -> Decision:
-    """Whether one more drain stays within the limits of the window, at ``now``.
+    """Decide whether one more drain stays within the limits of the window, at ``now``.
 
     Nodes are counted, not drains: the same node again is no wider blast radius. A record from the
     near future counts (clocks differ); one from further off is a clock gone wrong, and would bind
@@ -149,7 +149,7 @@ def allowed(
 
 
 def may_stand(standing: Iterable[Drain], limits: Limits, fleet_size: int, own: Drain) -> Decision:
-    """Whether one more node may stand drained beside those that do now.
+    """Decide whether one more node may stand drained beside those that do now.
 
     The window alone would let all nodes be out after some hours. Users' leftovers, hard evidence
     and all the rest have a share of the fleet each.
@@ -185,7 +185,7 @@ def _of(cause: str) -> str:
 def stays(
     drains: Iterable[Drain], own: Drain, now: float, limits: Limits, fleet_size: int
 ) -> Decision:
-    """Whether a drain that was made without a reservation may stand, seen among all that do.
+    """Decide whether a drain made without a reservation may stand, seen among all that do.
 
     Only drains that come before it, by (time, node), count against it. If every gate looks again
     once all drains of its own time are visible, no more than the limit are left.

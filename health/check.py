@@ -1,4 +1,4 @@
-"""What a check is: one module per family in ``health/checks/``, with one ``CHECK`` in it.
+"""The form of a check: one module per family in ``health/checks/``, with one ``CHECK`` in it.
 
 How to add one is in docs/checks/README.md.
 """
@@ -80,5 +80,5 @@ class Check(NamedTuple):
 
     @property
     def only_warns(self) -> bool:
-        """Whether no finding of it closes the gate, so that its silence must not either."""
+        """True if no finding of the check closes the gate, so that its silence must not either."""
         return bool(self.conditions) and all(row.status == "WARN" for row in self.conditions)

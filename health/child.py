@@ -25,7 +25,7 @@ class Child:
         self._code: int | None = None
 
     def read(self) -> bytes:
-        """What has come so far; empty: its end. Raises BlockingIOError."""
+        """The bytes written so far; empty: the end. Raises BlockingIOError."""
         return os.read(self.fd, 1 << 16)
 
     def stop(self, grace_s: float = 0.05) -> bool:
@@ -115,7 +115,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def where_it_hangs(pid: int) -> str:
-    """What the kernel says of a process: "state D in nfs_wait_bit_killable"; best effort."""
+    """The kernel's state of a process: "state D in nfs_wait_bit_killable"; best effort."""
     words = []
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

@@ -1,4 +1,4 @@
-"""What the subcommands of robust-health do."""
+"""The subcommands of robust-health."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATIENT_S = 60.0  # the least that a person waits for all checks
 
 
 class BadInput(Exception):
-    """What the person asked for cannot be done; the text says why and what can."""
+    """A request that cannot be carried out; the text says why, and what is possible."""
 
 
 def check(options: Namespace) -> int:
@@ -169,7 +169,7 @@ def _system(options: Namespace, where: Where) -> LiveSystem:
 
 
 def _said(err: OSError | ValueError, place: str) -> str:
-    """What went wrong, and where, without Python's words around it."""
+    """Describe an error and its place, without Python's words around it."""
     if isinstance(err, OSError):
         return f"{err.filename or place}: {err.strerror or err}"
     return str(err)

@@ -1,4 +1,4 @@
-"""Whether what cures a fault was done: unrecorded resets, proofs before an undrain. Pure."""
+"""Proof that a fault was cured: unrecorded resets, and proofs before an undrain. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RESET_WORDS = (1, 4)  # recovery actions that end in a reset of the GPU
 
 
 class Driver(NamedTuple):
-    """What NVML says now: recovery actions and GPUs that answer, by PCI address."""
+    """NVML's current state: recovery actions, and GPUs that answer, by PCI address."""
 
     words: Mapping[str, int] = {}
     alive: frozenset[str] = frozenset()
@@ -54,7 +54,7 @@ def cured(
     boot: str,
     booted: float,
 ) -> str:
-    """Why the proof that ``action`` demands is missing since the drain; "" if it is there.
+    """The reason why ``action`` is unproven since the drain; "" if its proof is there.
 
     ``gpu``: the PCI address the drain was about, "" for the node. ``booted``: wall clock of the
     running boot. That the checks pass again is for the caller to see.

@@ -1,4 +1,4 @@
-"""What a family, a finding or an Xid means: the pages and the catalogue. Reads only the package."""
+"""Explanations of families, findings and Xids: pages and catalogue. Reads only the package."""
 
 from __future__ import annotations
 

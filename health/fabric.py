@@ -69,7 +69,7 @@ _SETUP = {
 
 
 def soldered(device: Device) -> bool:
-    """Whether the board's links are part of the system, not bridges between PCIe boards."""
+    """True if the board's links are part of the system, not bridges between PCIe boards."""
     state = device.get("fabric", {}).get("state", "not_supported")
     return state != "not_supported" or "SXM" in device.get("name", "")
 

@@ -1,4 +1,4 @@
-"""What a check says: findings, and the ladder of actions that cure what they found. Pure.
+"""The findings of a check, and the ladder of actions that cure what they found. Pure.
 
 Imported before every job, by root: nothing here imports more than ``typing``.
 """

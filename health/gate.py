@@ -1,4 +1,4 @@
-"""What prolog, epilog and sweep have in common: one look at this node, said, acted on, recorded."""
+"""Common parts of prolog, epilog and sweep: one look at this node, reported, acted on, recorded."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Gate:
         return outcome
 
     def admits(self, outcome: Outcome) -> bool:
-        """Whether jobs come here although the gate is closed: then Slurm must not drain either.
+        """True if jobs come here although the gate is closed: then Slurm must not drain either.
 
         It does on exit code 1.
         """
@@ -132,7 +132,7 @@ class Gate:
         )
 
     def new_events(self) -> list[Event]:
-        """What the kernel's log tells of the GPUs and the history does not hold yet."""
+        """Events of GPUs in the kernel's log that the history does not hold yet."""
         from health.checks import xid
 
         try:

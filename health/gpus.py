@@ -1,4 +1,4 @@
-"""What the GPU checks share: which GPUs the node has and should have, names, refused queries.
+"""The common parts of the GPU checks: GPUs present and expected, names, refused queries.
 
 The fleet's recorded values (``System.fleet``) that GPU checks read; a key may be missing:
 ``driver``: allowed versions; by the model's name: ``vbios``: allowed versions, ``max_clocks``:
@@ -63,13 +63,13 @@ WHOLE_DEVICE = frozenset(
 
 
 def configured(system: System) -> int | None:
-    """How many GPUs the node should have: the site's word, else Slurm's; None: nobody says."""
+    """The number of GPUs that the node should have, by the site, else by Slurm; None: unknown."""
     expected = int(system.options("gpu_count")["expected"])
     return expected if expected >= 0 else slurmconf.expected_gpus(system)
 
 
 def wanted(system: System) -> bool:
-    """Whether NVML is to be asked at all.
+    """True if NVML is to be asked at all.
 
     It is where GPUs are configured; where nobody says, if one is on the PCI bus; where none is
     configured, if NVIDIA's driver has one.
@@ -107,7 +107,7 @@ def pci(system: System) -> list[str]:
 
 
 def of_others(system: System) -> bool:
-    """Whether the GPUs that Slurm counts are another vendor's.
+    """True if the GPUs that Slurm counts are another vendor's.
 
     No GPU of NVIDIA's is on the bus then, and as many others as Slurm has are; False where the
     site says itself how many there must be.
@@ -156,7 +156,7 @@ def name(device: Device) -> str:
 
 
 def identity(device: Device) -> str:
-    """What a person needs to find the board: " [0000:3b:00.0, serial 1234]"."""
+    """The words by which a person finds the board: " [0000:3b:00.0, serial 1234]"."""
     serial = device.get("serial", "")
     parts = [device.get("pci", ""), f"serial {serial}" if serial else ""]
     text = ", ".join(part for part in parts if part)
@@ -177,7 +177,7 @@ def refused(device: Device, *queries: str) -> str:
 
 
 def idle(device: Device) -> bool:
-    """Whether nothing runs on it: no process, or NVML's word where it lists none (MIG)."""
+    """True if nothing runs on the GPU: no process, or NVML's word where it lists none (MIG)."""
     if "processes" in device:
         return not device["processes"]
     return bool(device.get("throttle", 0) & 1)  # nvmlClocksEventReasonGpuIdle

@@ -128,7 +128,7 @@ def _shrink(directory: int, name: str, fd: int) -> None:
 
 
 class _Position:
-    """How far the local and the shared file are the same; each file is known by its inode."""
+    """The position up to which the local and the shared file agree; each is known by its inode."""
 
     def __init__(self, directory: int) -> None:
         self.local, self.offset, self.shared, self.size = 0, 0, 0, 0

@@ -1,4 +1,4 @@
-"""How long a drain stays although the checks pass again: longer each time it comes back. Pure.
+"""Hold-downs: a drain stays although the checks pass again, longer at each return. Pure.
 
 A fault that comes and goes would otherwise drain and undrain its node all day, and each time a job
 meets it. Only drains that a re-check alone lifts are held down: the others have a proof.
@@ -26,7 +26,7 @@ class Rules(NamedTuple):
 
 
 def drains(check: str, events: Iterable[Event], until: float) -> list[float]:
-    """When the node was drained for this finding in the day up to ``until``, oldest first.
+    """The times of the node's drains for this finding in the day up to ``until``, oldest first.
 
     What a person repaired, or a burn-in proved to be well, counts no more. Records within SAME_S of
     each other are one drain, unless it was taken back between them.
@@ -47,7 +47,7 @@ def drains(check: str, events: Iterable[Event], until: float) -> list[float]:
 
 
 def service(reason: Reason | None, events: Iterable[Event], now: float, rules: Rules) -> str:
-    """Why a drain for ``reason`` that is to be made now needs service; "" if it does not.
+    """The reason why a drain for ``reason`` made now needs service; "" if it does not.
 
     Only findings of class node: what users left there, or trouble of our own tools, needs nobody
     to mend the node.
@@ -70,7 +70,7 @@ def held_until(reason: Reason, drained: Event, events: Iterable[Event], rules: R
 
 
 def settled(drained: Event, events: Iterable[Event]) -> bool:
-    """Whether somebody repaired the node, or a burn-in proved it to be well, since the drain."""
+    """True if a person repaired the node, or a burn-in passed on it, since the drain."""
     return any(_settles(event) and event.time > drained.time for event in events)
 
 

@@ -16,7 +16,7 @@ _RANGE = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
 
 
 def contains(expression: str, node: str) -> bool:
-    """Whether a host list ("n[1-4,7],login", "r[1-2]n[01-16]-ib") names the node.
+    """True if a host list ("n[1-4,7],login", "r[1-2]n[01-16]-ib") names the node.
 
     Raises ValueError for what is no host list.
     """

@@ -53,7 +53,7 @@ class Port(NamedTuple):
 
     @property
     def was_used(self) -> bool:
-        """Whether it was up since boot, so that there is a cable: it received, or lost its link."""
+        """True if the port was up since boot, so has a cable: it received, or lost its link."""
         read = self.counters.get
         return read("port_rcv_packets", 0) > 0 or read("link_downed", 0) > 0
 

@@ -58,7 +58,7 @@ CONDITIONS = (FAILED, BROKEN, LEMON)
 
 
 class Inquiry:
-    """What one run of the gate finds out about the accusations against this node."""
+    """The inquiry of one run of the gate into the accusations against this node."""
 
     def __init__(self, settings: Settings, system: System) -> None:
         self._settings = settings
@@ -249,12 +249,12 @@ def lemon(events: Iterable[Event], settings: Settings, now: float, boot: str) ->
 
 
 def struck(events: Iterable[Event], job: int) -> bool:
-    """Whether this job has a strike against the node already: it gets one only. Pure."""
+    """True if this job has a strike against the node already: it gets one only. Pure."""
     return any(event.data.get("job") == job for event in strikes_of(events))
 
 
 def acquitted(events: Sequence[Event], settings: Settings, drained: float) -> bool:
-    """Whether a lemon, drained at this time, was none without what was withdrawn since. Pure.
+    """True if a lemon, drained then, is none without the accusations withdrawn since. Pure.
 
     Judged as of then: strikes that have grown old meanwhile acquit nobody.
     """

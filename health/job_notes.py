@@ -31,7 +31,7 @@ class Note(NamedTuple):
 
     @property
     def accused(self) -> list[Accused]:
-        """Whose directories to look into."""
+        """The directories to look into, by job and owner."""
         own = Accused(self.job, self.uid, self.gid, self.job)
         return [own, own._replace(of=self.also)] if self.also else [own]
 

@@ -1,4 +1,4 @@
-"""Which jobs have steps on this node, without asking Slurm.
+"""The jobs with steps on this node, found without asking Slurm.
 
 Every slurmstepd listens on a socket in SlurmdSpoolDir, <node>_<job>.<step>, from before its step
 starts until its last process is gone (src/common/stepd_api.c: that is how slurmd itself finds its

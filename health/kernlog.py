@@ -1,4 +1,4 @@
-"""What the checks of the kernel's log have in common: windows of time and evidence. Pure.
+"""Common parts of the checks of the kernel's log: windows of time and evidence. Pure.
 
 Whatever these checks look for must not be something that a user can make the kernel say. Some
 messages begin with the name of a process, 15 characters that its user chooses ("x invoked
@@ -42,6 +42,6 @@ def ago(seconds: float) -> str:
 
 
 def evidence(found: Sequence[LogRecord], uptime: float, times: int = 0) -> str:
-    """How often, when last, and the last message."""
+    """The evidence in words: the count, the age of the last message, and its text."""
     last = found[-1]
     return f"{times or len(found)} x, last {ago(uptime - last.time)} ago: {quoted(last.text)}"

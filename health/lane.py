@@ -80,7 +80,7 @@ class Lane:
 
     @property
     def pending(self) -> list[Check]:
-        """What has no outcome yet, in order."""
+        """The checks without an outcome yet, in order."""
         return self._pending
 
     def feed(self) -> None:

@@ -1,4 +1,4 @@
-"""Whose files fill a file system: a look into the directories that users can write.
+"""The owners of files that fill a file system: a look into directories that users can write.
 
 What lies there is hostile: no link is followed, no name is repeated, nothing is opened but
 directories, and each of them is read as a stream. A look whose time was over, or that could not
@@ -24,7 +24,7 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Holdings(NamedTuple):
-    """What users hold there, as far as it was seen. ``said``: the largest holder, in words.
+    """The files that users hold there, as far as seen. ``said``: the largest holder, in words.
 
     ``whole``: everything was seen, so that what is missing there is not users' files.
     """
@@ -57,7 +57,7 @@ def holdings(
 
 
 def judge(usage: Usage, total: int) -> Holdings:
-    """What users hold of a file system of ``total`` bytes. Pure."""
+    """The part of a file system of ``total`` bytes that users hold. Pure."""
     users = [row for row in usage.owners if row[0] >= FIRST_USER]
     said = []
     if users:
@@ -70,7 +70,7 @@ def judge(usage: Usage, total: int) -> Holdings:
 
 
 def walk(tops: Sequence[str], deadline_s: float, points: Collection[str] = ()) -> Usage:
-    """What lies below these directories, by owner; other file systems are not entered.
+    """Count what lies below these directories, by owner; other file systems are not entered.
 
     ``points``: mount points, which are not touched: a user's own file system may never answer.
     """

@@ -149,7 +149,7 @@ class LiveSystem:
         return wanted(self)
 
     def take_nvml(self, snapshot: Snapshot) -> None:
-        """What ``nvml`` is to answer from now on."""
+        """Set the answer of ``nvml`` from now on."""
         self._snapshot = snapshot
 
     def nvml(self) -> Snapshot:

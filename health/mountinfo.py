@@ -44,7 +44,7 @@ class Mount(NamedTuple):
 
     @property
     def may_hang(self) -> bool:
-        """Whether a touch may hang, or mount something."""
+        """True if a touch may hang, or mount something."""
         return self.remote or self.fstype == "autofs"
 
 
@@ -56,7 +56,7 @@ class FstabLine(NamedTuple):
 
 
 def is_remote(fstype: str) -> bool:
-    """Whether another machine, or a user's process, answers for this type of file system."""
+    """True if another machine, or a user's process, answers for this type of file system."""
     return fstype in NETWORK or fstype.startswith("fuse.")
 
 

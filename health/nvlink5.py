@@ -1,4 +1,4 @@
-"""What the registers in NVLink messages say: Xids 144 to 150 (NVLink 5) and 74 (before). Pure.
+"""The registers in NVLink messages, decoded: Xids 144 to 150 (NVLink 5) and 74 (before). Pure.
 
 Source: NVIDIA's Xid catalogue, table "XID 144-150 Decode" and the guidance to Xid 74. A message
 of 144 to 150 looks like
@@ -70,7 +70,7 @@ def read(code: int, text: str) -> Link5 | None:
 
 
 def _rule(code: int, unit: str, info: int, detail: int, status: int) -> bool | None:
-    """Whether the catalogue asks for a reset; None when it does not know these registers.
+    """True if the catalogue asks for a reset; None when it does not know these registers.
 
     Where the status is a set of bits, each bit has a row of its own and the hardest one counts.
     """
@@ -93,7 +93,7 @@ def _rule(code: int, unit: str, info: int, detail: int, status: int) -> bool | N
 
 
 def _promoted(info: int) -> bool:
-    """Whether RLW_RXPIPE says "promoted to fatal": bit 10 before driver 575, bit 7 since then.
+    """True if RLW_RXPIPE says "promoted to fatal": bit 10 before driver 575, bit 7 since then.
 
     Which of the two layouts a word has shows in the unit's own bits: 0x0c2 in bits 0 to 9, or
     0x06 in bits 0 to 6.

@@ -185,7 +185,7 @@ class Collector:
 
 
 def driver_loaded() -> bool:
-    """Whether NVIDIA's kernel module is there, without asking it anything."""
+    """True if NVIDIA's kernel module is loaded; nothing is asked of it."""
     return os.path.exists("/proc/driver/nvidia/version")  # noqa: PTH110
 
 

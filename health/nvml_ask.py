@@ -1,4 +1,4 @@
-"""How one GPU is asked over NVML: a value, a group of values, a field; and what an error means.
+"""Queries of one GPU over NVML: a value, a group of values, a field; and the meaning of errors.
 
 Runs in the collector's own process. Every call may fail or never return: before each query its
 name is said, so that a hang names its place; a failure is kept under the query's name.

@@ -106,7 +106,7 @@ def _field_counters(
 
 
 def fabric(gpu: Asker) -> dict[str, Any]:
-    """Where the GPU stands with the fabric manager (nvmlDeviceGetGpuFabricInfoV, else the old)."""
+    """The GPU's state with the fabric manager (nvmlDeviceGetGpuFabricInfoV, else the old call)."""
     nv = gpu.nv
 
     def newest(h: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What is asked of NVML: everything that health/snapshot.py names, through the real ``pynvml``."""
+"""The queries to NVML: all that health/snapshot.py names, through the real ``pynvml``."""
 
 from __future__ import annotations
 

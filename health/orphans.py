@@ -1,4 +1,4 @@
-"""What a program of ours leaves behind when it is killed: it becomes ours, and is ended.
+"""The processes that a killed program of ours leaves behind: adopted, and ended.
 
 For one that starts processes in sessions of their own, which a kill of its group does not reach.
 """

@@ -47,7 +47,7 @@ def probe(path: str, write: bool, deadline_s: float, stuck: Stuck | None = None)
 
 
 def _answer(child: Child, deadline_s: float) -> str | None:
-    """What the child wrote; None at the deadline."""
+    """Wait for the child's answer; None at the deadline."""
     limit = time.monotonic() + deadline_s
     poll = select.poll()
     poll.register(child.fd, select.POLLIN)

@@ -71,12 +71,12 @@ def job(cgroup: str) -> int | None:
 
 
 def is_login(cgroup: str) -> bool:
-    """Whether systemd keeps it for a person's login (ssh, `systemd --user`)."""
+    """True if systemd keeps the process for a person's login (ssh, `systemd --user`)."""
     return job(cgroup) is None and bool(_LOGIN.search(cgroup))
 
 
 def kill_pending(status: str) -> bool:
-    """Whether SIGKILL was sent and not yet taken, by the masks of /proc/PID/status."""
+    """True if SIGKILL was sent and is still pending, by the masks of /proc/PID/status."""
     for line in status.splitlines():
         key, _, value = line.partition(":")
         if key in ("SigPnd", "ShdPnd"):

@@ -1,4 +1,4 @@
-"""When a node was last seen to be well, from its own history. Pure.
+"""The time at which a node was last seen to be well, from its own history. Pure.
 
 A healthy run of the gate writes nothing; so that others can tell a healthy node from one that
 nobody looks at, the sweep writes a "pass" down, once an hour at most. A run in which a check could
@@ -26,7 +26,7 @@ class Proof(NamedTuple):
 
 
 def proof_of(events: Iterable[Event]) -> Proof:
-    """What a node's events prove."""
+    """Collect the proof in a node's events: its last pass, failure, undrain and burn-in."""
     passed, failed, why, undrained = 0.0, 0.0, "", 0.0
     burned, broke = 0.0, 0.0
     for event in events:
@@ -44,7 +44,7 @@ def proof_of(events: Iterable[Event]) -> Proof:
 
 
 def due(events: Iterable[Event], now: float) -> bool:
-    """Whether a pass is to be written down: none of the last hour is."""
+    """True if a pass is to be written down: there is none in the last hour."""
     return not any(_passes(event) and now - EVERY_S < event.time <= now for event in events)
 
 
@@ -55,7 +55,7 @@ def _passes(event: Event) -> bool:
 
 
 def _unsure(run: Mapping[str, Any]) -> bool:
-    """Whether a check could not tell; ``ran`` also has those beyond the findings kept."""
+    """True if a check could not tell; ``ran`` also has those beyond the findings kept."""
     found, ran = run.get("findings", []), run.get("ran", [])
     if not isinstance(found, list) or not isinstance(ran, list):
         return True

@@ -255,7 +255,7 @@ class ReplaySystem:
         return answer
 
     def _place(self, path: str) -> str:
-        """Where a path's text stands; a link out of the tree is not followed."""
+        """The place of a path's text; a link out of the tree is not followed."""
         below = tree.place(path) or tree.FILES
         real = os.path.realpath(f"{self._root}/{below}")
         if path != "/" and (below == tree.FILES or not real.startswith(f"{self._root}/")):

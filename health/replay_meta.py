@@ -1,4 +1,4 @@
-"""What meta.json of a recorded tree says, as this version understands it. Pure."""
+"""The contents of a recorded tree's meta.json, as this version understands them. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one run of the checks saw."""
+"""The report of one run of the checks."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def _known(refused: Iterable[Refusal], own: Drain, window: float) -> bool:
 
 
 def refused_lately(state_dir: str, since: float) -> list[Refusal]:
-    """What the breaker refused since then, oldest first; raises OSError, and may block."""
+    """The drains that the breaker refused since then, oldest first. Raises OSError; may block."""
     nodes = rootfiles.open_dir(f"{state_dir}/{NODES}")
     try:
         fd = rootfiles.open_file(nodes, f"{NAME}.jsonl", os.O_RDONLY)
@@ -106,7 +106,7 @@ def refused_lately(state_dir: str, since: float) -> list[Refusal]:
 
 
 def refusals(records: Iterable[dict[str, Any]]) -> list[Refusal]:
-    """What was refused, in the order of the file. Pure."""
+    """The refusals among the records, in the order of the file. Pure."""
     found = []
     for record in records:
         drain = _drain(record)
@@ -142,7 +142,7 @@ def _drain(record: Mapping[str, Any]) -> Drain | None:
 
 
 def fleet_size(system: System) -> int:
-    """How many nodes slurm.conf names; 0: it cannot be told."""
+    """The number of nodes that slurm.conf names; 0: unknown."""
     conf = load(system)
     if not conf.path:
         return 0

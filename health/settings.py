@@ -1,4 +1,4 @@
-"""What the site wants of the gate: the tables of robust.toml, checked key by key.
+"""The site's settings for the gate: the tables of robust.toml, checked key by key.
 
 The file is read by root before every job: it must belong to root, not be writable by others and
 not be a link. A key that cannot be used keeps its default and is named in ``problems``. So is a
@@ -181,7 +181,7 @@ class Settings(NamedTuple):
         return float(self.gate[f"{where}_deadline" if where != "deep" else "sweep_deadline"])
 
     def options(self, family: str) -> Mapping[str, Any]:
-        """What ``System.options`` answers; "xid" also has the site's table as ``overrides``."""
+        """The answer to ``System.options``; "xid" also has the site's table as ``overrides``."""
         own = self.families.get(family, {})
         if family != "xid":
             return own
@@ -268,7 +268,7 @@ def _state_dir(value: Any, problems: list[str]) -> str:
 
 
 def _wrong(table: str, key: str, value: Any) -> str:
-    """What is wrong with a value of the gate's own tables beyond its type."""
+    """The error in a value of the gate's own tables beyond its type; "" if there is none."""
     at = (table, key)
     if at in _CHOICES and value not in _CHOICES[at]:
         return f"use one of {', '.join(_CHOICES[at])}"

@@ -1,4 +1,4 @@
-"""What Slurm's own files say of a node: slurm.conf's NodeName lines and gres.conf.
+"""A node in Slurm's own files: slurm.conf's NodeName lines and gres.conf.
 
 Read as slurmd reads them (src/common/parse_config.c, read_config.c, interfaces/gres.c): comments,
 continued lines, Include, ``NodeName=DEFAULT`` lines that hold for the lines after them, keys in
@@ -97,7 +97,7 @@ def _load(system: System) -> Conf:
 
 
 def expected_gpus(system: System, conf: Conf | None = None) -> int | None:
-    """How many GPUs Slurm expects in this node; None: its files do not say.
+    """The number of GPUs that Slurm expects in this node; None: its files do not say.
 
     Where Slurm counts MIG slices, the GPUs are those whose device files gres.conf names.
     """
@@ -111,7 +111,7 @@ def expected_gpus(system: System, conf: Conf | None = None) -> int | None:
 
 
 def is_slice(kind: str) -> bool:
-    """Whether a GRES type is a part of a GPU (a MIG profile)."""
+    """True if a GRES type is a part of a GPU (a MIG profile)."""
     return bool(_SLICE.search(kind.lower()))
 
 

@@ -35,7 +35,7 @@ DAY = 86400.0
 
 
 class Rules(NamedTuple):
-    """What the site decides."""
+    """The rules that a site can set."""
 
     overrides: Mapping[int, ActionName] = {}
     returns: int = 2  # a fault may come back so often after its cure before the next rung
@@ -66,7 +66,7 @@ class Fault(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What is worth telling but closes nothing."""
+    """A remark worth reporting that closes nothing."""
 
     check: str
     gpu: str
@@ -226,7 +226,7 @@ def _boots(events: Sequence[Event], boot: str) -> list[str]:
 def _timeline(
     events: Sequence[Event], rules: Rules, branch: int
 ) -> list[tuple[float, Occurrence | Event]]:
-    """What the incidents of one boot ask for, and the cures between them, oldest first.
+    """The occurrences in one boot and the cures between them, oldest first.
 
     A cure at the very time of a message counts as earlier.
     """
@@ -257,7 +257,7 @@ def _reset(event: Event, tracks: Mapping[tuple[str, str], _Track], seen: dict[st
 
 
 def _closed(track: _Track, fault: Fault, now: float, driver: Driver) -> bool:
-    """Whether what NVML says now closes a fault of the running boot."""
+    """True if NVML's present answers close a fault of the running boot."""
     if fault.check == "gpu-init-failed":
         return fault.gpu in driver.alive
     said_none = driver.words.get(fault.gpu) == 0 and fault.last <= now - SETTLE_S
@@ -265,7 +265,7 @@ def _closed(track: _Track, fault: Fault, now: float, driver: Driver) -> bool:
 
 
 def _needed_reboot(events: Iterable[Event], tracks: Iterable[_Track]) -> bool:
-    """Whether the boot with these events ended because of something that a reboot cures."""
+    """True if the boot with these events ended because of something that a reboot cures."""
     drained = any(e.kind == "drain" and xid.word(e, "action") == "reboot" for e in events)
     return drained or any(t.open and t.open.action == "reboot" for t in tracks)
 

@@ -1,4 +1,4 @@
-"""How many nodes one job may strike: written down for the whole fleet, under one lock.
+"""The fleet's record of strikes, under one lock: it limits the nodes that one job may strike.
 
 ``<state_dir>/nodes/strikes.jsonl``, root's as all beside it. Else a user could have every node of a
 large job carry a strike, whatever was wrong with the job.

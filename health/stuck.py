@@ -1,4 +1,4 @@
-"""What earlier runs left behind in the kernel, so that the next ones do not pile up more.
+"""A record of what earlier runs left behind in the kernel, so that no more piles up.
 
 One small file per thing that hung, gone at the next boot: as long as the process that it names is
 still there, what it was doing still hangs, and doing it again would only lose another process.
@@ -40,7 +40,7 @@ class Stuck:
             pass  # the process has ended after all, or there is no place to write to
 
     def still(self, key: str) -> str:
-        """What hung and still does; empty when nothing is left of it."""
+        """The operation that hung and still does; empty when nothing is left of it."""
         try:
             directory = rootfiles.open_dir(self._directory)
             try:

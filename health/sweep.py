@@ -207,7 +207,7 @@ class Sweep:
         return self._gate.judge(report, lemon) if lemon else (report, verdict)
 
     def _leftovers(self, mine: Ours) -> list[Finding]:
-        """What the epilog could not clear, tried again: no check knows whose it was."""
+        """Try again to clear what the epilog could not: no check knows whose it was."""
         from epilog import cleanup
 
         if mine.reason.check not in cleanup.UNCLEARED or self._gate.dry_run:

@@ -35,7 +35,7 @@ class Disk(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What lies below some directories. ``owners``: rows of uid, bytes on disk, number of entries.
+    """The files below some directories. ``owners``: rows of uid, bytes on disk, number of entries.
 
     ``whole``: false where not everything was seen; ``entries``: how many were.
     """
@@ -46,7 +46,7 @@ class Usage(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What lstat says of one path."""
+    """The result of lstat on one path."""
 
     kind: str  # "file", "dir", "link", "socket", "char", "block", "fifo"
     mode: int  # permission bits
@@ -56,7 +56,7 @@ class Entry(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a command left behind. ``code`` is -N after signal N."""
+    """The result of a command. ``code`` is -N after signal N."""
 
     code: int
     out: str
@@ -107,7 +107,7 @@ class System(Protocol):
         ...
 
     def link(self, path: str) -> str:
-        """Where a symbolic link points, as it is written."""
+        """The target of a symbolic link, as it is written."""
         ...
 
     def entry(self, path: str) -> Entry:
@@ -115,7 +115,7 @@ class System(Protocol):
         ...
 
     def usage(self, tops: Sequence[str], deadline_s: float) -> Usage:
-        """Whose files lie below these directories; what could not be seen in time is left out."""
+        """The owners of files below these directories; what is not seen in time is left out."""
         ...
 
     def disk(self, path: str) -> Disk:
@@ -141,7 +141,7 @@ class System(Protocol):
         ...
 
     def nvml(self) -> Snapshot:
-        """What NVML says of all GPUs: collected once, by a process of its own."""
+        """The state of all GPUs by NVML: collected once, by a process of its own."""
         ...
 
     def history(self) -> list[Event]:
@@ -149,7 +149,7 @@ class System(Protocol):
         ...
 
     def fleet(self) -> Mapping[str, Any]:
-        """What the site recorded as right for nodes of this kind; empty if nothing was."""
+        """The values that the site recorded as right for nodes of this kind; empty if none were."""
         ...
 
     def clock_offset(self) -> float | None:

@@ -42,7 +42,7 @@ def raised(answer: dict[str, Any], path: str) -> OSError:
 
 
 def place(path: str) -> str | None:
-    """Where a file's text stands below the tree; None for a path that has no safe place there."""
+    """The place of a file's text below the tree; None for a path that has no safe place there."""
     if not path.startswith("/") or "\0" in path:
         return None
     parts = path.strip("/").split("/")

@@ -1,4 +1,4 @@
-"""Whether a drain may be taken back: only our own, only when what it asked for was done. Pure."""
+"""The decision on an undrain: only a drain of ours, and only once its action was done. Pure."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def why_not(
     places: Mapping[str, str],
     acquitted: bool = False,
 ) -> str:
-    """Why the drain must stay although all checks pass; "" if it may be taken back.
+    """The reason to keep the drain although all checks pass; "" if it may be taken back.
 
     ``booted``: wall clock of the running boot; ``places``: PCI addresses by "gpu0", …
     ``acquitted``: the drain rests on nothing but accusations that were withdrawn.

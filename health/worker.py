@@ -20,7 +20,7 @@ MOST_TEXT = 600  # characters of one evidence
 
 
 def work(system: System, checks: Sequence[Check]) -> Callable[[int], None]:
-    """What the forked worker does with its pipe."""
+    """The function of the forked worker: it runs the checks and writes results to its pipe."""
 
     def run_all(fd: int) -> None:
         for check in checks:
@@ -62,7 +62,7 @@ def one_line(text: str) -> str:
 
 
 def at(err: BaseException) -> str:
-    """Where in the check it was raised: " (mounts.py:71)"."""
+    """The place in the check that raised: " (mounts.py:71)"."""
     trace = err.__traceback__
     found = ""
     while trace:

@@ -54,7 +54,7 @@ def events_from_log(
 
 
 def _same(line: Line) -> str | None:
-    """What tells two messages of one code apart; None: only a continuation of another message."""
+    """The key that tells messages of one code apart; None: a continuation of another message."""
     if line.kind == "sxid":
         word = line.message[:9].lower()
         if word.startswith(("fatal", "non-fatal", "correctab")):
@@ -108,7 +108,7 @@ def _key(event: Event) -> tuple[str, str, str, float, str]:
 
 
 class _Known:
-    """Where the incidents of a history lie, to tell whether a log speaks of the same ones."""
+    """The incidents of a history, to tell if a log reports the same ones."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._spans: dict[tuple[str, str, str, float, str], list[tuple[float, float]]] = {}
@@ -124,7 +124,7 @@ class _Known:
         return any(self.same(event.boot, _span(event), s) for s in self._spans.get(_key(event), ()))
 
     def same(self, boot: str, one: tuple[float, float], other: tuple[float, float]) -> bool:
-        """Whether two spans of equal messages are one incident.
+        """True if two spans of equal messages are one incident.
 
         Their ends may differ: a log's beginning leaves the buffer. A load of the driver between
         them makes them two.

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver writes into the kernel's log. Pure; never raises on any text.
+"""The lines that NVIDIA's driver writes into the kernel's log. Pure; never raises on any text.
 
 The forms are those of the driver's own source (open-gpu-kernel-modules: kernel_rc.c, gpu.c,
 osinit.c, osapi.c, common_nvswitch.h) and of older releases' messages as they are found in public:
@@ -100,7 +100,7 @@ def _recovery() -> re.Pattern[str]:
 
 
 def _loading(text: str) -> bool:
-    """Whether the driver itself says so.
+    """True if the driver itself reports that it is loading.
 
     The kernel's messages about a process begin with its name, 15 characters that its user may
     choose: "NVRM: loading N[4711]: segfault at 0" must not look like a new driver.

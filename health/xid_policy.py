@@ -1,4 +1,4 @@
-"""What one incident of Xids asks for: catalogue, messages beside it, the site's table. Pure.
+"""The actions for one incident of Xids: catalogue, messages beside it, the site's table. Pure.
 
 The order of authority: the site's [xid] table, the driver's own word (Xid 154), NVIDIA's rules for
 messages that come together, the catalogue.
@@ -81,7 +81,7 @@ def order(event: Event) -> tuple[float, int, str]:
 def judge(
     incident: Sequence[Event], overrides: Mapping[int, ActionName], branch: int
 ) -> list[Occurrence]:
-    """What each message of one incident asks for; follow-up messages ask for nothing.
+    """Judge each message of one incident: the action it asks for; follow-ups ask for nothing.
 
     ``branch``: the driver's (580), 0 if unknown.
     """
@@ -176,7 +176,7 @@ def _xid(
 
 
 def _word(found: Occurrence, word: int) -> Occurrence | None:
-    """What the driver said in place of the catalogue."""
+    """The finding with the driver's action in place of the catalogue's; None: nothing is needed."""
     action = RECOVERY.get(word, "reboot")
     if action == "none":
         return None

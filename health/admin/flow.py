@@ -95,7 +95,7 @@ _WORDS = {
 
 
 def _say(reply: Reply, told: Sequence[str], out: IO[str]) -> None:
-    """Print the changes made on this machine, and its notes except ``told``: shown before."""
+    """Print the changes made on this machine, and its notes unless in ``told`` (shown before)."""
     if reply.error:
         out.write(f"failed: {reply.error}\n")
         return
