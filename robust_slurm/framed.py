@@ -12,7 +12,7 @@ INTRODUCTION = 10.0  # s for a new connection to prove that it has the key
 
 
 class Framed(asyncio.Protocol, ABC):
-    """Whoever does not prove within INTRODUCTION that it has the key is closed, and never heard.
+    """Connection that is closed, its data unread, without proof of the key within INTRODUCTION.
 
     ``peer`` is its address. ``received`` takes each payload. ``refused``: what is raised for a bad
     frame, and by ``received`` for a payload that is not understood; it closes the connection.

@@ -196,7 +196,7 @@ def without_returned(diagnosis: Diagnosis, vacant: Sequence[str]) -> Diagnosis:
 
 
 def _diagnose_nan(failures: Sequence[Failure]) -> Diagnosis:
-    """Whose it is cannot be seen: a flipped bit, the data, a learning rate.
+    """Diagnose a NaN; its cause cannot be seen: a flipped bit, the data, a learning rate.
 
     One rank that had it a step before all others is a reason to test its node first, no more:
     after an all-reduce every rank has it.

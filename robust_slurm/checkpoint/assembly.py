@@ -45,7 +45,7 @@ class Whole(NamedTuple):
     blocks: tuple[tuple[Entry, Source], ...]
     """The blocks that form it, each with its source."""
     origin: tuple[int, ...]
-    """Its first element's indices in the tensor that all ranks hold together."""
+    """Indices of its first element in the tensor that all ranks hold together."""
 
 
 class Assembly:

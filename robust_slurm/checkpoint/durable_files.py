@@ -33,7 +33,7 @@ _REMEDY = {
 
 
 NEWER = "a newer step is on disk"
-"""Reason of a failed commit that nobody misses."""
+"""Reason for a failed commit that does no harm: nobody needs that step."""
 
 
 class DurableError(Exception):

@@ -46,7 +46,7 @@ class Entry(NamedTuple):
     global_shape: tuple[int, ...]
     """Of the tensor that this is a block of; ``shape`` itself for a whole one."""
     offsets: tuple[int, ...]
-    """The block's first indices in it."""
+    """Indices of the block's first element in it."""
     kind: str
     """``shared``: data-parallel peers hold the same, each keeps a part of it; ``block``: this
     rank's block of a distributed tensor; ``piece``: a part of a block that peers hold as well

@@ -24,7 +24,7 @@ class Bound(NamedTuple):
 
 
 class Trust(NamedTuple):
-    """Knowledge of which existing states are certified, and which are doubted."""
+    """Existing states that are certified, and those that are in doubt."""
 
     memory: Collection[tuple[int, int]] = ()
     """(step, epoch) of certified ones."""
