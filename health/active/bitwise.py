@@ -47,7 +47,7 @@ GPU = Size(512, 8, 4, 2048, 1024, 8, 256)
 
 
 class Trained(NamedTuple):
-    """The result of a training: the losses, and a digest of losses, last gradients and weights."""
+    """The result of a training run: losses, and a digest of losses, last gradients and weights."""
 
     losses: tuple[float, ...]
     digest: str

@@ -209,7 +209,7 @@ class Worker:
         return {"measured": [one._replace(node=self._node).as_dict() for one in found]}
 
     def _changed(self) -> list[Finding]:
-        """Put back GPU state that changed since the first call; findings, none at that call."""
+        """Restore and report GPU state changed since the first call; that call reports nothing."""
         before, now = self._state, gpu_state.take()
         if before is None:
             self._state = now
