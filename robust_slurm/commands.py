@@ -26,22 +26,45 @@ def rooms() -> str:
 
 
 def enter() -> None:
-    """Have modules looked for in the rooms before anywhere else."""
-    first = rooms()
-    sys.path[:] = [first, *(path for path in sys.path if path not in ("", first))]
+    """Have modules looked for in the rooms first, and nowhere in the working directory.
+
+    An empty entry of PYTHONPATH means that directory; Python has made it absolute by now.
+    """
+    first, named = rooms(), _user_paths()
+    empty = {_absolute("")} if "" in named else set()
+    empty -= {_absolute(path) for path in named if path}
+    kept = [path for path in sys.path if path and path != first and _absolute(path) not in empty]
+    ours = str(_HERE.parent)  # not on it yet where -I ignores a PYTHONPATH that we come from
+    sys.path[:] = [first, *kept, *([ours] if ours not in (first, *kept) else [])]
 
 
 def _user_last() -> None:
     """Have what the user's PYTHONPATH names looked at after our own packages."""
-    said = "" if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "")
-    theirs = {Path(path).absolute() for path in said.split(os.pathsep) if path}
-    last = [path for path in sys.path if Path(path).absolute() in theirs]
+    theirs = {_absolute(path) for path in _user_paths()}
+    last = [path for path in sys.path if _absolute(path) in theirs]
     sys.path[:] = [*(path for path in sys.path if path not in last), *last]
+
+
+def _user_paths() -> list[str]:
+    said = "" if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "")
+    return said.split(os.pathsep) if said else []
+
+
+def _absolute(path: str) -> str:
+    try:
+        return str(Path(path).absolute())
+    except OSError:  # the working directory is gone
+        return path
 
 
 def words(module: str) -> list[str]:
     """Return the words after a Python's options that run one of our modules as its program."""
     return ["-m", "robust_slurm.commands", module]
+
+
+def own_words(module: str) -> list[str]:
+    """Return the same for our own interpreter: it runs this installation, wherever that is."""
+    return [str(_HERE / "commands.py"), module]
 
 
 def _call(module: str) -> object:

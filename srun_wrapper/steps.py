@@ -68,7 +68,9 @@ class Launch:
 
 def task_argv(python: str, options: TaskOptions, command: Sequence[str]) -> list[str]:
     # -I: neither the user's PYTHONPATH nor files in the working directory can change the shim.
-    head = [python or sys.executable, "-I", *commands.words("srun_wrapper.task")]
+    module = "srun_wrapper.task"
+    words = commands.words(module) if python else commands.own_words(module)
+    head = [python or sys.executable, "-I", *words]
     return [*head, msgspec.json.encode(options).decode(), "--", *command]
 
 

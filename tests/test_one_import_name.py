@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -82,10 +84,46 @@ def test_processes_of_ours_run_in_such_a_project(installed: Path, project: Path)
     door = ("-m", "robust_slurm.commands")
     done = run(project, python, *door, "health.active.worker")
     assert done.returncode == 2 and "start it by robust-health test" in done.stderr, done.stderr
-    done = run(project, python, "-I", *door, "srun_wrapper.task", "{}", "--", "true")
-    assert "robust-task: started outside robust-srun" in done.stderr, done.stderr
+    door_of_ours = next(installed.parent.glob("lib/*/site-packages/robust_slurm/commands.py"))
+    for way in (door, (str(door_of_ours),)):
+        done = run(project, python, "-I", *way, "srun_wrapper.task", "{}", "--", "true")
+        assert "robust-task: started outside robust-srun" in done.stderr, done.stderr
     done = run(project, python, *door, "robust_slurm.checkpoint.writer")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_working_directory_is_no_place_for_modules(installed: Path, project: Path) -> None:
+    """Also where PYTHONPATH has an empty entry, as ``$PYTHONPATH:/x`` has if it was not set."""
+    (project / "msgspec.py").write_text("raise SystemExit('the msgspec of the user')\n")
+    for path in (":/nowhere", ":", "/nowhere:"):
+        env = {**os.environ, "PYTHONPATH": path}
+        argv = [str(installed / "robust-srun"), "--robust-help"]
+        done = subprocess.run(
+            argv, cwd=project, env=env, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_an_installation_that_only_pythonpath_names(
+    made: Path, project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As an environment module has it: robust-task runs isolated all the same."""
+    top = tmp_path_factory.mktemp("module")
+    with zipfile.ZipFile(made) as archive:
+        archive.extractall(top)
+    code = (
+        "from robust_slurm import commands; commands.enter(); from srun_wrapper import steps;"
+        "from srun_wrapper.task import TaskOptions; import os, sys;"
+        "words = steps.task_argv('', TaskOptions(), ['true']); os.execv(words[0], words)"
+    )
+    env = {**os.environ, "PYTHONPATH": f"{top}:{sysconfig.get_path('purelib')}"}
+    for name in ("msgspec", "ClusterShell"):  # an environment module brings what we depend on
+        (top / name).symlink_to(Path(sysconfig.get_path("purelib")) / name)
+    python = os.path.realpath(sys.executable)  # an interpreter that has nothing installed
+    done = subprocess.run(
+        [python, "-c", code], cwd=project, env=env, capture_output=True, text=True, timeout=60
+    )
+    assert "robust-task: started outside robust-srun" in done.stderr, done.stderr
 
 
 def test_the_users_own_names_are_theirs(installed: Path, project: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from robust_slurm import commands
 from robust_slurm.config import flags
 from robust_slurm.slurm import Job
 from srun_wrapper.layout import StepPlan
@@ -137,9 +138,10 @@ def test_the_key_travels_by_environment_only() -> None:
 
 def test_task_argv() -> None:
     argv = task_argv("", TaskOptions(regex="a b"), ("python", "-c", "x y"))
-    assert argv[:5] == [sys.executable, "-I", "-m", "robust_slurm.commands", "srun_wrapper.task"]
-    assert argv[6:] == ["--", "python", "-c", "x y"]
-    assert task_argv("/opt/py", TaskOptions(), ("a",))[0] == "/opt/py"
+    assert argv[:4] == [sys.executable, "-I", commands.__file__, "srun_wrapper.task"]
+    assert argv[5:] == ["--", "python", "-c", "x y"]
+    other = task_argv("/opt/py", TaskOptions(), ("a",))
+    assert other[:4] == ["/opt/py", "-I", "-m", "robust_slurm.commands"], "its own installation"
 
 
 def test_start_runs_with_the_given_environment() -> None:
