@@ -55,7 +55,7 @@ class Recovery:
         self._replacement = replacement
         self._culprit = Culprit(supervisor, replacement, self._stop_world)
         self._numbers = itertools.count(1)
-        self._handled: list[Failure] = []  # in the last incident
+        self._handled: list[Failure] = []  # in the last incident, until it is over
 
     async def handle(self) -> int | None:
         """Handle what has failed; an exit code when the job must end."""
@@ -65,6 +65,7 @@ class Recovery:
         if state.signalled:
             return None
         if not state.failures and not state.stopped():
+            self._handled = []
             self._boss.phase = "running"  # lost nodes answer again
             return None
         if await self._step_is_over():
@@ -74,7 +75,12 @@ class Recovery:
             return None
         # Nodes whose loss has cut the last incident short answer again: its ranks are down still.
         again = not state.failures
-        if again and not self._handled:  # they were lost before the first epoch
+        if again and not self._handled:  # they were lost before the first epoch, or in a check
+            late = [n for n in state.world.places if n.stopped < state.world.epoch]
+            if late:
+                await stop_ranks(self._boss, late, lambda: bool(state.failures or state.signalled))
+            if state.failures or state.signalled:
+                return None
             if await self._boss.restoring.prepare():
                 self._boss.begin_epoch("")
             self._boss.phase = "running"
@@ -167,6 +173,7 @@ class Recovery:
             self._close(incident, ENDED)
             return None
         self._boss.phase = "running"
+        self._handled = []
         self._close(incident, RECOVERED)
         say(incident.line())
         return None

@@ -176,3 +176,20 @@ def test_the_first_epoch_begins_although_a_node_was_lost_for_a_moment_before_it(
     one = Recovery(cast(Supervisor, boss), cast(Replacement, NoNodes(2)))
     assert asyncio.run(asyncio.wait_for(one.handle(), 10)) is None
     assert boss.state.world.epoch == 1 and boss.phase == "running"
+
+
+def test_a_node_that_answers_again_in_a_planned_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The epoch begins; an incident that is long over is not handled again, nor counted."""
+    monkeypatch.setattr(restarted, "proving_time", lambda _lived: 0.0)
+    boss = Boss(1)
+    (node,) = boss.state.nodes.values()
+    one = Recovery(cast(Supervisor, boss), cast(Replacement, NoNodes(1)))
+    crash = Failure("crash", time.monotonic(), time.monotonic(), "n0", 1, signal=9)
+    boss.state.failures.append(crash)
+    assert asyncio.run(one.handle()) is None and boss.state.world.epoch == 2
+    incidents: list[Any] = []
+    boss.account = SimpleNamespace(incident=lambda *_a: incidents.append(_a))
+    boss.state.stopping_epoch = 2  # the ranks are told to stop, and this node's answer is lost
+    assert asyncio.run(one.handle()) is None
+    assert boss.state.world.epoch == 3 and boss.phase == "running" and incidents == []
+    assert node.stopped == 2  # its ranks are down before others start
