@@ -402,13 +402,13 @@ class Supervisor:
         yield self.ending.look
         yield self.stalls.look
         yield self._note_first_step
+        yield self.verify.look
         # Ranks that are being stopped make no step, and that is no hang.
         if not self.state.failures and self.state.stopping_epoch < self.state.world.epoch:
             yield launch.look
             yield hang.look
             yield self.checkpoints.look
             yield self.certificates.look
-            yield self.verify.look
             yield self._replacement.suspect
         yield self._update_roster
 

@@ -9,6 +9,7 @@ docs/decisions/0035-certified-steps.md.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -36,6 +37,7 @@ from srun_wrapper.verify_rules import (
 if TYPE_CHECKING:
     from srun_wrapper.supervisor import Supervisor
 
+AGAIN = 1.0  # s between two words to go on: a node that is connecting anew hears only a later one
 POLL = 0.05  # s; a rank that stands is told of in a report, which wakes nobody
 READ = 20.0  # s for the stores to answer, and for every
 READ_RATE = 1e9  # bytes that they read, 8 more
@@ -53,6 +55,7 @@ class Verify:
         self._tokens = itertools.count(1)
         self._step = NOBODY  # after which the ranks are to stand
         self._since: float | None = None  # the first has stood
+        self._told = -math.inf  # when the ranks were told to go on
         self._running = False
         self._unproven = 0  # in a row
         self._agreed = 0
@@ -72,8 +75,17 @@ class Verify:
             self._step, self._since, self.ready = NOBODY, None, False
 
     def look(self, now: float) -> None:
-        """Ask the ranks to stand; see whether they do."""
-        if not self._every or self._running or self.ready or self._boss.phase != "running":
+        """Ask the ranks to stand; see whether they do, and that none does afterwards."""
+        state = self._boss.state
+        if not self._boss.config.verify_every or self._running:
+            return
+        if state.signalled and self._step != NOBODY:
+            self._go_on()  # or they could do nothing about it
+        if self._step == NOBODY and state.pace.phase == PHASE and now - self._told >= AGAIN:
+            self._go_on(now)
+        if state.signalled or state.failures or state.stopped():
+            return
+        if not self._every or self.ready or self._boss.phase != "running":
             return
         if self._step == NOBODY:
             self._ask()
@@ -84,7 +96,7 @@ class Verify:
             self._boss.state.changed.set()
         elif where == "over":
             self._boss.news(f"step {self._step} is not checked: not all ranks stood there in time")
-            self._go_on()
+            self._go_on(now)
 
     def _ask(self) -> None:
         checkpoints, state = self._boss.checkpoints, self._boss.state
@@ -114,8 +126,9 @@ class Verify:
         step_time = self._boss.state.pace.step_time()
         return standing(saved, checkpoints.world, self._step, waited, step_time)
 
-    def _go_on(self) -> None:
+    def _go_on(self, now: float | None = None) -> None:
         self._step, self._since, self.ready = NOBODY, None, False
+        self._told = time.monotonic() if now is None else now
         self._boss.broadcast(StandAt(NOBODY))
 
     def _stop(self, why: str) -> None:
@@ -141,8 +154,8 @@ class Verify:
         if not self._interrupted():
             if state.stopped() and await boss.restoring.prepare():
                 boss.begin_epoch(f"after the check of step {step}")
-            self._go_on()
             boss.phase = "running"
+        self._go_on()  # also if a signal or a failure came: nobody else lets them
         self._account(step, outcome, time.monotonic() - began)
 
     async def _check(self, step: int) -> Outcome:

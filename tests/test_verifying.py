@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from checkpoints_boss import Boss
 
+from robust_slurm.checkpoint.state_sum import PHASE
 from srun_wrapper import verifying as module
 from srun_wrapper.checkpoint_messages import Saved, StandAt
+from srun_wrapper.diagnose import Failure
 from srun_wrapper.supervisor import Supervisor
 from srun_wrapper.verify_rules import LIMIT
 from srun_wrapper.verifying import Verify
@@ -22,6 +27,7 @@ class Job(Boss):
     def __init__(self) -> None:
         super().__init__(verify_every=10)
         self.verify = Verify(cast(Supervisor, self))
+        self.account = SimpleNamespace(checking=0.0)
         self.checkpoints._placed = self.state.world.epoch  # where replicas go is not asked here
 
     def save(self, *steps: int) -> None:
@@ -74,6 +80,51 @@ def test_who_did_not_stand_lets_the_others_go_on(
     job.save(22, 22, 22, 22)
     job.verify.look(100.0)
     assert job.asked() == [20, -1, 30]
+
+
+@pytest.mark.parametrize("all_stand", [True, False])
+def test_ranks_that_a_signal_ends_do_not_stand(job: Job, all_stand: bool) -> None:
+    """A script that only notes the signal must come back to where it looks at its note."""
+    job.save(8, 8, 8, 8)
+    job.verify.look(0.0)
+    job.save(20, 20, 20, 20 if all_stand else 19)
+    job.verify.look(1.0)
+    assert job.verify.ready is all_stand
+    job.state.signalled = signal.SIGTERM
+    job.verify.look(2.0)
+    assert job.asked() == [20, -1] and not job.verify.ready
+    job.verify.look(4.0)
+    assert job.asked() == [20, -1]
+
+
+@pytest.mark.parametrize("why", ["signal", "failure"])
+def test_a_check_that_is_cut_short_leaves_nobody_standing(job: Job, why: str) -> None:
+    job.save(8, 8, 8, 8)
+    job.verify.look(0.0)
+    job.save(20, 20, 20, 20)
+    job.verify.look(1.0)
+    if why == "signal":
+        job.state.signalled = signal.SIGTERM
+    else:
+        job.state.failures.append(Failure("node_lost", 1.0, 1.0, "n1"))
+    asyncio.run(job.verify.run())
+    assert job.asked() == [20, -1]
+
+
+def test_a_node_that_did_not_hear_that_ranks_go_on(job: Job) -> None:
+    """It was connecting anew: it is told again until none of its ranks stands."""
+    job.save(8, 8, 8, 8)
+    job.verify.look(0.0)
+    job.save(20, 21, 20, 20)
+    job.verify.look(1.0)
+    assert job.asked() == [20, -1]
+    job.state.pace.in_phase(PHASE, 1.0, 1.0)
+    for now in (1.5, 2.1, 2.5, 3.2):
+        job.verify.look(now)
+    assert job.asked() == [20, -1, -1, -1]
+    job.state.pace.in_phase("", 3.3, 3.3)
+    job.verify.look(9.0)
+    assert job.asked() == [20, -1, -1, -1, 30]
 
 
 @pytest.mark.parametrize("phase", ["recovering", "starting", "checking"])
