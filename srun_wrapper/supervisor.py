@@ -389,7 +389,7 @@ class Supervisor:
         self.state.message(connection, message)
 
     async def _watch(self) -> None:
-        hang = HangWatch(self.state, lambda: self.stalls.standing() or self.verify.reading)
+        hang = HangWatch(self.state, lambda: self.stalls.standing() or self.verify.held_up)
         launch, guard = LaunchWatch(self.state, say, self._disturbed), Guard(say)
         while not self.state.ending:
             for watch in self._watches(hang, launch):

@@ -61,11 +61,17 @@ class Verify:
         self._agreed = 0
         self.ready = False
         """All ranks stand: ``run``."""
-        self.reading = False
-        """Ranks stand and wait for us: no step comes, and that is no hang."""
         self.seconds = 0.0
         self.text = ""
         """For robust-status."""
+
+    @property
+    def held_up(self) -> bool:
+        """Ranks stand and wait for others or for us: no step comes, and that is no hang.
+
+        It ends: by itself, where some do not come (``standing``), or with the check.
+        """
+        return self._since is not None
 
     # -- while the ranks run
 
@@ -150,7 +156,7 @@ class Verify:
         except Exception as err:  # noqa: BLE001 - a slip here must not end the job
             self._stop(f"internal error: {type(err).__name__}: {err}")
         finally:
-            self.reading = self._running = False
+            self._running = False
         if not self._interrupted():
             if state.stopped() and await boss.restoring.prepare():
                 boss.begin_epoch(f"after the check of step {step}")
@@ -309,14 +315,12 @@ class Verify:
             all_found = (each for answer in answers for each in answer.found)
             return {each.owner: each for each in all_found if each.epoch == epoch}
 
-        self.reading = True
         try:
             boss.broadcast(TakeSums(token, step))
             size = max((saved.size for saved in boss.checkpoints.saved.values()), default=0)
             limit = READ + 8 * size / READ_RATE
             await boss.state.until(lambda: len(found()) >= world or self._over(), limit)
         finally:
-            self.reading = False
             del boss.checkpoints.sums[token]
         return found() if len(found()) == world else {}
 

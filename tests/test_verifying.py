@@ -17,6 +17,7 @@ from srun_wrapper.diagnose import Failure
 from srun_wrapper.supervisor import Supervisor
 from srun_wrapper.verify_rules import LIMIT
 from srun_wrapper.verifying import Verify
+from srun_wrapper.watch import HangWatch
 
 
 class Job(Boss):
@@ -125,6 +126,24 @@ def test_a_node_that_did_not_hear_that_ranks_go_on(job: Job) -> None:
     job.state.pace.in_phase("", 3.3, 3.3)
     job.verify.look(9.0)
     assert job.asked() == [20, -1, -1, -1, 30]
+
+
+def test_ranks_that_wait_for_a_slow_one_do_not_hang(job: Job) -> None:
+    """They get the time that the check gives the slow one; then the job's own limit counts."""
+    hang = HangWatch(job.state, lambda: job.verify.held_up)
+    job.state.pace.last = 0.0
+    job.save(8, 8, 8, 8)
+    job.verify.look(0.0)
+    job.save(20, 20, 20, 19)
+    for now, silent in ((1.0, 0.0), (LIMIT, 0.0), (1.1 + LIMIT, 1.1), (9.1 + LIMIT, 9.1)):
+        job.verify.look(now)
+        hang.look(now)
+        assert job.state.pace.silent(now) == pytest.approx(silent)
+    assert job.asked() == [20, -1, 30]
+    job.save(30, 30, 30, 30)
+    job.verify.look(101.0)
+    hang.look(200.0)  # all stand, and their stores are asked what they have
+    assert job.verify.ready and job.state.pace.silent(201.0) <= 1.0
 
 
 @pytest.mark.parametrize("phase", ["recovering", "starting", "checking"])
