@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,9 @@ def through_numpy(weight: torch.Tensor) -> None:
 class Script:
     """A training whose calls come in the order that a test wants."""
 
-    def __init__(self, *, lacks: str = "", extra: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, *, lacks: str = "", extra: dict[str, Any] | None = None, **options: Any
+    ) -> None:
         torch.manual_seed(1)
         self.model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
@@ -46,7 +49,7 @@ class Script:
         self.average = torch.optim.swa_utils.AveragedModel(self.model)
         given = {"schedule": self.schedule, "average": self.average, "tokens": 0, **(extra or {})}
         given.pop(lacks, None)
-        self.ckpt = Checkpointer(model=self.model, optimizer=self.optimizer, extra=given)
+        self.ckpt = Checkpointer(model=self.model, optimizer=self.optimizer, extra=given, **options)
         self.ckpt.resume()
 
     @property
@@ -75,6 +78,18 @@ class Script:
         self.optimizer.zero_grad()
         self.rest()
         self.ckpt.save(number)
+
+    def step_swapped_while_copied(self, number: int) -> torch.Tensor:
+        """A step, then other weights while the copy thread reads. Returns what save() found."""
+        go = threading.Event()
+        saver: Any = self.ckpt._session.saver  # type: ignore[union-attr]
+        saver._copier.submit(go.wait)
+        self.step(number)
+        kept = self.weight.detach().clone()
+        self.weight.data.zero_()
+        go.set()
+        saver.settle()
+        return kept
 
 
 def saved_weight(store: FakeStore, which: int = -1) -> torch.Tensor:
@@ -159,6 +174,49 @@ def test_a_write_that_begins_later_spoils_one_snapshot(
     (told,) = store.wait("unusable")
     assert told["step"] == CAREFUL + 1
     script.ckpt.close()
+
+
+def test_a_swap_back_that_counts_a_version_spoils_the_snapshot_too(
+    store: FakeStore, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Script()
+    for number in range(1, CAREFUL + 1):
+        script.step(number)
+    kept = script.step_swapped_while_copied(CAREFUL + 1)
+    with torch.no_grad():
+        script.weight.copy_(kept)
+    script.step(CAREFUL + 2)
+    assert f"step {CAREFUL + 1} was thrown away: {WEIGHT}" in capfd.readouterr().err
+    assert store.wait("unusable")[0]["step"] == CAREFUL + 1
+    script.ckpt.close()
+
+
+def test_what_goes_to_disk_is_copied_inside_save(store: FakeStore, tmp_path: Path) -> None:
+    """A write may be over before anybody sees that the copy was spoilt."""
+    script = Script(directory=tmp_path / "durable", every=CAREFUL + 1)
+    for number in range(1, CAREFUL + 1):
+        script.step(number)
+    kept = script.step_swapped_while_copied(CAREFUL + 1)
+    script.weight.data.copy_(kept)
+    assert store.wait("saved", CAREFUL + 1)[-1]["persist"]
+    assert torch.equal(saved_weight(store, CAREFUL), kept)
+    script.ckpt.close()
+
+
+def test_the_last_snapshot_is_compared_before_it_is_written(
+    store: FakeStore, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(directory=tmp_path / "durable")
+    for number in range(1, CAREFUL + 1):
+        script.step(number)
+    kept = script.step_swapped_while_copied(CAREFUL + 1)
+    script.weight.data.copy_(kept)
+    script.ckpt.close()
+    said = capfd.readouterr().err
+    assert f"the last step is not in {tmp_path}/durable: step {CAREFUL + 1} was thrown away" in said
+    assert WEIGHT in said
+    assert store.wait("unusable")[0]["step"] == CAREFUL + 1
+    assert not store.said("flush")
 
 
 @pytest.mark.parametrize("since", [1, CAREFUL + 2])

@@ -35,7 +35,7 @@ class Verdict(NamedTuple):
 
 class Guard:
     """Belongs to the training thread. Every snapshot is given to ``took``; then comes one of
-    ``before_change`` and ``before_save``, or ``drop``."""
+    ``before_change``, ``before_save`` and ``before_end``, or ``drop``."""
 
     def __init__(self, *, always: bool) -> None:
         """``always``: every snapshot is copied inside save() and watched."""
@@ -79,7 +79,7 @@ class Guard:
         if not (moved or due):
             return Verdict()
         changed = self._compare(copy, late, range(len(late)) if due else moved, deadline)
-        return Verdict(_names(copy, changed), spoilt=not changed <= moved and not copy.at_once)
+        return Verdict(_names(copy, changed), spoilt=bool(changed) and not copy.at_once)
 
     def before_save(self, deadline: float) -> Verdict:
         """save() is called again; if no optimizer has stepped, has something changed?"""
@@ -90,16 +90,26 @@ class Guard:
         if watch is not None:
             found, changed = watch.end(deadline)
             return Verdict(_names(copy, found | changed), unseen=bool(changed))
-        if copy.at_once:
-            return Verdict()
-        changed = self._compare(copy, late, range(len(late)), deadline)
-        return Verdict(_names(copy, changed), spoilt=bool(changed), unseen=bool(changed))
+        return self._unseen(copy, late, deadline)
+
+    def before_end(self, deadline: float) -> Verdict:
+        """The newest snapshot is going to be written, and nothing comes after it."""
+        copy, late, watch = self._forget()
+        if watch is not None:
+            watch.stop()
+        return Verdict() if copy is None else self._unseen(copy, late, deadline)
 
     def drop(self) -> None:
         """Nothing more will be known of the newest snapshot."""
         _, _, watch = self._forget()
         if watch is not None:
             watch.stop()
+
+    def _unseen(self, copy: Copy, late: list[torch.Tensor], deadline: float) -> Verdict:
+        if copy.at_once:
+            return Verdict()
+        changed = self._compare(copy, late, range(len(late)), deadline)
+        return Verdict(_names(copy, changed), spoilt=bool(changed), unseen=bool(changed))
 
     def _forget(self) -> tuple[Copy | None, list[torch.Tensor], Watch | None]:
         """Each snapshot is judged once."""

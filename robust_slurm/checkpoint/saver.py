@@ -162,7 +162,8 @@ class Saver:
 
     def _take(self, step: int, persist: bool, moment: Moment) -> None:
         """Begin the snapshot of this state."""
-        careful = self._guard.careful
+        # A step may be on disk before anybody sees that its copy was spoilt.
+        careful = self._guard.careful or persist
         form, values, late, early = moment
         self._look_at_room(form.plan.size)
         ring = self._ring
@@ -275,9 +276,13 @@ class Saver:
 
     def flush(self, timeout: float) -> str:
         """Have the newest step written to the durable tier: "" or why it was not."""
-        self._guard.drop()
+        verdict = self._guard.before_end(COPY_DEADLINE)
         self.settle()
         self._patience.end()
+        if verdict.spoilt and self._newest is not None:
+            step = self._newest.step
+            self._withdraw(self._newest)
+            return f"step {step} was thrown away: {some(verdict.names)} changed after save({step})"
         if not self._on_disk and self._taken != self.last:
             self._take_held(persist=False)  # not every step is saved
         if self._on_disk and self._ring is not None:
@@ -341,7 +346,6 @@ class Saver:
         start = ""
         if verdict.spoilt:
             start = f"step {copy.step} was thrown away: "
-            self._stats.torn += 1
             self._withdraw(copy)
         if not verdict.unseen:
             self._copy_at_once(verdict.names, start)
@@ -363,6 +367,7 @@ class Saver:
         )
 
     def _withdraw(self, copy: Copy) -> None:
+        self._stats.torn += 1
         if self._ring is not None and not self._on_disk:
             self._ring.spoil(copy.slot)
             self._client.say(
