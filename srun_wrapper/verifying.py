@@ -247,6 +247,10 @@ class Verify:
         boss = self._boss
         if not await self._stopped():
             return None
+        lost = [n.name for n in places if n.gone or (n.role is Role.SPARE and not n.connection)]
+        if lost:  # the nodes of before go on
+            boss.news(f"step {step} is not computed again: {','.join(lost)} is lost")
+            return {}
         self._seat(places)
         if not await boss.restoring.prepare(base, step):
             return None

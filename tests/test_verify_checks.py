@@ -1,0 +1,55 @@
+"""Whole checks, with the real Verify and Restoring, by what the results are and what comes amid."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from verify_boss import Site
+
+from srun_wrapper import verifying as module
+from srun_wrapper.roster import Role
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(module, "say", lines.append)
+    return lines
+
+
+def check(site: Site) -> str:
+    return asyncio.run(asyncio.wait_for(site.check(), 10))
+
+
+FIRST, RING = ["n0", "n1", "n2", "n3"], ["n1", "n2", "n3", "n0"]
+
+
+@pytest.mark.parametrize(
+    ("sums", "outcome", "places"),
+    [
+        ((1, 1), "agree", [FIRST, RING]),
+        ((1, 2, 1), "machine", [FIRST, RING, FIRST, FIRST]),  # tests, and a start after them
+        ((1, 2, 3), "program", [FIRST, RING, FIRST]),
+    ],
+)
+def test_what_is_computed_where(
+    said: list[str], sums: tuple[int, ...], outcome: str, places: list[list[str]]
+) -> None:
+    site = Site(*sums)
+    assert check(site) == outcome
+    assert site.places == places and not site.state.failures
+
+
+def test_a_spare_that_is_lost_before_it_has_ranks(said: list[str]) -> None:
+    """The check is given up; the nodes of before go on."""
+    site = Site(1, 1, spares=3)
+
+    def lost() -> None:
+        for node in site.nodes[1:]:
+            if node.role is Role.SPARE:
+                site.state.lose(node, "no word")
+
+    site.on_stop = lost
+    assert check(site) == "unknown"
+    assert site.places == [["n0"], ["n0"]] and not site.state.failures

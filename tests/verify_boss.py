@@ -1,0 +1,137 @@
+"""The supervisor as Verify sees it: ranks and stores that obey at once and compute as told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
+
+from checkpoints_boss import Boss
+
+from robust_slurm.checkpoint.events import Holding, Outcome
+from robust_slurm.checkpoint.state_sum import StateSum
+from srun_wrapper.checkpoint_messages import (
+    Enrolled,
+    Fetch,
+    Moved,
+    Saved,
+    StandAt,
+    StateSums,
+    Stock,
+    StoreReady,
+    TakeStock,
+    TakeSums,
+)
+from srun_wrapper.messages import Message, Stop
+from srun_wrapper.restoring import Restoring
+from srun_wrapper.roster import Node, Role, World
+from srun_wrapper.stalls import Stalls
+from srun_wrapper.stop_tests import Found
+from srun_wrapper.supervisor import Supervisor
+from srun_wrapper.verifying import Verify
+
+EVERY, STEP = 10, 20
+FINE = Found({}, ("all passed",))
+
+
+class Site(Boss):
+    """Four nodes, the last ``spares`` of them without ranks; each rank saves every step."""
+
+    phase = "running"
+
+    def __init__(self, *sums: int, spares: int = 0, stop_tests: float = 60.0) -> None:
+        """``sums``: what the state comes to in the first epoch, the second, the third."""
+        super().__init__(verify_every=EVERY, stop_tests=stop_tests)
+        self.sums = sums
+        self.places: list[list[str]] = []  # of each epoch
+        self.tests: list[tuple[str, ...]] = []  # nodes that were tested
+        self.left: list[str] = []
+        self.found: Found | None = FINE
+        self.on_stop: Callable[[], None] = lambda: None
+        self.steps_in_memory = (STEP - 1, STEP)
+        self._held: dict[str, list[tuple[int, int, int]]] = {}
+        boss = cast(Supervisor, self)
+        self.account = SimpleNamespace(checking=0.0)
+        self.neighbours = SimpleNamespace(pod=lambda _name: "")
+        self.stop_tests = SimpleNamespace(ask=self._test)
+        self.stalls, self.restoring = Stalls(self.state), Restoring(boss)
+        self.verify = Verify(boss)
+        for node in self.nodes[4 - spares :]:
+            self.state.move(node, Role.SPARE)
+        active = self.nodes[: 4 - spares]
+        for node in self.nodes:
+            self.checkpoints.heard(node, StoreReady(1, 0, 8000))
+        self.state.world = World(0, list(active), [(i,) for i in range(len(active))])
+        self.begin_epoch("")
+
+    def begin_epoch(self, _reason: str) -> None:
+        """All ranks come to ``STEP`` at once."""
+        state = self.state
+        epoch, restored = state.new_epoch(), self.restoring.step
+        self.checkpoints.new_epoch(self.restoring.from_memory)
+        self.certificates.begin(epoch, restored or 0)
+        self.verify.begin()
+        self.places.append([node.name for node in state.world.places])
+        world = state.world.size
+        self.checkpoints._placed = epoch  # where replicas go is not asked here
+        for rank, node in enumerate(state.world.places):
+            said = Enrolled(2 * epoch, epoch, 0, rank, world, {}, (rank,), "", 0, 1000)
+            self.checkpoints.heard(node, said)
+            held = self._held.setdefault(node.name, [])
+            held += [(rank, step, epoch) for step in self.steps_in_memory]
+            if epoch > 1:
+                saved = Saved(epoch, rank, STEP, None, 1000, 0.0, 0.0)
+                self.checkpoints.heard(node, saved)
+
+    def stand(self) -> None:
+        """Ask for a check, and have all ranks stand."""
+        epoch = self.state.world.epoch
+        for step in (STEP - 8, STEP):
+            for rank, node in enumerate(self.state.world.places):
+                saved = Saved(epoch, rank, step, None, 1000, 0.0, 0.0)
+                self.checkpoints.heard(node, saved)
+            self.verify.look(0.0)
+
+    async def check(self) -> str:
+        """The outcome of one."""
+        self.stand()
+        assert self.verify.ready
+        await self.verify.run()
+        assert self.state.failures or self.asked()[-1] == -1
+        return str([what["outcome"] for name, what in self.events if name == "check"][-1])
+
+    def asked(self) -> list[int]:
+        return [order.step for _, order in self.sent if isinstance(order, StandAt)]
+
+    def send(self, node: Node, message: Message) -> None:
+        super().send(node, message)
+        if isinstance(message, Stop):
+            node.stopped = message.epoch
+            self.on_stop()
+        elif isinstance(message, TakeStock):
+            held = tuple(
+                Holding(owner, step, self.state.world.size, (owner,), "memory",
+                        f"{owner}-{step}-{epoch}", 9, True, "", epoch)
+                for owner, step, epoch in self._held.get(node.name, [])
+                if message.step in (None, step)
+            )  # fmt: skip
+            self.checkpoints.heard(node, Stock(message.token, 0, held))
+        elif isinstance(message, Fetch):
+            done = tuple(Outcome(w.owner, w.step, True, "", "got", 0.0, 9) for w in message.items)
+            self.checkpoints.heard(node, Moved(message.token, 0, done))
+
+    def broadcast(self, message: Message) -> None:
+        super().broadcast(message)
+        if isinstance(message, TakeSums):
+            epoch = self.state.world.epoch
+            crc = self.sums[min(epoch, len(self.sums)) - 1]
+            for rank, node in enumerate(self.state.world.places):
+                found = (StateSum(rank, epoch, 1, crc, 7),)
+                self.checkpoints.heard(node, StateSums(message.token, 0, found))
+
+    async def _test(self, names: list[str], _symptom: str) -> Found | None:
+        self.tests.append(tuple(names))
+        return self.found
+
+    def leave(self, names: tuple[str, ...], _incident: object) -> None:
+        self.left += names
