@@ -98,7 +98,7 @@ class Supervisor:
         server, port = await listen(self.key, self._message, self.state.closed)
         self._secrets = steps.Secrets(self.key, port)
         self._catch_signals()
-        replacement = self._replacement = Replacement(self, self._secrets)
+        replacement = self.replacement = Replacement(self, self._secrets)
         self._recovery = Recovery(self, replacement)
         watcher: asyncio.Task[None] | None = None
         try:
@@ -209,7 +209,7 @@ class Supervisor:
         """Give the places to nodes; an exit code if there are too few."""
         state = self.state
         if short := self.launch.plan.short:
-            came = await self._replacement.reinforce(short, self.launch.plan.slots_per_node or 1)
+            came = await self.replacement.reinforce(short, self.launch.plan.slots_per_node or 1)
             if state.signalled:
                 return None
             if self.step.ended:
@@ -409,7 +409,7 @@ class Supervisor:
             yield hang.look
             yield self.checkpoints.look
             yield self.certificates.look
-            yield self._replacement.suspect
+            yield self.replacement.suspect
         yield self._update_roster
 
     def _disturbed(self) -> bool:

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Literal
 from robust_slurm.checkpoint import plan as planner
 from robust_slurm.checkpoint.state_sum import PHASE
 from srun_wrapper.checkpoint_messages import StandAt, StateSums, TakeSums
-from srun_wrapper.diagnose import Failure
+from srun_wrapper.diagnose import Diagnosis, Failure
 from srun_wrapper.feed import SPENT
+from srun_wrapper.incident import Incident
 from srun_wrapper.report import say
 from srun_wrapper.roster import Node, Role
+from srun_wrapper.stop_tests import Found
 from srun_wrapper.stopping import stop_ranks
 from srun_wrapper.verify_rules import (
     ONE_NODE,
@@ -204,14 +206,14 @@ class Verify:
             )
             return "program"
         if found == "machine":
-            return await self._test(step)
+            return await self._test(step, other)
         why = next(text for text in (compare(first, second)[1], "no third result") if text)
         boss.news(f"step {step} could not be compared: {why}")
         return "unknown"
 
-    async def _test(self, step: int) -> Outcome:
+    async def _test(self, step: int, other: Sequence[Node]) -> Outcome:
         """Test the machines after a result that depends on the node: all of them, since one wrong
-        gradient is in the state of every rank."""
+        gradient is in the state of every rank. ``other``: those of the second result."""
         boss, state = self._boss, self._boss.state
         places = list(state.world.places)
         names = [node.name for node in places]
@@ -224,6 +226,8 @@ class Verify:
             found = await boss.stop_tests.ask(names, "nan")
             if found is None:
                 return "interrupted"
+            if found.idle:
+                self._leave(what, found, step)
             if found.named:
                 # Now it is a failure like any other, and the newest states are in doubt.
                 at = time.monotonic()
@@ -234,11 +238,24 @@ class Verify:
                 )
                 state.failures.append(failure)
                 return "proven"
+            if not {node.name for node in other}.isdisjoint(found.idle):
+                self._unproven = 0
+                return "proven"  # and what the ranks go on from is not its work
         if self._unproven >= UNPROVEN:
             self._stop(f"{UNPROVEN} times in a row it depended on the node, and no test proves any")
         else:
             say("no machine is proven to be at fault, so none leaves the job")
         return "machine"
+
+    def _leave(self, what: str, found: Found, step: int) -> None:
+        """Nodes without ranks that are bad take no place from now on, as after a failure."""
+        at = time.monotonic()
+        lines = (what, *found.lines)
+        root = Failure("differs", at, at, "", evidence=lines, step=step)
+        diagnosis = Diagnosis("differs", "node", (), lines, "differs", root)
+        number = f"{self._boss.state.step_id}-check-{step}"
+        incident = Incident(number, self._boss.state.world.epoch, diagnosis, at, at)
+        self._boss.replacement.leave(found.idle, incident)
 
     async def _again(
         self, step: int, base: tuple[int, int], places: Sequence[Node]

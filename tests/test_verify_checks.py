@@ -9,6 +9,7 @@ from verify_boss import Site
 
 from srun_wrapper import verifying as module
 from srun_wrapper.roster import Role
+from srun_wrapper.stop_tests import Found
 
 
 @pytest.fixture
@@ -53,3 +54,12 @@ def test_a_spare_that_is_lost_before_it_has_ranks(said: list[str]) -> None:
     site.on_stop = lost
     assert check(site) == "unknown"
     assert site.places == [["n0"], ["n0"]] and not site.state.failures
+
+
+def test_a_spare_that_is_proven_bad_takes_no_place(said: list[str]) -> None:
+    """The second result was its work, and the job goes on where it was."""
+    site = Site(1, 2, 1, spares=3)
+    (spare,) = {node.name for node in site.state.spares()[:1]}
+    site.found = Found({}, (f"{spare} is bad",), idle=(spare,))
+    assert check(site) == "proven" and site.left == [spare]
+    assert site.places == [["n0"], [spare], ["n0"], ["n0"]] and not site.state.failures

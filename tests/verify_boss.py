@@ -52,6 +52,7 @@ class Site(Boss):
         self._held: dict[str, list[tuple[int, int, int]]] = {}
         boss = cast(Supervisor, self)
         self.account = SimpleNamespace(checking=0.0)
+        self.replacement = SimpleNamespace(leave=self._leave)
         self.neighbours = SimpleNamespace(pod=lambda _name: "")
         self.stop_tests = SimpleNamespace(ask=self._test)
         self.stalls, self.restoring = Stalls(self.state), Restoring(boss)
@@ -133,5 +134,5 @@ class Site(Boss):
         self.tests.append(tuple(names))
         return self.found
 
-    def leave(self, names: tuple[str, ...], _incident: object) -> None:
+    def _leave(self, names: tuple[str, ...], _incident: object) -> None:
         self.left += names
