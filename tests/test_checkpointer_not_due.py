@@ -11,6 +11,7 @@ import torch
 from checkpointed_training import Training, fake_store
 from fake_checkpoint_store import FakeStore
 
+from robust_slurm.checkpoint import moment
 from robust_slurm.checkpoint.layout import read_snapshot
 from robust_slurm.checkpoint.leaves import Batch
 from robust_slurm.checkpoint.slots import map_file
@@ -48,10 +49,17 @@ def test_the_last_step_is_saved_as_it_was_when_save_was_called(
     assert all(torch.equal(others[name], tensor) for name, tensor in tensors.items())
 
 
-@pytest.mark.parametrize("how", ["changed", "elsewhere"])
+@pytest.mark.parametrize("how", ["changed", "elsewhere", "one item", "large"])
 def test_a_last_step_that_is_gone_is_not_saved_and_that_is_said(
-    store: FakeStore, tmp_path: Path, capfd: pytest.CaptureFixture[str], how: str
+    store: FakeStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    how: str,
 ) -> None:
+    """``one item`` and ``large`` (then not all is summed up): a write that counts no version."""
+    if how == "large":
+        monkeypatch.setattr(moment, "WHOLE", 0)
     store.welcome |= {"every": 3, "first": 0}
     training = Training(directory=tmp_path / "durable")
     training.ckpt.resume()
@@ -60,6 +68,10 @@ def test_a_last_step_that_is_gone_is_not_saved_and_that_is_said(
     with torch.no_grad():
         if how == "changed":
             parameter.mul_(0.5)
+        elif how == "one item":
+            parameter.data[0, 0] += 1
+        elif how == "large":
+            parameter.data.mul_(0.5)
         else:
             parameter.data = parameter.data * 0.5
     training.ckpt.close()

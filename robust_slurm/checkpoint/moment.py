@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 
 from .layout import Snapshot
+from .sharing import Fingerprint
 from .slots import Form
 from .state import Item, State
 
 SMALL = 1 << 20  # bytes of a tensor that is cloned at each step that is not saved
+WHOLE = 1 << 16  # bytes on the host that are all summed up at such a step; of more, a few items
 
 
 class Moment(NamedTuple):
@@ -25,6 +28,23 @@ class Moment(NamedTuple):
 
     def versions(self) -> list[int]:
         return [tensor._version for tensor in (*self.late, *self.early)]
+
+
+class Held:
+    """A moment that may be saved later, while nothing has changed what of it is live."""
+
+    def __init__(self, moment: Moment, fingerprint: Fingerprint, *, whole: bool) -> None:
+        self.moment = moment
+        self._versions = moment.versions()
+        self._fingerprint, self._whole = fingerprint, whole
+        self._sum = fingerprint.take(whole=whole, beside=False)
+
+    def unchanged(self) -> bool:
+        """False once something is known to have changed: torch counts no writes through ``.data``
+        and the like, and those show in the checksum."""
+        if self.moment.versions() != self._versions:
+            return False
+        return self._sum() == self._fingerprint.take(whole=self._whole, beside=False)()
 
 
 class Moments:
@@ -40,6 +60,8 @@ class Moments:
         self._early: list[torch.Tensor] = []
         self._unsteady: set[str] = set()
         self._encoded: dict[str, tuple[Any, str]] = {}
+        self._live: list[torch.Tensor] = []
+        self._fingerprint = Fingerprint([])  # of those
 
     @property
     def steady(self) -> bool:
@@ -59,15 +81,22 @@ class Moments:
             form.reserve(len(form.header(0, self.encode(values))))
         return Moment(form, values, self._late, self._early)
 
-    def to_hold(self) -> Moment | None:
+    def to_hold(self) -> Held | None:
         """As ``look``, for a step that may be saved later: what changes before the next optimizer
         step is copied. None where nothing could tell whether the rest has changed."""
         now = self.look(trusting=True)
         small = [t.nbytes <= SMALL or t.is_inference() for t in now.early]
         if not (all(small) or self.steady):
             return None
-        early = [t.clone() if few else t for t, few in zip(now.early, small, strict=True)]
-        return now._replace(early=early)
+        form, early = now.form, list(zip(now.form.early, now.early, small, strict=True))
+        live = [*zip(form.late, now.late, strict=True), *((i, t) for i, t, few in early if not few)]
+        tensors = [tensor for _, tensor in live]
+        if len(tensors) != len(self._live) or not all(map(is_, tensors, self._live)):
+            self._live = tensors
+            self._fingerprint = Fingerprint([(form.entries[i], tensor) for i, tensor in live])
+        whole = all(t.is_cpu for t in tensors) and sum(t.nbytes for t in tensors) <= WHOLE
+        moment = now._replace(early=[t.clone() if few else t for _, t, few in early])
+        return Held(moment, self._fingerprint, whole=whole)
 
     def distrust(self, names: Collection[str] | None = None) -> None:
         """Copy these tensors inside save() from now on; None: all."""
@@ -79,7 +108,8 @@ class Moments:
 
     def release(self) -> None:
         """Let go of all tensors."""
-        self._items, self._late, self._early = (), [], []
+        self._items, self._late, self._early, self._live = (), [], [], []
+        self._fingerprint = Fingerprint([])
 
     def _form_of(self, items: Sequence[Item]) -> Form:
         form = self._form
@@ -98,6 +128,8 @@ class Moments:
         self._items = items
         self._late = [items[i].tensor for i in form.late]
         self._early = [items[i].tensor for i in form.early]
+        if not {*map(id, self._live)} <= {*map(id, self._late), *map(id, self._early)}:
+            self._live, self._fingerprint = [], Fingerprint([])  # nobody keeps their memory
         return form
 
     def encode(self, values: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from .guard import Guard, Verdict
 from .interval import Cost
 from .layout import Snapshot
 from .leaving import by_disk, holds
-from .moment import Moment, Moments
+from .moment import Held, Moment, Moments
 from .options import Options
 from .order import Order, some
 from .patience import Patience
@@ -79,7 +79,7 @@ class Saver:
         """The newest step that was taken."""
         self._taken = -1
         self._persisted = -1
-        self._held: tuple[Moment, list[int]] | None = None
+        self._held: Held | None = None
         """Findings of the last save() that were not saved, while they still can be."""
         self._guard = Guard(always=options.debug)
         self._order = Order(state)
@@ -142,22 +142,21 @@ class Saver:
     def _hold(self) -> None:
         """Keep what changes before the next optimizer step: generators, loaders, running averages.
 
-        The rest stays live, and its versions tell whether it is still the same; where nothing can
-        tell that, there is nothing to keep."""
+        The rest stays live; where nothing can tell whether it is still the same, there is nothing
+        to keep."""
         start = time.perf_counter()
-        now = self._moments.to_hold()
-        self._held = None if now is None else (now, now.versions())
+        self._held = self._moments.to_hold()
         # To save less often makes it no cheaper: it says nothing of the interval.
         self._meter.leave_out(time.perf_counter() - start)
 
     def _take_held(self, *, persist: bool) -> None:
         """Begin the snapshot of the last step, if it has not changed since."""
         held, self._held = self._held, None
-        if held is None or held[0].versions() != held[1] or not self._state.still_there():
+        if held is None or not (self._state.still_there() and held.unchanged()):
             return
         if not self._on_disk and self._ring is not None and self._ring.own < OWN:
             self._client.wait_free(1, self._options.replica_wait)
-        self._take(self.last, persist, held[0])
+        self._take(self.last, persist, held.moment)
         self.settle()
 
     def _take(self, step: int, persist: bool, moment: Moment) -> None:
