@@ -130,7 +130,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank {shown}{more}"
 
 
-Conclusion = Literal["agree", "again", "program", "machine", "unknown"]
+Conclusion = Literal["agree", "again", "program", "machine", "once", "unknown"]
 
 
 def conclude(first: Results, second: Results, third: Results | None = None) -> Conclusion:
@@ -138,7 +138,8 @@ def conclude(first: Results, second: Results, third: Results | None = None) -> C
     the first nodes.
 
     ``again``: a third is needed. ``program``: it does not compute the same twice. ``machine``: what
-    it computes depends on the node.
+    it computes depends on the node. ``once``: two sets of nodes agree to the bit, so the program is
+    deterministic, and the first nodes computed wrongly the first time only.
     """
     verdict, _ = compare(first, second)
     if verdict == "unknown":
@@ -150,4 +151,6 @@ def conclude(first: Results, second: Results, third: Results | None = None) -> C
     last, _ = compare(first, third)
     if last == "unknown":
         return "unknown"
-    return "machine" if last == "same" else "program"
+    if last == "same":
+        return "machine"
+    return "once" if compare(second, third)[0] == "same" else "program"

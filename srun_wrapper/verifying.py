@@ -45,7 +45,7 @@ READ = 20.0  # s for the stores to answer, and for every
 READ_RATE = 1e9  # bytes that they read, 8 more
 NOBODY = -1
 
-Outcome = Literal["agree", "program", "machine", "proven", "unknown", "interrupted"]
+Outcome = Literal["agree", "program", "machine", "once", "proven", "unknown", "interrupted"]
 
 
 class Verify:
@@ -205,21 +205,29 @@ class Verify:
                 "is not deterministic, and nobody is to blame"
             )
             return "program"
-        if found == "machine":
-            return await self._test(step, other)
+        if found == "machine" or found == "once":
+            return await self._test(step, other, found)
         why = next(text for text in (compare(first, second)[1], "no third result") if text)
         boss.news(f"step {step} could not be compared: {why}")
         return "unknown"
 
-    async def _test(self, step: int, other: Sequence[Node]) -> Outcome:
-        """Test the machines after a result that depends on the node: all of them, since one wrong
-        gradient is in the state of every rank. ``other``: those of the second result."""
+    async def _test(
+        self, step: int, other: Sequence[Node], outcome: Literal["machine", "once"]
+    ) -> Outcome:
+        """Test the machines of the first result after one that depends on the node, or came only
+        once: all of them, since one wrong gradient is in the state of every rank. ``other``: those
+        of the second result."""
         boss, state = self._boss, self._boss.state
         places = list(state.world.places)
         names = [node.name for node in places]
         what = f"step {step} depends on the node: twice the same on some, differently on others"
+        if outcome == "once":
+            what = (
+                f"step {step} came out differently once, on {','.join(names)}, and then twice the "
+                "same, on other nodes and on these: a device computes wrongly now and then"
+            )
         say(f"{what}; it is not certified")
-        self._unproven += 1
+        self._unproven += outcome == "machine"
         if boss.config.stop_tests:
             if not await self._stopped():
                 return "interrupted"
@@ -238,14 +246,15 @@ class Verify:
                 )
                 state.failures.append(failure)
                 return "proven"
-            if not {node.name for node in other}.isdisjoint(found.idle):
+            computed = {node.name for node in other}  # what differed, if that comes again
+            if outcome == "machine" and not computed.isdisjoint(found.idle):
                 self._unproven = 0
                 return "proven"  # and what the ranks go on from is not its work
         if self._unproven >= UNPROVEN:
             self._stop(f"{UNPROVEN} times in a row it depended on the node, and no test proves any")
         else:
             say("no machine is proven to be at fault, so none leaves the job")
-        return "machine"
+        return outcome
 
     def _leave(self, what: str, found: Found, step: int) -> None:
         """Nodes without ranks that are bad take no place from now on, as after a failure."""

@@ -31,6 +31,7 @@ FIRST, RING = ["n0", "n1", "n2", "n3"], ["n1", "n2", "n3", "n0"]
     [
         ((1, 1), "agree", [FIRST, RING]),
         ((1, 2, 1), "machine", [FIRST, RING, FIRST, FIRST]),  # tests, and a start after them
+        ((1, 2, 2), "once", [FIRST, RING, FIRST, FIRST]),
         ((1, 2, 3), "program", [FIRST, RING, FIRST]),
     ],
 )
@@ -40,6 +41,23 @@ def test_what_is_computed_where(
     site = Site(*sums)
     assert check(site) == outcome
     assert site.places == places and not site.state.failures
+    assert site.tests == ([tuple(FIRST)] if outcome in ("machine", "once") else [])
+    assert site.verify.text.startswith("off: ") == (outcome == "program")
+
+
+def test_a_device_that_is_wrong_now_and_then(said: list[str]) -> None:
+    """Checks go on however often it comes; a node leaves only with a proof."""
+    site = Site(1, 2, 2)
+    for _ in range(3):
+        site.sums = (*([1] * site.state.world.epoch), 2)
+        assert check(site) == "once"
+    assert len(site.tests) == 3 and not site.verify.text.startswith("off: ")
+    assert not site.state.failures
+    site.sums = (*([1] * site.state.world.epoch), 2)
+    site.found = Found({"n2": ("wrong",)}, ("n2: wrong",))
+    assert check(site) == "proven"
+    (failure,) = site.state.failures
+    assert (failure.symptom, failure.suspects) == ("differs", ("n2",))
 
 
 def test_a_spare_that_is_lost_before_it_has_ranks(said: list[str]) -> None:

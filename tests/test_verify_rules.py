@@ -130,7 +130,7 @@ ONE, TWO, THREE = result(1, 1), result(2, 2), result(3, 3)
         (ONE, None, "agree"),
         (TWO, None, "again"),
         (TWO, ONE, "machine"),
-        (TWO, TWO, "program"),  # the second and third agree, which no machine explains
+        (TWO, TWO, "once"),  # other nodes and then the first ones agree: the first result was wrong
         (TWO, THREE, "program"),
         (TWO, {}, "unknown"),
         ({}, None, "unknown"),
