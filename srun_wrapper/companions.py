@@ -435,7 +435,8 @@ class Companions:
         except SlurmError:
             return "refused"
         away = self._slurm.outage.count != request.outages
-        return outcome(request.look(jobs, time.monotonic()), lasted, away)
+        code = request.process.returncode if request.process is not None else None
+        return outcome(request.look(jobs, time.monotonic()), code or 0, lasted, away)
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

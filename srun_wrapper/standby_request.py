@@ -12,7 +12,9 @@ from robust_slurm.slurm import Allotted
 
 SILENT = 5.0  # s for robust-task to report once Slurm runs it on a node
 NO_ANSWER = 4.0  # s; an srun that was refused ends sooner, one without slurmctld later
-NOT_LAUNCHED = "JobLaunchFailure"  # Slurm's reason when nobody took the allocation
+NOT_LAUNCHED = "JobLaunchFailure"
+"""Slurm's reason when nobody took the allocation; now and then also for a task that was killed."""
+A_TASKS = 126  # srun's own exit codes are below; from here on it passes on how a task ended
 
 Outcome = Literal["waiting", "unfit", "again", "refused"]
 """``unfit``: the node did not run robust-task; ``again``: the request never reached a node, and
@@ -65,11 +67,12 @@ class Request:
                 self.process.terminate()
 
 
-def outcome(job: Allotted | None, lasted: float, away: bool) -> Outcome:
+def outcome(job: Allotted | None, code: int, lasted: float, away: bool) -> Outcome:
     """Judge a request whose srun has ended without a word of robust-task.
 
-    ``lasted``: seconds that srun ran. ``away``: Slurm was away meanwhile, so that the end of srun
-    says nothing about a node. Slurm cancels an allocation whose prolog fails.
+    ``code``: srun's exit code. ``lasted``: seconds that it ran. ``away``: Slurm was away meanwhile,
+    so that the end of srun says nothing about a node. Slurm cancels an allocation whose prolog
+    fails.
     """
     if away:
         return "again"
@@ -77,6 +80,6 @@ def outcome(job: Allotted | None, lasted: float, away: bool) -> Outcome:
         return "again" if lasted >= NO_ANSWER else "refused"
     if not job.nodes:
         return "refused"
-    if job.reason == NOT_LAUNCHED or job.state == "CANCELLED":
+    if job.state == "CANCELLED" or (job.reason == NOT_LAUNCHED and code < A_TASKS):
         return "again"
     return "unfit"

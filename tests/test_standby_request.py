@@ -16,27 +16,33 @@ def job(state: str = "FAILED", reason: str = "NonZeroExitCode", *nodes: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("found", "lasted", "away", "expected"),
+    ("found", "code", "lasted", "away", "expected"),
     [
         # As Slurm 22.05 has them: a task that ended, or could not be run at all.
-        (job("FAILED", "NonZeroExitCode", "s1"), 0.3, False, "unfit"),
-        (job("COMPLETING", "NonZeroExitCode", "s1"), 0.3, False, "unfit"),
-        (job("NODE_FAIL", "None", "s1"), 9.0, False, "unfit"),
+        (job("FAILED", "NonZeroExitCode", "s1"), 1, 0.3, False, "unfit"),
+        (job("COMPLETING", "NonZeroExitCode", "s1"), 1, 0.3, False, "unfit"),
+        (job("NODE_FAIL", "None", "s1"), 1, 9.0, False, "unfit"),
         # The answer to srun was lost: slurmctld gave the node to nobody.
-        (job("FAILED", "JobLaunchFailure", "s1"), 5.1, False, "again"),
+        (job("FAILED", "JobLaunchFailure", "s1"), 1, 5.1, False, "again"),
+        # It gives the same reason to a task that was killed within seconds, but not always.
+        (job("FAILED", "JobLaunchFailure", "s1"), 137, 1.2, False, "unfit"),
+        (job("COMPLETING", "JobLaunchFailure", "s1"), 137, 1.2, False, "unfit"),
+        (job("FAILED", "JobLaunchFailure", "s1"), -15, 5.1, False, "again"),
         # Its prolog failed, or an administrator has cancelled it.
-        (job("CANCELLED", "None", "s1"), 1.0, False, "again"),
-        (job("CANCELLED", "None"), 9.0, False, "refused"),
+        (job("CANCELLED", "None", "s1"), 1, 1.0, False, "again"),
+        (job("CANCELLED", "None"), 1, 9.0, False, "refused"),
         # Slurm was away while srun ran: nothing is known about the node.
-        (job("FAILED", "NonZeroExitCode", "s1"), 5.1, True, "again"),
-        (None, 10.0, True, "again"),
+        (job("FAILED", "NonZeroExitCode", "s1"), 1, 5.1, True, "again"),
+        (None, 1, 10.0, True, "again"),
         # No allocation: refused at once, or slurmctld was away and is just back.
-        (None, 0.2, False, "refused"),
-        (None, NO_ANSWER, False, "again"),
+        (None, 1, 0.2, False, "refused"),
+        (None, 1, NO_ANSWER, False, "again"),
     ],
 )
-def test_outcome(found: Allotted | None, lasted: float, away: bool, expected: Outcome) -> None:
-    assert outcome(found, lasted, away) == expected
+def test_outcome(
+    found: Allotted | None, code: int, lasted: float, away: bool, expected: Outcome
+) -> None:
+    assert outcome(found, code, lasted, away) == expected
 
 
 def test_silent_only_once_slurm_runs_it_on_a_node() -> None:

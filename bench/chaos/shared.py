@@ -202,6 +202,7 @@ def _outages() -> list[Case]:
             nodes=4,
             expected=Expected(gone=frozenset(expand("n[1-4]"))),
             limit=120.0,
+            epilog=True,
         ),
     ]
     return found
