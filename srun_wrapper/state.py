@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import signal
 import time
@@ -87,6 +88,7 @@ class JobState:
         self.signalled = 0  # the signal that ends the step, once it is being ended
         self.awaited: set[int] = set()  # companions that were asked for and may still come
         self.passed_on: set[int] = set()  # other signals that the ranks were sent on purpose
+        self.passed_at = -math.inf  # when the last of them was
         self.early: set[int] = set()  # those of them that came when there were no ranks to get them
         self.ending = False  # the shims are told to finish
         self.on_news: Callable[[str], None] = lambda _text: None
@@ -311,6 +313,7 @@ class JobState:
     def pass_on(self, signum: int) -> None:
         """Someone sends the ranks a signal that does not end the step."""
         self.passed_on.add(signum)
+        self.passed_at = time.monotonic()
         if self.failures or self.stopping_epoch >= self.world.epoch:
             self.early.add(signum)  # no ranks yet, or they are to be stopped: the next ones get it
 

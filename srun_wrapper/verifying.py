@@ -57,6 +57,7 @@ class Verify:
         self._tokens = itertools.count(1)
         self._step = NOBODY  # after which the ranks are to stand
         self._since: float | None = None  # the first has stood
+        self._from = math.inf  # signals that have come since may be forgotten in a stop
         self._told = -math.inf  # when the ranks were told to go on
         self._running = False
         self._unproven = 0  # in a row
@@ -99,6 +100,8 @@ class Verify:
             self._ask()
             return
         where = self._standing(now)
+        if where == "wait" and self.held_up and state.world.is_ending():
+            where = "over"
         if where == "all":
             self.ready = True
             self._boss.state.changed.set()
@@ -116,11 +119,13 @@ class Verify:
             return
         if len(checkpoints.saved) < world or state.nans.since or state.pace.phase == PHASE:
             return  # some have not gone on since the last one
-        if any(not whole for node in state.world.places for whole in node.stdin.values()):
+        if self._spent():
             self._stop(SPENT)
             return
         newest = max(saved.step for saved in checkpoints.saved.values())
         newest += checkpoints.interval.every - 1
+        if state.world.is_ending():
+            return
         self._step = next_step(newest, checkpoints.ahead(), self._every)
         self._boss.broadcast(StandAt(self._step))
 
@@ -151,6 +156,7 @@ class Verify:
         """One check. Afterwards the ranks run, or a failure waits for its recovery."""
         boss, state, step = self._boss, self._boss.state, self._step
         began = self._since or time.monotonic()
+        self._from = began - (state.pace.step_time() or 0.0)
         self._running, self.ready, boss.phase = True, False, "checking"
         outcome: Outcome = "unknown"
         try:
@@ -228,6 +234,9 @@ class Verify:
             )
         say(f"{what}; it is not certified")
         self._unproven += outcome == "machine"
+        if why := self._hindrance():
+            say(f"no machine is tested now: {why}")
+            return outcome
         if boss.config.stop_tests:
             if not await self._stopped():
                 return "interrupted"
@@ -271,6 +280,9 @@ class Verify:
     ) -> Results | None:
         """Have these nodes compute the step from ``base``. None if a failure or the end came."""
         boss = self._boss
+        if why := self._hindrance():
+            boss.news(f"step {step} is not computed again: {why}")
+            return {}
         if not await self._stopped():
             return None
         lost = [n.name for n in places if n.gone or (n.role is Role.SPARE and not n.connection)]
@@ -289,6 +301,19 @@ class Verify:
             if boss.state.world.all_exited():
                 break
         return None if self._interrupted() else await self._results(step)
+
+    def _hindrance(self) -> str:
+        """Reason why ranks that stand must not be stopped now, or they would lose something."""
+        state = self._boss.state
+        if state.passed_at >= self._from:
+            return "a signal has come for the ranks, which may not have acted on it"
+        if self._spent():
+            return SPENT
+        return "ranks have ended" if state.world.is_ending() else ""
+
+    def _spent(self) -> bool:
+        """Some rank has read more input than is kept for its next incarnation."""
+        return any(not all(node.stdin.values()) for node in self._boss.state.world.places)
 
     async def _stopped(self) -> bool:
         """End the ranks as a restart does; False if a failure or the end came."""

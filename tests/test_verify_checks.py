@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import pytest
 from verify_boss import Site
@@ -81,3 +82,41 @@ def test_a_spare_that_is_proven_bad_takes_no_place(said: list[str]) -> None:
     site.found = Found({}, (f"{spare} is bad",), idle=(spare,))
     assert check(site) == "proven" and site.left == [spare]
     assert site.places == [["n0"], [spare], ["n0"], ["n0"]] and not site.state.failures
+
+
+@pytest.mark.parametrize("what", ["signal", "input", "ended"])
+@pytest.mark.parametrize("sums", [(1, 1), (1, 2, 2)])
+def test_ranks_that_would_lose_something_are_not_stopped(
+    said: list[str], sums: tuple[int, ...], what: str
+) -> None:
+    """A signal that a rank has noted, input that cannot be given again, an end already made."""
+    site = Site(*sums)
+    once = len(sums) - 1  # epochs until then
+
+    def comes() -> None:
+        if site.state.world.epoch < once:
+            return
+        if what == "signal":
+            site.state.pass_on(signal.SIGUSR1)
+        elif what == "input":
+            site.nodes[1].stdin[0] = False
+        else:
+            site.state.world.note_exit(site.state.world.by_rank[1], 0, 0)
+
+    site.on_sums = comes
+    assert check(site) == "unknown"
+    assert site.places == [FIRST, RING][:once] and not site.state.stopped()
+
+
+def test_a_signal_before_the_ranks_stood_does_not_matter(said: list[str]) -> None:
+    site = Site(1, 1)
+    site.state.pass_on(signal.SIGUSR1)
+    site.state.passed_at -= 60.0
+    assert check(site) == "agree"
+
+
+def test_nothing_is_asked_of_a_job_that_ends() -> None:
+    site = Site(1, 1)
+    site.state.world.note_exit(site.state.world.by_rank[1], 0, 0)
+    site.stand()
+    assert site.asked() == []

@@ -48,6 +48,7 @@ class Site(Boss):
         self.left: list[str] = []
         self.found: Found | None = FINE
         self.on_stop: Callable[[], None] = lambda: None
+        self.on_sums: Callable[[], None] = lambda: None
         self.steps_in_memory = (STEP - 1, STEP)
         self._held: dict[str, list[tuple[int, int, int]]] = {}
         boss = cast(Supervisor, self)
@@ -125,6 +126,7 @@ class Site(Boss):
         super().broadcast(message)
         if isinstance(message, TakeSums):
             epoch = self.state.world.epoch
+            self.on_sums()
             crc = self.sums[min(epoch, len(self.sums)) - 1]
             for rank, node in enumerate(self.state.world.places):
                 found = (StateSum(rank, epoch, 1, crc, 7),)
