@@ -299,6 +299,10 @@ class Checkpoints:
         if step is not None:
             self.boss.broadcast(PersistAt(step))
 
+    def unwritten(self, before: int) -> bool:
+        """True if a step older than ``before`` is on its way to disk, and lost by a restart."""
+        return bool(self.directory) and self._durable.is_open(before)
+
     def _complete(self, now: float) -> None:
         """Tell all stores the newest step that all ranks have: older ones free their memory."""
         if now - self._told_at >= TELL and self._everywhere.look(self.world):

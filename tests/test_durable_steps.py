@@ -75,6 +75,14 @@ def test_a_step_that_nobody_reports_on_is_given_up() -> None:
     assert asked(steps, 501, now=6.0 + GIVEN_UP) == 510
 
 
+def test_steps_that_a_restart_would_lose() -> None:
+    steps = by_step(10)
+    assert not steps.is_open(before=10) and steps.is_open(before=11)
+    steps.over(10)
+    assert not steps.is_open(before=99)
+    assert asked(steps, 20) == 30 and steps.is_open(before=40) and not steps.is_open(before=30)
+
+
 def test_by_time_and_by_step_do_not_meet() -> None:
     steps = DurableSteps(600.0)
     steps.every = 100

@@ -12,7 +12,7 @@ from checkpoints_boss import Boss
 
 from robust_slurm.checkpoint.state_sum import PHASE
 from srun_wrapper import verifying as module
-from srun_wrapper.checkpoint_messages import Saved, StandAt
+from srun_wrapper.checkpoint_messages import Committed, Saved, StandAt
 from srun_wrapper.diagnose import Failure
 from srun_wrapper.supervisor import Supervisor
 from srun_wrapper.verify_rules import LIMIT
@@ -144,6 +144,26 @@ def test_ranks_that_wait_for_a_slow_one_do_not_hang(job: Job) -> None:
     job.verify.look(101.0)
     hang.look(200.0)  # all stand, and their stores are asked what they have
     assert job.verify.ready and job.state.pace.silent(201.0) <= 1.0
+
+
+@pytest.mark.parametrize("durable", [19, 20])
+def test_a_step_on_its_way_to_disk_is_not_thrown_away(durable: int) -> None:
+    """That of the check itself is written by the ranks that compute it again."""
+    job = Job()
+    for rank in range(4):
+        job.enrol(rank, directory="/scratch/run", every=durable)
+    job.save(8, 8, 8, 8)
+    job.verify.look(0.0)
+    job.save(20, 20, 20, 20)
+    job.verify.look(1.0)
+    assert job.verify.ready is (durable == 20)
+    if durable == 19:
+        assert job.asked() == [20, -1]
+        job.verify.look(1.1)
+        job.checkpoints.heard(job.nodes[0], Committed(3, 19, True, ""))
+        job.save(30, 30, 30, 30)
+        job.verify.look(2.0)
+        assert job.verify.ready and job.asked() == [20, -1, 30]
 
 
 @pytest.mark.parametrize("phase", ["recovering", "starting", "checking"])
