@@ -13,6 +13,7 @@ from srun_wrapper.feed import Feed
 
 LIMIT = 60.0  # s for the slowest rank to come to a step at which others stand already
 STEPS = 10  # or so many steps, where these take longer
+MISSED = 2  # steps in a row that could not be computed again: no more is asked
 UNPROVEN = 2  # results in a row that depend on the node, without a proof: no more is asked
 SHOWN = 8  # ranks that are named
 
@@ -54,6 +55,7 @@ def refused(*, tasks: bool, checkpoint: bool, nodes: int, numbered: bool, source
 
 
 ONE_NODE = "a step is computed again on other nodes, and this job has one"
+UNEVEN = "some node has no partner with as many ranks, nor a spare with room for them"
 
 
 def exchange(places: Sequence[Seat], spares: Sequence[Seat] = ()) -> list[str] | None:

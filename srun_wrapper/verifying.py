@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from robust_slurm.checkpoint import plan as planner
-from robust_slurm.checkpoint.state_sum import PHASE
+from robust_slurm.checkpoint.state_sum import PHASE, StateSum
 from srun_wrapper.checkpoint_messages import StandAt, StateSums, TakeSums
 from srun_wrapper.diagnose import Diagnosis, Failure
 from srun_wrapper.feed import SPENT
@@ -25,7 +25,9 @@ from srun_wrapper.roster import Node, Role
 from srun_wrapper.stop_tests import Found
 from srun_wrapper.stopping import stop_ranks
 from srun_wrapper.verify_rules import (
+    MISSED,
     ONE_NODE,
+    UNEVEN,
     UNPROVEN,
     Results,
     Seat,
@@ -60,7 +62,7 @@ class Verify:
         self._from = math.inf  # signals that have come since may be forgotten in a stop
         self._told = -math.inf  # when the ranks were told to go on
         self._running = False
-        self._unproven = 0  # in a row
+        self._missed = self._unproven = 0  # in a row
         self._agreed = 0
         self.ready = False
         """All ranks stand: ``run``."""
@@ -186,9 +188,15 @@ class Verify:
         here = list(boss.state.world.places)
         other = self._exchanged()
         if base is None or other is None:
-            why = "no step before it is in memory" if base is None else ONE_NODE
-            self._stop(f"step {step} cannot be: {why}")
+            alone = len(here) + len(boss.state.spares()) < 2
+            why = UNEVEN if not alone else ONE_NODE
+            why = why if other is None else "memory does not hold a step before it"
+            self._missed += 1
+            boss.news(f"step {step} is not computed again: {why}")
+            if self._missed >= MISSED:
+                self._stop(f"it could not be done {MISSED} times in a row: {why}")
             return "unknown"
+        self._missed = 0
         names = (f"{new.name} in place of {old.name}" for new, old in zip(other, here, strict=True))
         boss.news(f"step {step} is computed again from step {base[0]}: {', '.join(names)}")
         second = await self._again(step, base, other)
@@ -369,19 +377,22 @@ class Verify:
         epoch, world = boss.state.world.epoch, boss.checkpoints.world
         answers: list[StateSums] = []
         boss.checkpoints.sums[token] = answers
+        found: dict[int, StateSum] = {}
 
-        def found() -> Results:
-            all_found = (each for answer in answers for each in answer.found)
-            return {each.owner: each for each in all_found if each.epoch == epoch}
+        def whole() -> bool:
+            while answers:  # each is looked at once: ten thousand stores answer one by one
+                sums = answers.pop().found
+                found.update((each.owner, each) for each in sums if each.epoch == epoch)
+            return len(found) >= world
 
         try:
             boss.broadcast(TakeSums(token, step))
             size = max((saved.size for saved in boss.checkpoints.saved.values()), default=0)
             limit = READ + 8 * size / READ_RATE
-            await boss.state.until(lambda: len(found()) >= world or self._over(), limit)
+            await boss.state.until(lambda: whole() or self._over(), limit)
         finally:
             del boss.checkpoints.sums[token]
-        return found() if len(found()) == world else {}
+        return found if len(found) == world else {}
 
     def _over(self) -> bool:
         return self._interrupted() or self._boss.state.world.all_exited()

@@ -120,3 +120,21 @@ def test_nothing_is_asked_of_a_job_that_ends() -> None:
     site.state.world.note_exit(site.state.world.by_rank[1], 0, 0)
     site.stand()
     assert site.asked() == []
+
+
+@pytest.mark.parametrize("lacking", ["a step before it", "a partner", "any node"])
+def test_what_cannot_be_computed_again_is_left_out_once(said: list[str], lacking: str) -> None:
+    """A slow store may be the reason, and a spare may come; at the second time in a row it ends."""
+    site = Site(1, 1, spares={"a step before it": 0, "a partner": 2, "any node": 3}[lacking])
+    if lacking == "a step before it":
+        site._held.clear()
+    elif lacking == "a partner":
+        site.state.world.ranks[:] = [(0, 1), (2,)]  # spares have one slot
+    else:
+        for node in site.state.spares():
+            site.state.lose(node, "no word")
+    texts = {"a partner": module.UNEVEN, "any node": module.ONE_NODE}
+    why = texts.get(lacking, "memory does not hold a step before it")
+    assert check(site) == "unknown" and site.told[-1].endswith(why) and said == []
+    assert check(site) == "unknown" and why in said[-1] and site.verify.text.startswith("off: ")
+    assert len(site.places) == 1
