@@ -14,9 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from robust_slurm.checkpoint import plan as planner
-from robust_slurm.checkpoint.state_sum import PHASE, StateSum
-from srun_wrapper.checkpoint_messages import StandAt, StateSums, TakeSums
+from robust_slurm.checkpoint.state_sum import PHASE
+from srun_wrapper.checkpoint_messages import StandAt
 from srun_wrapper.diagnose import Diagnosis, Failure
 from srun_wrapper.feed import SPENT
 from srun_wrapper.incident import Incident
@@ -24,16 +23,15 @@ from srun_wrapper.report import say
 from srun_wrapper.roster import Node, Role
 from srun_wrapper.stop_tests import Found
 from srun_wrapper.stopping import stop_ranks
+from srun_wrapper.verify_reads import before, exchanged, results, spent
 from srun_wrapper.verify_rules import (
     MISSED,
     ONE_NODE,
     UNEVEN,
     UNPROVEN,
     Results,
-    Seat,
     compare,
     conclude,
-    exchange,
     next_step,
     standing,
 )
@@ -43,8 +41,6 @@ if TYPE_CHECKING:
 
 AGAIN = 1.0  # s between two words to go on: a node that is connecting anew hears only a later one
 POLL = 0.05  # s; a rank that stands is told of in a report, which wakes nobody
-READ = 20.0  # s for the stores to answer, and for every
-READ_RATE = 1e9  # bytes that they read, 8 more
 NOBODY = -1
 
 Outcome = Literal["agree", "program", "machine", "once", "proven", "unknown", "interrupted"]
@@ -125,7 +121,7 @@ class Verify:
             return
         if len(checkpoints.saved) < world or state.nans.since or state.pace.phase == PHASE:
             return  # some have not gone on since the last one
-        if self._spent():
+        if spent(self._boss.state):
             self._stop(SPENT)
             return
         newest = max(saved.step for saved in checkpoints.saved.values())
@@ -180,13 +176,13 @@ class Verify:
 
     async def _check(self, step: int) -> Outcome:
         boss = self._boss
-        first = await self._results(step)
+        first = await results(boss, step, next(self._tokens), self._over)
         if not first:
             boss.news(f"step {step} is not checked: not all stores answered in time")
             return "unknown"
-        base = await self._before(step)
+        base = await before(boss, step)
         here = list(boss.state.world.places)
-        other = self._exchanged()
+        other = exchanged(boss)
         if base is None or other is None:
             alone = len(here) + len(boss.state.spares()) < 2
             why = UNEVEN if not alone else ONE_NODE
@@ -312,20 +308,20 @@ class Verify:
             await boss.state.until(self._over, POLL)
             if boss.state.world.all_exited():
                 break
-        return None if self._interrupted() else await self._results(step)
+        return (
+            None
+            if self._interrupted()
+            else await results(boss, step, next(self._tokens), self._over)
+        )
 
     def _hindrance(self) -> str:
         """Reason why ranks that stand must not be stopped now, or they would lose something."""
         state = self._boss.state
         if state.passed_at >= self._from:
             return "a signal has come for the ranks, which may not have acted on it"
-        if self._spent():
+        if spent(self._boss.state):
             return SPENT
         return "ranks have ended" if state.world.is_ending() else ""
-
-    def _spent(self) -> bool:
-        """Some rank has read more input than is kept for its next incarnation."""
-        return any(not all(node.stdin.values()) for node in self._boss.state.world.places)
 
     async def _stopped(self) -> bool:
         """End the ranks as a restart does; False if a failure or the end came."""
@@ -345,54 +341,6 @@ class Verify:
         for node in places:
             if node.role is Role.SPARE:
                 state.move(node, Role.ACTIVE)
-
-    def _exchanged(self) -> list[Node] | None:
-        state, pod = self._boss.state, self._boss.neighbours.pod
-        spares = state.spares()
-        seats = [
-            Seat(node.name, node.slots, len(ranks), pod(node.name))
-            for node, ranks in zip(state.world.places, state.world.ranks, strict=True)
-        ]
-        idle = [Seat(node.name, node.slots, 0, pod(node.name)) for node in spares]
-        names = exchange(seats, idle)
-        known = {node.name: node for node in (*spares, *state.world.places)}
-        return None if names is None else [known[name] for name in names]
-
-    async def _before(self, step: int) -> tuple[int, int] | None:
-        """The newest step before this one that memory has whole, and its epoch."""
-        boss = self._boss
-        places = await boss.restoring.stock()
-        world = boss.checkpoints.world
-        sets, _ = planner.usable(places, world)
-        found = [
-            key
-            for key, copies in sets.items()
-            if key[0] < step and key[1] == boss.state.world.epoch and len(copies) == world
-        ]
-        return max(found, default=None)
-
-    async def _results(self, step: int) -> Results:
-        """Of all ranks, as their stores read them now; fewer if some do not answer in time."""
-        boss, token = self._boss, next(self._tokens)
-        epoch, world = boss.state.world.epoch, boss.checkpoints.world
-        answers: list[StateSums] = []
-        boss.checkpoints.sums[token] = answers
-        found: dict[int, StateSum] = {}
-
-        def whole() -> bool:
-            while answers:  # each is looked at once: ten thousand stores answer one by one
-                sums = answers.pop().found
-                found.update((each.owner, each) for each in sums if each.epoch == epoch)
-            return len(found) >= world
-
-        try:
-            boss.broadcast(TakeSums(token, step))
-            size = max((saved.size for saved in boss.checkpoints.saved.values()), default=0)
-            limit = READ + 8 * size / READ_RATE
-            await boss.state.until(lambda: whole() or self._over(), limit)
-        finally:
-            del boss.checkpoints.sums[token]
-        return found if len(found) == world else {}
 
     def _over(self) -> bool:
         return self._interrupted() or self._boss.state.world.all_exited()
