@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from plan_places import MIB, SEATS, healthy, held, store
 
-from robust_slurm.checkpoint.events import Holding
+from robust_slurm.checkpoint.events import WITHDRAWN, Holding
 from robust_slurm.checkpoint.plan import Place, Resume, Seat, late, numbers, plan
 
 
@@ -32,6 +32,18 @@ def shared(places: list[Place], step: int, same: dict[int, int]) -> list[Place]:
         for tier in ("memory", "replica"):
             places = change(places, rank, step, tier, needs=tuple(same), same=checksum)
     return places
+
+
+def test_all_copies_of_a_snapshot_that_its_rank_withdrew_are_left_out() -> None:
+    """Those of other epochs and owners are not, nor replicas of one that cannot be read."""
+    broken = change(healthy(7, 8), 1, 8, ok=False, why="rank 1 could not use it: size")
+    assert plan(broken, SEATS, 4).step == 8
+    torn = change(healthy(7, 8), 1, 8, ok=False, why=f"{WITHDRAWN}it changed")
+    resume = plan(torn, SEATS, 4)
+    assert resume.step == 7
+    assert {p.node for p in resume.passed if "it changed" in p.why} == {"n0", "n1"}
+    other = change(torn, 1, 8, epoch=2)
+    assert plan(other, SEATS, 4).step == 8
 
 
 def text(resume: Resume) -> str:

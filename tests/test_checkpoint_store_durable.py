@@ -92,6 +92,22 @@ def test_other_ranks_do_not_commit_and_the_writer_stays(
     assert events.of(Committed) == []
 
 
+def test_a_step_that_its_rank_withdraws_while_it_is_written_is_not_committed(
+    alone: tuple[Store, Events], tmp_path: Path
+) -> None:
+    store, events = alone
+    rank = _rank(store, tmp_path, "waits")
+    rank.save(1, persist=True)
+    until(lambda: _requests(tmp_path), "the write has begun")
+    rank.say(op="unusable", step=1, file="own-0-1.safetensors", why="swapped", torn=True)
+    events.wait(Alarm)
+    (tmp_path / "ckpt/go").touch()
+    done = events.wait(Persisted)
+    assert not done.ok and "swapped" in done.why
+    assert not events.wait(Committed).ok
+    assert [r["op"] for r in _requests(tmp_path)] == ["write"]
+
+
 def test_the_slot_is_held_while_it_is_written(alone: tuple[Store, Events], tmp_path: Path) -> None:
     store, events = alone
     rank = _rank(store, tmp_path, "waits", number=1)

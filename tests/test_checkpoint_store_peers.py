@@ -11,6 +11,7 @@ import pytest
 
 from robust_slurm.checkpoint import digest
 from robust_slurm.checkpoint.events import Alarm, Holding, Saved
+from robust_slurm.checkpoint.plan import Place, usable
 from tests.checkpoint_stores import (
     SIZE,
     FakeRank,
@@ -56,6 +57,25 @@ def test_a_replica_has_all_that_the_plan_needs(tmp_path: Path) -> None:
         assert held._replace(size=0) == Holding(
             3, 9, 4, (1, 3), "replica", "replica-3-0.safetensors", 0, True, "", 2
         )
+
+
+def test_a_withdrawn_snapshot_is_withdrawn_at_the_peer_too(tmp_path: Path) -> None:
+    """Not one whose file alone could not be read: the replica may be what is left of it."""
+    with stores(tmp_path, 2) as [(a, _), (b, _)]:
+        rank = FakeRank(a, 0)
+        a.place({0: target(b)})
+        for step in (1, 2, 3):
+            rank.save(step)
+            rank.wait("replicated", step=step)
+        for step, more in ((1, {}), (3, {"torn": True})):
+            file = f"own-0-{step % 3}.safetensors"
+            rank.say(op="unusable", step=step, file=file, why="swapped", **more)
+        until(lambda: replicas(b) == [(0, 1), (0, 2)], "step 3 is no good at the peer")
+        found = usable([Place("a", "n0", "", 0, a.stock()), Place("b", "n1", "", 0, b.stock())], 4)
+        assert sorted(step for step, _ in found[0]) == [1, 2]
+        rank.save(4)
+        rank.wait("replicated", step=4)
+        assert replicas(b) == [(0, 1), (0, 2), (0, 4)]  # in its place
 
 
 def test_a_rank_without_a_place_is_alone_and_what_it_has_is_sent_once_placed(

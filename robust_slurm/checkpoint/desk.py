@@ -11,7 +11,15 @@ from robust_slurm.checkpoint import digest, door, layout, shelf
 from robust_slurm.checkpoint.archive import Archive, Settings
 from robust_slurm.checkpoint.awaited import Awaited
 from robust_slurm.checkpoint.door import Connection, Message, RefusedError
-from robust_slurm.checkpoint.events import Alarm, Event, Restore, Resumed, Target, Wanted
+from robust_slurm.checkpoint.events import (
+    WITHDRAWN,
+    Alarm,
+    Event,
+    Restore,
+    Resumed,
+    Target,
+    Wanted,
+)
 from robust_slurm.checkpoint.interval import Cost
 from robust_slurm.checkpoint.pusher import Pusher
 from robust_slurm.checkpoint.ranks import Latest, Rank, read_enrolment, snapshot_path
@@ -346,9 +354,12 @@ class Desk:
     def _unusable(self, rank: Rank, message: Message) -> None:
         step, file = door.whole(message, "step"), door.text(message, "file")
         why = door.text(message, "why", 1 << 16)[:2000]
+        torn = message.get("torn") is True  # else it is this file alone that cannot be read
         record = self._shelf.get(file)
         if record is not None and record.step == step:
-            record.bad = f"rank {rank.number} could not use it: {why}"
+            record.bad = WITHDRAWN + why if torn else f"rank {rank.number} could not use it: {why}"
+        if torn:
+            rank.pusher.withdraw(step)
         self._emit(Alarm(rank.number, f"{file} of step {step} could not be used: {why}"))
 
     def adopt(self, rank: Rank) -> None:

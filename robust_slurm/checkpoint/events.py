@@ -50,6 +50,10 @@ class Holding(NamedTuple):
     """See ``Snapshot.same``."""
 
 
+WITHDRAWN = "withdrawn by its rank: "
+"""Begins the ``why`` of a snapshot that was wrong when it was made, so that all its copies are."""
+
+
 class Wanted(NamedTuple):
     """A snapshot to get from the store at ``host``; from this node's disk if that is empty."""
 

@@ -181,6 +181,8 @@ class Persister:
 
     def _write(self, job: Job) -> tuple[int, str]:
         """Bytes written, name of the attempt. Raises WriterError, LayoutError, OSError."""
+        if job.record is not None and job.record.bad:
+            raise WriterError(job.record.bad)
         fd, size, _ = open_snapshot(job.path)
         try:
             header = read_header(fd, size)
@@ -200,6 +202,8 @@ class Persister:
         if job.record is not None:
             request["digest"] = job.record.digest
         answer = self._ask(job, request, self._write_deadline + size / SLOWEST)
+        if job.record is not None and job.record.bad:  # since it began
+            raise WriterError(job.record.bad)
         written = answer.get("bytes", 0)
         return (written if isinstance(written, int) else 0), attempt
 

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from .alike import Claim, apart
+from .events import WITHDRAWN
 from .events import Holding as Holding
 from .sound import NO_TRUST, Bound, Trust, trusted
 
@@ -194,12 +195,20 @@ def usable(
     places: Iterable[Place], world: int, failed: Collection[tuple[str, int, int]] = ()
 ) -> tuple[Sets, list[Passed]]:
     """The copies that could be used, by (step, epoch) and owner, and those that could not."""
+    places = list(places)
+    withdrawn = {
+        (held.owner, held.step, held.epoch): held.why
+        for place in places
+        for held in place.holdings
+        if not held.ok and held.why.startswith(WITHDRAWN)
+    }
     sets: Sets = {}
     passed: list[Passed] = []
     for place in places:
         for held in place.holdings:
             copy = Copy(place, held)
-            if why := _fault(held, world, (place.store, held.owner, held.step) in failed):
+            why = withdrawn.get((held.owner, held.step, held.epoch), "")
+            if why := why or _fault(held, world, (place.store, held.owner, held.step) in failed):
                 passed.append(_passed(copy, why))
             else:
                 found = sets.setdefault((held.step, held.epoch), {})

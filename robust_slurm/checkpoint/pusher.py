@@ -59,6 +59,7 @@ class Pusher:
     def _reset(self) -> None:
         self._version += 1
         self._peer_step = -1  # the newest that this target has
+        self._withdrawn: list[int] = []  # steps that it must not use
         self._lost = False
         self._last_good = time.monotonic()
         self._failures = 0
@@ -97,6 +98,12 @@ class Pusher:
         if alone:
             self._answer("alone", record.step)
 
+    def withdraw(self, step: int) -> None:
+        """Tell the peer that this step was wrong when the rank saved it."""
+        with self._change:
+            self._withdrawn.append(step)
+            self._change.notify_all()
+
     @property
     def held(self) -> set[int]:
         """The slot that must not be overwritten because it is being sent, late."""
@@ -133,16 +140,20 @@ class Pusher:
                 record = self._work()
                 if self._stop.is_set():
                     break
-                if record is None:
+                version, target = self._version, self._target
+                withdrawn = self._withdrawn[0] if self._withdrawn and target is not None else None
+                if record is None and withdrawn is None:
                     self._change.wait()
                     continue
-                version, target = self._version, self._target
                 self._sending = record
                 if not self._failures:
                     self._last_good = time.monotonic()
             assert target is not None
             try:
-                self._send(record, target, version)
+                if withdrawn is not None:
+                    self._take_back(withdrawn, target, version)
+                elif record is not None:
+                    self._send(record, target, version)
             except (BrokenError, _RefusedError) as err:
                 refused = isinstance(err, _RefusedError)
                 self._failed(target, version, str(err), at_once=refused)
@@ -151,7 +162,8 @@ class Pusher:
             except OSError as err:
                 if self._channel is not None:
                     self._channel.close()  # in the middle of a chunk
-                self._spoilt(record, f"cannot be read: {err.strerror or err}")
+                if record is not None:
+                    self._spoilt(record, f"cannot be read: {err.strerror or err}")
             finally:
                 with self._change:
                     self._sending = None
@@ -193,6 +205,17 @@ class Pusher:
             self._lost, self._failures = False, 0
             self._last_good = time.monotonic()
         self._answer("replicated", record.step)
+
+    def _take_back(self, step: int, target: Target, version: int) -> None:
+        channel = self._connected(target, version)
+        with self._change:
+            epoch = self._epoch
+        channel.send({"op": "withdraw", "step": step, "epoch": epoch})
+        channel.receive()
+        with self._change:
+            if version == self._version:
+                self._withdrawn.remove(step)
+                self._failures = 0
 
     def _still(self, fd: int, record: Record, sent: int) -> str:
         """Reason why the transfer must end now; empty if it may go on. Asked before each chunk, and

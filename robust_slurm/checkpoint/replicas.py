@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from robust_slurm.checkpoint.channel import BrokenError, Channel, Message, numbers
+from robust_slurm.checkpoint.events import WITHDRAWN
 from robust_slurm.checkpoint.incoming import Incoming
 from robust_slurm.checkpoint.shelf import REPLICA, Record, Shelf
 from robust_slurm.checkpoint.transfer import AbandonedError, Offer, send
@@ -193,6 +194,10 @@ class PeerServer:
             channel.send({"op": "ready"})
             while True:
                 message = channel.receive(forever=True)
+                if message["op"] == "withdraw":
+                    self._withdraw(owner, *numbers(message, "step", "epoch"))
+                    channel.send({"op": "done"})
+                    continue
                 if message["op"] != "offer":
                     raise BrokenError(f"{message['op']} instead of an offer")
                 offer = Offer.read(message)
@@ -204,6 +209,12 @@ class PeerServer:
             with self._lock:
                 if pair.channel is channel:
                     pair.channel = None
+
+    def _withdraw(self, owner: int, step: int, epoch: int) -> None:
+        """It was wrong when it was made. Its slot is the next to be used."""
+        for record in self._shelf.of(owner, REPLICA):
+            if (record.step, record.epoch) == (step, epoch):
+                record.bad = f"{WITHDRAWN}its owner says so"
 
     def _take(self, channel: Channel, pair: _Pair, offer: Offer) -> None:
         complete = self._shelf.of(offer.owner, REPLICA)

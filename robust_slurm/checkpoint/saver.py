@@ -371,7 +371,7 @@ class Saver:
             self._ring.spoil(copy.slot)
             self._client.say(
                 "unusable", step=copy.step, file=copy.slot.path.name,
-                why="its tensors changed while they were copied",
+                why="its tensors changed while they were copied", torn=True,
             )  # fmt: skip
 
     def leave_memory(self, why: str) -> None:
