@@ -33,7 +33,8 @@ MAX_ALARMS = 100  # of one connection
 
 class Desk:
     """``due()``: an event of a rank is to be reported later; ``prune(oldest)``: replicas older
-    than this step are no use; ``replica_slots(count)``: so many of each owner find room."""
+    than this step are no use; ``replica_slots(count)``: so many of each owner find room;
+    ``anew(first)``: see Store."""
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class Desk:
         due: Callable[[], None],
         prune: Callable[[int], None],
         replica_slots: Callable[[int], None],
+        anew: Callable[[int], None],
     ) -> None:
         self._shelf = store_shelf
         self._settings = settings
@@ -50,6 +52,7 @@ class Desk:
         self._due = due
         self._prune_replicas = prune
         self._replica_slots = replica_slots
+        self._anew = anew
         self._lock = threading.RLock()
         self._placing = threading.Lock()
         self._epoch = 0
@@ -196,6 +199,8 @@ class Desk:
             raise RefusedError(f"{op}: enrol comes first")
         if op == "saved":
             self._saved(rank, connection, message)
+        elif op == "began":
+            self._began(rank, connection, door.whole(message, "step") + 1)
         elif op == "resumed":
             self._emit(Resumed(connection.epoch, rank.number, door.whole(message, "step")))
         elif op == "unusable":
@@ -241,9 +246,13 @@ class Desk:
                 rank.pusher.begin(self._epoch)
             connection.rank, connection.epoch = number, enrolment.epoch
             again = rank.enrolled == self._epoch
-            if again:  # somebody else (torchrun) has started all ranks anew within the epoch
+            anew = again and message.get("goes_on") is not True
+            if anew:  # somebody else (torchrun) has started all ranks anew within the epoch
                 self._everywhere = -1
-                rank.restart(self._epoch)
+                self._anew(-1)
+                self.remove_unknown(number)  # it could be taken for one that is yet to come
+            if again:
+                rank.restart(self._epoch, anew=anew)
             rank.enrol(enrolment, connection)
             restore = None if again else self.awaited.restore
         own = []
@@ -270,6 +279,14 @@ class Desk:
             self._emit(enrolment.event)
         self.archive.warm(rank)
 
+    def _began(self, rank: Rank, connection: Connection, first: int) -> None:
+        """Forget what a rank that begins anew had saved from step ``first`` on."""
+        with self._lock:
+            if rank.connection is connection and rank.pusher.waits:
+                self._shelf.give_up(first, lambda r: (r.kind, r.owner) == (OWN, rank.number))
+                self._anew(first)
+                rank.pusher.began(first)
+
     def _new_rank(self, number: int) -> Rank:
         settings = self._settings
 
@@ -291,6 +308,7 @@ class Desk:
         step = door.whole(message, "step")
         same = door.whole(message, "same") if message.get("same", -1) != -1 else -1
         path, slot, in_memory = snapshot_path(message, enrolment, self._shelf.directory)
+        self._began(rank, connection, step)  # if it has not said where it begins
         record: Record | None = None
         try:
             fd, size, inode = shelf.open_snapshot(path)
@@ -380,11 +398,9 @@ class Desk:
         with open(fd, "rb", buffering=0):
             header = shelf.read_header(fd, size)
             known = self._shelf.get(path.name)
-            if (
-                known is not None and (known.step, known.inode) == (header.step, inode)
-            ) or header.rank != rank.number:
+            if known is not None and (known.step, known.inode) == (header.step, inode):
                 return
-            if header.epoch != self._epoch or rank.enrolment is None:
+            if (header.rank, header.epoch) != (rank.number, self._epoch):
                 return
             record = Record(
                 path.name, step=header.step, world=header.world, needs=header.needs,

@@ -52,6 +52,9 @@ class Pusher:
         self._channel: Channel | None = None
         self._target: Target | None = None
         self._epoch = 0
+        self._waits = False
+        self._turn = 0
+        self._first = -1  # steps from here on were given up when its turn began; -1: none
         self._version = 0  # of target and epoch: what was begun under an older one is void
         self._sending: Record | None = None
         self._reset()
@@ -68,12 +71,29 @@ class Pusher:
 
     # -- called by the store
 
-    def begin(self, epoch: int) -> None:
-        """A new epoch; alone until ``place``."""
+    def begin(self, epoch: int, *, anew: bool = False) -> None:
+        """A new epoch; alone until ``place``. ``anew``: the same, but the rank begins anew in it;
+        nothing is sent until ``began``."""
         with self._change:
+            if epoch != self._epoch:
+                self._first, self._waits = -1, False
+            self._waits = self._waits or anew
             self._epoch = epoch
             self._target = None
             self._reset()
+            self._change.notify_all()
+
+    @property
+    def waits(self) -> bool:
+        """True until it is known where a rank begins that begins anew."""
+        with self._change:
+            return self._waits
+
+    def began(self, first: int) -> None:
+        """The rank gave up what it had saved from step ``first`` on; the shelf has it no more."""
+        with self._change:
+            self._waits, self._first = False, first
+            self._turn += 1
             self._change.notify_all()
 
     def place(self, target: Target | None) -> None:
@@ -83,7 +103,7 @@ class Pusher:
                 return
             self._target = target
             self._reset()
-            newest = self._newest()
+            newest = None if self._waits else self._newest()
             self._start()
             self._change.notify_all()
         if target is None and newest is not None:
@@ -131,7 +151,7 @@ class Pusher:
         return next(iter(self._shelf.of(self._rank, OWN, FETCHED, REPLICA)), None)
 
     def _work(self) -> Record | None:
-        newest = self._newest() if self._target is not None else None
+        newest = None if self._target is None or self._waits else self._newest()
         return newest if newest is not None and newest.step > self._peer_step else None
 
     def _run(self) -> None:
@@ -241,9 +261,12 @@ class Pusher:
                     channel.close()
 
         with self._change:
-            self._channel, epoch = None, self._epoch
+            self._channel = None
+            hello = {"op": "push", "owner": self._rank, "epoch": self._epoch}
+            if self._first >= 0:
+                hello |= {"turn": self._turn, "first": self._first}
         channel = connect(target.host, target.port, self._key, self._patience / 2, opened)
-        channel.send({"op": "push", "owner": self._rank, "epoch": epoch})
+        channel.send(hello)
         reply = channel.receive()
         if reply["op"] != "ready":
             raise BrokenError(str(reply.get("why", reply["op"]))[:500])

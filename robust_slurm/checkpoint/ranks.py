@@ -121,7 +121,7 @@ class Rank:
         if older is not None and older is not connection:
             older.close()
 
-    def begin(self, epoch: int) -> None:
+    def begin(self, epoch: int, *, anew: bool = False) -> None:
         with self.lock:
             self.connection = None
             self.newest = -1
@@ -130,13 +130,14 @@ class Rank:
             self._saved = None
             self._same.clear()
             self._have.clear()
-        self.pusher.begin(epoch)
+        self.pusher.begin(epoch, anew=anew)
 
-    def restart(self, epoch: int) -> None:
-        """It begins anew within the epoch, maybe at an earlier step than it had come to."""
+    def restart(self, epoch: int, *, anew: bool) -> None:
+        """It enrols again within the epoch. ``anew``: and begins anew, maybe at an earlier step
+        than it had come to."""
         with self.lock:
             older = self.connection
-        self.begin(epoch)
+        self.begin(epoch, anew=anew)
         if older is not None:
             older.close()
 

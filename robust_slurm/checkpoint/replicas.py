@@ -53,6 +53,8 @@ class PeerServer:
         self._closed = False
         self._slots = SLOTS
         self._everywhere = self._passed = -1
+        self._turns: dict[int, int] = {}  # owner → how often it has begun anew, as it says
+        self._fresh: set[int] = set()  # owners that have said it since the ranks here began anew
         self._more = threading.Condition()
 
     # -- called by the store
@@ -77,6 +79,8 @@ class PeerServer:
             self._everywhere = self._passed = -1
             pairs = list(self._pairs.values())
             self._pairs = {}
+            self._turns.clear()
+            self._fresh.clear()
         for pair in pairs:
             if pair.channel is not None:
                 pair.channel.close()
@@ -86,6 +90,19 @@ class PeerServer:
                 pair.slots.clear()
                 pair.lock.release()
         self._shelf.drop(lambda record: record.kind == REPLICA and unwanted(record))
+
+    def anew(self, first: int) -> None:
+        """See Store. Replicas whose owner has said that it begins anew are kept."""
+        with self._lock:
+            if first < 0:
+                self._fresh.clear()
+                self._everywhere = self._passed = -1
+                return
+            for owner, pair in self._pairs.items():
+                if owner not in self._fresh and pair.channel is not None:
+                    pair.channel.close()
+            fresh = self._fresh
+            self._shelf.give_up(first, lambda r: r.kind == REPLICA and r.owner not in fresh)
 
     def limit(self, slots: int) -> None:
         """Keep no more than so many replicas of an owner; files beyond are removed."""
@@ -191,6 +208,8 @@ class PeerServer:
         if not pair.lock.acquire(timeout=TAKE_OVER):
             raise BrokenError("the older connection does not end")
         try:
+            if "turn" in first:
+                self._new_turn(owner, *numbers(first, "turn", "first"))
             channel.send({"op": "ready"})
             while True:
                 message = channel.receive(forever=True)
@@ -215,6 +234,13 @@ class PeerServer:
         for record in self._shelf.of(owner, REPLICA):
             if (record.step, record.epoch) == (step, epoch):
                 record.bad = f"{WITHDRAWN}its owner says so"
+
+    def _new_turn(self, owner: int, turn: int, first: int) -> None:
+        with self._lock:
+            if turn != self._turns.get(owner):
+                self._turns[owner] = turn
+                self._fresh.add(owner)
+                self._shelf.give_up(first, lambda r: (r.kind, r.owner) == (REPLICA, owner))
 
     def _take(self, channel: Channel, pair: _Pair, offer: Offer) -> None:
         complete = self._shelf.of(offer.owner, REPLICA)

@@ -77,6 +77,7 @@ class Session:
         if self.saver is not None:
             self._try_to_capture()
             self.saver.abandon(step, at_once=in_memory)
+        self._began(step)
         if step and self.client is not None:
             self.client.say("resumed", step=step)
         self._leave_memory()
@@ -90,6 +91,10 @@ class Session:
         if not self._checked:  # without resume(); not by a collective here: one rank may save alone
             self._checked = True
             self._unshare()
+            if self.saver is not None and self.client is not None and step > 0:
+                if any(int(each["step"]) >= step for each in self.client.welcome.get("own", ())):
+                    self.saver.abandon(step - 1)
+                self._began(step - 1)
         self._leave_memory()
         if self._apart(step):
             self.say(
@@ -105,6 +110,11 @@ class Session:
         self.saver.save(step)
         if self.client is not None and self.client.stands_at(step):
             self._stand(step)
+
+    def _began(self, step: int) -> None:
+        """Whoever has saved a later step in this epoch has given it up."""
+        if self.client is not None:
+            self.client.say("began", step=step)
 
     def _stand(self, step: int) -> None:
         """Wait until robust-srun has compared this step with what other nodes computed, if it was
@@ -154,8 +164,10 @@ class Session:
         if self.client is not None:
             self.client.abandon()
 
-    def _connect(self) -> None:
-        """Enrol with the store of robust-task, or with one of our own outside robust-srun."""
+    def _connect(self, *, goes_on: bool = False) -> None:
+        """Enrol with the store of robust-task, or with one of our own outside robust-srun.
+
+        ``goes_on``: the training that has enrolled before in this epoch, not a new one."""
         world, choice, share = self.world, self._options, self._state.share
         socket = os.environ.get(SOCKET, "")
         epoch = heartbeat.epoch() if socket else 0
@@ -169,6 +181,7 @@ class Session:
             "pid": os.getpid(), "mesh": self.mesh, "needs": list(needs),
             "directory": choice.directory, "local_directory": choice.local_directory,
             "every": choice.every, "keep": choice.keep, "python": sys.executable, "bytes": size,
+            "goes_on": goes_on,
         }  # fmt: skip
         if not socket and not choice.directory and not choice.local_directory:
             if world.rank == 0:  # there is no store that would count the ranks that say it
@@ -270,7 +283,7 @@ class Session:
             self.saver.close()
             self.client.close()
             self.saver = self.client = None
-            self._connect()
+            self._connect(goes_on=True)
             if self.saver is not None and self.client is not None:
                 self.saver.abandon(last, at_once=at_once)
                 self.client.everywhere = everywhere  # no step is resumed, which all would have

@@ -113,6 +113,12 @@ class Shelf:
             if self._records.get(record.file) is record:
                 del self._records[record.file]
 
+    def give_up(self, first: int, which: Callable[[Record], bool]) -> None:
+        """Forget these from step ``first`` on. Their files stay: they may be being written to."""
+        for record in self.all():
+            if record.step >= first and which(record):
+                self.discard(record)
+
     def remove(self, file: str) -> None:
         """Forget and unlink, unless another store has put its own file there."""
         with self._lock:

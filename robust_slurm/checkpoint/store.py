@@ -28,7 +28,7 @@ from robust_slurm.checkpoint.fetching import Fetcher
 from robust_slurm.checkpoint.persist import COMMIT_WAIT
 from robust_slurm.checkpoint.replicas import PeerServer
 from robust_slurm.checkpoint.reserve import Reserve
-from robust_slurm.checkpoint.shelf import Record, Shelf
+from robust_slurm.checkpoint.shelf import FETCHED, Record, Shelf
 from robust_slurm.checkpoint.state_sum import StateSum
 from robust_slurm.checkpoint.transfer import Offer
 
@@ -62,7 +62,9 @@ class Store:
         self._shelf = Shelf(directory)
         self.room = Reserve(directory, name)
         self._peers: PeerServer | None = None
-        self._desk = Desk(self._shelf, settings, emit, self._wake, self._prune, self._replica_slots)
+        self._desk = Desk(
+            self._shelf, settings, emit, self._wake, self._prune, self._replica_slots, self._anew
+        )
         self._door = Door(self._desk.take, self._desk.gone)
         self._fetcher = Fetcher(self._shelf, key, self._desk.archive.local, self.room, patience)
         self._closing = threading.Lock()
@@ -256,6 +258,14 @@ class Store:
     def _replica_slots(self, count: int) -> None:
         if self._peers is not None:
             self._peers.limit(count)
+
+    def _anew(self, first: int) -> None:
+        """A rank begins anew within the epoch, and so do all; what is of step ``first`` or later
+        is of a time that was given up. -1: not yet known."""
+        if first >= 0:
+            self._shelf.drop(lambda record: record.kind == FETCHED and record.step >= first)
+        if self._peers is not None:
+            self._peers.anew(first)
 
     def _on_disk(self, owner: int, step: int) -> tuple[int, Offer] | None:
         local = self._desk.archive.local()
