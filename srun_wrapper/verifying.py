@@ -221,7 +221,7 @@ class Verify:
             return "program"
         if found == "machine" or found == "once":
             return await self._test(step, other, found)
-        why = next(text for text in (compare(first, second)[1], "no third result") if text)
+        why = compare(first, second)[1] if third is None else "no third result"
         boss.news(f"step {step} could not be compared: {why}")
         return "unknown"
 
@@ -241,10 +241,10 @@ class Verify:
                 "same, on other nodes and on these: a device computes wrongly now and then"
             )
         say(f"{what}; it is not certified")
-        self._unproven += outcome == "machine"
         if why := self._hindrance():
             say(f"no machine is tested now: {why}")
             return outcome
+        self._unproven += outcome == "machine"
         if boss.config.stop_tests:
             if not await self._stopped():
                 return "interrupted"
@@ -308,11 +308,9 @@ class Verify:
             await boss.state.until(self._over, POLL)
             if boss.state.world.all_exited():
                 break
-        return (
-            None
-            if self._interrupted()
-            else await results(boss, step, next(self._tokens), self._over)
-        )
+        if self._interrupted():
+            return None
+        return await results(boss, step, next(self._tokens), self._over)
 
     def _hindrance(self) -> str:
         """Reason why ranks that stand must not be stopped now, or they would lose something."""
