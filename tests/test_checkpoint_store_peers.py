@@ -267,3 +267,21 @@ def test_close_is_prompt_with_peers_that_hang(tmp_path: Path) -> None:
         assert time.monotonic() - began < 5
         idle.close()
         proxy.close()
+
+
+def test_a_snapshot_withdrawn_while_its_replica_is_sent_is_answered(tmp_path: Path) -> None:
+    """Else the next save() would wait for it."""
+    with stores(tmp_path, 2, patience=60.0) as [(a, _), (b, _)]:
+        proxy = Proxy(b.port, SIZE // 2, cut=False)
+        rank = FakeRank(a, 0)
+        a.place({0: at_port(proxy.port)})
+        rank.save(1)
+        rank.wait("kept", step=1)
+        until(lambda: proxy.budget < 0, "it is half sent")
+        file = "own-0-1.safetensors"
+        with (rank.directory / file).open("r+b") as snapshot:
+            snapshot.write(bytes(8))
+        rank.say(op="unusable", step=1, file=file, why="changed", torn=True)
+        rank.wait("alone", step=1)
+        assert rank.heard("replicated") == []
+        proxy.close()

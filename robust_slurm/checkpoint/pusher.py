@@ -122,7 +122,10 @@ class Pusher:
         """Tell the peer that this step was wrong when the rank saved it."""
         with self._change:
             self._withdrawn.append(step)
+            waits = self._peer_step < step  # for the replica, which may never be whole now
             self._change.notify_all()
+        if waits:
+            self._answer("alone", step)
 
     @property
     def held(self) -> set[int]:
