@@ -50,13 +50,13 @@ class Saved(Message):
     same: tuple[tuple[int, int], ...] = ()  # step, checksum of what its group shares
     cost: Cost = Cost(0.0, 0.0, 0.0, 0.0)
     safe: int = -1  # newest step that has a replica, or can have none
-    have: tuple[int, ...] = ()  # steps up to it that can be used, since the message before
+    have: tuple[int, ...] = ()  # steps up to it that can be used, of which some were said before
 
     def after(self, older: Saved | None) -> Saved:
         """This one, with what an older one says that nobody will hear."""
         if older is None or older.epoch != self.epoch:
             return self
-        same, have = (*older.same, *self.same), (*older.have, *self.have)
+        same, have = (*older.same, *self.same), tuple(sorted({*older.have, *self.have}))
         return msgspec.structs.replace(self, same=same[-MERGED:], have=have[-MERGED:])
 
 

@@ -34,7 +34,7 @@ class Watermark:
         """``safe``: the newest step that has a replica or can have none, whether or not it can be
         used; ``have``: steps up to it that can be, those reported before left out or not."""
         before = self._safe.get(rank, -1)
-        self._count.update(step for step in have if step > before)
+        self._count.update({step for step in have if step > before})
         self._safe[rank] = max(before, safe)
         if len(self._count) > OPEN:
             for step in sorted(self._count)[:-OPEN]:

@@ -6,6 +6,7 @@ import random
 from collections import deque
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from robust_slurm.checkpoint.layout import Entry, Snapshot
@@ -50,6 +51,17 @@ def test_what_is_said_twice_counts_once() -> None:
     mark.add(1, 4, [4])
     assert mark.look(2)
     assert (mark.step, mark.passed) == (-1, 4)
+
+
+def test_a_lost_report_costs_no_step_as_the_next_repeats_it() -> None:
+    mark = Watermark()
+    mark.add(0, 5, [4, 5])
+    mark.add(1, 6, [4, 4, 6])
+    assert mark.look(2)
+    assert (mark.step, mark.passed) == (4, 5)
+    mark.add(0, 6, [4, 5, 6])
+    assert mark.look(2)
+    assert (mark.step, mark.passed) == (6, 6)
 
 
 def test_a_rank_that_begins_anew_is_waited_for() -> None:
@@ -180,5 +192,7 @@ def test_a_report_says_what_an_older_one_would_have_said() -> None:
 
     merged = saved(1, 6).after(saved(1, 5))
     assert (merged.step, merged.same, merged.have) == (6, ((5, 1), (6, 1)), (5, 6))
+    repeated = msgspec.structs.replace(saved(1, 7), have=(6, 7)).after(merged)
+    assert repeated.have == (5, 6, 7)
     assert saved(2, 6).after(saved(1, 5)) == saved(2, 6)
     assert saved(1, 5).after(None) == saved(1, 5)

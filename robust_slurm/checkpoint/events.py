@@ -101,7 +101,7 @@ class Saved(NamedTuple):
     safe_step: int = -1
     """Newest that has a replica, or can have none."""
     have: tuple[int, ...] = ()
-    """Steps up to it that are whole in memory, of those not yet reported."""
+    """Steps up to it that are whole in memory: those not yet reported, and some that were."""
 
 
 class Persisted(NamedTuple):

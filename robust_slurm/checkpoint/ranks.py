@@ -18,6 +18,7 @@ from robust_slurm.checkpoint.pusher import Pusher
 from robust_slurm.checkpoint.shelf import Record
 
 EVERY = 0.5  # s between two Saved events of a rank
+REPEATED = 8  # steps that are reported again, as a report may be lost on its way
 SAME = 64  # steps in one of them at most, for comparison with those of other ranks
 MAX_RANK = 1 << 24
 
@@ -107,7 +108,7 @@ class Rank:
         self._saved: Saved | None = None
         self._unsaid = False
         self._same: deque[tuple[int, int]] = deque(maxlen=SAME)
-        self._have: deque[int] = deque(maxlen=SAME)  # not yet reported
+        self._have: deque[int] = deque(maxlen=SAME)  # not yet reported, or repeated
         self._next_event = 0.0
         self.pusher = make_pusher(self)
         self.persister = make_persister(self)
@@ -216,10 +217,11 @@ class Rank:
                 return wait
             self._unsaid = False
             self._same.clear()
-            self._have.clear()
+            while len(self._have) > REPEATED:
+                self._have.popleft()
             self._saved = event._replace(same=(), have=())
             self._next_event = time.monotonic() + EVERY
-        self._emit(event)
+        self._emit(event._replace(have=tuple(step for step in event.have if self._has(step))))
         return 0.0
 
 
