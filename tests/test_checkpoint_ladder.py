@@ -134,3 +134,25 @@ def test_the_first_snapshot_takes_the_room_of_one(
         store.wait("saved", 1)
         assert made.count("own-0-0.safetensors") == 1
         training.ckpt.close()
+
+
+def test_a_step_that_is_left_out_is_told_so_that_no_other_rank_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_store(tmp_path / "s", monkeypatch) as store:
+        training = Training()
+        assert training.ckpt.resume() == 0
+        session = training.ckpt._session
+        assert session is not None and session.saver is not None and session.client is not None
+        session.saver.keep(Rung(2, 0, 2))
+        client = session.client
+        for step in (1, 2):
+            training.step(step)
+            store.wait("saved", step)
+            store.tell("complete", step=step, passed=step)
+            until(lambda step=step: client._passed == step, "passed")  # type: ignore[misc]
+        store.tell("held", slots=[0, 1])
+        until(lambda: client.held() >= {0, 1}, "held")
+        training.step(3)
+        assert [m["step"] for m in store.wait("skipped")] == [3]
+        training.ckpt.close()

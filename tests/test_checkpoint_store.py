@@ -361,3 +361,17 @@ def test_what_a_store_reports_is_of_the_epoch_in_which_it_came(tmp_path: Path) -
         rank.save(6)
         assert events.wait(Resumed) == Resumed(3, 0, 5)
         assert events.wait(Saved, lambda e: e.step == 6).epoch == 3
+
+
+def test_a_step_that_is_left_out_is_passed_once_the_one_before_is_answered(
+    tmp_path: Path,
+) -> None:
+    with stores(tmp_path, 1) as [(store, events)]:
+        rank = FakeRank(store, 0)
+        rank.save(1)
+        rank.wait("alone", step=1)
+        rank.say(op="skipped", step=2)
+        assert events.wait(Saved, lambda e: e.safe_step == 2).have == (1,)
+        rank.save(3)
+        rank.wait("alone", step=3)
+        assert events.wait(Saved, lambda e: e.safe_step == 3).have == (1, 3)

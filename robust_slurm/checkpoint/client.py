@@ -87,6 +87,12 @@ class Client:
                 self._said_at = step, time.monotonic()
         self.say("saved", step=step, slot=slot, persist=persist, **fields)
 
+    def skipped(self, step: int) -> None:
+        """This step is left out: no rank needs to wait until this one has it."""
+        with self._state:
+            self._newest = max(self._newest, step)
+        self.say("skipped", step=step)
+
     def wants(self, step: int) -> bool:
         """True if this step was ordered for the durable tier."""
         with self._state:

@@ -199,6 +199,8 @@ class Desk:
             raise RefusedError(f"{op}: enrol comes first")
         if op == "saved":
             self._saved(rank, connection, message)
+        elif op == "skipped":
+            rank.skipped(door.whole(message, "step"))
         elif op == "began":
             self._began(rank, connection, door.whole(message, "step") + 1)
         elif op == "resumed":

@@ -105,6 +105,7 @@ class Rank:
         self._told_held: set[int] = set()
         self._replicated: int | None = None
         self._safe = -1
+        self._skipped = -1
         self._saved: Saved | None = None
         self._unsaid = False
         self._same: deque[tuple[int, int]] = deque(maxlen=SAME)
@@ -127,7 +128,7 @@ class Rank:
             self.connection = None
             self.newest = -1
             self.latest = None
-            self._replicated, self._safe = None, -1
+            self._replicated, self._safe, self._skipped = None, -1, -1
             self._saved = None
             self._same.clear()
             self._have.clear()
@@ -162,13 +163,25 @@ class Rank:
                 self._safe = step
                 if self._has(step):
                     self._have.append(step)
-            if self._saved is not None:
-                self._saved = self._saved._replace(
-                    replicated_step=self._replicated, safe_step=self._safe, have=tuple(self._have)
-                )
-                self._unsaid = True
+            self._changed()
         self._report_soon()
         self.tell({"op": op, "step": step})
+
+    def skipped(self, step: int) -> None:
+        """It leaves this step out: nobody needs to wait until it has it."""
+        with self.lock:
+            self._skipped = max(self._skipped, step)
+            self._changed()
+        self._report_soon()
+
+    def _changed(self) -> None:
+        if self._safe >= self.newest:  # else one before it is still on its way
+            self._safe = max(self._safe, self._skipped)
+        if self._saved is not None:
+            self._saved = self._saved._replace(
+                replicated_step=self._replicated, safe_step=self._safe, have=tuple(self._have)
+            )
+            self._unsaid = True
 
     @property
     def held(self) -> set[int]:

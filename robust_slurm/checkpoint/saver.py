@@ -173,6 +173,7 @@ class Saver:
             self._client.wait_free(2, self._patience.left)
             slot = ring.take(self._client.held(), self._client.everywhere)
         if slot is None:
+            self._client.skipped(step)
             raise RuntimeError(f"step {step} is left out: all slots are still being written")
         # What a device copies may change before the host has come to read the rest.
         beside = self._moments.steady and not careful and gpu.current() is None
