@@ -15,6 +15,7 @@ import pytest
 
 from robust_slurm.auto import HOOK_DIR
 from robust_slurm.checkpoint import archive
+from robust_slurm.checkpoint.client import Client
 from robust_slurm.checkpoint.events import Alarm, Committed, Outcome, Persisted
 from robust_slurm.checkpoint.store import Store
 from robust_slurm.checkpoint.writing import writer_environment
@@ -431,3 +432,16 @@ def test_the_writer_finds_our_package_and_is_no_rank(monkeypatch: pytest.MonkeyP
     assert env["PYTHONPATH"] == f"{HOOK_DIR}{os.pathsep}/site"
     assert env["ROBUST_AUTO"] == "0"
     assert "ROBUST_BEAT_DIR" not in env
+
+
+def test_a_flush_of_a_step_that_could_not_be_kept_is_no_success(tmp_path: Path) -> None:
+    with stores(tmp_path, 1, key=None, local_directory=str(tmp_path / "disk")) as [(store, _)]:
+        enrol = {"rank": 0, "world": 1, "local": 0, "epoch": 0, "pid": 1, "needs": [0]}
+        client = Client(str(store.socket_path), enrol)
+        write_snapshot(store.socket_path.parent / "own-0-1.safetensors", 0, 1, world=1)
+        for step, slot in ((1, 1), (2, 2)):
+            client.saved(step, slot, persist=False, file=f"own-0-{slot}.safetensors", copy_s=0.1)
+            assert client.wait_safe(step, 30)
+        assert client.flush(1, 30) == ""
+        assert client.flush(2, 30) == "step 2 could not be kept, step 1 is"
+        client.close()

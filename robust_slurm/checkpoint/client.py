@@ -140,7 +140,7 @@ class Client:
         self._wait(lambda: self._stand != step, timeout)
 
     def flush(self, step: int, timeout: float) -> str:
-        """Have the newest snapshot written to the durable tier; "" or why it was not."""
+        """Have this step, the newest, written to the durable tier; "" or why it was not."""
         self._flushed = None
         self.say("flush", step=step)
         if not self._wait(lambda: self._flushed is not None, timeout):
@@ -148,7 +148,12 @@ class Client:
         answer = self._flushed
         if answer is None:
             return self.dead
-        return "" if answer.get("ok") else str(answer.get("why") or "the store does not say why")
+        if not answer.get("ok"):
+            return str(answer.get("why") or "the store does not say why")
+        written = int(answer.get("step", step))  # not this one if the store could not keep it
+        if written == step:
+            return ""
+        return f"step {step} could not be kept" + (f", step {written} is" if written >= 0 else "")
 
     def close(self) -> None:
         self._die("closed")
