@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from health import history
 from health.system import Event
 from lab import Cluster
+from robust_slurm import commands
 from tests.admin_prefix import make_prefix
 from tests.waiting import until
 
@@ -60,7 +61,14 @@ class GateLab:
     def install(self) -> None:
         """Write the stubs, as settings want them."""
         python = self.prefix / "bin" / "python3"
-        argv = [str(python), "-I", "-m", "health.admin.cli", "install", "--etc", str(self.etc)]
+        argv = [
+            str(python),
+            "-I",
+            *commands.words("health.admin.cli"),
+            "install",
+            "--etc",
+            str(self.etc),
+        ]
         self.lab.exec("head", [*argv, "--tmpfiles", "", "--yes"], user=False, check=True)
 
     def settings(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from lab import Cluster
+from robust_slurm import commands
 from tests.admin_prefix import make_prefix
 from tests.waiting import until
 
@@ -39,7 +40,7 @@ class Site:
 
     def admin(self, *words: str, node: str = "head") -> subprocess.CompletedProcess[str]:
         python = str(self.prefix / "bin" / "python3")
-        argv = [python, "-I", "-m", "health.admin.cli", *words, "--etc", str(self.etc)]
+        argv = [python, "-I", *commands.words("health.admin.cli"), *words, "--etc", str(self.etc)]
         return self.lab.exec(node, argv, user=False, timeout=120)
 
     def install(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -139,7 +140,7 @@ def test_doctor_without_slurmctld(plain: Site) -> None:
     conf = (plain.lab.spec.dir / "etc" / "slurm.conf").read_text()
     (plain.top / "dead.conf").write_text(conf.replace("SlurmctldPort=6817", "SlurmctldPort=6899"))
     python = str(plain.prefix / "bin" / "python3")
-    argv = [python, "-I", "-m", "health.admin.cli", "doctor"]
+    argv = [python, "-I", *commands.words("health.admin.cli"), "doctor"]
     env = {"SLURM_CONF": str(plain.top / "dead.conf")}
     done = plain.lab.exec("head", argv, user=False, env=env, timeout=60)
     assert done.returncode == 2 and "no slurmctld answers" in done.stdout
