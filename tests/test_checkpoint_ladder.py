@@ -156,3 +156,20 @@ def test_a_step_that_is_left_out_is_told_so_that_no_other_rank_waits_for_it(
         training.step(3)
         assert [m["step"] for m in store.wait("skipped")] == [3]
         training.ckpt.close()
+
+
+def test_a_replica_beyond_the_limit_gives_its_memory_back_at_once(tmp_path: Path) -> None:
+    with stores(tmp_path, 2) as [(a, _), (b, _)]:
+        rank = FakeRank(a, 0)
+        a.place({0: target(b)})
+        for step in range(1, 4):
+            rank.save(step)
+            rank.wait("replicated", step=step)
+
+        def mapped() -> int:
+            maps = Path("/proc/self/maps").read_text()
+            return sum(str(tmp_path / "s1" / "replica-0-") in line for line in maps.splitlines())
+
+        assert mapped() == 3
+        b._replica_slots(1)
+        assert mapped() == 1

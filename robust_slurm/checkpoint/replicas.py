@@ -28,6 +28,8 @@ class _Pair:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.taking = threading.Lock()
+        """Held while an offer is taken; who holds it may change ``slots``."""
         self.channel: Channel | None = None
         self.slots: dict[int, Incoming] = {}
 
@@ -85,9 +87,10 @@ class PeerServer:
             if pair.channel is not None:
                 pair.channel.close()
             if pair.lock.acquire(timeout=TAKE_OVER):
-                for incoming in pair.slots.values():
-                    self._let_go(incoming)
-                pair.slots.clear()
+                with pair.taking:
+                    for incoming in pair.slots.values():
+                        self._let_go(incoming)
+                    pair.slots.clear()
                 pair.lock.release()
         self._shelf.drop(lambda record: record.kind == REPLICA and unwanted(record))
 
@@ -108,6 +111,16 @@ class PeerServer:
         """Keep no more than so many replicas of an owner; files beyond are removed."""
         self._slots = min(slots, SLOTS)
         self._shelf.drop(lambda record: record.kind == REPLICA and record.slot >= self._slots)
+        with self._lock:
+            pairs = list(self._pairs.values())
+        for pair in pairs:
+            if pair.taking.acquire(blocking=False):  # else the next offer does it
+                self._let_go_beyond(pair)
+                pair.taking.release()
+
+    def _let_go_beyond(self, pair: _Pair) -> None:
+        for beyond in [n for n in pair.slots if n >= self._slots]:
+            self._let_go(pair.slots.pop(beyond))
 
     def complete(self, step: int, passed: int) -> None:
         """See Store."""
@@ -222,7 +235,8 @@ class PeerServer:
                 offer = Offer.read(message)
                 if offer.owner != owner:
                     raise BrokenError(f"an offer of rank {offer.owner}")
-                self._take(channel, pair, offer)
+                with pair.taking:
+                    self._take(channel, pair, offer)
         finally:
             pair.lock.release()
             with self._lock:
@@ -247,8 +261,7 @@ class PeerServer:
         if any(Offer.of(r) == offer for r in complete):
             channel.send({"op": "done"})
             return
-        for beyond in [n for n in pair.slots if n >= self._slots]:
-            self._let_go(pair.slots.pop(beyond))
+        self._let_go_beyond(pair)
 
         def busy() -> None:
             channel.send({"op": "busy"})
