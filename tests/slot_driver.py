@@ -40,6 +40,10 @@ from srun_wrapper.task import PASSED_ON
 
 M = TypeVar("M", bound=Message)
 
+HERE = Path(__file__).parent
+START = f"import sys; sys.path[:1] = {[str(HERE), str(HERE.parent)]}; import slot_driver"
+"""Found in any working directory, and not by PYTHONPATH, which the ranks have as well."""
+
 
 class Driver:
     """The process with the slot."""
@@ -59,7 +63,7 @@ class Driver:
         self.out = (base / "out").open("wb")
         self.err = (base / "err").open("wb")
         self.process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno()), config],
+            [sys.executable, "-c", f"{START}; slot_driver.main()", str(theirs.fileno()), config],
             pass_fds=[theirs.fileno()],
             env=os.environ | {"PYTHONPATH": f"{path}:{os.environ.get('PYTHONPATH', '')}"},
             stdout=self.out,
@@ -250,5 +254,6 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
     one.close()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Start as the process with the slot: the socket's descriptor and the options are its words."""
     _drive(int(sys.argv[1]), msgspec.json.decode(sys.argv[2]))
