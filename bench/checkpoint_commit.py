@@ -23,8 +23,8 @@ from typing import Any
 from bench.checkpoint_nodes import scratch
 from bench.common import Results, summarise
 from bench.training import BenchError
-from robust_slurm.checkpoint import durable
-from robust_slurm.checkpoint.durable_parts import (
+from robust_slurm.checkpoint.durable import tier
+from robust_slurm.checkpoint.durable.parts import (
     File,
     Part,
     Place,
@@ -33,7 +33,7 @@ from robust_slurm.checkpoint.durable_parts import (
     encode_part,
     part_name,
 )
-from robust_slurm.checkpoint.layout import Entry, Snapshot
+from robust_slurm.checkpoint.format.layout import Entry, Snapshot
 
 RANKS, PARAMETERS = 9600, 1000
 QUICK_RANKS, QUICK_PARAMETERS = 256, 50
@@ -67,13 +67,13 @@ def measure(directory: Path, ranks: int) -> dict[str, Any]:
     if ran.returncode:
         raise BenchError(f"the commit failed: {ran.stderr.strip()[-1000:]}")
     found: dict[str, Any] = json.loads(ran.stdout)
-    (durable.step_dir(directory, STEP) / durable.MANIFEST).unlink()
+    (tier.step_dir(directory, STEP) / tier.MANIFEST).unlink()
     return found
 
 
 def make(directory: Path, ranks: int, parameters: int) -> None:
     """Write the files of all ranks."""
-    where = durable.step_dir(directory, STEP)
+    where = tier.step_dir(directory, STEP)
     where.mkdir(parents=True)
     alike: dict[tuple[int, ...], tuple[Part, list[bytes]]] = {}
     for rank in range(ranks):
@@ -141,8 +141,8 @@ def rows_of(rank: int, ranks: int, parameter: int) -> tuple[int, int, int]:
 def main(directory: str, ranks: str) -> int:
     """In the process that is measured: print seconds, of the clock and of the processor, and the
     highest resident size."""
-    from robust_slurm.checkpoint.commit import Request
-    from robust_slurm.checkpoint.commit import commit as commit_step
+    from robust_slurm.checkpoint.durable.commit import Request
+    from robust_slurm.checkpoint.durable.commit import commit as commit_step
 
     request = Request(Path(directory), STEP, int(ranks), ATTEMPT, wait=0, keep=2)
     began, cpu = time.monotonic(), time.process_time()

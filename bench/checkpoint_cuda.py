@@ -21,8 +21,8 @@ from bench.checkpoint_nodes import SHM, run_json
 from bench.checkpoint_work import SIZES
 from bench.common import MIN_SAMPLES, Results, finish
 from bench.training import BenchError
-from robust_slurm.checkpoint.events import Event, Restore
-from robust_slurm.checkpoint.store import Store
+from robust_slurm.checkpoint.store.events import Event, Restore
+from robust_slurm.checkpoint.store.store import Store
 
 BUDGET = 30 * 60.0  # s for all
 LEAST = 60.0  # s that must be left for a case to begin

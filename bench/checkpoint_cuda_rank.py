@@ -18,7 +18,7 @@ import torch
 
 from bench.checkpoint_work import SEQUENCE, Memcpy, Work
 from robust_slurm import Checkpointer
-from robust_slurm.checkpoint import gpu
+from robust_slurm.checkpoint.copying import gpu
 
 STEPS = 8
 """Three are copied inside save() and watched; the others in the background."""

@@ -25,7 +25,7 @@ from torch import nn
 
 from bench.checkpoint_loops import Loop
 from robust_slurm import Checkpointer
-from robust_slurm.checkpoint import snapshot
+from robust_slurm.checkpoint.copying import snapshot
 
 WIDTH, BATCH = 24, 4
 SCALE = 0.98

@@ -25,8 +25,8 @@ from typing import Any
 
 from bench.common import Results
 from bench.training import BenchError
-from robust_slurm.checkpoint.events import Event, Restore
-from robust_slurm.checkpoint.store import Store
+from robust_slurm.checkpoint.store.events import Event, Restore
+from robust_slurm.checkpoint.store.store import Store
 
 LOOPS = 200
 QUICK_LOOPS = 12

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from lab import linux
-from robust_slurm.checkpoint.events import Event, Restore, Target, Wanted
-from robust_slurm.checkpoint.store import Store
+from robust_slurm.checkpoint.store.events import Event, Restore, Target, Wanted
+from robust_slurm.checkpoint.store.store import Store
 
 KEY = b"bench.checkpoint bench.checkpoint"[:32]
 INTERFACE = "eth0"

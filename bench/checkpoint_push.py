@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.training import BenchError
-from robust_slurm.checkpoint.layout import Entry, Snapshot, encode_header, lay_out
+from robust_slurm.checkpoint.format.layout import Entry, Snapshot, encode_header, lay_out
 
 SLOTS = 3
 DEADLINE = 120.0

@@ -18,8 +18,8 @@ from typing import Protocol
 from bench.training import BenchError, Incident, Training
 from lab import Lab
 from robust_slurm.auto.sources import IDLE
-from srun_wrapper.incident import PHASES
-from srun_wrapper.warm import STAND_IN
+from srun_wrapper.agent.warm.interpreter import STAND_IN
+from srun_wrapper.decide.incident import PHASES
 
 STEP_TIME = 0.1  # s of sleep in each step: the machine is idle until a fault comes
 SETTLED = STAND_IN + IDLE + 1.0  # s; faults are hours apart: all is done that is done after a start

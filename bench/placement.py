@@ -22,11 +22,11 @@ from typing import NamedTuple
 
 from bench.common import MIN_SAMPLES, Results, main
 from bench.placement_baselines import BASELINES
-from standby.bound import bound
-from standby.exact import arnold, exact
-from standby.fill import fill, measured
-from standby.place import cells_of
-from standby.spread import groups, spread
+from standby.placement.bound import bound
+from standby.placement.exact import arnold, exact
+from standby.placement.fill import fill, measured
+from standby.placement.place import cells_of
+from standby.placement.spread import groups, spread
 
 ALPHAS = (0.0, 0.3, 0.5)
 GPUS = 8  # of a node

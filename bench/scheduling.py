@@ -33,8 +33,8 @@ from bench.scheduling_model import (
 from bench.scheduling_plot import Bar, bars
 from bench.training import REPOSITORY
 from robust_slurm.config import Config
-from standby.paper import RATES, SETTINGS
-from standby.size import Distribution, SizeError, Source, losses, pool
+from standby.size.count import Distribution, SizeError, Source, losses, pool
+from standby.size.paper import RATES, SETTINGS
 
 RECORDS = REPOSITORY / "docs" / "bench"
 MACHINES = tuple(setting.machines for setting in SETTINGS if setting.standbys is not None)

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.supervisor_load import NODES as ORDERED_NODES
-from standby.size import Distribution
+from standby.size.count import Distribution
 
 SWITCH = 32
 """Machines that the rare catastrophe takes."""

@@ -24,10 +24,13 @@ from pathlib import Path
 
 from robust_slurm.config import load
 from robust_slurm.slurm import Slurm
-from srun_wrapper.layout import StepPlan
-from srun_wrapper.link import Link
-from srun_wrapper.loop import Loop
-from srun_wrapper.messages import (
+from srun_wrapper.agent.link import Link
+from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.task import TaskOptions
+from srun_wrapper.command.layout import StepPlan
+from srun_wrapper.command.srun_options import split
+from srun_wrapper.command.steps import Launch, raise_file_limit
+from srun_wrapper.protocol.messages import (
     Ack,
     Hello,
     Message,
@@ -37,11 +40,8 @@ from srun_wrapper.messages import (
     Started,
     decode_to_agent,
 )
-from srun_wrapper.server import Connection
-from srun_wrapper.srun_options import split
-from srun_wrapper.steps import Launch, raise_file_limit
-from srun_wrapper.supervisor import Supervisor
-from srun_wrapper.task import TaskOptions
+from srun_wrapper.protocol.server import Connection
+from srun_wrapper.supervisor.supervisor import Supervisor
 
 NODES = int(os.environ.get("BENCH_NODES", "1250"))  # the tests take fewer
 RANKS = 8

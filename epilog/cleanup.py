@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from epilog import files, processes
 from epilog.processes import Process
-from health.accusations import printable
-from health.aside import aside
 from health.check import Condition
-from health.checks.processes import waits_for_server
+from health.checks.host.processes import waits_for_server
 from health.finding import Finding
+from health.history.accusations import printable
+from health.run.aside import aside
 
 SHM = "/dev/shm"  # with it go the objects of System V IPC
 GRACE_S = 2.0  # between SIGTERM and SIGKILL

@@ -13,15 +13,16 @@ from collections.abc import Sequence
 # Imported with this module, not later: the stub bounds the time of its import.
 from epilog import cleanup
 from epilog.cleanup import Cleared
-from health import job_notes, jobs
-from health.active_answer import suspicious
-from health.active_child import followed_up
-from health.aside import aside
 from health.check import Where
 from health.finding import Finding
-from health.gate import LOCAL_S, Gate, say, serve, told
-from health.inquiry import Inquiry
-from health.system import Event
+from health.gate.active_answer import suspicious
+from health.gate.active_child import followed_up
+from health.gate.gate import LOCAL_S, Gate, say, serve, told
+from health.history import job_notes
+from health.history.inquiry import Inquiry
+from health.node import jobs
+from health.node.system import Event
+from health.run.aside import aside
 
 FIRST_ALARM_S = 40.0  # until the settings say how long it may take
 _CLEAN = 0.35  # of the epilog's time: the most that clearing takes

@@ -14,7 +14,7 @@ import stat
 import time
 from typing import NamedTuple
 
-from health.mountinfo import visible
+from health.node.mountinfo import visible
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEPTH = 200  # descriptors open at a time; deeper directories are first brought to the top

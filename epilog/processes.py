@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from health.aside import aside
+from health.run.aside import aside
 
 PROC = "/proc"
 FIRST_USER = 1000  # uids below are the system's: there "all processes of the user" is too much

@@ -8,7 +8,7 @@
  "memory": KiB, "nvme": controllers, "ethernet": {interface of a default route: Mb/s},
  "infiniband": {active port: {"rate": Gb/s, "firmware": ["28.39.1002"]}},
  "services": ["nvidia-imex.service"], "modules": ["nvidia_peermem"],
- "topology": {model of server: what health/checks/topology.py observes}}
+ "topology": {model of server: what health/checks/gpu/topology.py observes}}
 
 Of the second half only topology holds a model's name: the rest is right where all nodes are alike.
 """
@@ -20,11 +20,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from health import rootfiles, sysfs
-from health.aside import aside
+from health.node import rootfiles, sysfs
+from health.node.system import System
+from health.nvidia.snapshot import Device
+from health.run.aside import aside
 from health.settings import Settings
-from health.snapshot import Device
-from health.system import System
 
 FILE = "fleet.json"
 _SHARED_S = 20.0
@@ -54,11 +54,11 @@ def observe(system: System, host: bool) -> dict[str, Any]:
 
 def _of_host(system: System) -> dict[str, Any]:
     """Ports and interfaces that are down here are left out: nobody wants them up."""
-    from health.checks import topology
-    from health.checks.ethernet import default_speeds
-    from health.checks.memory import parse_meminfo
-    from health.checks.services import running
-    from health.ibports import ports
+    from health.checks.gpu import topology
+    from health.checks.host.memory import parse_meminfo
+    from health.checks.host.services import running
+    from health.checks.network.ethernet import default_speeds
+    from health.node.ibports import ports
 
     found = {
         port.name: {"rate": port.rate, "firmware": [port.firmware] if port.firmware else []}

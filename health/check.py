@@ -1,4 +1,4 @@
-"""The form of a check: one module per family in ``health/checks/``, with one ``CHECK`` in it.
+"""The form of a check: a module per family in the rooms of ``health/checks``, each has a CHECK.
 
 How to add one is in docs/checks/README.md.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from health.finding import ActionName, Class, Finding, Status
-from health.system import System
+from health.node.system import System
 
 # When a check runs: before a job, after it, in the HealthCheckProgram, or only when somebody
 # looks closer (an accused node, `robust-health check`).

@@ -29,9 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return cli.main(words[1:])
     if words[:1] == ["burn-in"]:
-        from health.active import burn_in
+        from health.active.burn_in import run
 
-        return burn_in.main(words[1:])
+        return run.main(words[1:])
     options = _parser().parse_args(words)
     from health import commands
 

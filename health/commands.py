@@ -11,12 +11,12 @@ from typing import cast
 from health import settings as site
 from health.check import EVERYWHERE, Where
 from health.checks import ALL
-from health.live import LiveSystem, context
-from health.report import Report
-from health.runner import run
+from health.gate.verdict import Verdict, judge
+from health.node.live import LiveSystem, context
+from health.run.report import Report
+from health.run.runner import run
 from health.settings import Settings
 from health.show import as_json, listing, listing_json, table
-from health.verdict import Verdict, judge
 
 OPEN, CLOSED, BAD_INPUT = 0, 1, 2
 PLACES: tuple[Where, ...] = ("prolog", "epilog", "sweep", "deep")
@@ -39,7 +39,7 @@ def check(options: Namespace) -> int:
 
 def record(options: Namespace) -> int:
     """Run the checks and keep the tree; the verdict is shown, the exit code is that of the tree."""
-    from health.record import RecordingSystem
+    from health.recording.record import RecordingSystem
 
     where = _where(options.where)
     live = _system(options, where)
@@ -67,7 +67,7 @@ def record(options: Namespace) -> int:
 
 def replay(options: Namespace) -> int:
     """The verdict of a recorded tree."""
-    from health.replay import BadTree, ReplaySystem
+    from health.recording.replay import BadTree, ReplaySystem
 
     try:
         system = ReplaySystem(options.directory, ALL)
@@ -97,10 +97,10 @@ def explain(options: Namespace) -> int:
 
 def status(options: Namespace) -> int:
     """The node's drains of the last day, and what the circuit breaker refused on all nodes."""
-    from health.act import rules_of
-    from health.aside import aside
-    from health.drain_times import lines
-    from health.reserve import refused_lately
+    from health.gate.act import rules_of
+    from health.gate.reserve import refused_lately
+    from health.history.drain_times import lines
+    from health.run.aside import aside
 
     system = _system(options, "deep")
     settings, now = system.settings, system.now()
@@ -119,8 +119,8 @@ def status(options: Namespace) -> int:
 
 def repaired(options: Namespace) -> int:
     """Write the event that the sweep waits for before it undrains."""
-    from health import history
-    from health.system import Event
+    from health.history import events as history
+    from health.node.system import Event
 
     system = _system(options, "deep")
     data = {"note": options.note[:400], "by": os.environ.get("SUDO_USER", "") or str(os.getuid())}

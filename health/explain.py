@@ -79,7 +79,7 @@ def _page(check: Check) -> str:
 
 
 def _code(number: int, switch: bool) -> str:
-    from health.xid_catalog import SXIDS, XIDS
+    from health.nvidia.xid_catalog import SXIDS, XIDS
 
     if not switch and number in XIDS:
         name, meaning, bucket, follow_up, branch, action, cls = XIDS[number]

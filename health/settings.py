@@ -13,8 +13,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from health import rootfiles
 from health.check import Check, Setting
+from health.node import rootfiles
 from health.settings_merge import Merge, Numbers
 
 SITE_FILE = "/etc/robust-slurm/robust.toml"

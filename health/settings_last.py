@@ -14,7 +14,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from health import rootfiles, settings
+from health import settings
+from health.node import rootfiles
 
 SUFFIX = ".last"
 # Where /etc cannot be written there is no copy, and nobody who could change that at each sweep.

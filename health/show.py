@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from health.check import Check, Where
 from health.finding import ACTIONS, Finding
-from health.report import Report
-from health.verdict import Verdict
+from health.gate.verdict import Verdict
+from health.run.report import Report
 
 _COLOURS = {"PASS": "32", "WARN": "33", "ERROR": "35", "FAIL": "31"}  # ANSI
 _PLACES: tuple[Where, ...] = ("prolog", "epilog", "sweep", "deep")

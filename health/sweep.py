@@ -12,25 +12,27 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from health import active_child, history, jobs
-from health.act import drain_event, open_door, rules_of, stands
-from health.active_answer import owed
-from health.aside import aside
 from health.check import Where
-from health.cures import noticed_resets
 from health.finding import Finding
-from health.fleet_copy import copy_fleet
-from health.gate import RECORD_S, Gate, alarm, broke, say, told
-from health.holds import held_until, settled
-from health.inquiry import LEMON, Inquiry, acquitted
-from health.job_notes import notes
-from health.proof import due
-from health.report import Report
+from health.gate import active_child
+from health.gate.act import drain_event, open_door, rules_of, stands
+from health.gate.active_answer import owed
+from health.gate.fleet_copy import copy_fleet
+from health.gate.gate import RECORD_S, Gate, alarm, broke, say, told
+from health.gate.holds import held_until, settled
+from health.gate.proof import due
+from health.gate.undrain import Ours, Standing, ours, why_not
+from health.gate.verdict import Verdict
+from health.history import events as history
+from health.history.cures import noticed_resets
+from health.history.inquiry import LEMON, Inquiry, acquitted
+from health.history.job_notes import notes
+from health.node import jobs
+from health.node.system import Event
+from health.run.aside import aside
+from health.run.report import Report
 from health.settings import SITE_FILE
 from health.settings_last import keep
-from health.system import Event
-from health.undrain import Ours, Standing, ours, why_not
-from health.verdict import Verdict
 
 if TYPE_CHECKING:
     from robust_slurm.slurm import Node, Slurm
@@ -280,7 +282,7 @@ class Sweep:
 
     def _resets(self, report: Report, known: Sequence[Event]) -> list[Event]:
         """Resets of GPUs that nobody recorded but NVML shows, for later."""
-        from health.checks import xid
+        from health.checks.gpu import xid
 
         answered = any(row.family == "nvml" and row.status == "PASS" for row in report.ran)
         if not answered:

@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 # Imported with this module, not later: the stub bounds the time of its import.
-from health.gate import Gate, say, serve, told
-from health.report import Report
-from health.verdict import Verdict
+from health.gate.gate import Gate, say, serve, told
+from health.gate.verdict import Verdict
+from health.run.report import Report
 
 SKIP = "robust:skip"
 FIRST_ALARM_S = 20.0  # until the settings say how long it may take
@@ -49,7 +49,7 @@ def _admit(gate: Gate) -> int:
 
 def _end_tests(gate: Gate) -> None:
     """The epilog or the sweep may be testing the node that Slurm has just given away."""
-    from health.active_child import give_way
+    from health.gate.active_child import give_way
 
     failed = give_way(gate.spool)
     if failed:

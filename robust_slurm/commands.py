@@ -80,7 +80,7 @@ def srun() -> object:
 
 def task() -> object:
     """robust-task."""
-    return _call("srun_wrapper.task")
+    return _call("srun_wrapper.agent.task")
 
 
 def status() -> object:

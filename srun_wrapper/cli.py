@@ -17,21 +17,22 @@ from typing import NoReturn
 from robust_slurm.config import Config, ConfigError, flags, help_text, load
 from robust_slurm.ledger import StateDirError, prepare
 from robust_slurm.slurm import Slurm
-from srun_wrapper import neighbours, output
-from srun_wrapper.feed import Feed, feed
-from srun_wrapper.layout import StepPlan, plan_step
-from srun_wrapper.orphan import accused
-from srun_wrapper.remainder import corrected, fit, look
-from srun_wrapper.report import flush, say
-from srun_wrapper.resubmit import SCRIPT_WORDS, SIZE
-from srun_wrapper.sinks import OutputPlan
-from srun_wrapper.srun_options import SrunCommand, UsageError, split
-from srun_wrapper.step_request import StepRequest, effective
-from srun_wrapper.steps import Launch, step_name
-from srun_wrapper.supervisor import FORWARDED, TERMINATING, Supervisor
-from srun_wrapper.task import TaskOptions
-from srun_wrapper.torchrun import numbers_nodes
-from srun_wrapper.verify_rules import refused
+from srun_wrapper.agent.batch_host_failover import accused
+from srun_wrapper.agent.streams.sinks import OutputPlan
+from srun_wrapper.agent.task import TaskOptions
+from srun_wrapper.checkpoints.verify_rules import refused
+from srun_wrapper.command import output_rules
+from srun_wrapper.command.input_rules import Feed, feed
+from srun_wrapper.command.layout import StepPlan, plan_step
+from srun_wrapper.command.remaining import corrected, fit, look
+from srun_wrapper.command.srun_options import SrunCommand, UsageError, split
+from srun_wrapper.command.step_request import StepRequest, effective
+from srun_wrapper.command.steps import Launch, step_name
+from srun_wrapper.command.torchrun import numbers_nodes
+from srun_wrapper.recover.resubmit import SCRIPT_WORDS, SIZE
+from srun_wrapper.supervisor import topology
+from srun_wrapper.supervisor.report import flush, say
+from srun_wrapper.supervisor.supervisor import FORWARDED, TERMINATING, Supervisor
 
 BAD_INPUT = 2
 OUTPUT_VARIABLES = {
@@ -70,7 +71,7 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         os.execvp("srun", ["srun", *argv])
     config = settings(load(command.robust, env))
     check_regex(config)
-    neighbours.check(config.mesh, config.place_alpha)
+    topology.check(config.mesh, config.place_alpha)
     nodes = allocation(env)
     request = effective(command, env)
     refuse_multi_prog(request)
@@ -298,10 +299,10 @@ def take_output(
     drop = ["label"] if request.label else []
     streams = (("output", request.output), ("error", request.error))
     for name, value in streams:
-        mode = output.parse_mode(value)
-        if isinstance(mode, output.File) and output.needs_task(mode.pattern):
+        mode = output_rules.parse_mode(value)
+        if isinstance(mode, output_rules.File) and output_rules.needs_task(mode.pattern):
             taken[name] = mode.pattern
-        elif isinstance(mode, output.Task):
+        elif isinstance(mode, output_rules.Task):
             only[name] = mode.rank
         elif value is not None:
             companion += [f"--{name}={value}", "--open-mode=append"]

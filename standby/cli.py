@@ -22,12 +22,14 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "size": Command("standby.size_cli", "main", "how many standbys the cluster needs"),
-    "apply": Command("standby.pool_cli", "apply", "make the pool of standbys in Slurm"),
-    "show": Command("standby.pool_cli", "show", "what is in the pool, and what is missing"),
-    "revert": Command("standby.pool_cli", "revert", "take back what apply did"),
-    "choose": Command("standby.choose_cli", "main", "which standby takes a lost node's place"),
-    "warm": Command("standby.pool_cli", "warm", "read files on idle standbys ahead of need"),
+    "size": Command("standby.size.cli", "main", "how many standbys the cluster needs"),
+    "apply": Command("standby.pool.cli", "apply", "make the pool of standbys in Slurm"),
+    "show": Command("standby.pool.cli", "show", "what is in the pool, and what is missing"),
+    "revert": Command("standby.pool.cli", "revert", "take back what apply did"),
+    "choose": Command(
+        "standby.placement.choose_cli", "main", "which standby takes a lost node's place"
+    ),
+    "warm": Command("standby.pool.cli", "warm", "read files on idle standbys ahead of need"),
 }
 
 

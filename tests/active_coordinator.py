@@ -76,7 +76,7 @@ class Coordinator:
 
     def start(self, node: str, **env: str) -> subprocess.Popen[bytes]:
         worker = subprocess.Popen(
-            [sys.executable, "-P", *commands.words("health.active.worker")],
+            [sys.executable, "-P", *commands.words("health.active.worker.main")],
             env=self.env(node) | env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

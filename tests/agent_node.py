@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from robust_slurm.config import Config
-from srun_wrapper.agent import Agent
-from srun_wrapper.loop import Loop
-from srun_wrapper.messages import (
+from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.node_agent import Agent
+from srun_wrapper.agent.place import Place
+from srun_wrapper.agent.silence import Verdict
+from srun_wrapper.protocol.messages import (
     Exited,
     Finish,
     Hello,
@@ -26,11 +28,9 @@ from srun_wrapper.messages import (
     Stop,
     Stopped,
 )
-from srun_wrapper.place import Place
-from srun_wrapper.roster import Role, World, real_world
-from srun_wrapper.server import Connection, listen
-from srun_wrapper.silence import Verdict
-from srun_wrapper.state import JobState
+from srun_wrapper.protocol.server import Connection, listen
+from srun_wrapper.supervisor.roster import Role, World, real_world
+from srun_wrapper.supervisor.state import JobState
 from tests.waiting import until
 
 Wanted = Callable[[], bool]

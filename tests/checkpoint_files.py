@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from robust_slurm.checkpoint.dtypes import view
-from robust_slurm.checkpoint.layout import Snapshot, encode_header, lay_out, read_snapshot
-from robust_slurm.checkpoint.state import Item, Source
+from robust_slurm.checkpoint.capture.state import Item, Source
+from robust_slurm.checkpoint.format.dtypes import view
+from robust_slurm.checkpoint.format.layout import Snapshot, encode_header, lay_out, read_snapshot
 
 
 def write(path: Path, items: Sequence[Item], values: Any, *, rank: int = 0, world: int = 1) -> Path:

@@ -32,7 +32,7 @@ from torch.distributed.tensor import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from robust_slurm.checkpoint.state import Share, State, StateError, capture, restore
+from robust_slurm.checkpoint.capture.state import Share, State, StateError, capture, restore
 
 RANK, WORLD, DIRECTORY = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from robust_slurm.checkpoint.events import Event, Target
-from robust_slurm.checkpoint.layout import Entry, Snapshot, encode_header, lay_out
-from robust_slurm.checkpoint.store import Store
+from robust_slurm.checkpoint.format.layout import Entry, Snapshot, encode_header, lay_out
+from robust_slurm.checkpoint.store.events import Event, Target
+from robust_slurm.checkpoint.store.store import Store
 from tests.waiting import until
 
 KEY = b"k" * 32

@@ -10,21 +10,16 @@ import pytest
 
 from robust_slurm.config import Config
 from robust_slurm.slurm import SlurmError
-from srun_wrapper import checkpoints as module
-from srun_wrapper.certificates import Certificates
-from srun_wrapper.checkpoint_messages import (
-    Enrolled,
-    MakeRoom,
-    Place,
-    StoreReady,
-)
-from srun_wrapper.checkpoints import Checkpoints
-from srun_wrapper.ending import Ending
-from srun_wrapper.messages import Hello, Message
-from srun_wrapper.roster import Node, Role, World
-from srun_wrapper.server import Connection
-from srun_wrapper.state import JobState
-from srun_wrapper.supervisor import Supervisor
+from srun_wrapper.checkpoints import registry as module
+from srun_wrapper.checkpoints.certificates import Certificates
+from srun_wrapper.checkpoints.registry import Checkpoints
+from srun_wrapper.protocol.checkpoint_messages import Enrolled, MakeRoom, Place, StoreReady
+from srun_wrapper.protocol.messages import Hello, Message
+from srun_wrapper.protocol.server import Connection
+from srun_wrapper.supervisor.ending import Ending
+from srun_wrapper.supervisor.roster import Node, Role, World
+from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.supervisor.supervisor import Supervisor
 
 
 class Boss:

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from robust_slurm.config import Config
-from srun_wrapper import companions, steps
-from srun_wrapper.companions import Companions
-from srun_wrapper.messages import Hello
-from srun_wrapper.roster import Node, Role
-from srun_wrapper.slurm_wait import SlurmWait
-from srun_wrapper.state import JobState
+from srun_wrapper.command import steps
+from srun_wrapper.protocol.messages import Hello
+from srun_wrapper.recover import standby_nodes
+from srun_wrapper.recover.slurm_wait import SlurmWait
+from srun_wrapper.recover.standby_nodes import Companions
+from srun_wrapper.supervisor.roster import Node, Role
+from srun_wrapper.supervisor.state import JobState
 
 BUSY = "import sys; sys.exit(1)"
 WAITS = "import time; time.sleep(60)"
@@ -58,7 +59,7 @@ class Boss:
         def argv(_l: Any, _j: Any, _p: Any, tasks: int, without: list[str], _m: int) -> list[str]:
             return ["srun", f"--ntasks={tasks}", *(f"--exclude={name}" for name in without)]
 
-        monkeypatch.setattr(companions, "END", 0.2)
+        monkeypatch.setattr(standby_nodes, "END", 0.2)
         monkeypatch.setattr(steps, "start", start)
         monkeypatch.setattr(steps, "companion_argv", argv)
         monkeypatch.setattr(steps, "task_argv", lambda *_words: [])

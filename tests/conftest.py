@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from srun_wrapper.state import JobState
+from srun_wrapper.supervisor.state import JobState
 
 if TYPE_CHECKING:
     from torch_forks import TorchForks

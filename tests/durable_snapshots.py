@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from robust_slurm.checkpoint import values
-from robust_slurm.checkpoint.dtypes import NAME, view
-from robust_slurm.checkpoint.layout import Entry, Snapshot, encode_header, lay_out
+from robust_slurm.checkpoint.capture import values
+from robust_slurm.checkpoint.format.dtypes import NAME, view
+from robust_slurm.checkpoint.format.layout import Entry, Snapshot, encode_header, lay_out
 
 Piece = tuple[Entry, torch.Tensor]
 

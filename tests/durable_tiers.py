@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from durable_snapshots import private, save_snapshot, tensors_of
 
-from robust_slurm.checkpoint import durable
-from robust_slurm.checkpoint.commit import Done, Request, commit
-from robust_slurm.checkpoint.dcp_write import write
-from robust_slurm.checkpoint.durable_verify import verify
+from robust_slurm.checkpoint.durable import tier as durable
+from robust_slurm.checkpoint.durable.commit import Done, Request, commit
+from robust_slurm.checkpoint.durable.dcp.write import write
+from robust_slurm.checkpoint.durable.verify import verify
 
 RUN = "77.e0"
 """The attempt that writes, where a test does not say otherwise."""

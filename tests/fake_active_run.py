@@ -8,10 +8,10 @@ from typing import Any
 
 from fake_test_worker import Answer, fleet
 
-from health.active import procedure
-from health.active.fleet import NO_BASELINES, Baselines
+from health.active.coordinator import procedure
+from health.active.coordinator.procedure import Wanted
+from health.active.judging.fleet import NO_BASELINES, Baselines
 from health.active.model import TESTS, Judged
-from health.active.procedure import Wanted
 
 ALL = tuple(test.name for test in TESTS)
 

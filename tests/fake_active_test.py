@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from health import cli
-from health.active import gpu_state
+from health.active.nvidia import gpu_state
 
 PROGRAM = Path(__file__).with_name("programs") / "fake_active_worker.py"
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from robust_slurm.checkpoint.layout import read_snapshot
+from robust_slurm.checkpoint.format.layout import read_snapshot
 
 
 def _later(go: Path, given_up: threading.Event, reply: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from robust_slurm.checkpoint import gpu
+from robust_slurm.checkpoint.copying import gpu
 
 DEVICE = torch.device("cuda", 3)
 BUS = "0000:3B:00.0"

@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from health.checks import (
-    clock,
-    cpu,
-    disk,
-    ethernet,
-    infiniband,
-    memory,
-    mounts,
-    processes,
-    services,
-    slurmd,
-)
+from health.checks.host import clock, cpu, disk, memory, mounts, processes, services, slurmd
+from health.checks.network import ethernet, infiniband
 from health.finding import Finding
-from health.system import Disk, Entry
+from health.node.system import Disk, Entry
 from tests.fake_system import NOW, FakeSystem
 
 GIB = 1 << 30

@@ -1,4 +1,4 @@
-"""An in-memory node for tests of checks: the whole of ``health.system.System`` from dicts.
+"""An in-memory node for tests of checks: the whole of ``health.node.system.System`` from dicts.
 
     system = FakeSystem(files={"/proc/loadavg": "0.5 0.4 0.3 1/200 4711\n"}, options={"load": 3})
     assert not processes.CHECK.run(system)
@@ -15,16 +15,15 @@
 from __future__ import annotations
 
 import errno
-import importlib
-import importlib.util
 import os
 import posixpath
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from health.snapshot import Snapshot
-from health.system import READ_LIMIT, Context, Disk, Entry, Event, LogRecord, Output, Usage
+from health import checks
+from health.node.system import READ_LIMIT, Context, Disk, Entry, Event, LogRecord, Output, Usage
+from health.nvidia.snapshot import Snapshot
 
 GIB = 1 << 30
 NOW = 1_700_000_000.0
@@ -97,10 +96,9 @@ class FakeSystem:
 
     def options(self, family: str) -> Mapping[str, Any]:
         over = self.overrides.get(family, {})
-        name = f"health.checks.{family}"
-        if importlib.util.find_spec(name) is None:
+        if family not in checks.FAMILIES:
             return over
-        settings = importlib.import_module(name).CHECK.settings
+        settings = checks.load(family).settings
         unknown = set(over) - set(settings)
         if unknown:
             raise KeyError(f"[health.{family}] has no {sorted(unknown)}")

@@ -11,7 +11,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from health.active.session import Session
+from health.active.coordinator.session import Session
 from robust_slurm.wire import Codec
 
 Answer = Callable[[dict[str, Any]], Any]  # of a task; what follows are answers that are none

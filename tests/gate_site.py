@@ -12,11 +12,12 @@ from typing import Any, cast
 import pytest
 from fake_slurm import FakeSlurm
 
-from health import gate, history
 from health.check import EVERYWHERE, Check, Condition, Setting
 from health.finding import ActionName, Class, Finding, Status
+from health.gate import gate
+from health.history import events
+from health.node.system import Event, System
 from health.settings import BREAKER
-from health.system import Event, System
 
 BROKEN = Condition("broken", "FAIL", "node", "reboot", "when the test says so")
 GONE = 4_000_123  # a uid that owns nothing here: its leftovers are none
@@ -103,12 +104,12 @@ class GateSite:
     def remember(self, kind: str, **data: Any) -> None:
         """Write an event of now into the node's history."""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        history.append(str(self.spool), [Event(time.time(), kind, boot, data)])
+        events.append(str(self.spool), [Event(time.time(), kind, boot, data)])
 
     # -- what came of it
 
     def events(self, *kinds: str) -> list[Event]:
-        return [e for e in history.load(str(self.spool)) if not kinds or e.kind in kinds]
+        return [e for e in events.load(str(self.spool)) if not kinds or e.kind in kinds]
 
     def event(self, kind: str) -> Mapping[str, Any]:
         (one,) = self.events(kind)
@@ -116,7 +117,7 @@ class GateSite:
 
     def shared(self, *kinds: str, node: str = "n1") -> list[Event]:
         path = self.state / "nodes" / f"{node}.jsonl"
-        found = history.parse(path.read_bytes()) if path.exists() else []
+        found = events.parse(path.read_bytes()) if path.exists() else []
         return [e for e in found if not kinds or e.kind in kinds]
 
     def accuse(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
+from health import checks
 from health.check import Check
 from health.finding import Finding
 
@@ -26,9 +26,7 @@ GONE = object()
 
 
 def check(family: str) -> Check:
-    found = importlib.import_module(f"health.checks.{family}").CHECK
-    assert isinstance(found, Check)
-    return found
+    return checks.load(family)
 
 
 def change(device: Any, **values: Any) -> Any:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from health import cli, commands, nvml
+from health import cli, commands
 from health.check import Check
-from health.child import write_all
 from health.finding import Finding
+from health.nvidia import nvml
+from health.run.child import write_all
 
 GPU = {
     "index": 3,

@@ -7,13 +7,13 @@ from typing import Any
 
 from fake_system import FakeSystem, context
 
-from health import history as gate_history
-from health.act import Outcome, drain_event
+from health.gate.act import Outcome, drain_event
+from health.history import events as gate_history
 from robust_slurm.ledger import append_line, make_job_dir, replace_file
-from srun_wrapper.diagnose import Failure, diagnose
-from srun_wrapper.incident import Incident
-from srun_wrapper.ladder import Plan
-from standby.history import DAY
+from srun_wrapper.decide.diagnose import Failure, diagnose
+from srun_wrapper.decide.incident import Incident
+from srun_wrapper.decide.ladder import Plan
+from standby.size.history import DAY
 
 NOW = 1_800_000_000.0
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from fake_system import FakeSystem
 
-from health.checks import kernel_log, machine_check, pcie_aer
-from health.checks import xid as xid_check
+from health.checks.gpu import xid as xid_check
+from health.checks.host import kernel_log, machine_check, pcie_aer
 from health.finding import Finding
-from health.system import LogRecord
+from health.node.system import LogRecord
 
 # What healthy nodes say: boot, drivers, containers, programs that crash. Nothing of it is trouble.
 HEALTHY = """\

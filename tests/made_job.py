@@ -5,14 +5,10 @@ from __future__ import annotations
 from typing import Any, cast
 
 from robust_slurm.config import Config
-from srun_wrapper.messages import (
-    Hello,
-    Message,
-    RankBeat,
-)
-from srun_wrapper.roster import Node, Role, World, planned_world
-from srun_wrapper.server import Connection
-from srun_wrapper.state import JobState
+from srun_wrapper.protocol.messages import Hello, Message, RankBeat
+from srun_wrapper.protocol.server import Connection
+from srun_wrapper.supervisor.roster import Node, Role, World, planned_world
+from srun_wrapper.supervisor.state import JobState
 
 
 class Line:

@@ -6,19 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from robust_slurm.checkpoint import durable
-from robust_slurm.checkpoint.durable_files import (
-    digest_of,
-)
-from robust_slurm.checkpoint.durable_parts import (
-    File,
-    Part,
-    Place,
-    Plain,
-    encode_part,
-    part_name,
-)
-from robust_slurm.checkpoint.layout import Entry, Snapshot
+from robust_slurm.checkpoint.durable import tier
+from robust_slurm.checkpoint.durable.files import digest_of
+from robust_slurm.checkpoint.durable.parts import File, Part, Place, Plain, encode_part, part_name
+from robust_slurm.checkpoint.format.layout import Entry, Snapshot
 
 
 def entry(
@@ -54,7 +45,7 @@ def part(
 
 def a_step(directory: Path, step: int, *, world: int = 2, attempt: str = "7.e0") -> Path:
     """A committed step with data that verifies, made without torch."""
-    where = durable.step_dir(directory, step)
+    where = tier.step_dir(directory, step)
     where.mkdir(parents=True)
     pins = []
     for rank in range(world):
@@ -65,10 +56,10 @@ def a_step(directory: Path, step: int, *, world: int = 2, attempt: str = "7.e0")
         raw = encode_part(made)
         name = part_name(attempt, rank)
         (where / name).write_bytes(raw)
-        pins.append(durable.PartFile(rank, name, len(raw), digest_of(raw)))
+        pins.append(tier.PartFile(rank, name, len(raw), digest_of(raw)))
     (where / ".metadata").write_bytes(b"pickle")
-    manifest = durable.Manifest(
+    manifest = tier.Manifest(
         step, attempt, world, {}, 1.7e9, 1000 * world, tuple(pins), (6, digest_of(b"pickle")), ()
     )
-    (where / "manifest.json").write_bytes(durable.encode_manifest(manifest))
+    (where / "manifest.json").write_bytes(tier.encode_manifest(manifest))
     return where

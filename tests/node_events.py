@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from health.state import DAY, Driver, NodeState, Rules, node_state
-from health.system import Event
+from health.history.state import DAY, Driver, NodeState, Rules, node_state
+from health.node.system import Event
 
 NOW = 100 * DAY
 GPU, OTHER = "0000:3b:00.0", "0000:86:00.0"

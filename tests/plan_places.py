@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from robust_slurm.checkpoint.events import Holding
-from robust_slurm.checkpoint.plan import Place, Seat
+from robust_slurm.checkpoint.planning.plan import Place, Seat
+from robust_slurm.checkpoint.store.events import Holding
 
 MIB = 1 << 20
 

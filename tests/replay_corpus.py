@@ -21,7 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from health import kmsg, tree
+from health.node import kmsg
+from health.recording import tree
 
 DATA = Path(__file__).with_name("data") / "replay"
 FIELDS = frozenset(
@@ -98,7 +99,7 @@ def _case(name: str, group: str, patch: dict[str, Any]) -> Case:
 def write(
     bundle: Mapping[str, Any], directory: Path, there: Mapping[str, str] | None = None
 ) -> None:
-    """A bundle as a tree on disk (health/tree.py). ``there``: the files that the last call for
+    """A bundle as a tree on disk (recording/tree.py). ``there``: the files that the last call for
     this directory wrote: only what differs is touched."""
     files, old = bundle.get("files", {}), there or {}
     for path in old.keys() - files.keys():

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from robust_slurm.checkpoint import digest, reserve
-from robust_slurm.checkpoint.reserve import Reserve
+from robust_slurm.checkpoint.format import digest
+from robust_slurm.checkpoint.store import reserve
+from robust_slurm.checkpoint.store.reserve import Reserve
 from tests.waiting import until
 
 PIECE = 1 << 16

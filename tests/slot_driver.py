@@ -20,10 +20,15 @@ import msgspec
 import pytest
 from waiting import until
 
-from srun_wrapper import proc, slot, warm
-from srun_wrapper.launcher import SlotOptions
-from srun_wrapper.loop import Loop
-from srun_wrapper.messages import (
+from srun_wrapper.agent import slot
+from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.processes import process_tree
+from srun_wrapper.agent.rank_launcher import SlotOptions
+from srun_wrapper.agent.slot import Slot
+from srun_wrapper.agent.streams.sinks import OutputPlan
+from srun_wrapper.agent.task import PASSED_ON
+from srun_wrapper.agent.warm import interpreter
+from srun_wrapper.protocol.messages import (
     FromShim,
     Message,
     RankStart,
@@ -34,9 +39,6 @@ from srun_wrapper.messages import (
     Stopped,
     ToShim,
 )
-from srun_wrapper.sinks import OutputPlan
-from srun_wrapper.slot import Slot
-from srun_wrapper.task import PASSED_ON
 
 M = TypeVar("M", bound=Message)
 
@@ -118,7 +120,7 @@ class Driver:
         assert [e.epoch for e in self.events if isinstance(e, Started)] == [1]
 
     def below(self) -> list[int]:
-        return proc.descendants(self.process.pid)
+        return process_tree.descendants(self.process.pid)
 
     def stderr(self) -> str:
         return (self.base / "err").read_text(errors="replace")
@@ -153,12 +155,12 @@ class Driver:
     def _all_ended(self) -> bool:
         """They may have started others before they were killed."""
         left = [pid for pid in self.below() if _state(pid) not in ("", "Z")]
-        proc.end_all(left)
+        process_tree.end_all(left)
         return not left
 
 
 def _state(pid: int) -> str:
-    return proc.usage([pid]).state
+    return process_tree.usage([pid]).state
 
 
 @pytest.fixture
@@ -182,15 +184,15 @@ def drive(tmp_path: Path, drivers: list[Driver]) -> Any:
 
 
 def _drive(fd: int, config: dict[str, Any]) -> None:
-    proc.become_subreaper()
+    process_tree.become_subreaper()
     loop = Loop()
     sock = socket.socket(fileno=fd)
     base = Path(config["dir"])
     plan = config.get("output", {})
     if "out" in plan:
         plan["out"] = plan["out"].replace("{dir}", str(base))
-    warm.STAND_IN = config.get("stand_in", 3600.0)
-    warm.ANSWER = slot.TAIL_WAIT = 5.0  # a machine that does other things too
+    interpreter.STAND_IN = config.get("stand_in", 3600.0)
+    interpreter.ANSWER = slot.TAIL_WAIT = 5.0  # a machine that does other things too
     options = SlotOptions(
         tuple(config["command"]),
         OutputPlan(**plan),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from health import settings
-from health.admin import rules
+from health.admin.doctor import rules
 from health.admin.want import Facts, Want
 from robust_slurm.slurm.parse import settings as parse_config
 

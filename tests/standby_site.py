@@ -9,12 +9,13 @@ from typing import Any
 
 from fake_partitions import FakeJob, FakePartitions
 
-from health import history
-from health.proof import Proof
-from health.system import Event
+from health.gate.proof import Proof
+from health.history import events
+from health.node.system import Event
 from robust_slurm.slurm.model import node_from
-from standby import pool_cli, pool_file
-from standby.pool import Member, Sight, Wish
+from standby.pool import cli
+from standby.pool import file as pool_file
+from standby.pool.members import Member, Sight, Wish
 
 NOW = 1_800_000_000.0
 HOUR = 3600.0
@@ -75,11 +76,11 @@ class Site:
     def happened(self, event: Event, *names: str) -> None:
         for name in names:
             with (self.state / "nodes" / f"{name}.jsonl").open("ab") as file:
-                file.write(history.line(event))
+                file.write(events.line(event))
 
     def run(self, *words: str) -> tuple[int, str]:
         out = io.StringIO()
-        code = pool_cli.main([*words, "--state-dir", str(self.state)], self.slurm.door(), out)
+        code = cli.main([*words, "--state-dir", str(self.state)], self.slurm.door(), out)
         return code, out.getvalue()
 
     def apply(self, *words: str, code: int = 0) -> str:

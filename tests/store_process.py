@@ -13,10 +13,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from robust_slurm.checkpoint import digest
-from robust_slurm.checkpoint.events import Event, Saved, Target
-from robust_slurm.checkpoint.interval import Cost
-from robust_slurm.checkpoint.store import Store
+from robust_slurm.checkpoint.format import digest
+from robust_slurm.checkpoint.planning.interval import Cost
+from robust_slurm.checkpoint.store.events import Event, Saved, Target
+from robust_slurm.checkpoint.store.store import Store
 
 CHUNK = 1 << 18  # bytes; small, so that small snapshots have several
 KEY = b"k" * 32

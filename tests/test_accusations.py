@@ -14,8 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health.accusations import SIZE_LIMIT, Accused, Found, companion_of, find, parse, printable
-from health.inquiry import of_rejection
+from health.history.accusations import (
+    SIZE_LIMIT,
+    Accused,
+    Found,
+    companion_of,
+    find,
+    parse,
+    printable,
+)
+from health.history.inquiry import of_rejection
 
 UID = 20001 if os.geteuid() == 0 else os.geteuid()
 JOB = Accused(job=7, uid=UID, gid=UID, of=7)

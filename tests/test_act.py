@@ -13,12 +13,13 @@ import pytest
 from fake_slurm import FakeSlurm
 from fake_system import FakeSystem, context
 
-from health import act, rootfiles
-from health.act import PLACES, Drainer, Outcome, drain_event, open_door
-from health.breaker import Drain
-from health.reserve import fleet_size, parse, refused_lately, reserve
+from health.gate import act
+from health.gate.act import PLACES, Drainer, Outcome, drain_event, open_door
+from health.gate.breaker import Drain
+from health.gate.reserve import fleet_size, parse, refused_lately, reserve
+from health.node import rootfiles
+from health.node.system import Event
 from health.settings import Settings, defaults
-from health.system import Event
 
 REASON = "robust:node:xid-119:gpu3:reboot:job7"
 ELSEWHERE = "robust:node:xid-119:gpu0:none:job1"
@@ -215,8 +216,8 @@ def test_one_job_cannot_walk_through_the_cluster(site: Site) -> None:
 def test_gates_that_fail_at_once_reserve_one_after_another(site: Site) -> None:
     code = (
         "import sys; sys.path[:0] = sys.argv[3:]\n"
-        "from health.reserve import reserve\n"
-        "from health.breaker import Drain, Limits\n"
+        "from health.gate.reserve import reserve\n"
+        "from health.gate.breaker import Drain, Limits\n"
         "own = Drain(1000.0, sys.argv[2], 0)\n"
         "print(reserve(sys.argv[1], own, Limits(3, 100.0, 60.0, 2), 0).allowed)\n"
     )
@@ -260,8 +261,8 @@ def test_records_that_are_none_are_left_out() -> None:
 
 
 def test_a_long_ledger_is_cut(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    from health import fleet_file
-    from health.breaker import Limits
+    from health.gate import fleet_file
+    from health.gate.breaker import Limits
 
     monkeypatch.setattr(fleet_file, "LOOK_BACK", 2000)
     limits = Limits(10**6, 100.0, 1.0, 10**6)
@@ -396,7 +397,7 @@ def test_the_failure_path_needs_the_standard_library_only(tmp_path: Path) -> Non
     repository = Path(__file__).resolve().parents[1]
     code = (
         f"import sys; sys.path[:0] = [{str(repository)!r}]\n"
-        "from health.act import open_door\n"
+        "from health.gate.act import open_door\n"
         "from health.settings import defaults\n"
         "found = defaults(())\n"
         f"gate = {{**found.gate, 'slurm_bin': {str(slurm.bin)!r}}}\n"

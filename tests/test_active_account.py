@@ -14,9 +14,9 @@ import health_site
 import pytest
 from job_leftovers import OTHER, needs_root
 
-from health.active import account
-from health.active.session import Session
-from health.active.start import Started, here, task_env
+from health.active.coordinator import account
+from health.active.coordinator.session import Session
+from health.active.coordinator.start import Started, here, task_env
 
 site, python = health_site.site, fake_active_test.python
 pytestmark = needs_root
@@ -70,7 +70,7 @@ def test_a_task_of_a_step() -> None:
     assert task_env(step)
     code = (
         "import os, sys\n"
-        "from health.active import start\n"
+        "from health.active.coordinator import start\n"
         "start.WORKER = ('-c', 'import os; print(os.getresuid(), os.getgroups())')\n"
         "sys.exit(start.main())\n"
     )

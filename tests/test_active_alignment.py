@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health.active.alignment import Alignment, deviants
+from health.active.judging.alignment import Alignment, deviants
 from health.active.model import Measured
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64

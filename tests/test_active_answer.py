@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health.active_answer import (
+from health.gate.active_answer import (
     OWED_S,
     answer,
     applying,
@@ -20,7 +20,7 @@ from health.active_answer import (
     passed_since,
     suspicious,
 )
-from health.system import Event, Output
+from health.node.system import Event, Output
 from robust_slurm import commands
 
 NOW = 1_800_000_000.0

@@ -12,10 +12,10 @@ import broken_products
 import pytest
 import torch
 
-from health.active import bitwise
-from health.active.bits import cpu_kind, libraries
-from health.active.bitwise import Trained, train
-from health.active.device import Device
+from health.active.worker import bitwise
+from health.active.worker.bits import cpu_kind, libraries
+from health.active.worker.bitwise import Trained, train
+from health.active.worker.device import Device
 
 CPU = Device("cpu", "cpu")
 

@@ -15,18 +15,21 @@ from typing import Any
 
 import pytest
 
-from health import history, settings, state
-from health.active import aftermath, burn_in, records, reservation
-from health.active.burn_in_plan import by_gpus, full_s, job_argv, partition_of, planned
+from health import settings
+from health.active.burn_in import aftermath, reservation, run
+from health.active.burn_in.plan import by_gpus, full_s, job_argv, partition_of, planned
+from health.active.burn_in.reservation import refuse_busy, reserved
+from health.active.coordinator.procedure import Wanted
+from health.active.coordinator.shares import share
+from health.active.judging import records
 from health.active.model import LEVELS, TESTS, Judged, Measured
-from health.active.procedure import Wanted
-from health.active.reservation import refuse_busy, reserved
-from health.active.shares import share
-from health.active_answer import applying
 from health.checks import ALL
 from health.commands import BadInput
 from health.finding import Finding
-from health.system import Event
+from health.gate.active_answer import applying
+from health.history import events as history
+from health.history import state
+from health.node.system import Event
 from robust_slurm.slurm import Completed, Slurm
 from robust_slurm.slurm.model import node_from
 
@@ -162,7 +165,7 @@ class HungUp(FakeSlurm):
 def test_it_is_removed_when_the_terminal_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = HungUp(n1="IDLE")
     monkeypatch.setattr(sys, "stderr", GoneTerminal())
-    with pytest.raises(KeyboardInterrupt), reserved(slurm.door(), ["n1"], 7, False, burn_in.say):
+    with pytest.raises(KeyboardInterrupt), reserved(slurm.door(), ["n1"], 7, False, run.say):
         slurm.jobs[5] = "n1"
         os.kill(os.getpid(), signal.SIGHUP)
         signal.pause()
@@ -226,7 +229,7 @@ def test_nodes_by_what_they_have() -> None:
 
 
 def test_the_job_shows_no_key() -> None:
-    plan = burn_in.Plan(("n1",), {}, "train", "/opt/python", Wanted((), "quick", 60.0), 5, "nobody")
+    plan = run.Plan(("n1",), {}, "train", "/opt/python", Wanted((), "quick", 60.0), 5, "nobody")
     words = job_argv(plan, "r", 8, ["n1", "n2"], ["true"])
     assert {"--reservation=r", "--gres=gpu:8", "--exclusive", "--nodelist=n1,n2"} <= set(words)
     assert not any("KEY" in word for word in words)
@@ -242,7 +245,7 @@ def test_every_test_of_a_level_fits() -> None:
 
 
 def options(*words: str) -> argparse.Namespace:
-    return burn_in._parser().parse_args(list(words))
+    return run._parser().parse_args(list(words))
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health.active import dcgm, tools
-from health.active.gpu_state import Gpu, State
 from health.active.model import Level
+from health.active.nvidia import dcgm, tools
+from health.active.nvidia.gpu_state import Gpu, State
 from health.finding import Finding
 
 DATA = Path(__file__).parent / "data" / "active"

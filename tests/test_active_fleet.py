@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health import history, rootfiles
-from health.active import fleet
-from health.active.fleet import NO_BASELINES, Spread, baselines, event_data
+from health.active.judging import fleet
+from health.active.judging.fleet import NO_BASELINES, Spread, baselines, event_data
 from health.active.model import Measured
-from health.system import Event
+from health.history import events as history
+from health.node import rootfiles
+from health.node.system import Event
 
 KEY = ("m", "gemm", "bf16_tflops")
 

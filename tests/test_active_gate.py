@@ -18,9 +18,9 @@ from gate_site import GONE, GateSite, finding
 from waiting import until
 
 from epilog.cli import main as epilog
-from health import active_answer, active_child
-from health.active_answer import applying
-from health.gate import Gate
+from health.gate import active_answer, active_child
+from health.gate.active_answer import applying
+from health.gate.gate import Gate
 from health.sweep import main as sweep
 from prolog.cli import main as prolog
 

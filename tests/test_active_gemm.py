@@ -8,9 +8,9 @@ import broken_products
 import pytest
 import torch
 
-from health.active import gemm
-from health.active.bits import capability, libraries
-from health.active.device import Device, raw
+from health.active.worker import gemm
+from health.active.worker.bits import capability, libraries
+from health.active.worker.device import Device, raw
 
 CPU = Device("cpu", "cpu")
 KINDS = gemm.kinds(cuda=True)

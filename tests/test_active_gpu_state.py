@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from health.active import gpu_state
-from health.active.gpu_state import Gpu, State
+from health.active.nvidia import gpu_state
+from health.active.nvidia.gpu_state import Gpu, State
 from lab import fake_nvml
 
 ROOT = Path(__file__).parents[1]
@@ -245,7 +245,7 @@ def test_nobody_but_root_sets_anything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_none_of_it_imports_pynvml_or_torch() -> None:
     code = (
-        "import sys, json; from health.active import dcgm, gpu_nvml, gpu_state, nccl_tests; "
+        "import sys, json; from health.active.nvidia import dcgm, gpu_nvml, gpu_state, nccl_tests; "
         "print(json.dumps([m for m in ('torch', 'pynvml') if m in sys.modules]))"
     )
     done = subprocess.run(

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health.active.fleet import Baselines, Spread
-from health.active.judge import judge
+from health.active.coordinator.pairing import PairVerdict
+from health.active.judging.fleet import Baselines, Spread
+from health.active.judging.judge import judge
+from health.active.judging.profiles import Floor
 from health.active.model import Judged, Measured
-from health.active.pairing import PairVerdict
-from health.active.profiles import Floor
 from health.finding import Finding
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from health.active import memory
-from health.active.device import Device
-from health.active.links import run as links
-from health.active.memory import MIB, PATTERNS, Pattern
+from health.active.worker import memory
+from health.active.worker.device import Device
+from health.active.worker.links import run as links
+from health.active.worker.memory import MIB, PATTERNS, Pattern
 
 CPU = Device("cpu", "cpu")
 Fill = Callable[[Sequence[torch.Tensor], Pattern], None]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from health.active import nccl_tests, tools
 from health.active.model import Measured, measured
+from health.active.nvidia import nccl_tests, tools
 
 DATA = Path(__file__).parent / "data" / "active"
 

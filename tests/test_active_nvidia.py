@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health.active import dcgm, gpu_state, nccl_tests, nvidia, runs
-from health.active.fleet import NO_BASELINES
-from health.active.gpu_state import Gpu, State
-from health.active.judge import judge
+from health.active.coordinator import runs
+from health.active.coordinator.procedure import Outcome, Wanted
+from health.active.coordinator.session import About
+from health.active.judging.fleet import NO_BASELINES
+from health.active.judging.judge import judge
 from health.active.model import Measured
-from health.active.nvidia import Found, read
-from health.active.procedure import Outcome, Wanted
-from health.active.session import About
+from health.active.nvidia import dcgm, gpu_state, job_tools, nccl_tests
+from health.active.nvidia.gpu_state import Gpu, State
+from health.active.nvidia.job_tools import Found, read
 from health.finding import Finding
 
 BAD = Finding("FAIL", "node", "active-dcgm", "gpu1", "dcgmi memory: fail", "service")
@@ -61,13 +62,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_a_task_runs_both(
     two_gpus: list[State], asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert nvidia.main(["standard", "300", "0", "dcgm", "nccl-tests"]) == 0
+    assert job_tools.main(["standard", "300", "0", "dcgm", "nccl-tests"]) == 0
     level, limit, run_level = asked["dcgm"]
     assert (level, run_level, asked["nccl"][1]) == ("standard", None, 2) and 290 < limit <= 300
     found = read(capsys.readouterr().out)["n1"]
     assert found.findings == (BAD,) and found.left_out == ("late",)
     assert found.ran == {"dcgm", "local"}
-    assert nvidia.main(["long", "5000", "4", "dcgm"]) == 0
+    assert job_tools.main(["long", "5000", "4", "dcgm"]) == 0
     assert asked["dcgm"][2] == 4 and "nccl" in asked and len(two_gpus) == 1
 
 
@@ -77,7 +78,7 @@ def test_what_it_left_changed_is_a_finding(
     monkeypatch.setattr(gpu_state, "restore", gpu_state.differences)
     lower = GPU._replace(values={"power_limit": 300_000})
     two_gpus[:] = [State((GPU,)), State((lower,))]
-    found = nvidia.task("quick", 60.0, None, ["dcgm"])
+    found = job_tools.task("quick", 60.0, None, ["dcgm"])
     assert BAD in found.findings and asked
     assert {one.check for one in found.findings} == {"active-dcgm", "active-state-changed"}
 
@@ -98,7 +99,7 @@ def test_where_nothing_may_be_run(
     asked: dict[str, Any],
 ) -> None:
     two_gpus[:] = [state]
-    found = nvidia.task("quick", 60.0, None, nvidia.TOOLS)
+    found = job_tools.task("quick", 60.0, None, job_tools.TOOLS)
     assert not asked and found.left_out == left_out and not found.ran
     assert [f.status for f in found.findings] == ([] if finding is None else ["ERROR"])
     assert finding is None or finding in found.findings[0].evidence
@@ -142,14 +143,14 @@ def srun(directory: Path, lines: str) -> list[str]:
 def test_who_says_nothing_could_not_be_tested(tmp_path: Path) -> None:
     said = line("n1", findings=[BAD.as_dict()], measured=[{"test": "dcgm"}])
     argv = srun(tmp_path, f"echo '0: {said}'; echo 'srun: error: n2: task 1: boom' >&2; exit 1")
-    found = nvidia.step(argv, os.environ, ["n1", "n2"], 30.0)
+    found = job_tools.step(argv, os.environ, ["n1", "n2"], 30.0)
     assert found["n1"] == Found((BAD,), (Measured("dcgm", "n1"),), (), frozenset({"dcgm"}))
     (error,) = found["n2"].findings
     assert (error.status, error.check) == ("ERROR", "active-error")
     assert "exit code 1: srun: error: n2: task 1: boom" in error.evidence
     for argv in ([str(tmp_path / "none")], srun(tmp_path, "exec sleep 60")):
         begun = time.monotonic()
-        found = nvidia.step(argv, os.environ, ["n1"], 1.0)
+        found = job_tools.step(argv, os.environ, ["n1"], 1.0)
         assert [one.status for one in found["n1"].findings] == ["ERROR"]
         assert time.monotonic() - begun < 20
 
@@ -162,22 +163,22 @@ for node in n1 n2; do SLURMD_NODENAME=$node {python} -P "$@"; done
 def test_a_step_of_real_tasks_without_a_gpu(tmp_path: Path) -> None:
     if gpu_state.take() != State():
         pytest.skip("there is a GPU")
-    words = nvidia.argv([], "quick", 30.0, None, nvidia.TOOLS)
+    words = job_tools.argv([], "quick", 30.0, None, job_tools.TOOLS)
     argv = srun(tmp_path, TASKS.format(python=sys.executable))
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    found = nvidia.step([*argv, *words], env, ["n1", "n2"], 60.0)
+    found = job_tools.step([*argv, *words], env, ["n1", "n2"], 60.0)
     assert found == {
         node: Found(left_out=("dcgm: no NVIDIA GPU", "nccl-tests: no NVIDIA GPU"))
         for node in ("n1", "n2")
     }
-    assert nvidia.left_out(found) == ("dcgm: no NVIDIA GPU", "nccl-tests: no NVIDIA GPU")
+    assert job_tools.left_out(found) == ("dcgm: no NVIDIA GPU", "nccl-tests: no NVIDIA GPU")
     some = found | {"n3": Found(left_out=("dcgm: MIG is on",))}
-    assert "dcgm: MIG is on (n3)" in nvidia.left_out(some)
+    assert "dcgm: MIG is on (n3)" in job_tools.left_out(some)
 
 
 def plan(*wanted: str) -> runs.Plan:
     return runs.Plan(
-        ("n1", "n2"), Wanted((), "quick", 60.0), wanted or nvidia.TOOLS, "/opt/p", NO_BASELINES,
+        ("n1", "n2"), Wanted((), "quick", 60.0), wanted or job_tools.TOOLS, "/opt/p", NO_BASELINES,
         lambda _line: None,
     )  # fmt: skip
 
@@ -214,7 +215,7 @@ def test_a_job_without_gpus_has_no_step(monkeypatch: pytest.MonkeyPatch) -> None
     stepped: list[Any] = []
     monkeypatch.setattr(runs, "_tested", tested)
     monkeypatch.setattr(runs, "_leaves", dict)
-    monkeypatch.setattr(nvidia, "step", lambda *of: stepped.append(of) or {})
+    monkeypatch.setattr(job_tools, "step", lambda *of: stepped.append(of) or {})
     monkeypatch.delenv("SLURM_GPUS_ON_NODE", raising=False)
     assert runs.on_job(plan()).outcome.left_out == ("dcgm, nccl-tests: no node has a GPU",)
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")

@@ -12,14 +12,14 @@ from fake_test_worker import DIE, SILENT, Answer, connect, fleet, introduce, pas
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health.active import meeting, procedure
-from health.active.fleet import NO_BASELINES, Baselines, Spread
-from health.active.judge import judge
+from health.active.coordinator import meeting, procedure
+from health.active.coordinator.pairing import Pair
+from health.active.coordinator.procedure import Wanted
+from health.active.coordinator.session import Session
+from health.active.coordinator.shares import OVERHEAD_S, rounds, share
+from health.active.judging.fleet import NO_BASELINES, Baselines, Spread
+from health.active.judging.judge import judge
 from health.active.model import BY_NAME, LEVELS, Finding, Judged, Level, Measured
-from health.active.pairing import Pair
-from health.active.procedure import Wanted
-from health.active.session import Session
-from health.active.shares import OVERHEAD_S, rounds, share
 
 NAMES = [f"n{i}" for i in range(1, 9)]
 

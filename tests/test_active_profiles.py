@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from health.active import profiles
+from health.active.judging import profiles
 
 
 def test_floors_lie_between_half_speed_and_what_healthy_gpus_reach() -> None:

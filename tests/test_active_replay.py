@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health.active import replay
-from health.active.replay import Layout, LayoutError, Round, Verdict
+from health.active.coordinator import replay
+from health.active.coordinator.replay import Layout, LayoutError, Round, Verdict
 
 Fires = Callable[[], bool]
 

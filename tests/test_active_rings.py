@@ -11,9 +11,9 @@ from fake_test_worker import DIE, SILENT, Answer, passed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health.active.meeting import size
+from health.active.coordinator.meeting import size
+from health.active.coordinator.rings import LEAST, MOST, Remark, of_leaves, remarks, through_all
 from health.active.model import LEVELS, Measured, usual
-from health.active.rings import LEAST, MOST, Remark, of_leaves, remarks, through_all
 
 NAMES = [f"n{i}" for i in range(1, 10)]
 LEAF = {name: f"s{(number - 1) // 3}" for number, name in enumerate(NAMES, 1)}

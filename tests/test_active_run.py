@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from health.active import start
+from health.active.coordinator import start
+from health.active.coordinator.procedure import Wanted, run
+from health.active.coordinator.session import Session
 from health.active.model import Judged
-from health.active.procedure import Wanted, run
-from health.active.session import Session
 
 NODES = ("n1", "n2")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fake_test_worker import DIE, SILENT, connect, fleet, introduce, passed
 
-from health.active.session import Session, WorkerError
+from health.active.coordinator.session import Session, WorkerError
 from robust_slurm import framed
 
 GEMM = {"test": "gemm", "level": "quick", "seconds": 1.0, "seed": 0}
@@ -220,7 +220,7 @@ def test_strangers_are_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_close_ends_also_those_that_do_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
-        monkeypatch.setattr("health.active.session.GOODBYE_S", 0.1)
+        monkeypatch.setattr("health.active.coordinator.session.GOODBYE_S", 0.1)
         session = await opened(n1=1)
         said = await introduce(session.worker_env("127.0.0.1", "n1"))
         await session.gather(5)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from health import settings
-from health.active.profiles import with_site
+from health.active.judging.profiles import with_site
 from health.checks import ALL
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from health.active.fleet import NO_BASELINES, Baselines, Spread
+from health.active.judging.fleet import NO_BASELINES, Baselines, Spread
+from health.active.judging.profiles import Floor, Floors
+from health.active.judging.speed import Slow, slow
 from health.active.model import Measured
-from health.active.profiles import Floor, Floors
-from health.active.speed import Slow, slow
 
 NAME = "bf16_tflops"
 FOUR = {f"o{i}": 100.0 for i in range(4)}

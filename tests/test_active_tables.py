@@ -6,9 +6,9 @@ import io
 
 import pytest
 
-from health.active import fleet, tables
+from health.active.judging import fleet, tables
+from health.active.judging.profiles import floor
 from health.active.model import Judged, Measured
-from health.active.profiles import floor
 from health.finding import Finding
 
 

@@ -16,12 +16,15 @@ import fake_active_test
 import health_site
 import pytest
 
-from health import cli, history
+from health import cli
 from health.active import cli as active_cli
-from health.active import dcgm, fleet, gpu_state, records, runs, tables
+from health.active.coordinator import runs
+from health.active.coordinator.procedure import Outcome
+from health.active.judging import fleet, records, tables
+from health.active.judging.profiles import with_site
 from health.active.model import Measured
-from health.active.procedure import Outcome
-from health.active.profiles import with_site
+from health.active.nvidia import dcgm, gpu_state
+from health.history import events as history
 
 site, python, run = health_site.site, fake_active_test.python, fake_active_test.run
 

@@ -13,7 +13,7 @@ import health_site
 import pytest
 import waiting
 
-from health import active_child
+from health.gate import active_child
 
 site, python, run = health_site.site, fake_active_test.python, fake_active_test.run
 

@@ -12,7 +12,7 @@ import health_site
 import pytest
 
 from health.active import cli as active_cli
-from health.active import runs, start
+from health.active.coordinator import runs, start
 
 site, python, run = health_site.site, fake_active_test.python, fake_active_test.run
 

@@ -16,7 +16,7 @@ import pytest
 from active_coordinator import Coordinator
 
 from health.active.model import measured
-from health.active.worker_env import interface_of, prepare, take_environment
+from health.active.worker.env import interface_of, prepare, take_environment
 
 WRONG_TORCH = "raise ImportError('libcudart.so.12: cannot open shared object file')\n"
 
@@ -119,7 +119,7 @@ def test_a_worker_ends_with_its_parent(coordinator: Coordinator, tmp_path: Path)
     path = f"{tmp_path}:{coordinator.env('')['PYTHONPATH']}"
     program = (
         "import subprocess, sys, time; subprocess.Popen([sys.executable, '-P', '-m', "
-        "'health.active.worker']); time.sleep(300)"
+        "'health.active.worker.main']); time.sleep(300)"
     )
     env = coordinator.env("n1") | {"PYTHONPATH": path}
     parent = subprocess.Popen([sys.executable, "-c", program], env=env)
@@ -183,7 +183,7 @@ def test_what_changes_bits_is_the_same_everywhere(monkeypatch: pytest.MonkeyPatc
 
 def test_as_many_open_files_as_may_be() -> None:
     code = (
-        "import resource as r; from health.active.worker_env import prepare; "
+        "import resource as r; from health.active.worker.env import prepare; "
         "r.setrlimit(r.RLIMIT_NOFILE, (64, 128)); prepare('127.0.0.1'); "
         "print(r.getrlimit(r.RLIMIT_NOFILE))"
     )
@@ -212,7 +212,9 @@ def test_interfaces_by_their_address() -> None:
 
 
 def test_importing_the_worker_does_not_import_torch() -> None:
-    program = "import sys, json, health.active.worker; print(json.dumps('torch' in sys.modules))"
+    program = (
+        "import sys, json, health.active.worker.main; print(json.dumps('torch' in sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert json.loads(done.stdout) is False
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from slurm_configs import recorded_text
 
-from health.admin import cli, doctor
-from health.admin.site_rules import Bare
+from health.admin import cli
+from health.admin.doctor import run as doctor
+from health.admin.doctor.site_rules import Bare
 from robust_slurm.slurm import Completed, Slurm
 
 

@@ -15,7 +15,8 @@ import pytest
 from admin_prefix import REPOSITORY, make_prefix, packages_of, rooms_of
 
 from health import settings
-from health.admin import cli, pages, render, rules
+from health.admin import cli, pages, render
+from health.admin.doctor import rules
 from health.admin.install import InstallError
 from health.admin.want import Facts
 from health.check import Check, Condition
@@ -136,7 +137,7 @@ def test_a_stub_whose_gate_cannot_be_imported(
     packages = tmp_path / "it's a dir"
     for name in (module.partition(".")[0], "health", "robust_slurm"):
         shutil.copytree(REPOSITORY / name, packages / name, dirs_exist_ok=True)
-    (packages / "health" / "gate.py").write_text(f"{gate}\n")
+    (packages / "health" / "gate" / "gate.py").write_text(f"{gate}\n")
     done = started(path)
     assert done.returncode == 0 and why in done.stderr, done.stderr
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from slurm_configs import ETC, GATE, recorded, wants
 
-from health import gate, settings
-from health.admin import rules, script_rules
+from health import settings
+from health.admin.doctor import rules, script_rules
 from health.admin.want import MARGIN_S, Facts, longest
 from health.check import Where
 from health.checks import ALL
+from health.gate import gate
 
 READY = ["24.11-ready", "26.05-ready"]
 DEFAULTS = ["22.05", "24.11-default", "26.05-default"]

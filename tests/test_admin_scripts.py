@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from slurm_configs import ETC, GATE, wants
 
-from health.admin import doctor, rules, site_rules
-from health.admin.site_rules import Bare
+from health.admin.doctor import rules, run, site_rules
+from health.admin.doctor.site_rules import Bare
 from health.admin.want import Facts
 
 
@@ -52,7 +52,7 @@ def test_what_slurm_runs_in_effect(tmp_path: Path) -> None:
         "Epilog": f"{tmp_path}/60-site",
         "HealthCheckProgram": f"{tmp_path}/link",
     }
-    found = doctor.runs(config)
+    found = run.runs(config)
     assert f"{ETC}/prolog" in found["Prolog"]
     assert f"{ETC}/epilog" not in found["Epilog"]
     assert os.path.realpath("/usr/bin/true") in found["HealthCheckProgram"]
@@ -89,7 +89,7 @@ def test_slurms_commands_as_the_sweep_starts_them(
     scontrol.write_text(SCONTROL.format(text=text))
     scontrol.chmod(0o755)
     gate_ = {**GATE, "slurm_bin": str(tmp_path)}
-    assert doctor.bare_slurm(gate_).problem == problem
-    monkeypatch.setattr(doctor.act, "PLACES", "/nowhere")
+    assert run.bare_slurm(gate_).problem == problem
+    monkeypatch.setattr(run.act, "PLACES", "/nowhere")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor.bare_slurm(GATE) == Bare("/nowhere", str(tmp_path))
+    assert run.bare_slurm(GATE) == Bare("/nowhere", str(tmp_path))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from health.admin import site_rules, trust
-from health.admin.trust import Hole
+from health.admin.doctor import site_rules, trust
+from health.admin.doctor.trust import Hole
 
 
 def test_code_that_others_can_write() -> None:

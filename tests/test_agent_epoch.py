@@ -8,13 +8,7 @@ import agent_node
 from agent_node import Boss, Shim, crash, start, wait
 
 from robust_slurm.record import RecordWriter, create, record_path
-from srun_wrapper.messages import (
-    Finish,
-    Hello,
-    Report,
-    Started,
-    Stop,
-)
+from srun_wrapper.protocol.messages import Finish, Hello, Report, Started, Stop
 
 boss, shim = agent_node.boss, agent_node.shim
 

@@ -12,9 +12,10 @@ import agent_node
 import pytest
 from agent_node import Boss, Shim, wait
 
-from srun_wrapper import filesystems
-from srun_wrapper.link import Link
-from srun_wrapper.messages import (
+from srun_wrapper.agent import filesystems
+from srun_wrapper.agent.link import Link
+from srun_wrapper.agent.place import shim_address
+from srun_wrapper.protocol.messages import (
     Hello,
     Inspect,
     Inspected,
@@ -28,7 +29,6 @@ from srun_wrapper.messages import (
     Stopped,
     decode_to_shim,
 )
-from srun_wrapper.place import shim_address
 
 boss, shim = agent_node.boss, agent_node.shim
 

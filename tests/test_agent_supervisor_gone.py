@@ -11,16 +11,10 @@ import agent_node
 import pytest
 from agent_node import Boss, Shim, crash, start, wait
 
-from srun_wrapper import silence, uplink
-from srun_wrapper.messages import (
-    Event,
-    Hello,
-    Peer,
-    Report,
-    Started,
-)
-from srun_wrapper.orphan import ask_peer
-from srun_wrapper.silence import Verdict
+from srun_wrapper.agent import silence, uplink
+from srun_wrapper.agent.batch_host_failover import ask_peer
+from srun_wrapper.agent.silence import Verdict
+from srun_wrapper.protocol.messages import Event, Hello, Peer, Report, Started
 
 boss, shim = agent_node.boss, agent_node.shim
 
@@ -195,7 +189,7 @@ def test_peers_get_an_answer(
     boss: Boss, tmp_path: Path, companion: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also from a companion, whose own job has another number."""
-    monkeypatch.setattr("srun_wrapper.orphan.ASK", 2.0)
+    monkeypatch.setattr("srun_wrapper.agent.batch_host_failover.ASK", 2.0)
     shim = Shim(boss, tmp_path, companion=companion, job_id=12 if not companion else 99)
     wait(lambda: bool(boss.of(Hello)))
     peer = Peer(4, "127.0.0.1", boss.of(Hello)[0].probe_port)

@@ -29,7 +29,7 @@ from bench.scheduling_model import (
     with_switch,
 )
 from bench.scheduling_plot import Bar, bars, decades
-from standby.size import Source, losses
+from standby.size.count import Source, losses
 
 P = 1.2e-3
 PHASES = ("decide", "stop", "replace", "restore", "launch", "first_step")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health.checks import bmc
-from health.system import Entry, Output
+from health.checks.host import bmc
+from health.node.system import Entry, Output
 from tests.fake_host import ids
 from tests.fake_system import FakeSystem
 

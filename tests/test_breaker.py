@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from health.breaker import (
+from health.checks import ALL
+from health.gate.breaker import (
     HARD,
     HARD_CAUSE,
     LEMON,
@@ -21,8 +22,7 @@ from health.breaker import (
     standing_limit,
     stays,
 )
-from health.checks import ALL
-from health.verdict import parse_reason
+from health.gate.verdict import parse_reason
 
 LIMITS = Limits(max_nodes=3, max_percent=10.0, window=100.0, max_per_job=2)
 NOW = 1000.0

@@ -11,16 +11,17 @@ import pytest
 from checkpoints_boss import Boss
 from durable_tiers import commit_now, tiny
 
-from robust_slurm.checkpoint import durable, marks
-from robust_slurm.checkpoint.dcp_write import write
-from robust_slurm.checkpoint.durable_prune import prune
+from robust_slurm.checkpoint.durable import marks
+from robust_slurm.checkpoint.durable import tier as durable
+from robust_slurm.checkpoint.durable.dcp.write import write
+from robust_slurm.checkpoint.durable.marks import Mark
+from robust_slurm.checkpoint.durable.prune import prune
 from robust_slurm.checkpoint.listing import look
-from robust_slurm.checkpoint.marks import Mark
-from robust_slurm.checkpoint.sound import Bound
-from srun_wrapper.certificates import Certificates, Line, spoils
-from srun_wrapper.checkpoint_messages import Saved
-from srun_wrapper.diagnose import Diagnosis, Failure, Symptom
-from srun_wrapper.supervisor import Supervisor
+from robust_slurm.checkpoint.planning.sound import Bound
+from srun_wrapper.checkpoints.certificates import Certificates, Line, spoils
+from srun_wrapper.decide.diagnose import Diagnosis, Failure, Symptom
+from srun_wrapper.protocol.checkpoint_messages import Saved
+from srun_wrapper.supervisor.supervisor import Supervisor
 
 
 def line_with(proven: int, *equal: int, sharers: int = 2) -> Line:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from robust_slurm.checkpoint.alike import KEPT, Claim, Comparison, apart, differ, mark
+from robust_slurm.checkpoint.planning.alike import KEPT, Claim, Comparison, apart, differ, mark
 
 A, B = mark(7, whole=False), mark(8, whole=False)
 ALL_A, ALL_B = mark(7, whole=True), mark(8, whole=True)

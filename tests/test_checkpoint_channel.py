@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transfer_pairs import greeted, in_thread, offer_of, pair, send
 
-from robust_slurm.checkpoint import digest
-from robust_slurm.checkpoint.channel import BrokenError, number_list, numbers
-from robust_slurm.checkpoint.transfer import Offer
+from robust_slurm.checkpoint.format import digest
+from robust_slurm.checkpoint.transfer.channel import BrokenError, number_list, numbers
+from robust_slurm.checkpoint.transfer.sending import Offer
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from robust_slurm.checkpoint.chosen import WRITER_WAIT, Chosen
-from robust_slurm.checkpoint.client import Client
+from robust_slurm.checkpoint.training.chosen import WRITER_WAIT, Chosen
+from robust_slurm.checkpoint.training.client import Client
 
 
 class Line:

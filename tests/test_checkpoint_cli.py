@@ -15,8 +15,10 @@ import torch
 from durable_snapshots import data_parallel, private, save_snapshot, save_world
 from durable_tiers import commit_now
 
-from robust_slurm.checkpoint import cli, digest, durable
-from robust_slurm.checkpoint.dcp_write import write
+from robust_slurm.checkpoint import cli
+from robust_slurm.checkpoint.durable import tier as durable
+from robust_slurm.checkpoint.durable.dcp.write import write
+from robust_slurm.checkpoint.format import digest
 
 
 @pytest.fixture

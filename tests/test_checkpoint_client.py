@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fake_checkpoint_store import FakeStore
 
-from robust_slurm.checkpoint.client import Client, StoreGoneError
+from robust_slurm.checkpoint.training.client import Client, StoreGoneError
 
 ENROL = {"rank": 0, "world": 1, "epoch": 0}
 LONG = 30.0  # s; a bound that no passing test comes near
@@ -199,7 +199,7 @@ def test_a_forked_child_lets_go_without_ending_the_parents_line(store: FakeStore
 def test_a_store_that_does_not_read_is_given_up(
     store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("robust_slurm.checkpoint.client.SEND_DEADLINE", 0.1)
+    monkeypatch.setattr("robust_slurm.checkpoint.training.client.SEND_DEADLINE", 0.1)
     ours, theirs = socket.socketpair()
     client = Client(str(store.path), ENROL)
     client._socket = ours

@@ -17,11 +17,11 @@ from durable_snapshots import (
 )
 from durable_tiers import RUN, commit_now, listed, save, tiny
 
-from robust_slurm.checkpoint import durable
-from robust_slurm.checkpoint.commit import Done, Request, commit
-from robust_slurm.checkpoint.dcp_write import write
-from robust_slurm.checkpoint.durable_files import DurableError, digest_inside, read_inside
-from robust_slurm.checkpoint.durable_verify import verify
+from robust_slurm.checkpoint.durable import tier as durable
+from robust_slurm.checkpoint.durable.commit import Done, Request, commit
+from robust_slurm.checkpoint.durable.dcp.write import write
+from robust_slurm.checkpoint.durable.files import DurableError, digest_inside, read_inside
+from robust_slurm.checkpoint.durable.verify import verify
 
 
 def test_commit_waits_for_all_ranks(tmp_path: Path, tier: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_waiting_commit_opens_only_what_has_come(
         opened.append(name)
         return read_inside(where, name, limit)
 
-    monkeypatch.setattr("robust_slurm.checkpoint.commit.read_inside", spy)
+    monkeypatch.setattr("robust_slurm.checkpoint.durable.commit.read_inside", spy)
     with pytest.raises(DurableError, match="no part of rank 0, 2 in"):
         commit_now(tier, 5, 3, wait=0.5)
     assert opened == [f"{RUN}-rank-1.json"]

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robust_slurm.checkpoint import crc, digest
-from robust_slurm.checkpoint.throttle import Bucket
+from robust_slurm.checkpoint.format import crc, digest
+from robust_slurm.checkpoint.transfer.throttle import Bucket
 
 C = digest.CHUNK
 

@@ -11,8 +11,8 @@ import pytest
 from checkpointed_training import Training, fake_store
 from torch_forks import TorchForks
 
-from robust_slurm.checkpoint import durable
-from robust_slurm.checkpoint.sharing import Share
+from robust_slurm.checkpoint.capture.sharing import Share
+from robust_slurm.checkpoint.durable import tier
 from tests.waiting import until
 
 # Both ranks do the same up to step 3; then each goes its own way.
@@ -76,7 +76,7 @@ def test_no_rank_resumes_in_a_state_that_was_not_its_own(
     first, err = run(torch_forks, tmp_path / "a", 9)
     assert first[0, 3] == first[1, 3] and first[0, 4] != first[1, 4]
     assert "ranks (0, 1) no longer hold the same" in err
-    steps = [c.step for c in durable.committed(tmp_path / "a")]
+    steps = [c.step for c in tier.committed(tmp_path / "a")]
     assert steps[-1] == 9, err  # each rank saves all of its own by then
     second, err = run(torch_forks, tmp_path / "a", 9)
     assert second == {(0, 9): first[0, 9], (1, 9): first[1, 9]}, err
@@ -86,7 +86,7 @@ def test_ranks_that_part_go_on_keeping_the_newest_step_that_all_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not their own last one: no other rank need have it."""
-    shared = "robust_slurm.checkpoint.mesh.find_share"
+    shared = "robust_slurm.checkpoint.training.mesh.find_share"
     monkeypatch.setattr(shared, lambda *_args: Share((0, 1)))
     with fake_store(tmp_path / "s", monkeypatch) as store:
         monkeypatch.setenv("WORLD_SIZE", "2")

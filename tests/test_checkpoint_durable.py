@@ -11,14 +11,11 @@ from typing import Any
 import pytest
 from made_steps import a_step
 
-from robust_slurm.checkpoint import durable
 from robust_slurm.checkpoint.cli import main
-from robust_slurm.checkpoint.durable_files import (
-    DurableError,
-    digest_of,
-)
-from robust_slurm.checkpoint.durable_prune import prune
-from robust_slurm.checkpoint.durable_verify import verify
+from robust_slurm.checkpoint.durable import tier as durable
+from robust_slurm.checkpoint.durable.files import DurableError, digest_of
+from robust_slurm.checkpoint.durable.prune import prune
+from robust_slurm.checkpoint.durable.verify import verify
 
 
 def test_what_is_committed(tmp_path: Path) -> None:

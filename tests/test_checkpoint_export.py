@@ -15,8 +15,8 @@ from durable_snapshots import (
 )
 from durable_tiers import flat, same, store
 
-from robust_slurm.checkpoint.durable_files import DurableError
-from robust_slurm.checkpoint.export import export
+from robust_slurm.checkpoint.durable.export import export
+from robust_slurm.checkpoint.durable.files import DurableError
 
 
 def test_export_as_safetensors(tmp_path: Path, tier: Path, trained_state: dict[str, Any]) -> None:

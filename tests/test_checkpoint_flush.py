@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plan_places import healthy, held, store
 
-from robust_slurm.checkpoint.flush import flush
+from robust_slurm.checkpoint.planning.flush import flush
 
 
 def test_each_rank_is_written_once_from_its_own_memory() -> None:

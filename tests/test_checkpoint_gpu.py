@@ -15,11 +15,11 @@ import torch
 from fake_cuda import BUS, FakeCuda, install
 from test_checkpoint_snapshot import form_of, read
 
-from robust_slurm.checkpoint import gpu, watch
-from robust_slurm.checkpoint import snapshot as copying
-from robust_slurm.checkpoint.slots import Ring, Slot
-from robust_slurm.checkpoint.snapshot import Copier, Copy
-from robust_slurm.checkpoint.watch import same_in_pieces
+from robust_slurm.checkpoint.copying import gpu, watch
+from robust_slurm.checkpoint.copying import snapshot as copying
+from robust_slurm.checkpoint.copying.slots import Ring, Slot
+from robust_slurm.checkpoint.copying.snapshot import Copier, Copy
+from robust_slurm.checkpoint.copying.watch import same_in_pieces
 
 COPY_THREAD = "robust-copy"
 

@@ -14,12 +14,12 @@ from checkpointed_training import fake_store
 from fake_checkpoint_store import FakeStore
 
 from robust_slurm import Checkpointer
-from robust_slurm.checkpoint import guard
-from robust_slurm.checkpoint.guard import CAREFUL
-from robust_slurm.checkpoint.layout import read_snapshot
-from robust_slurm.checkpoint.options import DEBUG
-from robust_slurm.checkpoint.slots import map_file
-from robust_slurm.checkpoint.watch import same_bits
+from robust_slurm.checkpoint.copying import guard
+from robust_slurm.checkpoint.copying.guard import CAREFUL
+from robust_slurm.checkpoint.copying.slots import map_file
+from robust_slurm.checkpoint.copying.watch import same_bits
+from robust_slurm.checkpoint.format.layout import read_snapshot
+from robust_slurm.checkpoint.training.options import DEBUG
 from tests.waiting import until
 
 Change = Callable[[torch.Tensor], object]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch_forks import TorchForks
 
-from robust_slurm.checkpoint import durable
+from robust_slurm.checkpoint.durable import tier
 
 WORLD = 4
 SCRIPT = """
@@ -84,7 +84,7 @@ def test_blocks_that_two_ranks_hold_are_written_once_and_restored_to_both(
     assert codes == {-signal.SIGKILL}, err
     truth = steps(out)
     assert len(truth) == 6 * WORLD
-    newest = durable.newest(tmp_path)
+    newest = tier.newest(tmp_path)
     (state,) = map(int, re.findall(r"^state (\d+)$", out, re.MULTILINE))
     assert newest is not None and newest.step == 4
     records = 2 * WORLD * 40 * 1024  # torch.save's frames, generators and values

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from checkpoints_boss import Boss, settled
 
-from robust_slurm.checkpoint import interface
-from srun_wrapper.checkpoint_messages import Place, StoreReady
+from robust_slurm.checkpoint.transfer import interface
+from srun_wrapper.protocol.checkpoint_messages import Place, StoreReady
 
 
 def test_the_address_of_an_interface() -> None:

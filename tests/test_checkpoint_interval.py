@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robust_slurm.checkpoint.interval import FEWEST, NARROW, WIDEN, Cost, Interval, least, ordinal
+from robust_slurm.checkpoint.planning.interval import (
+    FEWEST,
+    NARROW,
+    WIDEN,
+    Cost,
+    Interval,
+    least,
+    ordinal,
+)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from durable_tiers import RUN, commit_now, listed, save, tiny
 
-from robust_slurm.checkpoint import durable
-from robust_slurm.checkpoint.dcp_write import write
+from robust_slurm.checkpoint.durable import tier as durable
+from robust_slurm.checkpoint.durable.dcp.write import write
 
 
 def in_child(work: Callable[[], object], die_at: int) -> bool:

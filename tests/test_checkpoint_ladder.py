@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from checkpointed_training import Training, fake_store
 
-from robust_slurm.checkpoint.layout import Entry, Snapshot
-from robust_slurm.checkpoint.room import ALONE, LADDER, Rung, choose
-from robust_slurm.checkpoint.slots import Form, Ring, Slot
+from robust_slurm.checkpoint.copying.slots import Form, Ring, Slot
+from robust_slurm.checkpoint.format.layout import Entry, Snapshot
+from robust_slurm.checkpoint.training.room import ALONE, LADDER, Rung, choose
 from tests.checkpoint_stores import FakeRank, replicas, stores, target
 from tests.waiting import until
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_steps import entry, part
 
-from robust_slurm.checkpoint.durable_merge import Merged, overlap
-from robust_slurm.checkpoint.durable_merge import merge as merge_outlines
-from robust_slurm.checkpoint.durable_parts import Outline, Part, encode_part, parse_outline
-from robust_slurm.checkpoint.layout import Entry
+from robust_slurm.checkpoint.durable.merge import Merged, overlap
+from robust_slurm.checkpoint.durable.merge import merge as merge_outlines
+from robust_slurm.checkpoint.durable.parts import Outline, Part, encode_part, parse_outline
+from robust_slurm.checkpoint.format.layout import Entry
 
 
 def outlines(parts: Iterable[Part]) -> list[Outline]:

@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from robust_slurm.checkpoint.events import Holding
-from robust_slurm.checkpoint.mesh import peers
-from robust_slurm.checkpoint.placement import place
-from robust_slurm.checkpoint.plan import Place, Seat, plan
-from robust_slurm.checkpoint.sharing import Share
+from robust_slurm.checkpoint.capture.sharing import Share
+from robust_slurm.checkpoint.planning.placement import place
+from robust_slurm.checkpoint.planning.plan import Place, Seat, plan
+from robust_slurm.checkpoint.store.events import Holding
+from robust_slurm.checkpoint.training.mesh import peers
 
 STATE, PRIVATE = 64_000_000, 20_000  # bytes that a rank trains; its generators, loader and values
 

@@ -11,10 +11,10 @@ import pytest
 from checkpoint_stores import Proxy, stores
 from torch_forks import Fork, TorchForks
 
-from robust_slurm.checkpoint.events import Enrolled, Restore, Target, Wanted
-from robust_slurm.checkpoint.placement import place
-from robust_slurm.checkpoint.plan import Place, Seat, plan
-from robust_slurm.checkpoint.store import Store
+from robust_slurm.checkpoint.planning.placement import place
+from robust_slurm.checkpoint.planning.plan import Place, Seat, plan
+from robust_slurm.checkpoint.store.events import Enrolled, Restore, Target, Wanted
+from robust_slurm.checkpoint.store.store import Store
 from tests.waiting import until
 
 WORLD, STEPS, LOST = 4, 6, 2

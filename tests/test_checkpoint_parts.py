@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_steps import a_step, entry, part
 
-from robust_slurm.checkpoint import durable
-from robust_slurm.checkpoint.durable_files import (
+from robust_slurm.checkpoint.durable import tier
+from robust_slurm.checkpoint.durable.files import (
     DurableError,
     digest_inside,
     digest_of,
@@ -26,14 +26,11 @@ from robust_slurm.checkpoint.durable_files import (
     read_inside,
     write_whole,
 )
-from robust_slurm.checkpoint.durable_parts import (
-    encode_part,
-    parse_part,
-)
+from robust_slurm.checkpoint.durable.parts import encode_part, parse_part
 
 STDLIB_MODULES = (
-    "durable", "durable_files", "durable_parts", "durable_merge", "durable_prune",
-    "durable_verify", "listing", "listing_render", "cli",
+    "durable.tier", "durable.files", "durable.parts", "durable.merge", "durable.prune",
+    "durable.verify", "listing", "listing_render", "cli",
 )  # fmt: skip
 
 
@@ -129,14 +126,14 @@ def test_a_part_cut_off_is_refused(cut: int) -> None:
 )
 def test_arbitrary_json_is_neither_a_part_nor_a_manifest(data: Any) -> None:
     raw = json.dumps(data).encode()
-    for parse in (parse_part, durable.parse_manifest):
+    for parse in (parse_part, tier.parse_manifest):
         with pytest.raises(ValueError):
             parse(raw)
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"version":1}'])
 def test_broken_json_is_a_value_error(raw: bytes) -> None:
-    for parse in (parse_part, durable.parse_manifest):
+    for parse in (parse_part, tier.parse_manifest):
         with pytest.raises(ValueError):
             parse(raw)
 
@@ -146,7 +143,7 @@ def test_a_manifest_needs_every_rank_once(tmp_path: Path) -> None:
     data = json.loads((where / "manifest.json").read_bytes())
     for parts in (data["parts"][:1], data["parts"][::-1], [data["parts"][0]] * 2):
         with pytest.raises(ValueError, match="rank"):
-            durable.parse_manifest(json.dumps({**data, "parts": parts}).encode())
+            tier.parse_manifest(json.dumps({**data, "parts": parts}).encode())
 
 
 @pytest.mark.parametrize(

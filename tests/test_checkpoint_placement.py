@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from robust_slurm.checkpoint.placement import LEVELS, Placement, World, place
-from robust_slurm.checkpoint.survival import survives
+from robust_slurm.checkpoint.planning.placement import LEVELS, Placement, World, place
+from robust_slurm.checkpoint.planning.survival import survives
 
 
 def blocks(ranks: int, per_node: int) -> list[str]:

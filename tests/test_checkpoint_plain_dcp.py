@@ -19,8 +19,10 @@ from durable_tiers import flat, same, store
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch_forks import TorchForks, all_end_well
 
-from robust_slurm.checkpoint import dcp_read, reader, values
-from robust_slurm.checkpoint.export import export
+from robust_slurm.checkpoint.capture import values
+from robust_slurm.checkpoint.durable import reader
+from robust_slurm.checkpoint.durable.dcp import read
+from robust_slurm.checkpoint.durable.export import export
 
 
 def test_dcp_to_torch_save(tmp_path: Path, tier: Path, trained_state: dict[str, Any]) -> None:
@@ -161,7 +163,7 @@ from pathlib import Path
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions, get_model_state_dict, get_optimizer_state_dict)
 from durable_snapshots import Net, save_snapshot
-from robust_slurm.checkpoint.state import Share, State
+from robust_slurm.checkpoint.capture.state import Share, State
 
 kind, scratch, rank, world = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 dist.init_process_group("gloo", init_method=f"file://{scratch}/saving", rank=rank, world_size=world)
@@ -214,5 +216,5 @@ def test_what_real_ranks_capture_loads_without_us(
     same(found["model"], saved["model"])
     same(flat(found), flat(saved))
     asked = {"extra.schedule": {"last_epoch": -7, "_step_count": -7}, "extra.note": ""}
-    dcp_read.load_resharded(tier, 100, asked)
+    read.load_resharded(tier, 100, asked)
     assert asked == {"extra.schedule": {"last_epoch": 0, "_step_count": 1}, "extra.note": "hello"}

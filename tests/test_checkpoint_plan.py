@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from plan_places import MIB, SEATS, healthy, held, store
 
-from robust_slurm.checkpoint.events import WITHDRAWN, Holding
-from robust_slurm.checkpoint.plan import Place, Resume, Seat, late, numbers, plan
+from robust_slurm.checkpoint.planning.plan import Place, Resume, Seat, late, numbers, plan
+from robust_slurm.checkpoint.store.events import WITHDRAWN, Holding
 
 
 def change(

@@ -7,9 +7,9 @@ from itertools import chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from robust_slurm.checkpoint.events import Holding
-from robust_slurm.checkpoint.flush import flush
-from robust_slurm.checkpoint.plan import Place, Seat, plan
+from robust_slurm.checkpoint.planning.flush import flush
+from robust_slurm.checkpoint.planning.plan import Place, Seat, plan
+from robust_slurm.checkpoint.store.events import Holding
 
 copies = st.builds(
     Holding,

@@ -21,9 +21,11 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
 )
 
-from robust_slurm.checkpoint import dcp_read, reader, values
-from robust_slurm.checkpoint.durable_files import DurableError
-from robust_slurm.checkpoint.export import export
+from robust_slurm.checkpoint.capture import values
+from robust_slurm.checkpoint.durable import reader
+from robust_slurm.checkpoint.durable.dcp import read
+from robust_slurm.checkpoint.durable.export import export
+from robust_slurm.checkpoint.durable.files import DurableError
 
 
 @pytest.mark.parametrize("cut", [data_parallel, sharded])
@@ -106,7 +108,7 @@ def test_damage_is_found_before_anything_is_handed_out(
     with pytest.raises(DurableError, match="differs from its digest"):
         reader.load(tier, 100, 0, 2, {})
     with pytest.raises(DurableError, match="differs from its digest"):
-        dcp_read.load_resharded(tier, 100, asked)
+        read.load_resharded(tier, 100, asked)
     same(before, asked["model"])
     with pytest.raises(DurableError, match="differs from its digest"):
         export(where, tmp_path / "x.pt")
@@ -130,7 +132,7 @@ def test_metadata_is_never_unpickled(
     where = store(tier, save_world(tmp_path, trained_state, 2, data_parallel))
     (where / ".metadata").write_bytes(b"cos\nabort\n(tR.")  # would end the process
     assert len(reader.load(tier, 100, 0, 2, {})) == 2
-    dcp_read.load_resharded(tier, 100, {"model": get_model_state_dict(trained(5)[0])})
+    read.load_resharded(tier, 100, {"model": get_model_state_dict(trained(5)[0])})
 
 
 class Evil:
@@ -148,7 +150,7 @@ def test_records_are_unpickled_without_running_anything(
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DurableError, match="not loaded"):
-        dcp_read.load_resharded(tier, 100, {"optimizer": {"lr": 1.0}})
+        read.load_resharded(tier, 100, {"optimizer": {"lr": 1.0}})
     with pytest.raises(DurableError, match="not loaded"):
         export(where, tmp_path / "x.pt")
     assert not (tmp_path / "pwned").exists()

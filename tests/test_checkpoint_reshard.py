@@ -26,9 +26,11 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from robust_slurm.checkpoint import dcp_read, durable, reader
-from robust_slurm.checkpoint.durable_files import DurableError
-from robust_slurm.checkpoint.export import export
+from robust_slurm.checkpoint.durable import reader
+from robust_slurm.checkpoint.durable import tier as durable
+from robust_slurm.checkpoint.durable.dcp import read
+from robust_slurm.checkpoint.durable.export import export
+from robust_slurm.checkpoint.durable.files import DurableError
 
 
 @pytest.mark.parametrize("cut", [data_parallel, sharded])
@@ -42,7 +44,7 @@ def test_resharding_into_one_process(
         "model": get_model_state_dict(model),
         "optimizer": get_optimizer_state_dict(model, optimizer),
     }
-    carried = dcp_read.load_resharded(tier, 100, asked)
+    carried = read.load_resharded(tier, 100, asked)
     set_model_state_dict(model, asked["model"])
     set_optimizer_state_dict(model, optimizer, asked["optimizer"])
     same(flat(state_of(model, optimizer)), flat(trained_state))
@@ -61,9 +63,9 @@ def test_what_the_checkpoint_lacks_is_named(
 ) -> None:
     store(tier, save_world(tmp_path, trained_state, 2, sharded))
     with pytest.raises(DurableError, match=r"Missing key .*model\.other"):
-        dcp_read.load_resharded(tier, 100, {"model": {"other": torch.zeros(3)}})
+        read.load_resharded(tier, 100, {"model": {"other": torch.zeros(3)}})
     with pytest.raises(DurableError, match=r"Size mismatch .*first\.weight"):
-        dcp_read.load_resharded(tier, 100, {"model": {"first.weight": torch.zeros(3)}})
+        read.load_resharded(tier, 100, {"model": {"first.weight": torch.zeros(3)}})
 
 
 def stages(tmp_path: Path, *, one_name: bool) -> list[Path]:
@@ -158,7 +160,7 @@ def test_blocks_in_two_dimensions(tmp_path: Path, tier: Path) -> None:
         )
     where = store(tier, paths)
     asked = {"model": {"w": torch.zeros(6, 8)}}
-    dcp_read.load_resharded(tier, 100, asked)
+    read.load_resharded(tier, 100, asked)
     assert torch.equal(asked["model"]["w"], whole)
     export(where, tmp_path / "x.safetensors")
     from safetensors.torch import load_file

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from robust_slurm.checkpoint import incoming, reserve
-from robust_slurm.checkpoint.advice import populate
-from robust_slurm.checkpoint.incoming import Incoming
-from robust_slurm.checkpoint.reserve import SNAPSHOTS, Reserve, Room
-from robust_slurm.checkpoint.transfer import Offer
+from robust_slurm.checkpoint.format.advice import populate
+from robust_slurm.checkpoint.store import reserve
+from robust_slurm.checkpoint.store.reserve import SNAPSHOTS, Reserve, Room
+from robust_slurm.checkpoint.transfer import incoming
+from robust_slurm.checkpoint.transfer.incoming import Incoming
+from robust_slurm.checkpoint.transfer.sending import Offer
 from tests.room_files import PIECE, files, prepared, use_small_pieces
 from tests.waiting import until
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from robust_slurm.checkpoint.events import Restore, Wanted
-from robust_slurm.checkpoint.store import Store
-from srun_wrapper.checkpoint_messages import MakeRoom
-from srun_wrapper.keeper import Keeper
-from srun_wrapper.loop import Loop
-from srun_wrapper.messages import Start
+from robust_slurm.checkpoint.store.events import Restore, Wanted
+from robust_slurm.checkpoint.store.store import Store
+from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.snapshot_store import Keeper
+from srun_wrapper.protocol.checkpoint_messages import MakeRoom
+from srun_wrapper.protocol.messages import Start
 from tests.checkpoint_stores import FakeRank, stores
 from tests.room_files import PIECE, files, prepared, use_small_pieces
 from tests.waiting import until

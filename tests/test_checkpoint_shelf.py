@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from robust_slurm.checkpoint import layout
-from robust_slurm.checkpoint.shelf import TORN, Record, Shelf, open_snapshot
+from robust_slurm.checkpoint.format import layout
+from robust_slurm.checkpoint.store.shelf import TORN, Record, Shelf, open_snapshot
 from tests.checkpoint_stores import write_snapshot
 
 

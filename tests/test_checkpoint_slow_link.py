@@ -11,8 +11,8 @@ import torch
 from store_process import StoreProcess
 
 from robust_slurm import Checkpointer
-from robust_slurm.checkpoint import interval
-from robust_slurm.checkpoint.interval import Interval
+from robust_slurm.checkpoint.planning import interval
+from robust_slurm.checkpoint.planning.interval import Interval
 
 STEP = 0.05  # s
 RATE = 2e6  # bytes/s

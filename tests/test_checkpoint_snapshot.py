@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from robust_slurm.checkpoint import snapshot as copying
-from robust_slurm.checkpoint.dtypes import NAME
-from robust_slurm.checkpoint.layout import Entry, LayoutError, Snapshot, read_snapshot
-from robust_slurm.checkpoint.slots import Form, Slot, map_file
-from robust_slurm.checkpoint.snapshot import Copier, Copy, TornError
+from robust_slurm.checkpoint.copying import snapshot as copying
+from robust_slurm.checkpoint.copying.slots import Form, Slot, map_file
+from robust_slurm.checkpoint.copying.snapshot import Copier, Copy, TornError
+from robust_slurm.checkpoint.format.dtypes import NAME
+from robust_slurm.checkpoint.format.layout import Entry, LayoutError, Snapshot, read_snapshot
 
 ABOUT = Snapshot(0, 0, 1, 0, "job", {}, (0,), None, ())
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_places import SEATS, healthy
 
-from robust_slurm.checkpoint.plan import Place, plan
-from robust_slurm.checkpoint.sound import Bound, Trust, only_sound
+from robust_slurm.checkpoint.planning.plan import Place, plan
+from robust_slurm.checkpoint.planning.sound import Bound, Trust, only_sound
 
 
 def later(places: list[Place], epoch: int) -> list[Place]:

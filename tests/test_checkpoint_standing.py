@@ -10,7 +10,7 @@ import pytest
 from checkpointed_training import LONG, Training, fake_store
 from fake_checkpoint_store import FakeStore
 
-from robust_slurm.checkpoint.events import Restore
+from robust_slurm.checkpoint.store.events import Restore
 from tests.checkpoint_stores import FakeRank, stores
 from tests.waiting import until
 

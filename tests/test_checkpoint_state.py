@@ -12,8 +12,8 @@ import torch
 from checkpoint_files import scribble, source, write
 from torch import nn
 
-from robust_slurm.checkpoint import assembly
-from robust_slurm.checkpoint.state import State, capture, restore
+from robust_slurm.checkpoint.capture import assembly
+from robust_slurm.checkpoint.capture.state import State, capture, restore
 
 torch.set_num_threads(1)
 

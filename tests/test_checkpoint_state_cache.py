@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from robust_slurm.checkpoint.state import Item, Share, State, capture
+from robust_slurm.checkpoint.capture.state import Item, Share, State, capture
 
 
 def objects() -> dict[str, Any]:

@@ -48,7 +48,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from robust_slurm.checkpoint.shards import make, shard_of
+from robust_slurm.checkpoint.capture.shards import make, shard_of
 
 strided = _StridedShard(0, split_factor=2)
 for rank, rows, held, second in [

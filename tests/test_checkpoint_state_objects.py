@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from robust_slurm.checkpoint.state import Source, State, StateError, capture, restore
+from robust_slurm.checkpoint.capture.state import Source, State, StateError, capture, restore
 
 
 def saved(tmp_path: Path, objects: dict[str, Any]) -> Source:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from robust_slurm.checkpoint.state import Share, State
+from robust_slurm.checkpoint.capture.state import Share, State
 
 RNG_STATE = "rng.torch"
 

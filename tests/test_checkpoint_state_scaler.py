@@ -9,7 +9,7 @@ import torch
 from checkpoint_files import source, write
 from torch import nn
 
-from robust_slurm.checkpoint.state import Source, State, restore
+from robust_slurm.checkpoint.capture.state import Source, State, restore
 
 
 def saved(tmp_path: Path, scaler: torch.amp.GradScaler) -> Source:

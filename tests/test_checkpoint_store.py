@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from robust_slurm.checkpoint.events import Alarm, Enrolled, Holding, Restore, Resumed, Saved
-from robust_slurm.checkpoint.interval import Cost
-from robust_slurm.checkpoint.store import Store
+from robust_slurm.checkpoint.planning.interval import Cost
+from robust_slurm.checkpoint.store.events import Alarm, Enrolled, Holding, Restore, Resumed, Saved
+from robust_slurm.checkpoint.store.store import Store
 from tests.checkpoint_stores import SIZE, Events, FakeRank, stores, write_snapshot
 from tests.waiting import until
 
@@ -322,7 +322,7 @@ def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
 
 def test_importing_the_store_loads_nothing_heavy() -> None:
     code = (
-        "import sys; import robust_slurm.checkpoint.store; "
+        "import sys; import robust_slurm.checkpoint.store.store; "
         "print([m for m in ('torch', 'asyncio', 'dataclasses', 'concurrent.futures', 'logging', "
         "'inspect', 'numpy', 'pickle') if m in sys.modules])"
     )

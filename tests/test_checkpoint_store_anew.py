@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from robust_slurm.checkpoint import digest
-from robust_slurm.checkpoint.plan import Place, Seat, plan
-from robust_slurm.checkpoint.store import Store
+from robust_slurm.checkpoint.format import digest
+from robust_slurm.checkpoint.planning.plan import Place, Seat, plan
+from robust_slurm.checkpoint.store.store import Store
 from tests.checkpoint_stores import FakeRank, Proxy, at_port, replicas, stores, target
 from tests.waiting import until
 

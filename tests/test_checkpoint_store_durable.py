@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from robust_slurm.auto import HOOK_DIR
-from robust_slurm.checkpoint import archive
-from robust_slurm.checkpoint.client import Client
-from robust_slurm.checkpoint.events import Alarm, Committed, Outcome, Persisted
-from robust_slurm.checkpoint.store import Store
-from robust_slurm.checkpoint.writing import writer_environment
+from robust_slurm.checkpoint.store import archive
+from robust_slurm.checkpoint.store.events import Alarm, Committed, Outcome, Persisted
+from robust_slurm.checkpoint.store.store import Store
+from robust_slurm.checkpoint.store.writing import writer_environment
+from robust_slurm.checkpoint.training.client import Client
 from tests.checkpoint_stores import Events, FakeRank, stores, target, write_snapshot
 from tests.waiting import until
 

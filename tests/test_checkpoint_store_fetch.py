@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from robust_slurm.checkpoint import awaited, digest
-from robust_slurm.checkpoint.events import Alarm, Enrolled, Outcome, Restore, Wanted
-from robust_slurm.checkpoint.store import Store
+from robust_slurm.checkpoint.format import digest
+from robust_slurm.checkpoint.store import awaited
+from robust_slurm.checkpoint.store.events import Alarm, Enrolled, Outcome, Restore, Wanted
+from robust_slurm.checkpoint.store.store import Store
 from tests.checkpoint_stores import (
     SIZE,
     FakeRank,
@@ -283,7 +284,7 @@ def test_where_memory_is_short_own_snapshots_of_other_steps_give_way(
                 each.wait("alone", step=step)
         rank.die()
         plenty, room = 10 * SIZE, list[int]()
-        monkeypatch.setattr("robust_slurm.checkpoint.desk.free", lambda _path: room.pop(0))
+        monkeypatch.setattr("robust_slurm.checkpoint.store.desk.free", lambda _path: room.pop(0))
         for step, there, left in (
             (4, [plenty, plenty], {4, 5, 6}),
             (5, [0, plenty], {4, 5}),  # the newer one is incomplete, or it would be wanted

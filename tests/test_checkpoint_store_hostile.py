@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robust_slurm.checkpoint import door, shelf
-from robust_slurm.checkpoint.door import RefusedError
-from robust_slurm.checkpoint.ranks import read_enrolment, snapshot_path
-from robust_slurm.checkpoint.store import Store
+from robust_slurm.checkpoint.store import door, shelf
+from robust_slurm.checkpoint.store.door import RefusedError
+from robust_slurm.checkpoint.store.ranks import read_enrolment, snapshot_path
+from robust_slurm.checkpoint.store.store import Store
 from tests.checkpoint_stores import Events, FakeRank, stores, write_snapshot
 from tests.waiting import until
 

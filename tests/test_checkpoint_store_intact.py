@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from robust_slurm.checkpoint import digest
-from robust_slurm.checkpoint.events import Alarm
+from robust_slurm.checkpoint.format import digest
+from robust_slurm.checkpoint.store.events import Alarm
 from tests.checkpoint_stores import (
     SIZE,
     FakeRank,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from robust_slurm.checkpoint import archive
-from robust_slurm.checkpoint.events import Alarm, Committed, Persisted, Restore, Wanted
+from robust_slurm.checkpoint.store import archive
+from robust_slurm.checkpoint.store.events import Alarm, Committed, Persisted, Restore, Wanted
 from tests.checkpoint_stores import SIZE, FakeRank, stores
 from tests.waiting import until
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from robust_slurm.checkpoint import digest
-from robust_slurm.checkpoint.events import Alarm, Holding, Saved
-from robust_slurm.checkpoint.plan import Place, usable
+from robust_slurm.checkpoint.format import digest
+from robust_slurm.checkpoint.planning.plan import Place, usable
+from robust_slurm.checkpoint.store.events import Alarm, Holding, Saved
 from tests.checkpoint_stores import (
     SIZE,
     FakeRank,

@@ -11,9 +11,9 @@ import torch
 from store_process import CHUNK, StoreProcess
 
 from robust_slurm import Checkpointer
-from robust_slurm.checkpoint.client import Client
-from robust_slurm.checkpoint.layout import LayoutError, read_snapshot
-from robust_slurm.checkpoint.slots import map_file
+from robust_slurm.checkpoint.copying.slots import map_file
+from robust_slurm.checkpoint.format.layout import LayoutError, read_snapshot
+from robust_slurm.checkpoint.training.client import Client
 from tests.waiting import until
 
 VALUES = CHUNK // 4 * 4  # of one float32 tensor: 4 chunks of a store

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from robust_slurm.checkpoint.channel import Channel, connect
-from robust_slurm.checkpoint.events import Alarm
-from robust_slurm.checkpoint.store import Store
+from robust_slurm.checkpoint.store.events import Alarm
+from robust_slurm.checkpoint.store.store import Store
+from robust_slurm.checkpoint.transfer.channel import Channel, connect
 from tests.checkpoint_stores import (
     KEY,
     FakeRank,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robust_slurm.checkpoint.topology import leaves
+from robust_slurm.checkpoint.planning.topology import leaves
 
 TREE = """\
 SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[1-2]

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from transfer_pairs import greeted, in_thread, offer_of, send, take
 
-from robust_slurm.checkpoint import digest, transfer
-from robust_slurm.checkpoint.channel import BrokenError, Channel
-from robust_slurm.checkpoint.incoming import Incoming
-from robust_slurm.checkpoint.transfer import AbandonedError, Offer
+from robust_slurm.checkpoint.format import digest
+from robust_slurm.checkpoint.transfer import sending
+from robust_slurm.checkpoint.transfer.channel import BrokenError, Channel
+from robust_slurm.checkpoint.transfer.incoming import Incoming
+from robust_slurm.checkpoint.transfer.sending import AbandonedError, Offer
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +105,7 @@ def test_a_chunk_that_stays_wrong_ends_it(tmp_path: Path) -> None:
     damaged = data[:1000] + bytes([data[1000] ^ 1]) + data[1001:]
     thread, result = in_thread(lambda: take(b, tmp_path / "copy"))
     a.send(offer.message("offer"))
-    for _ in range(transfer.ROUNDS):
+    for _ in range(sending.ROUNDS):
         chunks = a.receive()["chunks"]
         for index in chunks:
             a.send({"op": "chunk", "index": index})

@@ -14,7 +14,7 @@ import pytest
 from isolated import isolated
 from stalled_mount import stalling
 
-from robust_slurm.checkpoint.unanswered import SILENT, reported
+from robust_slurm.checkpoint.training.unanswered import SILENT, reported
 from tests.waiting import until
 
 TRAINING = """
@@ -79,8 +79,8 @@ def test_resume_names_the_directory_that_does_not_answer(tmp_path: Path, saved: 
 
 def test_a_long_resume_is_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And an error is an answer."""
-    monkeypatch.setattr("robust_slurm.checkpoint.unanswered.PAUSE", SILENT / 100)
-    monkeypatch.setattr("robust_slurm.checkpoint.unanswered.SILENT", SILENT / 10)
+    monkeypatch.setattr("robust_slurm.checkpoint.training.unanswered.PAUSE", SILENT / 100)
+    monkeypatch.setattr("robust_slurm.checkpoint.training.unanswered.SILENT", SILENT / 10)
     said: list[str] = []
     for directory in (tmp_path, tmp_path / "missing", ""):
         with reported(str(directory), "resume()", said.append):

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robust_slurm.checkpoint.values import Ref, decode, encode, encode_ref, ref_of
+from robust_slurm.checkpoint.capture.values import Ref, decode, encode, encode_ref, ref_of
 
 
 class Colour(enum.Enum):

@@ -18,10 +18,11 @@ from durable_snapshots import (
 from durable_tiers import RUN, commit_now, listed, save, tiny
 from torch_forks import TorchForks, all_end_well
 
-from robust_slurm.checkpoint import dcp_write, durable
-from robust_slurm.checkpoint import digest as digests
-from robust_slurm.checkpoint.dcp_write import write
-from robust_slurm.checkpoint.durable_files import DurableError
+from robust_slurm.checkpoint.durable import tier as durable
+from robust_slurm.checkpoint.durable.dcp import write as dcp_write
+from robust_slurm.checkpoint.durable.dcp.write import write
+from robust_slurm.checkpoint.durable.files import DurableError
+from robust_slurm.checkpoint.format import digest as digests
 
 
 @pytest.mark.parametrize("cut", [data_parallel, sharded])
@@ -45,7 +46,7 @@ PEAK_OF_WRITING = """
 import sys, torch
 import torch.distributed.checkpoint.filesystem as f
 from pathlib import Path
-from robust_slurm.checkpoint.dcp_write import write
+from robust_slurm.checkpoint.durable.dcp.write import write
 torch.set_num_threads(1)
 def kb(name):
     line = [l for l in open("/proc/self/status") if l.startswith(name)][0]

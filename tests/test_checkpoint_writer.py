@@ -26,7 +26,7 @@ from durable_snapshots import (
 from durable_tiers import RUN, listed, save, tiny
 from torch_forks import TorchForks
 
-from robust_slurm.checkpoint import durable
+from robust_slurm.checkpoint.durable import tier as durable
 
 
 class Process:
@@ -61,7 +61,7 @@ def talk_to(popen: subprocess.Popen[bytes]) -> Process:
 @contextlib.contextmanager
 def started(*prefix: str) -> Iterator[subprocess.Popen[bytes]]:
     """The writer as the store starts it."""
-    command = [*prefix, sys.executable, "-m", "robust_slurm.checkpoint.writer"]
+    command = [*prefix, sys.executable, "-m", "robust_slurm.checkpoint.durable.writer"]
     popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield popen
@@ -74,7 +74,7 @@ def started(*prefix: str) -> Iterator[subprocess.Popen[bytes]]:
 def forked(forks: TorchForks) -> Iterator[Process]:
     """The same, without the import of torch."""
     (their_in, our_in), (our_out, their_out) = os.pipe(), os.pipe()
-    code = "import sys; from robust_slurm.checkpoint.writer import main; sys.exit(main())"
+    code = "import sys; from robust_slurm.checkpoint.durable.writer import main; sys.exit(main())"
     with open(our_in, "wb") as stdin, open(our_out, "rb") as stdout:
         fork = forks.start(code, stdin=their_in, stdout=their_out)
         os.close(their_in)

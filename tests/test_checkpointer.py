@@ -18,10 +18,10 @@ from fake_checkpoint_store import FakeStore
 from torch.utils.data import DataLoader
 
 from robust_slurm import Checkpointer, CheckpointError, heartbeat
-from robust_slurm.checkpoint.layout import read_snapshot
-from robust_slurm.checkpoint.saver import Saver
-from robust_slurm.checkpoint.slots import map_file
-from robust_slurm.checkpoint.state import State
+from robust_slurm.checkpoint.capture.state import State
+from robust_slurm.checkpoint.copying.slots import map_file
+from robust_slurm.checkpoint.format.layout import read_snapshot
+from robust_slurm.checkpoint.training.saver import Saver
 from tests.waiting import until
 
 
@@ -352,7 +352,7 @@ def test_large_extras_count_when_room_is_looked_for(
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Models and optimizers fit; what is in extra does not, which the first step shows."""
-    monkeypatch.setattr("robust_slurm.checkpoint.room.free", lambda _: 3_000_000)
+    monkeypatch.setattr("robust_slurm.checkpoint.training.room.free", lambda _: 3_000_000)
     average = torch.nn.Linear(1000, 1000)
     training = Training(extra={"average": average}, directory=tmp_path / "d", every=2)
     training.ckpt.resume()
@@ -371,7 +371,7 @@ def test_where_not_all_snapshots_fit_fewer_are_kept(
     store: FakeStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
     free: int, files: int,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("robust_slurm.checkpoint.room.free", lambda _: free)
+    monkeypatch.setattr("robust_slurm.checkpoint.training.room.free", lambda _: free)
     training = Training(extra={"average": torch.nn.Linear(1000, 1000)}, replica_wait=LONG)
     training.ckpt.resume()
     for step in range(1, 5):
@@ -387,7 +387,7 @@ def test_where_not_all_snapshots_fit_fewer_are_kept(
 def test_less_room_than_the_state_needs_is_known_at_start(
     store: FakeStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("robust_slurm.checkpoint.room.free", lambda _: 100)
+    monkeypatch.setattr("robust_slurm.checkpoint.training.room.free", lambda _: 100)
     training = Training()
     training.ckpt.resume()
     assert "are free" in capfd.readouterr().err

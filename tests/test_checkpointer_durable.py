@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 import pytest
 from torch_forks import TorchForks
 
-from robust_slurm.checkpoint import durable, durable_verify
-from robust_slurm.checkpoint.events import Committed, Persisted
-from robust_slurm.checkpoint.own_store import OwnStore
+from robust_slurm.checkpoint.durable import tier, verify
+from robust_slurm.checkpoint.store.events import Committed, Persisted
+from robust_slurm.checkpoint.store.own_store import OwnStore
 
 SCRIPT = """
 import os, sys, time, torch, torch.distributed as dist
@@ -131,7 +131,7 @@ def whole(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Whole:
         directory = tmp_path_factory.mktemp("whole") / "a"
         ran = run(directory, 9, stop_at=5, how="wait", world=world)
         assert ran.codes == [0] * world, ran.err
-        assert [c.step for c in durable.committed(directory)] == [5, 9]
+        assert [c.step for c in tier.committed(directory)] == [5, 9]
         return directory, ran
 
     return made
@@ -144,15 +144,15 @@ def test_killed_and_started_again_the_losses_are_the_same_bits(
     losses = whole(world)[1].losses
     _, _, err, codes = run(tmp_path / "b", 9, stop_at=7, world=world)
     assert codes == [-signal.SIGKILL] * world, err
-    assert [c.step for c in durable.committed(tmp_path / "b")] == [5]
+    assert [c.step for c in tier.committed(tmp_path / "b")] == [5]
     resumed, again, err, codes = run(tmp_path / "b", 9, world=world)
     assert codes == [0] * world, err
     assert resumed == dict.fromkeys(range(world), 5)
     assert len(losses) == 9 * world
     assert again == {key: losses[key] for key in losses if key[1] > 5}
-    newest = durable.newest(tmp_path / "b")
+    newest = tier.newest(tmp_path / "b")
     assert newest is not None and newest.step == 9  # close() wrote the last one
-    assert durable_verify.verify(newest.path) == []
+    assert verify.verify(newest.path) == []
 
 
 def test_an_exception_does_not_lose_the_last_step(tmp_path: Path, run: Run) -> None:
@@ -164,7 +164,7 @@ def test_an_exception_does_not_lose_the_last_step(tmp_path: Path, run: Run) -> N
 
 def test_a_damaged_newest_step_is_passed_over(tmp_path: Path, run: Run, whole: Whole) -> None:
     shutil.copytree(whole(1)[0], tmp_path / "a")
-    newest = durable.newest(tmp_path / "a")
+    newest = tier.newest(tmp_path / "a")
     assert newest is not None and newest.step == 9
     (data,) = newest.path.glob("*.distcp")
     raw = bytearray(data.read_bytes())
@@ -173,7 +173,7 @@ def test_a_damaged_newest_step_is_passed_over(tmp_path: Path, run: Run, whole: W
     resumed, _, err, codes = run(tmp_path / "a", 9)
     assert (resumed, codes) == ({0: 5}, [0]), err
     assert "step 9 is passed over" in err
-    for each in durable.committed(tmp_path / "a"):
+    for each in tier.committed(tmp_path / "a"):
         for data in each.path.glob("*.distcp"):
             data.write_bytes(b"")
     _, _, err, codes = run(tmp_path / "a", 9)
@@ -185,7 +185,7 @@ def test_manifests_that_cannot_be_read_are_named_and_never_a_fresh_start(
     tmp_path: Path, run: Run, whole: Whole
 ) -> None:
     shutil.copytree(whole(1)[0], tmp_path / "a")
-    older, newest = durable.committed(tmp_path / "a")
+    older, newest = tier.committed(tmp_path / "a")
     manifest = newest.path / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:100])
     resumed, _, err, codes = run(tmp_path / "a", 5)
@@ -212,7 +212,7 @@ def test_ranks_that_save_faster_than_they_write_leave_out_no_step(tmp_path: Path
     _, _, err, codes = run(tmp_path / "a", 6, every=1, world=2)
     assert codes == [0, 0], err
     assert "checkpoint directory" not in err
-    steps = [c.step for c in durable.committed(tmp_path / "a")]
+    steps = [c.step for c in tier.committed(tmp_path / "a")]
     # On a busy machine a commit may overtake an older one: which is then not needed, or leaves its
     # own step for the next commit to remove.
     assert 2 <= len(steps) <= 3 and steps[-1] == 6, steps

@@ -12,8 +12,8 @@ from checkpointed_training import Training, fake_store
 from fake_checkpoint_store import FakeStore
 from fake_cuda import FakeCuda, install
 
-from robust_slurm.checkpoint.layout import read_snapshot
-from robust_slurm.checkpoint.slots import map_file
+from robust_slurm.checkpoint.copying.slots import map_file
+from robust_slurm.checkpoint.format.layout import read_snapshot
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import torch
 from checkpointed_training import Training, fake_store
 from fake_checkpoint_store import FakeStore
 
-from robust_slurm.checkpoint import moment
-from robust_slurm.checkpoint.layout import read_snapshot
-from robust_slurm.checkpoint.leaves import Batch
-from robust_slurm.checkpoint.slots import map_file
+from robust_slurm.checkpoint.capture.leaves import Batch
+from robust_slurm.checkpoint.copying.slots import map_file
+from robust_slurm.checkpoint.format.layout import read_snapshot
+from robust_slurm.checkpoint.training import moment
 
 
 @pytest.fixture

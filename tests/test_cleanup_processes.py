@@ -26,7 +26,7 @@ from job_leftovers import (
 )
 
 from epilog import cleanup, processes
-from health import jobs
+from health.node import jobs
 
 
 @isolated

@@ -10,8 +10,8 @@ import companions_boss
 import pytest
 from companions_boss import BUSY, WAITS, Boss, asked, play
 
-from srun_wrapper import companions
-from srun_wrapper.roster import Role
+from srun_wrapper.recover import standby_nodes
+from srun_wrapper.supervisor.roster import Role
 
 boss = companions_boss.boss
 
@@ -52,7 +52,7 @@ def test_one_that_is_sent_away_tidies_its_node_before_slurm_kills_it(
 ) -> None:
     tidy = tmp_path / "tidy"
     boss.srun = f"import os, time\nwhile not os.path.exists({str(tidy)!r}): time.sleep(0.01)"
-    monkeypatch.setattr(companions, "END", 30.0)
+    monkeypatch.setattr(standby_nodes, "END", 30.0)
 
     async def scene() -> None:
         boss.companions.expect([(2, "n2")], ["n2"])
@@ -70,7 +70,7 @@ def test_one_that_is_sent_away_when_the_job_ends_tidies_its_node_or_is_ended(
     boss: Boss, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     boss.srun = WAITS if hangs else "import time; time.sleep(0.2)"
-    monkeypatch.setattr(companions, "END", 0.2 if hangs else 30.0)
+    monkeypatch.setattr(standby_nodes, "END", 0.2 if hangs else 30.0)
 
     async def scene() -> None:
         boss.companions.expect([(2, "n2")], ["n2"])
@@ -117,7 +117,7 @@ def test_the_node_that_suits_best_is_taken_by_another_job(boss: Boss) -> None:
         await coming
         assert [node.name for node in came.values()] == ["s1"]
         assert boss.asked == [
-            ["--nodelist=s9", f"--immediate={companions.AT_ONCE}", "--ntasks=2"],
+            ["--nodelist=s9", f"--immediate={standby_nodes.AT_ONCE}", "--ntasks=2"],
             ["--ntasks=2"],
         ]
 

@@ -11,7 +11,7 @@ from companions_boss import BUSY, WAITS, Boss, asked, play, srun_count
 
 from robust_slurm.config import Config
 from robust_slurm.slurm import Allotted, SlurmError
-from srun_wrapper import companions, slurm_wait, standby_request
+from srun_wrapper.recover import slurm_wait, standby_nodes, standby_request
 
 boss = companions_boss.boss
 
@@ -19,7 +19,7 @@ boss = companions_boss.boss
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_wait, "PAUSES", (0.01,))
-    monkeypatch.setattr(companions, "LOOK", 0.05)
+    monkeypatch.setattr(standby_nodes, "LOOK", 0.05)
     monkeypatch.setattr(standby_request, "SILENT", 0.3)
 
 
@@ -68,7 +68,7 @@ def test_several_of_them_are_a_shared_cause(boss: Boss, capfd: pytest.CaptureFix
         boss.srun = BUSY
         boss.slurm.allotted = allotted(boss, "s1", "s2", "s3", "s4", "s5", "s6")
         assert await boss.companions.take({1: (2, "n2")}) == {}
-        assert 2 <= len(boss.asked) <= 1 + companions.MOST_UNFIT
+        assert 2 <= len(boss.asked) <= 1 + standby_nodes.MOST_UNFIT
         assert boss.companions.to_report(False) == {}
 
     play(boss, scene)
@@ -101,7 +101,7 @@ def test_beside_a_silent_one_another_is_asked_for(boss: Boss, second: str) -> No
 
 
 def test_it_is_asked_again_when_slurm_was_away(boss: Boss, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(companions, "LOOK", 60.0)  # only what follows the end of srun asks
+    monkeypatch.setattr(standby_nodes, "LOOK", 60.0)  # only what follows the end of srun asks
 
     async def scene() -> None:
         away = iter([SlurmError("timeout", ("squeue",), "no answer")] * 3)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srun_wrapper.diagnose import (
+from srun_wrapper.decide.diagnose import (
     Failure,
     Symptom,
     diagnose,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from health import leftover_files
-from health.checks import disk
-from health.leftover_files import holdings
-from health.mountinfo import visible
-from health.system import Disk, Entry
+from health.checks.host import disk
+from health.node import leftover_files
+from health.node.leftover_files import holdings
+from health.node.mountinfo import visible
+from health.node.system import Disk, Entry
 from tests.fake_host import MOUNTINFO, SPOOL, healthy, ids
 from tests.fake_system import NOW, FakeSystem, context
 

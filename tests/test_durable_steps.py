@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from srun_wrapper.durable_steps import GIVEN_UP, DurableSteps
+from srun_wrapper.checkpoints.durable_steps import GIVEN_UP, DurableSteps
 
 AHEAD = 5
 

@@ -12,8 +12,8 @@ import pytest
 from made_job import Job
 from slot_driver import Driver
 
-from srun_wrapper import proc
-from srun_wrapper.messages import Exited, Finish, Signal, Signalled, Started
+from srun_wrapper.agent.processes import process_tree
+from srun_wrapper.protocol.messages import Exited, Finish, Signal, Signalled, Started
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,9 @@ def test_a_process_that_expects_a_signal(trap: str, expected: bool) -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen(["sh", "-c", script], stdin=pipe, stdout=pipe, text=True) as child:
         assert child.stdout is not None and child.stdout.readline() == "ready\n"
-        assert proc.expects(child.pid, signal.SIGUSR1) is expected
+        assert process_tree.expects(child.pid, signal.SIGUSR1) is expected
         child.communicate("\n")
-    assert proc.expects(child.pid, signal.SIGUSR1) is False  # it is gone
+    assert process_tree.expects(child.pid, signal.SIGUSR1) is False  # it is gone
 
 
 def blocking(signals: str) -> str:
@@ -45,7 +45,7 @@ def test_a_blocked_signal(signals: str, expected: bool) -> None:
     command = [sys.executable, "-c", blocking(signals)]
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
         assert child.stdout is not None and child.stdout.readline() == "ready\n"
-        assert proc.expects(child.pid, signal.SIGUSR1) is expected
+        assert process_tree.expects(child.pid, signal.SIGUSR1) is expected
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before its start", "after it"])

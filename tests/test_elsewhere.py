@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from robust_slurm.checkpoint.events import Holding
-from robust_slurm.checkpoint.plan import Place, Resume, Seat, Transfer, plan
-from srun_wrapper import elsewhere as module
-from srun_wrapper.checkpoint_messages import Enrolled
-from srun_wrapper.checkpoints import StoreAt
-from srun_wrapper.elsewhere import Elsewhere
-from srun_wrapper.messages import Hello
-from srun_wrapper.roster import Node, Role
+from robust_slurm.checkpoint.planning.plan import Place, Resume, Seat, Transfer, plan
+from robust_slurm.checkpoint.store.events import Holding
+from srun_wrapper.checkpoints import late_arrivals as module
+from srun_wrapper.checkpoints.late_arrivals import Elsewhere
+from srun_wrapper.checkpoints.registry import StoreAt
+from srun_wrapper.protocol.checkpoint_messages import Enrolled
+from srun_wrapper.protocol.messages import Hello
+from srun_wrapper.supervisor.roster import Node, Role
 
 NODES = 3
 

@@ -7,8 +7,8 @@ import signal
 import pytest
 from made_job import Job
 
-from srun_wrapper.ending import Ending
-from srun_wrapper.messages import Exited, Signalled
+from srun_wrapper.protocol.messages import Exited, Signalled
+from srun_wrapper.supervisor.ending import Ending
 
 TERM = int(signal.SIGTERM)
 

@@ -13,8 +13,9 @@ from gate_site import GONE, GateSite, finding
 
 from epilog import cleanup
 from epilog.cli import main
-from health import rootfiles, strikes
-from health.system import Event
+from health.gate import strikes
+from health.node import rootfiles
+from health.node.system import Event
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
 
@@ -68,8 +69,8 @@ def test_its_own_bug_closes(site: GateSite) -> None:
 def test_a_slurm_conf_that_does_not_answer_hangs_nothing(
     site: GateSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("health.jobs._LOOK_S", 0.3)
-    monkeypatch.setattr("health.jobs.running", lambda system: time.sleep(60))
+    monkeypatch.setattr("health.node.jobs._LOOK_S", 0.3)
+    monkeypatch.setattr("health.node.jobs.running", lambda system: time.sleep(60))
     began = time.monotonic()
     assert main([]) == 0
     assert time.monotonic() - began < 20
@@ -221,7 +222,7 @@ def test_a_forged_one_is_refused_and_recorded(
 
 @needs_root
 def test_the_deeper_checks_are_run(site: GateSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    from health import gate
+    from health.gate import gate
 
     asked: list[str] = []
     real = gate.run
@@ -312,7 +313,7 @@ def test_strikes_of_different_users_make_a_lemon(site: GateSite) -> None:
 
 @needs_root
 def test_the_job_is_noted_for_the_sweep(site: GateSite) -> None:
-    from health import job_notes
+    from health.history import job_notes
 
     main([])
     (note,) = job_notes.notes(str(site.spool), time.time())
@@ -323,7 +324,7 @@ def test_the_job_is_noted_for_the_sweep(site: GateSite) -> None:
 
 @needs_root
 def test_a_note_of_somebody_else_is_none(site: GateSite) -> None:
-    from health import job_notes
+    from health.history import job_notes
 
     main([])
     forged = site.spool / "jobs" / "8.json"
@@ -364,10 +365,10 @@ def test_a_state_directory_that_is_gone_changes_nothing(
 
 @needs_root
 def test_events_of_another_boot_still_count(site: GateSite) -> None:
-    from health import history
+    from health.history import events
 
     old = Event(time.time() - 86400, "strike", "older-boot", {"job": 1, "uid": GONE + 1})
-    history.append(str(site.spool), [old, old._replace(data={"job": 2, "uid": GONE + 2})])
+    events.append(str(site.spool), [old, old._replace(data={"job": 2, "uid": GONE + 2})])
     site.accuse()
     main([])
     assert site.slurm.node()["reason"] == "robust:node:lemon:-:service:job7"
@@ -377,7 +378,7 @@ def test_xids_of_programs_are_written_down_with_the_user(
     site: GateSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     event = Event(time.time(), "app-xid", "boot", {"gpu": "0000:3b:00.0", "job": 7, "uid": 1000})
-    monkeypatch.setattr("health.checks.xid.of_job", lambda system: [event])
+    monkeypatch.setattr("health.checks.gpu.xid.of_job", lambda system: [event])
     assert main([]) == 0 and site.events("app-xid") == []
     site.find(finding("WARN", "none", "user", check="xid-app"))
     assert main([]) == 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health.checks import ethernet
+from health.checks.network import ethernet
 from tests.fake_host import ROUTE, healthy, ids, interface
 
 run = ethernet.CHECK.run

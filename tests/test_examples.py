@@ -18,7 +18,7 @@ import pytest
 from torch_forks import TorchForks, all_end_well
 
 from lab import curves
-from robust_slurm.checkpoint import durable
+from robust_slurm.checkpoint.durable import tier
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 EXAMPLES = REPOSITORY / "examples"
@@ -216,7 +216,7 @@ def losses(out: Path) -> dict[int, float]:
 
 def durable_steps(out: Path) -> list[int]:
     """Of the checkpoints that count."""
-    return [each.step for each in durable.committed(out / "checkpoints")]
+    return [each.step for each in tier.committed(out / "checkpoints")]
 
 
 def test_stopped_training_goes_on_with_the_same_losses(tmp_path: Path) -> None:
@@ -236,14 +236,14 @@ def test_stopped_training_goes_on_with_the_same_losses(tmp_path: Path) -> None:
     assert list(expected) == list(range(1, 12))
     assert durable_steps(out) == [4, 8]
     # A newer checkpoint that is broken, one that was not completed, a torn line: as a crash may do.
-    newest, broken = (durable.step_dir(out / "checkpoints", step) for step in (8, 99))
+    newest, broken = (tier.step_dir(out / "checkpoints", step) for step in (8, 99))
     shutil.copytree(newest, broken)
-    manifest = broken / durable.MANIFEST
+    manifest = broken / tier.MANIFEST
     manifest.write_text(manifest.read_text().replace('"step":8,', '"step":99,'))
     for data in broken.glob("*.distcp"):
         os.truncate(data, 1000)
-    shutil.copytree(newest, durable.step_dir(out / "checkpoints", 98))
-    (durable.step_dir(out / "checkpoints", 98) / durable.MANIFEST).unlink()
+    shutil.copytree(newest, tier.step_dir(out / "checkpoints", 98))
+    (tier.step_dir(out / "checkpoints", 98) / tier.MANIFEST).unlink()
     assert durable_steps(out) == [4, 8, 99]
     with (out / "loss.jsonl").open("a") as file:
         file.write('{"step": 1')
@@ -287,5 +287,5 @@ def test_fsdp2_goes_on_where_it_was_stopped(tmp_path: Path, torch_forks: TorchFo
 
     whole = run()
     assert len(whole) == 6
-    shutil.rmtree(durable.step_dir(tmp_path / "checkpoints", 6))  # as if stopped in step 5
+    shutil.rmtree(tier.step_dir(tmp_path / "checkpoints", 6))  # as if stopped in step 5
     assert run() == whole[4:]

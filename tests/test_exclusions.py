@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from robust_slurm.slurm import Node
-from srun_wrapper.exclusions import Bad, Strength, able_nodes, exclusions, remembered
+from srun_wrapper.decide.exclusions import Bad, Strength, able_nodes, exclusions, remembered
 
 ONCE, TWICE, PROVEN = Strength
 OLD, NEW = 100.0, 200.0

@@ -12,8 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from srun_wrapper import filesystems
-from srun_wrapper.filesystems import Mount, command_paths, mount_of, parse_mounts, shared_points
+from srun_wrapper.agent import filesystems
+from srun_wrapper.agent.filesystems import (
+    Mount,
+    command_paths,
+    mount_of,
+    parse_mounts,
+    shared_points,
+)
 
 INFO = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

@@ -8,10 +8,10 @@ import pytest
 from fake_gpus import ADDRESSES, PCI, gpu_node, h100, pci_files, snapshot
 from fake_system import FakeSystem, context
 
-from health import gpus
-from health.checks.gpu_count import CHECK
-from health.checks.nvml import CHECK as NVML
+from health.checks.gpu.gpu_count import CHECK
+from health.checks.gpu.nvml import CHECK as NVML
 from health.finding import Finding
+from health.nvidia import gpus
 
 DRIVER = "/proc/driver/nvidia/version"
 CONF = "/etc/slurm/slurm.conf"

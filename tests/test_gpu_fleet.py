@@ -10,7 +10,7 @@ from fake_system import BOOT, NOW
 from gpu_families import GONE, change, check, said
 
 from health.finding import Finding
-from health.system import Event
+from health.node.system import Event
 
 
 def test_corrected_errors_are_counted_since_the_reset() -> None:

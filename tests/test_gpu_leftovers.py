@@ -8,8 +8,8 @@ import pytest
 from fake_gpus import gb200, gpu_node, h100, v100
 from fake_system import FakeSystem, context
 
-from health.checks.gpu_leftovers import CHECK, allocated
-from health.system import Context
+from health.checks.gpu.gpu_leftovers import CHECK, allocated
+from health.node.system import Context
 
 SPOOL = "/var/spool/slurmd"
 PID = 4711

@@ -8,10 +8,10 @@ import pytest
 from fake_gpus import PCI, a100, gpu_node, h100, rtx4090
 from fake_system import BOOT, NOW, FakeSystem
 
-from health.checks.gpu_pcie import CHECK as PCIE
-from health.checks.nvlink import CHECK as NVLINK
+from health.checks.gpu.gpu_pcie import CHECK as PCIE
+from health.checks.gpu.nvlink import CHECK as NVLINK
 from health.finding import Finding
-from health.system import Event
+from health.node.system import Event
 
 H100 = "NVIDIA H100 80GB HBM3"
 X8 = {"width": 8}

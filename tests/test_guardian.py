@@ -17,8 +17,8 @@ from tests.waiting import until
 PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
-from srun_wrapper import guardian
-from srun_wrapper.task import end_like
+from srun_wrapper.agent.processes import guardian
+from srun_wrapper.agent.task import end_like
 guardian.STEADY = float(sys.argv[1])
 base, plan = Path(sys.argv[2]), sys.argv[3:]
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from srun_wrapper import loop
-from srun_wrapper.guests import Guests
-from srun_wrapper.link import Link
-from srun_wrapper.loop import Loop
+from srun_wrapper.agent import loop
+from srun_wrapper.agent.guests import Guests
+from srun_wrapper.agent.link import Link
+from srun_wrapper.agent.loop import Loop
 from tests.waiting import until
 
 KEY = bytes(range(32))

@@ -16,8 +16,8 @@ from health import checks, cli, commands, show
 from health.check import Check
 from health.checks import ALL, FAMILIES
 from health.finding import Finding
-from health.report import Ran, Report
-from health.verdict import Verdict
+from health.gate.verdict import Verdict
+from health.run.report import Ran, Report
 
 site = health_site.site
 

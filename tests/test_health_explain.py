@@ -10,7 +10,7 @@ import pytest
 from health import cli
 from health.check import Check
 from health.checks import ALL
-from health.xid_catalog import SXIDS, XIDS
+from health.nvidia.xid_catalog import SXIDS, XIDS
 
 site = health_site.site
 

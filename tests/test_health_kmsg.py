@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health import kmsg
-from health.system import LogRecord
+from health.node import kmsg
+from health.node.system import LogRecord
 
 
 @pytest.mark.parametrize(

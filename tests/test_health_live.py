@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from health import child, probe, settings
-from health.live import LiveSystem, context
-from health.nvml import Collector
-from health.probe import run
-from health.stuck import Stuck
-from health.system import READ_LIMIT, Context
+from health import settings
+from health.node import probe
+from health.node.live import LiveSystem, context
+from health.node.probe import run
+from health.node.system import READ_LIMIT, Context
+from health.nvidia.nvml import Collector
+from health.run import child
+from health.run.stuck import Stuck
 
 LONG_S = 30.0
 NOBODY = 65534

@@ -14,18 +14,19 @@ from typing import Any
 
 import pytest
 
-from health import nvml, settings
+from health import settings
 from health.check import EVERYWHERE, Check
 from health.checks import ALL
-from health.child import write_all
 from health.finding import Finding
-from health.live import LiveSystem
-from health.record import RecordingSystem
-from health.replay import BadTree, ReplaySystem
-from health.report import Report
-from health.runner import run
-from health.system import Context, Output, System
-from health.verdict import judge
+from health.gate.verdict import judge
+from health.node.live import LiveSystem
+from health.node.system import Context, Output, System
+from health.nvidia import nvml
+from health.recording.record import RecordingSystem
+from health.recording.replay import BadTree, ReplaySystem
+from health.run.child import write_all
+from health.run.report import Report
+from health.run.runner import run
 
 LONG_S = 60.0
 ENV = {"SLURM_JOB_ID": "7", "SLURM_CONF": "/nowhere/slurm.conf"}

@@ -8,7 +8,8 @@ import health_site
 import pytest
 from health_site import GPU, gpus
 
-from health import cli, history
+from health import cli
+from health.history import events
 
 site = health_site.site
 
@@ -18,7 +19,7 @@ def test_a_person_says_that_the_node_was_repaired(
 ) -> None:
     assert cli.main(["repaired", "--note", "new DIMM"]) == 0
     assert "repair recorded" in capsys.readouterr().out
-    (event,) = history.load(str(tmp_path / "spool"))
+    (event,) = events.load(str(tmp_path / "spool"))
     assert event.kind == "repaired" and event.data["note"] == "new DIMM"
     assert (tmp_path / "state/nodes/n1.jsonl").read_text().count("\n") == 1
 
@@ -37,7 +38,7 @@ def test_a_person_says_that_a_gpu_was_reset(
 ) -> None:
     gpus(monkeypatch, GPU)
     assert cli.main(["repaired", "--reset", gpu]) == 0
-    (event,) = history.load(str(tmp_path / "spool"))
+    (event,) = events.load(str(tmp_path / "spool"))
     assert event.kind == "reset" and event.data["gpu"] == pci
 
 

@@ -12,17 +12,19 @@ from typing import Any
 
 import pytest
 
-from health import child, nvml, settings, worker
+from health import settings
 from health.check import EVERYWHERE, Check, Condition, Where
 from health.finding import Finding
-from health.lane import Outcome
-from health.nvml import Collector
-from health.report import Report
-from health.runner import run, run_inline
-from health.snapshot import Snapshot
-from health.stuck import Stuck
-from health.system import System
-from health.verdict import judge
+from health.gate.verdict import judge
+from health.node.system import System
+from health.nvidia import nvml
+from health.nvidia.nvml import Collector
+from health.nvidia.snapshot import Snapshot
+from health.run import child, worker
+from health.run.lane import Outcome
+from health.run.report import Report
+from health.run.runner import run, run_inline
+from health.run.stuck import Stuck
 from tests.fake_system import FakeSystem
 
 LONG_S = 30.0  # a deadline that no test reaches

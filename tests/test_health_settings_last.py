@@ -12,7 +12,8 @@ from typing import Any
 import broken_settings
 import pytest
 
-from health import rootfiles, settings
+from health import settings
+from health.node import rootfiles
 from health.settings_last import keep
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from node_events import GPU, NOW, OTHER, did, faults, notes, state, strike, word, xid
 
-from health.checks import gpu_recovery
-from health.state import DAY, Driver, cured, noticed_resets
-from health.system import Event
-from health.xid_policy import RECOVERY
+from health.checks.gpu import gpu_recovery
+from health.history.state import DAY, Driver, cured, noticed_resets
+from health.node.system import Event
+from health.nvidia.xid_policy import RECOVERY
 
 LOST = Event(NOW - 601, "lost", "now", {"gpu": GPU, "at": 0.0, "last": 0.0, "form": "bus"})
 INIT = Event(NOW - 601, "lost", "now", {"gpu": GPU, "at": 0.0, "last": 0.0, "form": "init"})

@@ -12,10 +12,11 @@ import health_site
 import pytest
 from health_site import finds
 
-from health import cli, commands, tree
+from health import cli, commands
 from health.check import Check
 from health.checks import ALL
 from health.finding import Finding
+from health.recording import tree
 
 site, recorded = health_site.site, health_site.recorded
 
@@ -85,7 +86,7 @@ def test_a_file_of_the_tree_that_cannot_be_read_is_the_trees_trouble(
             raise PermissionError(13, "Permission denied", str(path))
         return open(path, *args, **more)
 
-    monkeypatch.setattr("health.replay.open", refuse, raising=False)
+    monkeypatch.setattr("health.recording.replay.open", refuse, raising=False)
     mine = Check("mounts", lambda s: list(s.read("/etc/fstab")), (), {})
     monkeypatch.setattr(commands, "ALL", (mine,))
     assert cli.main(["replay", str(recorded)]) == 2
@@ -140,8 +141,8 @@ def test_a_full_disk_while_recording_is_1_and_no_tree(
         return 1 if call == "write" and data.startswith(b'["entry"') else real_write(fd, data)
 
     monkeypatch.setattr(commands, "ALL", (Check("disk", look, (), {}),))
-    monkeypatch.setattr("health.record.os.open", full_open)
-    monkeypatch.setattr("health.record.os.write", full_write)
+    monkeypatch.setattr("health.recording.record.os.open", full_open)
+    monkeypatch.setattr("health.recording.record.os.write", full_write)
     assert cli.main(["record", str(tmp_path / "tree")]) == 1
     told = capsys.readouterr()
     assert "tree: No space left on device; the tree is not complete" in told.err

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from health import settings
 from health.finding import ACTIONS, ActionName, Finding, Status
-from health.report import Report
-from health.verdict import Reason, judge, parse_reason, reason_for, without_reboot
+from health.gate.verdict import Reason, judge, parse_reason, reason_for, without_reboot
+from health.run.report import Report
 
 SETTINGS = settings.defaults(())
 

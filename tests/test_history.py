@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from health import history, rootfiles
-from health.aside import aside
-from health.system import Event
+from health.history import events as history
+from health.node import rootfiles
+from health.node.system import Event
+from health.run.aside import aside
 
 ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="gives files to other users")

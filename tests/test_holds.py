@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from health import cli
-from health.drain_times import lines
-from health.holds import DAY, Rules, drains, held_until, service
+from health.gate.holds import DAY, Rules, drains, held_until, service
+from health.gate.verdict import parse_reason
+from health.history.drain_times import lines
+from health.node.system import Event
 from health.sweep import main
-from health.system import Event
-from health.verdict import parse_reason
 
 NOW = 1_000_000.0
 H = 3600.0

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from health.checks import clock, cpu, services, slurmd
-from health.system import Entry, Output
+from health.checks.host import clock, cpu, services, slurmd
+from health.node.system import Entry, Output
 from tests.fake_host import SLURM_CONF, SPOOL, healthy, ids, process
 from tests.fake_system import NOW, context
 

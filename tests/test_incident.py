@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srun_wrapper.diagnose import Diagnosis, Failure, diagnose
-from srun_wrapper.incident import PHASES, Incident, describe, ettr
-from srun_wrapper.ladder import Plan
+from srun_wrapper.decide.diagnose import Diagnosis, Failure, diagnose
+from srun_wrapper.decide.incident import PHASES, Incident, describe, ettr
+from srun_wrapper.decide.ladder import Plan
 
 
 def incident(diagnosis: Diagnosis | None = None, last_good: float = 99.5) -> Incident:

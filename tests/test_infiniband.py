@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health import ibports
-from health.checks import infiniband
+from health.checks.network import infiniband
+from health.node import ibports
 from tests.fake_host import healthy, ids, port
 from tests.fake_system import FakeSystem
 

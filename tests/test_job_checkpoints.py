@@ -11,11 +11,10 @@ from typing import cast
 import checkpoints_boss
 from checkpoints_boss import Boss, settled
 
-from robust_slurm.checkpoint.interval import Cost
+from robust_slurm.checkpoint.planning.interval import Cost
 from robust_slurm.slurm import SlurmError
-from srun_wrapper import checkpoints as module
-from srun_wrapper.alarms import COUNT_AFTER
-from srun_wrapper.checkpoint_messages import (
+from srun_wrapper.checkpoints import registry as module
+from srun_wrapper.protocol.checkpoint_messages import (
     Alarm,
     Committed,
     Complete,
@@ -28,9 +27,10 @@ from srun_wrapper.checkpoint_messages import (
     StoreReady,
     Unshare,
 )
-from srun_wrapper.messages import Message
-from srun_wrapper.roster import Node, Role
-from srun_wrapper.server import Connection
+from srun_wrapper.protocol.messages import Message
+from srun_wrapper.protocol.server import Connection
+from srun_wrapper.supervisor.alarms import COUNT_AFTER
+from srun_wrapper.supervisor.roster import Node, Role
 
 said = checkpoints_boss.said
 TREE = """\

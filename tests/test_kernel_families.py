@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from kernel_lines import EDAC_UE, FAMILIES, HEALTHY, IO, LINK, RESET, SOFT, UE, healthy, run
 from pcie_tree import tree
 
-from health import xid_lines
-from health.checks import xid as xid_check
+from health.checks.gpu import xid as xid_check
+from health.nvidia import xid_lines
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -22,9 +22,9 @@ from kernel_lines import (
     told,
 )
 
-from health.checks import kernel_log
-from health.kernlog import ago, quoted
-from health.system import LogRecord
+from health.checks.host import kernel_log
+from health.node.kernlog import ago, quoted
+from health.node.system import LogRecord
 
 
 def kernel(*lines: str, ago: float = 600.0, level: int = 3, **options: Any) -> FakeSystem:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srun_wrapper.diagnose import Cause, Diagnosis, Failure, diagnose
-from srun_wrapper.ladder import (
+from srun_wrapper.decide.diagnose import Cause, Diagnosis, Failure, diagnose
+from srun_wrapper.decide.ladder import (
     GAVE_UP,
     NOTHING_LEFT,
     Budget,

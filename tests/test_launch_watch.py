@@ -7,9 +7,9 @@ import time
 import pytest
 from made_job import Job
 
-from srun_wrapper.diagnose import diagnose
-from srun_wrapper.launch_watch import LAUNCH, LaunchWatch, judge
-from srun_wrapper.messages import Exited, Started
+from srun_wrapper.decide.diagnose import diagnose
+from srun_wrapper.detect.launch_watch import LAUNCH, LaunchWatch, judge
+from srun_wrapper.protocol.messages import Exited, Started
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srun_wrapper.layout import StepPlan, format_tasks_per_node, parse_tasks_per_node, plan_step
-from srun_wrapper.srun_options import UsageError, split
-from srun_wrapper.step_request import StepRequest, effective
-from srun_wrapper.world import fold_hosts, node_env, only_slurm, rank_env, world_env
+from srun_wrapper.command.layout import (
+    StepPlan,
+    format_tasks_per_node,
+    parse_tasks_per_node,
+    plan_step,
+)
+from srun_wrapper.command.rank_env import fold_hosts, node_env, only_slurm, rank_env, world_env
+from srun_wrapper.command.srun_options import UsageError, split
+from srun_wrapper.command.step_request import StepRequest, effective
 
 
 def _plan(line: str, env: dict[str, str], nodes: int, spares: int) -> StepPlan:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from health.accusations import Accused, parse_withdrawal
+from health.history.accusations import Accused, parse_withdrawal
 from robust_slurm import job_dirs, ledger
 from robust_slurm.ledger import (
     JobLedger,

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from robust_slurm.wire import MAX_FRAME, Codec
-from srun_wrapper import link as link_module
-from srun_wrapper.link import Link
-from srun_wrapper.loop import Loop
-from srun_wrapper.messages import Ack, PeerAsk, encode
+from srun_wrapper.agent import link as link_module
+from srun_wrapper.agent.link import Link
+from srun_wrapper.agent.loop import Loop
+from srun_wrapper.protocol.messages import Ack, PeerAsk, encode
 
 KEY = b"k" * 32
 

@@ -6,7 +6,7 @@ import pytest
 from fake_system import UPTIME, FakeSystem, log
 from kernel_lines import AMD_CE, AMD_UE, CE, EDAC_CE, EDAC_UE, POISON, UE, UE_EXCEPTION, ghes, run
 
-from health.checks import machine_check
+from health.checks.host import machine_check
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health.checks import memory
+from health.checks.host import memory
 from tests.fake_host import MEMINFO, SLURM_CONF, SPOOL, healthy, ids
 from tests.fake_system import context
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srun_wrapper import messages as m
+from srun_wrapper.protocol import messages as m
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 NUMBER = st.integers(-(1 << 63), (1 << 63) - 1)

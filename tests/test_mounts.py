@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health import mountinfo
-from health.checks import mounts
-from health.checks.mounts import Wanted, parse_wanted
+from health.checks.host import mounts
+from health.checks.host.mounts import Wanted, parse_wanted
+from health.node import mountinfo
 from tests.fake_host import FSTAB, MOUNTINFO, healthy, ids
 from tests.fake_system import FakeSystem
 

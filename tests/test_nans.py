@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from made_job import Job, beat
 
-from robust_slurm.checkpoint.sound import Bound
+from robust_slurm.checkpoint.planning.sound import Bound
 from robust_slurm.record import NotFinite
-from srun_wrapper.diagnose import diagnose
-from srun_wrapper.messages import RankBeat, Report, decode_from_agent, encode
-from srun_wrapper.nans import NORMS
+from srun_wrapper.decide.diagnose import diagnose
+from srun_wrapper.detect.nonfinite import NORMS
+from srun_wrapper.protocol.messages import RankBeat, Report, decode_from_agent, encode
 
 
 def lost(local: int, step: int | None, proven: int | None = None, newest: int = 40) -> RankBeat:

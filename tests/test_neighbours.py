@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from robust_slurm.config import Config
-from srun_wrapper import neighbours
-from srun_wrapper.neighbours import Neighbours, layout
-from srun_wrapper.srun_options import UsageError
+from srun_wrapper.command.srun_options import UsageError
+from srun_wrapper.supervisor import topology
+from srun_wrapper.supervisor.topology import Neighbours, layout
 
 TREE = """SwitchName=w0 Level=1 Nodes=n[1-6] Switches=w[1-2]
 SwitchName=w1 Level=0 Nodes=n[1,3,5]
@@ -26,12 +26,12 @@ BAD_MESHES = ["8", "pp", "pp=", "pp=0", "pp=-2", "pp=2,pp=2", "=4", "pp=²", "dp
 @pytest.mark.parametrize("text", [*BAD_MESHES, "dp=" + 5000 * "9"])
 def test_bad_meshes(text: str) -> None:
     with pytest.raises(UsageError, match="--robust-mesh="):
-        neighbours.check(text, 0.3)
+        topology.check(text, 0.3)
 
 
 def test_a_weight_is_a_share() -> None:
     with pytest.raises(UsageError, match="--robust-place-alpha"):
-        neighbours.check("", 1.5)
+        topology.check("", 1.5)
 
 
 @pytest.mark.parametrize(

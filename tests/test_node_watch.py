@@ -11,12 +11,12 @@ import pytest
 from made_job import Job
 
 from robust_slurm.config import Config
-from srun_wrapper import watch
-from srun_wrapper.diagnose import diagnose
-from srun_wrapper.messages import Finish, Report, Stop
-from srun_wrapper.replace import MAX_COMPANIONS, Replacement
-from srun_wrapper.roster import Role
-from srun_wrapper.watch import BROKEN, MUTE, UNANSWERED, NodeWatch
+from srun_wrapper.decide.diagnose import diagnose
+from srun_wrapper.detect import watch
+from srun_wrapper.detect.watch import BROKEN, MUTE, UNANSWERED, NodeWatch
+from srun_wrapper.protocol.messages import Finish, Report, Stop
+from srun_wrapper.recover.replace import MAX_COMPANIONS, Replacement
+from srun_wrapper.supervisor.roster import Role
 
 
 @pytest.fixture

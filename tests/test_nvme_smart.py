@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health.checks import nvme_smart
-from health.checks.nvme_smart import Health, parse
-from health.system import Output
+from health.checks.host import nvme_smart
+from health.checks.host.nvme_smart import Health, parse
+from health.node.system import Output
 from tests.fake_host import ids
 from tests.fake_system import FakeSystem
 

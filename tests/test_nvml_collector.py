@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from health import child, nvml
-from health.nvml import Collector
-from health.snapshot import Snapshot
-from health.stuck import Stuck
+from health.nvidia import nvml
+from health.nvidia.nvml import Collector
+from health.nvidia.snapshot import Snapshot
+from health.run import child
+from health.run.stuck import Stuck
 
 
 def test_without_pynvml_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from health import nvml_ask, nvml_query
+from health.nvidia import nvml_ask, nvml_query
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_the_list_of_fields_is_pynvmls() -> None:
     """Numbers kept for older pynvml agree with the one that is installed."""
     import pynvml
 
-    from health import nvml_links, nvml_query
+    from health.nvidia import nvml_links, nvml_query
 
     for mine, name in (
         (nvml_query._FIELD_RECOVERY_ACTION, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"),

@@ -19,7 +19,7 @@ from lab import fake_nvml
 ROOT = Path(__file__).parents[1]
 COLLECT = """
 import json, sys, time
-from health.nvml import Collector
+from health.nvidia.nvml import Collector
 begin = time.monotonic()
 snapshot = Collector(float(sys.argv[1])).wait()
 print(json.dumps([snapshot, time.monotonic() - begin]))

@@ -82,13 +82,13 @@ def test_processes_of_ours_run_in_such_a_project(installed: Path, project: Path)
     """robust-task, the tests' worker, the writer: started alone, they say what they lack."""
     python = str(installed / "python")
     door = ("-m", "robust_slurm.commands")
-    done = run(project, python, *door, "health.active.worker")
+    done = run(project, python, *door, "health.active.worker.main")
     assert done.returncode == 2 and "start it by robust-health test" in done.stderr, done.stderr
     door_of_ours = next(installed.parent.glob("lib/*/site-packages/robust_slurm/commands.py"))
     for way in (door, (str(door_of_ours),)):
-        done = run(project, python, "-I", *way, "srun_wrapper.task", "{}", "--", "true")
+        done = run(project, python, "-I", *way, "srun_wrapper.agent.task", "{}", "--", "true")
         assert "robust-task: started outside robust-srun" in done.stderr, done.stderr
-    done = run(project, python, *door, "robust_slurm.checkpoint.writer")
+    done = run(project, python, *door, "robust_slurm.checkpoint.durable.writer")
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -112,8 +112,9 @@ def test_an_installation_that_only_pythonpath_names(
     with zipfile.ZipFile(made) as archive:
         archive.extractall(top)
     code = (
-        "from robust_slurm import commands; commands.enter(); from srun_wrapper import steps;"
-        "from srun_wrapper.task import TaskOptions; import os, sys;"
+        "from robust_slurm import commands; commands.enter();"
+        "from srun_wrapper.command import steps;"
+        "from srun_wrapper.agent.task import TaskOptions; import os, sys;"
         "words = steps.task_argv('', TaskOptions(), ['true']); os.execv(words[0], words)"
     )
     env = {**os.environ, "PYTHONPATH": f"{top}:{sysconfig.get_path('purelib')}"}

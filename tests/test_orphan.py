@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from robust_slurm.slurm import Job, SlurmError
 from robust_slurm.wire import Codec, WireError
-from srun_wrapper import orphan, slurm_wait
-from srun_wrapper.messages import Peer, PeerSay, decode_ask, encode
-from srun_wrapper.orphan import AGREE, accused, ask_peer, claim, elected
-from srun_wrapper.resubmit import Limits, copy_args
+from srun_wrapper.agent import batch_host_failover
+from srun_wrapper.agent.batch_host_failover import AGREE, accused, ask_peer, claim, elected
+from srun_wrapper.protocol.messages import Peer, PeerSay, decode_ask, encode
+from srun_wrapper.recover import slurm_wait
+from srun_wrapper.recover.resubmit import Limits, copy_args
 
 KEY = b"s" * 32
 SILENT = AGREE + 2.5
@@ -145,7 +146,9 @@ class Answerer:
 def test_ask_peer(
     say: PeerSay | None, key: bytes, answer: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("srun_wrapper.orphan.ASK", 0.3 if answer is None else 5.0)
+    monkeypatch.setattr(
+        "srun_wrapper.agent.batch_host_failover.ASK", 0.3 if answer is None else 5.0
+    )
     peer = Answerer(say, key)
     assert ask_peer(peer.peer, KEY, 42) == answer
     peer.close()
@@ -218,16 +221,16 @@ def test_the_job_is_brought_back_when_slurm_is_back(
 
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     monkeypatch.setattr(slurm_wait, "PAUSES", (0.01,))
-    monkeypatch.setattr(orphan, "Slurm", Door)
-    monkeypatch.setattr(orphan, "bring_back", lambda *_a: done.append("copy") or 13)
-    monkeypatch.setattr(orphan, "let_go", lambda *_a: done.append("end"))
+    monkeypatch.setattr(batch_host_failover, "Slurm", Door)
+    monkeypatch.setattr(batch_host_failover, "bring_back", lambda *_a: done.append("copy") or 13)
+    monkeypatch.setattr(batch_host_failover, "let_go", lambda *_a: done.append("end"))
     place: Any = SimpleNamespace(server="10.0.0.1", job_id=7)
     start: Any = SimpleNamespace(peers=(), index=1, env={})
     said: list[str] = []
     arguments = (place, KEY, start, tmp_path, "standby", {}, said.append, 60.0)
-    orphan.rescue(*arguments)
+    batch_host_failover.rescue(*arguments)
     assert done == ["copy", "end"]
     assert "Slurm does not answer" in said[0] and "goes on as job 13" in said[-1]
     Door.restarts = 1
-    orphan.rescue(*arguments)
+    batch_host_failover.rescue(*arguments)
     assert done == ["copy", "end"] and "nothing to bring back" in said[-1]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from srun_wrapper import outage
-from srun_wrapper.outage import Elsewhere, carriers, controllers, gateways
+from srun_wrapper.detect import outage
+from srun_wrapper.detect.outage import Elsewhere, carriers, controllers, gateways
 
 
 @pytest.mark.parametrize(

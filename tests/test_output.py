@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srun_wrapper.output import (
+from srun_wrapper.command.output_rules import (
     PIECE,
     All,
     File,

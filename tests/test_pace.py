@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srun_wrapper.messages import Sample
-from srun_wrapper.pace import (
+from srun_wrapper.detect.pace import (
     FROZEN_ROUNDS,
     FROZEN_TIME,
     START_INSPECT,
@@ -20,6 +19,7 @@ from srun_wrapper.pace import (
     judge,
     outliers,
 )
+from srun_wrapper.protocol.messages import Sample
 
 FLOOR, BUSY, START = 10.0, 600.0, 1800.0
 QUIET = Sample(0, "S", 0.0, 0, ("wait (a.py:1)",))

@@ -7,7 +7,7 @@ from fake_system import FakeSystem, log
 from kernel_lines import ghes, run, told
 from pcie_tree import BOARD, DISK, GPU, NIC, ROOT, SWITCH, tree
 
-from health.checks import pcie_aer
+from health.checks.host import pcie_aer
 
 
 def aer(device: str, severity: str, driver: str = "nvidia") -> str:

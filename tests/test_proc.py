@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from srun_wrapper import proc
+from srun_wrapper.agent.processes import process_tree
 
 # The shell starts two sleeps, one of them in a session of its own.
 TREE = "sleep 60 & setsid sleep 60 & wait"
@@ -51,7 +51,7 @@ def alone(work: Callable[[], None]) -> None:
             os.write(2, f"in the child: {type(err).__name__}: {err}\n".encode())
             raise
         finally:
-            proc.end_all(proc.descendants(os.getpid()))
+            process_tree.end_all(process_tree.descendants(os.getpid()))
             os._exit(code)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
@@ -60,13 +60,15 @@ def alone(work: Callable[[], None]) -> None:
 def test_descendants() -> None:
     def work() -> None:
         shell = subprocess.Popen(["sh", "-c", TREE])
-        wait(lambda: names(proc.descendants(os.getpid())) == ["sh", "sleep", "sleep"])
-        below = proc.descendants(os.getpid())
+        wait(lambda: names(process_tree.descendants(os.getpid())) == ["sh", "sleep", "sleep"])
+        below = process_tree.descendants(os.getpid())
         assert below[0] == shell.pid
-        assert sorted(proc.descendants(shell.pid)) == sorted(below[1:])
-        assert proc.children(os.getpid()) == [shell.pid]
-        assert proc._children_by_scan(os.getpid()) == [shell.pid]
-        assert sorted(proc._children_by_scan(shell.pid)) == sorted(proc.children(shell.pid))
+        assert sorted(process_tree.descendants(shell.pid)) == sorted(below[1:])
+        assert process_tree.children(os.getpid()) == [shell.pid]
+        assert process_tree._children_by_scan(os.getpid()) == [shell.pid]
+        assert sorted(process_tree._children_by_scan(shell.pid)) == sorted(
+            process_tree.children(shell.pid)
+        )
 
     alone(work)
 
@@ -74,44 +76,44 @@ def test_descendants() -> None:
 def test_a_process_that_is_gone_has_none() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait(10)
-    assert proc.children(gone.pid) == proc.descendants(gone.pid) == []
-    assert proc.usage([gone.pid]).state == ""
-    proc.send([gone.pid], signal.SIGTERM)
-    proc.end_all([gone.pid])
+    assert process_tree.children(gone.pid) == process_tree.descendants(gone.pid) == []
+    assert process_tree.usage([gone.pid]).state == ""
+    process_tree.send([gone.pid], signal.SIGTERM)
+    process_tree.end_all([gone.pid])
 
 
 def test_a_subreaper_gets_the_orphans_and_ends_them_all() -> None:
     def work() -> None:
-        proc.become_subreaper()
+        process_tree.become_subreaper()
         shell = subprocess.Popen(["sh", "-c", TREE])
-        wait(lambda: len(proc.descendants(os.getpid())) == 3)
+        wait(lambda: len(process_tree.descendants(os.getpid())) == 3)
         os.kill(shell.pid, signal.SIGKILL)
-        wait(lambda: shell.pid in proc.reap())
+        wait(lambda: shell.pid in process_tree.reap())
         # Both, whatever session they are in, are ours now.
-        wait(lambda: names(proc.children(os.getpid())) == ["sleep", "sleep"])
-        assert not proc.childless()
-        proc.end_all(proc.descendants(os.getpid()))
+        wait(lambda: names(process_tree.children(os.getpid())) == ["sleep", "sleep"])
+        assert not process_tree.childless()
+        process_tree.end_all(process_tree.descendants(os.getpid()))
         ended: dict[int, int] = {}
 
         def all_reaped() -> bool:
-            ended.update(proc.reap())
+            ended.update(process_tree.reap())
             return len(ended) == 2
 
         wait(all_reaped)
         assert {os.waitstatus_to_exitcode(status) for status in ended.values()} == {-9}
-        assert proc.childless() and proc.reap() == {}
+        assert process_tree.childless() and process_tree.reap() == {}
 
     alone(work)
 
 
 def test_an_unreaped_child_is_still_a_child() -> None:
     def work() -> None:
-        assert proc.childless()
+        assert process_tree.childless()
         child = subprocess.Popen(["true"])
-        wait(lambda: proc.usage([child.pid]).state == "Z")
-        assert not proc.childless()
-        assert list(proc.reap()) == [child.pid]
-        assert proc.childless()
+        wait(lambda: process_tree.usage([child.pid]).state == "Z")
+        assert not process_tree.childless()
+        assert list(process_tree.reap()) == [child.pid]
+        assert process_tree.childless()
 
     alone(work)
 
@@ -119,7 +121,7 @@ def test_an_unreaped_child_is_still_a_child() -> None:
 def test_die_with_parent() -> None:
     code = (
         "import os, signal, subprocess, sys\n"
-        "from srun_wrapper import proc\n"
+        "from srun_wrapper.agent.processes import process_tree as proc\n"
         "child = subprocess.Popen(['sleep', '60'],"
         " preexec_fn=lambda: proc.die_with_parent(signal.SIGKILL))\n"
         "print(child.pid, flush=True)\n"
@@ -129,17 +131,17 @@ def test_die_with_parent() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
     )
     child = int(done.stdout)
-    wait(lambda: proc.usage([child]).state in ("", "Z"))
+    wait(lambda: process_tree.usage([child]).state in ("", "Z"))
 
 
 def test_usage() -> None:
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        wait(lambda: proc.usage([busy.pid]).cpu > 0.05)
-        assert proc.usage([busy.pid]).io > 0
+        wait(lambda: process_tree.usage([busy.pid]).cpu > 0.05)
+        assert process_tree.usage([busy.pid]).io > 0
         os.kill(busy.pid, signal.SIGSTOP)
-        wait(lambda: proc.usage([busy.pid]).state == "T")
-        assert proc.usage([os.getpid(), busy.pid]).state == "T"  # the most telling one
+        wait(lambda: process_tree.usage([busy.pid]).state == "T")
+        assert process_tree.usage([os.getpid(), busy.pid]).state == "T"  # the most telling one
     finally:
         busy.kill()
         busy.wait(10)
@@ -160,5 +162,5 @@ def test_a_node_without_process_ids(
     (tmp_path / "loadavg").write_text(f"0.1 0.2 0.3 2/{tasks} 4711\n")
     (tmp_path / "sys/kernel/pid_max").write_text(f"{pid_max}\n")
     (tmp_path / "sys/kernel/threads-max").write_text(f"{threads_max}\n")
-    assert proc.no_ids(str(tmp_path)) == said
-    assert not proc.no_ids()
+    assert process_tree.no_ids(str(tmp_path)) == said
+    assert not process_tree.no_ids()

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health import jobs, proctable
-from health.checks import processes
-from health.stuck import DIRECTORY
+from health.checks.host import processes
+from health.node import jobs, proctable
+from health.run.stuck import DIRECTORY
 from tests.fake_host import SPOOL, healthy, ids, process
 from tests.fake_system import FakeSystem, context
 

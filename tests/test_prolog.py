@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from gate_site import GateSite, finding
 
-from health import gate as gate_module
+from health.gate import gate as gate_module
 from health.sweep import main as sweep
 from prolog.cli import asks_to_skip, main
 
@@ -230,8 +230,10 @@ def test_a_bug_before_the_settings_are_known(
         raise RuntimeError("no settings")
 
     monkeypatch.setattr(gate_module, "load", load)
-    monkeypatch.setattr("health.act.PLACES", str(site.slurm.bin))
-    monkeypatch.setattr("health.history.record", lambda *args: "")  # the default spool is real
+    monkeypatch.setattr("health.gate.act.PLACES", str(site.slurm.bin))
+    monkeypatch.setattr(
+        "health.history.events.record", lambda *args: ""
+    )  # the default spool is real
     assert main([]) == 1
     assert site.slurm.node()["reason"] == "robust:tool:gate-crashed:-:none:job7"
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from robust_slurm.record import BeatReader, RecordWriter, create
-from srun_wrapper.output import Labeler
-from srun_wrapper.pump import TAIL, Pump, StepPattern
+from srun_wrapper.agent.streams.pump import TAIL, Pump, StepPattern
+from srun_wrapper.command.output_rules import Labeler
 
 
 def carry(

@@ -10,21 +10,21 @@ from typing import Any, cast
 import pytest
 
 from robust_slurm.config import Config
-from srun_wrapper import recovery, restarted
-from srun_wrapper import state as job_state
-from srun_wrapper.certificates import Certificates
-from srun_wrapper.checkpoints import Checkpoints
-from srun_wrapper.diagnose import Failure
-from srun_wrapper.ladder import Means
-from srun_wrapper.messages import Hello, Message, Stop
-from srun_wrapper.recovery import STEADY, Recovery
-from srun_wrapper.replace import Replacement
-from srun_wrapper.restoring import Restoring
-from srun_wrapper.roster import Node, Role, World
-from srun_wrapper.server import Connection
-from srun_wrapper.stalls import Stalls
-from srun_wrapper.state import JobState
-from srun_wrapper.supervisor import Supervisor
+from srun_wrapper.checkpoints.certificates import Certificates
+from srun_wrapper.checkpoints.registry import Checkpoints
+from srun_wrapper.checkpoints.restoring import Restoring
+from srun_wrapper.decide.diagnose import Failure
+from srun_wrapper.decide.ladder import Means
+from srun_wrapper.detect.stalls import Stalls
+from srun_wrapper.protocol.messages import Hello, Message, Stop
+from srun_wrapper.protocol.server import Connection
+from srun_wrapper.recover import recovery, restarted
+from srun_wrapper.recover.recovery import STEADY, Recovery
+from srun_wrapper.recover.replace import Replacement
+from srun_wrapper.supervisor import state as job_state
+from srun_wrapper.supervisor.roster import Node, Role, World
+from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.supervisor.supervisor import Supervisor
 
 
 class Clock:

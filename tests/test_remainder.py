@@ -16,11 +16,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from robust_slurm.slurm import Slurm, SlurmError, Step
-from srun_wrapper import remainder
-from srun_wrapper.layout import StepPlan, plan_step
-from srun_wrapper.remainder import Left, corrected, fit, look
-from srun_wrapper.srun_options import UsageError, split
-from srun_wrapper.step_request import StepRequest, effective
+from srun_wrapper.command import remaining
+from srun_wrapper.command.layout import StepPlan, plan_step
+from srun_wrapper.command.remaining import Left, corrected, fit, look
+from srun_wrapper.command.srun_options import UsageError, split
+from srun_wrapper.command.step_request import StepRequest, effective
 
 
 def request(line: str, **env: str) -> StepRequest:
@@ -201,14 +201,14 @@ def test_a_step_that_has_ended_and_holds_its_nodes(
     host: str, parent: str | None, held: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     door = Door(NODES[:3])
-    monkeypatch.setattr(remainder, "ENDING", 20.0 if parent == "" else 0.3)
+    monkeypatch.setattr(remaining, "ENDING", 20.0 if parent == "" else 0.3)
     with contextlib.ExitStack() as stack:
         pid = 1 << 22
         if parent is not None:
             script = f"sleep {0.5 if parent == '' else 30}; exit"
-            monkeypatch.setattr(remainder, "SRUN", "sh")
+            monkeypatch.setattr(remaining, "SRUN", "sh")
             ours = Path(sys.executable).name if parent == "robust-srun" else "never"
-            monkeypatch.setattr(remainder, "OURS", ours)
+            monkeypatch.setattr(remaining, "OURS", ours)
             srun = stack.enter_context(subprocess.Popen(["sh", "-c", script]))
             stack.callback(srun.kill)
             if not parent:

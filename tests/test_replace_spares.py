@@ -13,19 +13,19 @@ from typing import Any, cast
 import pytest
 
 from robust_slurm.config import Config
-from srun_wrapper import recovery, replace
-from srun_wrapper.diagnose import Failure, diagnose
-from srun_wrapper.feed import Feed
-from srun_wrapper.incident import Incident
-from srun_wrapper.ladder import Plan
-from srun_wrapper.messages import Hello
-from srun_wrapper.replace import Replacement
-from srun_wrapper.requeue import Returned
-from srun_wrapper.roster import Node, Role, World
-from srun_wrapper.server import Connection
-from srun_wrapper.state import JobState
-from srun_wrapper.steps import Secrets
-from srun_wrapper.supervisor import Supervisor
+from srun_wrapper.command.input_rules import Feed
+from srun_wrapper.command.steps import Secrets
+from srun_wrapper.decide.diagnose import Failure, diagnose
+from srun_wrapper.decide.incident import Incident
+from srun_wrapper.decide.ladder import Plan
+from srun_wrapper.protocol.messages import Hello
+from srun_wrapper.protocol.server import Connection
+from srun_wrapper.recover import recovery, replace
+from srun_wrapper.recover.replace import Replacement
+from srun_wrapper.recover.requeue import Returned
+from srun_wrapper.supervisor.roster import Node, Role, World
+from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.supervisor.supervisor import Supervisor
 
 LINE = cast(Connection, SimpleNamespace(send=lambda _message: None))
 

@@ -14,7 +14,7 @@ import pytest
 from health import cli
 from health.checks import ALL
 from health.finding import ACTIONS
-from health.verdict import parse_reason
+from health.gate.verdict import parse_reason
 from tests.replay_corpus import DATA, Case, Corpus, pack, write
 
 REPOSITORY = Path(__file__).parents[1]

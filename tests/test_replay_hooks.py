@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from robust_slurm.checkpoint.events import Restore
-from srun_wrapper.keeper import Keeper
-from srun_wrapper.loop import Loop
-from srun_wrapper.messages import Start
-from srun_wrapper.torchrun import torchrun_overrides
+from robust_slurm.checkpoint.store.events import Restore
+from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.snapshot_store import Keeper
+from srun_wrapper.command.torchrun import torchrun_overrides
+from srun_wrapper.protocol.messages import Start
 
 
 class Store:
@@ -27,7 +27,7 @@ def test_a_replay_is_no_epoch_for_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store()
-    monkeypatch.setattr("srun_wrapper.keeper.Store", lambda *_a, **_more: store)
+    monkeypatch.setattr("srun_wrapper.agent.snapshot_store.Store", lambda *_a, **_more: store)
     keeper = Keeper(
         Loop(), 0, tmp_path, b"k" * 32, lambda _message: None, bandwidth=0.0, local_directory=""
     )

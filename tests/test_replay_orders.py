@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from health.active.replay import LayoutError, groups, next_groups
+from health.active.coordinator.replay import LayoutError, groups, next_groups
 from robust_slurm.config import Config
-from srun_wrapper.messages import Hello
-from srun_wrapper.replay_orders import Shape, replay_orders, shape
-from srun_wrapper.roster import Node, Role, World
-from srun_wrapper.state import JobState
+from srun_wrapper.protocol.messages import Hello
+from srun_wrapper.replay.orders import Shape, replay_orders, shape
+from srun_wrapper.supervisor.roster import Node, Role, World
+from srun_wrapper.supervisor.state import JobState
 
 
 def slots(places: int, each: int) -> list[tuple[int, ...]]:

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from health.active.replay import Round, Verdict, groups, layout
+from health.active.coordinator.replay import Round, Verdict, groups, layout
 from robust_slurm.record import NotFinite
-from srun_wrapper.diagnose import Diagnosis, Failure
-from srun_wrapper.replay_outcome import Outcome, compare, look, read
-from srun_wrapper.replaying import due
-from srun_wrapper.roster import Node, Rank
+from srun_wrapper.decide.diagnose import Diagnosis, Failure
+from srun_wrapper.replay.outcome import Outcome, compare, look, read
+from srun_wrapper.replay.replaying import due
+from srun_wrapper.supervisor.roster import Node, Rank
 
 STEPS = 3
 

@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 from robust_slurm.config import Config
-from srun_wrapper.messages import (
+from srun_wrapper.detect.stalls import Stalls
+from srun_wrapper.protocol.messages import (
     Exited,
     Hello,
     Message,
@@ -23,13 +24,12 @@ from srun_wrapper.messages import (
     Stop,
     Stopped,
 )
-from srun_wrapper.replaying import Asked, Replay
-from srun_wrapper.roster import Node, Role, World
-from srun_wrapper.server import Connection
-from srun_wrapper.stalls import Stalls
-from srun_wrapper.state import Changes, JobState
-from srun_wrapper.stop_tests import Found
-from srun_wrapper.supervisor import Supervisor
+from srun_wrapper.protocol.server import Connection
+from srun_wrapper.recover.machine_tests import Found
+from srun_wrapper.replay.replaying import Asked, Replay
+from srun_wrapper.supervisor.roster import Node, Role, World
+from srun_wrapper.supervisor.state import Changes, JobState
+from srun_wrapper.supervisor.supervisor import Supervisor
 
 STEPS = 3
 

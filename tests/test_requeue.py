@@ -13,8 +13,8 @@ import pytest
 
 from robust_slurm.slurm import Job, Node, Slurm, SlurmError
 from robust_slurm.slurm.errors import Kind
-from srun_wrapper.exclusions import Bad
-from srun_wrapper.requeue import helper_script, partitions_for, put_back
+from srun_wrapper.decide.exclusions import Bad
+from srun_wrapper.recover.requeue import helper_script, partitions_for, put_back
 
 
 def job(**changes: Any) -> Job:

@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 from made_job import Job, beat
 
-from srun_wrapper import restarted
-from srun_wrapper.diagnose import Failure, diagnose
-from srun_wrapper.incident import RECOVERED, Incident
-from srun_wrapper.messages import Exited, Report, Started
-from srun_wrapper.report import Account
-from srun_wrapper.restarted import LIVED, LIVED_MOST, proven, proving_time
-from srun_wrapper.supervisor import Supervisor
+from srun_wrapper.decide.diagnose import Failure, diagnose
+from srun_wrapper.decide.incident import RECOVERED, Incident
+from srun_wrapper.protocol.messages import Exited, Report, Started
+from srun_wrapper.recover import restarted
+from srun_wrapper.recover.restarted import LIVED, LIVED_MOST, proven, proving_time
+from srun_wrapper.supervisor.report import Account
+from srun_wrapper.supervisor.supervisor import Supervisor
 
 
 class Restart:

@@ -10,17 +10,18 @@ import pytest
 from checkpoints_boss import Boss
 from durable_tiers import commit_now, tiny
 
-from robust_slurm.checkpoint import durable, marks
-from robust_slurm.checkpoint.dcp_write import write
-from robust_slurm.checkpoint.events import Holding, Outcome
-from robust_slurm.checkpoint.marks import Mark
-from robust_slurm.checkpoint.sound import Bound
-from srun_wrapper import restoring
-from srun_wrapper.checkpoint_messages import Flush, Moved, Stock, TakeStock
-from srun_wrapper.messages import Message
-from srun_wrapper.restoring import Restoring
-from srun_wrapper.roster import Node
-from srun_wrapper.supervisor import Supervisor
+from robust_slurm.checkpoint.durable import marks
+from robust_slurm.checkpoint.durable import tier as durable
+from robust_slurm.checkpoint.durable.dcp.write import write
+from robust_slurm.checkpoint.durable.marks import Mark
+from robust_slurm.checkpoint.planning.sound import Bound
+from robust_slurm.checkpoint.store.events import Holding, Outcome
+from srun_wrapper.checkpoints import restoring
+from srun_wrapper.checkpoints.restoring import Restoring
+from srun_wrapper.protocol.checkpoint_messages import Flush, Moved, Stock, TakeStock
+from srun_wrapper.protocol.messages import Message
+from srun_wrapper.supervisor.roster import Node
+from srun_wrapper.supervisor.supervisor import Supervisor
 
 WHY = "n3 computed wrongly"
 

@@ -9,21 +9,15 @@ import checkpoints_boss
 import pytest
 from checkpoints_boss import Boss, settled
 
-from robust_slurm.checkpoint.events import Outcome
-from robust_slurm.checkpoint.plan import Transfer
-from srun_wrapper import restoring
-from srun_wrapper.checkpoint_messages import (
-    Fetch,
-    Moved,
-    Stock,
-    StoreReady,
-    TakeStock,
-)
-from srun_wrapper.checkpoints import StoreAt
-from srun_wrapper.messages import Message
-from srun_wrapper.restoring import Restoring
-from srun_wrapper.roster import Node, Role
-from srun_wrapper.supervisor import Supervisor
+from robust_slurm.checkpoint.planning.plan import Transfer
+from robust_slurm.checkpoint.store.events import Outcome
+from srun_wrapper.checkpoints import restoring
+from srun_wrapper.checkpoints.registry import StoreAt
+from srun_wrapper.checkpoints.restoring import Restoring
+from srun_wrapper.protocol.checkpoint_messages import Fetch, Moved, Stock, StoreReady, TakeStock
+from srun_wrapper.protocol.messages import Message
+from srun_wrapper.supervisor.roster import Node, Role
+from srun_wrapper.supervisor.supervisor import Supervisor
 
 said = checkpoints_boss.said
 

@@ -6,9 +6,17 @@ import signal
 
 import pytest
 
-from srun_wrapper.messages import Hello, RankBeat
-from srun_wrapper.orders import finish_order
-from srun_wrapper.roster import Node, Rank, Role, World, first_places, planned_world, real_world
+from srun_wrapper.protocol.messages import Hello, RankBeat
+from srun_wrapper.supervisor.orders import finish_order
+from srun_wrapper.supervisor.roster import (
+    Node,
+    Rank,
+    Role,
+    World,
+    first_places,
+    planned_world,
+    real_world,
+)
 
 
 def node(index: int, tasks: tuple[int, ...] = (0,), role: Role = Role.ACTIVE) -> Node:

@@ -10,7 +10,7 @@ import agent_node
 import pytest
 from agent_node import Boss, Shim, wait
 
-from srun_wrapper.messages import Hello, Inspect
+from srun_wrapper.protocol.messages import Hello, Inspect
 
 boss, shim = agent_node.boss, agent_node.shim
 

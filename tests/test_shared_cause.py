@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from srun_wrapper.shared_cause import AFTERMATH, Kind, SharedCauses, Silence, Verdict, shared
+from srun_wrapper.decide.shared_cause import AFTERMATH, Kind, SharedCauses, Silence, Verdict, shared
 
 OWN = "n1"
 LIMITS: dict[Kind, float] = {"unreachable": 10.0, "mute": 600.0}

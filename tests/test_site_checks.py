@@ -12,13 +12,13 @@ from fake_system import FakeSystem, context
 from gate_site import GateSite
 from job_leftovers import OTHER, needs_root
 
-from health.checks import site as family
+from health.checks.host import site as family
 from health.finding import Finding
-from health.live import LiveSystem
-from health.live import context as live_context
+from health.node.live import LiveSystem
+from health.node.live import context as live_context
+from health.node.system import Output
 from health.settings import load
 from health.settings_merge import COMMAND, Commands, fit
-from health.system import Output
 
 ARGV = ["/usr/local/sbin/check-home", "-q"]
 

@@ -14,8 +14,8 @@ import pytest
 import slot_driver
 
 from robust_slurm.record import BeatReader, record_path
-from srun_wrapper import proc
-from srun_wrapper.messages import (
+from srun_wrapper.agent.processes import process_tree
+from srun_wrapper.protocol.messages import (
     Exited,
     Finish,
     Inspect,
@@ -147,7 +147,7 @@ def test_a_stopped_rank_ends(drive: Any) -> None:
     started = d.launch()
     d.wait_stderr("ready")
     os.killpg(started.pid, signal.SIGSTOP)
-    d.wait(lambda: proc.usage([started.pid]).state == "T")
+    d.wait(lambda: process_tree.usage([started.pid]).state == "T")
     d.order(Stop(1, 5.0))
     d.get(Stopped)
     assert d.below() == []
@@ -232,7 +232,7 @@ def test_the_rank_dies_with_its_shim(drive: Any, inherit: bool) -> None:
     rank = d.launch().pid
     d.process.kill()
     d.process.wait(10)
-    d.wait(lambda: proc.usage([rank]).state in ("", "Z"))
+    d.wait(lambda: process_tree.usage([rank]).state in ("", "Z"))
 
 
 def test_an_inspection_sees_what_the_rank_does(drive: Any) -> None:
@@ -240,12 +240,12 @@ def test_an_inspection_sees_what_the_rank_does(drive: Any) -> None:
     started = d.launch()
     d.wait_stderr("ready")
     comm = Path(f"/proc/{started.pid}/comm")
-    d.wait(lambda: comm.read_text() == "sleep\n" and proc.usage([started.pid]).state == "S")
+    d.wait(lambda: comm.read_text() == "sleep\n" and process_tree.usage([started.pid]).state == "S")
     d.order(Inspect(3, 0.1))
     asleep = d.get(Inspected)
     assert (asleep.token, asleep.samples[0].local, asleep.samples[0].state) == (3, 0, "S")
     os.kill(started.pid, signal.SIGSTOP)
-    d.wait(lambda: proc.usage([started.pid]).state == "T")
+    d.wait(lambda: process_tree.usage([started.pid]).state == "T")
     d.order(Inspect(4, 0.1))
     assert d.get(Inspected).samples[0].state == "T"
 

@@ -11,8 +11,8 @@ import pytest
 
 from robust_slurm.slurm import SlurmError
 from robust_slurm.slurm.errors import Kind
-from srun_wrapper import slurm_wait
-from srun_wrapper.slurm_wait import Outage, SlurmWait, call_waiting
+from srun_wrapper.recover import slurm_wait
+from srun_wrapper.recover.slurm_wait import Outage, SlurmWait, call_waiting
 
 AWAY = SlurmError("unreachable", ("squeue",), "connect failure")
 

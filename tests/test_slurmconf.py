@@ -8,8 +8,8 @@ from fake_system import FakeSystem, context
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health import slurmconf
-from health.hostlist import contains, expand
+from health.node import slurmconf
+from health.node.hostlist import contains, expand
 
 CONF = "/etc/slurm/slurm.conf"
 GRES = "/etc/slurm/gres.conf"

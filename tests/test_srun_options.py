@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srun_wrapper.srun_options import UsageError, split
-from srun_wrapper.srun_table import ALIASES, LONG, SHORT
-from srun_wrapper.step_request import effective
+from srun_wrapper.command.srun_options import UsageError, split
+from srun_wrapper.command.srun_table import ALIASES, LONG, SHORT
+from srun_wrapper.command.step_request import effective
 
 FLAGS = {"robust-spares": True, "robust-max-restarts": True, "robust-no-auto": False}
 FLAGS["robust-help"] = False

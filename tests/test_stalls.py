@@ -8,9 +8,9 @@ import time
 import pytest
 from made_job import Job, as_connection
 
-from srun_wrapper.messages import Inspected, Sample, Stalled
-from srun_wrapper.stalls import AGAIN, SETTLE, Stalls
-from srun_wrapper.watch import HangWatch
+from srun_wrapper.detect.stalls import AGAIN, SETTLE, Stalls
+from srun_wrapper.detect.watch import HangWatch
+from srun_wrapper.protocol.messages import Inspected, Sample, Stalled
 
 HOME = "/home"
 

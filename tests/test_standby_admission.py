@@ -8,9 +8,20 @@ import pytest
 from fake_partitions import FakeJob
 from standby_site import HOUR, LOW, NOW, OLD, WELL, WISH, event, sight
 
-from health.proof import EVERY_S, Proof, due, proof_of
-from health.system import Event
-from standby.pool import Choice, Member, Sight, Use, Wish, choose, demote, refill, uses, why_not
+from health.gate.proof import EVERY_S, Proof, due, proof_of
+from health.node.system import Event
+from standby.pool.members import (
+    Choice,
+    Member,
+    Sight,
+    Use,
+    Wish,
+    choose,
+    demote,
+    refill,
+    uses,
+    why_not,
+)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from standby import choose_cli
-from standby.choose import UNKNOWN, choose, decide
 from standby.cli import COMMANDS
-from standby.spread import Groups, fits, groups, spread
-from standby.topology import minipods
+from standby.placement import choose_cli
+from standby.placement.choose import UNKNOWN, choose, decide
+from standby.placement.spread import Groups, fits, groups, spread
+from standby.placement.topology import minipods
 
 LEAF_SPINE_CORE = """\
 SwitchName=l0 Level=0 LinkSpeed=1 Nodes=n[1-2]

@@ -12,8 +12,8 @@ import pytest
 from standby_site import LOW, Site, sight
 
 from robust_slurm.slurm import Completed
-from standby import keep_warm, preread
-from standby.pool import Wish
+from standby.pool import keep_warm, preread
+from standby.pool.members import Wish
 
 
 @pytest.fixture

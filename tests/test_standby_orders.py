@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from standby_site import WISH
 
 from robust_slurm.slurm.model import partition_from
-from standby import lines, objects
-from standby.objects import Change, Done
-from standby.pool import Choice, Wish
+from standby.pool import lines, objects
+from standby.pool.members import Choice, Wish
+from standby.pool.objects import Change, Done
 
 
 def parts(**given: str) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from bench import placement
 from bench.common import Results
 from bench.placement_baselines import BASELINES
-from standby.bound import bound, columns_bound
-from standby.choose import UNKNOWN
-from standby.exact import arnold, exact
-from standby.fill import Filled, fill, measured
-from standby.highs import Program
-from standby.place import cells_of, order
-from standby.spread import groups, spread, weighted
+from standby.placement.bound import bound, columns_bound
+from standby.placement.choose import UNKNOWN
+from standby.placement.exact import arnold, exact
+from standby.placement.fill import Filled, fill, measured
+from standby.placement.highs import Program
+from standby.placement.place import cells_of, order
+from standby.placement.spread import groups, spread, weighted
 
 ALPHAS = st.sampled_from([0.0, 0.3, 0.5, 1.0])
 

@@ -11,9 +11,10 @@ import pytest
 from fake_partitions import FakeJob
 from standby_site import Site
 
-from health.system import Event
+from health.node.system import Event
 from robust_slurm.slurm.values import expand
-from standby import pool_cli, pool_file
+from standby.pool import cli
+from standby.pool import file as pool_file
 from status.cli import main as robust_status
 
 
@@ -184,7 +185,7 @@ def test_what_changes_while_it_asks_is_asked_again(
             site.slurm.nodes["s1"] = ("IDLE+DRAIN", "broken")
         return True
 
-    monkeypatch.setattr(pool_cli.flow, "confirm", confirm)
+    monkeypatch.setattr(cli.flow, "confirm", confirm)
     code, text = site.run("apply", "--nodes", "s[1-3]", "--size", "1")
     assert code == 0 and len(asked) == 2 and "not as it was" in text
     assert site.slurm.nodes_of("standby") == "s2"
@@ -195,7 +196,7 @@ def test_what_changes_while_it_asks_is_asked_again(
         site.slurm.jobs = {4: FakeJob("standby", "s2")}
         return True
 
-    monkeypatch.setattr(pool_cli.flow, "confirm", starts)
+    monkeypatch.setattr(cli.flow, "confirm", starts)
     code, text = site.run("revert")
     assert code == 1 and len(asked) == 1 and "in use: job 4" in text
     assert site.slurm.nodes_of("standby") == "s2" and 4 in site.slurm.jobs

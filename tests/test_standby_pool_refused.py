@@ -12,8 +12,9 @@ from standby_site import Site
 
 from robust_slurm.config import ConfigError
 from robust_slurm.slurm import Slurm, SlurmError
-from standby import pool_cli, pool_file, pool_settings
-from standby.pool_settings import place
+from standby.pool import cli, settings
+from standby.pool import file as pool_file
+from standby.pool.settings import place
 from status.cli import main as robust_status
 
 
@@ -32,7 +33,7 @@ def test_root_follows_the_sites_file_alone(tmp_path: Path, monkeypatch: pytest.M
     named = {**environ, "ROBUST_SITE_CONFIG": str(file)}
     assert place(None, named, 0) == ("/shared", "spare")
     assert place("rel", named, 0) == (str(tmp_path / "rel"), "spare")
-    monkeypatch.setattr(pool_settings, "SITE_FILE", str(tmp_path / "none.toml"))
+    monkeypatch.setattr(settings, "SITE_FILE", str(tmp_path / "none.toml"))
     assert place(None, environ, 0) == ("", "standby")
     assert place(None, environ, 1000) == ("/tmp/x", "theirs")
 
@@ -90,7 +91,7 @@ def test_a_file_that_root_does_not_use(
 )
 def test_bad_input(site: Site, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     given_ = words.split()
-    code = pool_cli.main([*given_, "--state-dir", str(site.state)], site.slurm.door())
+    code = cli.main([*given_, "--state-dir", str(site.state)], site.slurm.door())
     assert code == 2 and site.slurm.orders == []
     assert capsys.readouterr().err
 
@@ -157,7 +158,7 @@ def test_without_slurms_commands(site: Site, capsys: pytest.CaptureFixture[str])
         raise SlurmError("other", argv, "scontrol is not in PATH", "install them")
 
     words = ["apply", "--yes", "--nodes", "s[1-3]", "--state-dir", str(site.state)]
-    assert pool_cli.main(words, Slurm(none, environ={})) == 1
+    assert cli.main(words, Slurm(none, environ={})) == 1
     said = capsys.readouterr().err
     assert "not in PATH" in said and "slurmctld answers" not in said
 
@@ -184,7 +185,7 @@ def test_one_at_a_time(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_state_directory(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["apply", "--yes", "--nodes", "s1", "--state-dir", str(site.state / "not-mounted")]
-    assert pool_cli.main(words, site.slurm.door()) == 1
+    assert cli.main(words, site.slurm.door()) == 1
     assert "not-mounted" in capsys.readouterr().err and not (site.state / "not-mounted").exists()
 
 

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from job_records import NOW, Job, drained, one_job
 
 from robust_slurm.ledger import append_line
-from srun_wrapper.diagnose import Failure, diagnose
-from srun_wrapper.incident import Incident
-from standby import ledger
-from standby.answer import ESTIMATE, UPPER, from_ledger
-from standby.history import DAY, Loss, Span, chronicle_spans, incident, lines
-from standby.interval import poisson_interval
-from standby.ledger import Ledger
-from standby.observed import events, merge, node_days, observe
-from standby.size import SizeError, Source
+from srun_wrapper.decide.diagnose import Failure, diagnose
+from srun_wrapper.decide.incident import Incident
+from standby.size import ledger
+from standby.size.answer import ESTIMATE, UPPER, from_ledger
+from standby.size.count import SizeError, Source
+from standby.size.history import DAY, Loss, Span, chronicle_spans, incident, lines
+from standby.size.interval import poisson_interval
+from standby.size.ledger import Ledger
+from standby.size.observed import events, merge, node_days, observe
 
 
 def seen(state_dir: Path, node_days: float | None = None, since: float = 0.0) -> Any:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from standby import paper
-from standby.interval import at_least, at_most, poisson_interval
-from standby.size import SizeError, Source, binomial, judge, losses, plus, pool, units
+from standby.size import paper
+from standby.size.count import SizeError, Source, binomial, judge, losses, plus, pool, units
+from standby.size.interval import at_least, at_most, poisson_interval
 
 HERE = Path(__file__).parents[1]
 MACHINES = (128, 256, 512, 1024, 2048)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from job_records import Job, one_job
 
-from standby.size import Source, losses, pool
+from standby.size.count import Source, losses, pool
 
 HERE = Path(__file__).parents[1]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from srun_wrapper import proc, starting
-from srun_wrapper.loop import Loop
+from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.processes import process_tree, starting
 from tests.waiting import until
 
 
@@ -39,7 +39,7 @@ class Starts:
 
     def turn(self) -> None:
         self.loop.turn(0.05)
-        starting.reaped(proc.reap())
+        starting.reaped(process_tree.reap())
 
     def wait(self) -> None:
         def over() -> bool:
@@ -55,9 +55,9 @@ def test_a_process_is_started_and_dies_with_us() -> None:
     ((pid, status),) = one.began
     assert status is None and not one.failed
     time.sleep(0.1)  # the thread that has forked must not end: the process would die with it
-    assert proc.usage([pid]).state == "S"
+    assert process_tree.usage([pid]).state == "S"
     os.kill(pid, signal.SIGKILL)
-    until(lambda: pid in proc.reap(), "its end")
+    until(lambda: pid in process_tree.reap(), "its end")
 
 
 def test_a_command_that_is_not_there() -> None:
@@ -84,7 +84,10 @@ def test_the_loop_goes_on_while_a_start_waits(tmp_path: Path, go_on: bool) -> No
 def test_a_process_that_ends_at_once_has_its_status() -> None:
     one = Starts(["false"])
     until(lambda: one.start.pid, "its pid")
-    until(lambda: one.start.pid in (done := proc.reap()) and not starting.reaped(done), "its end")
+    until(
+        lambda: one.start.pid in (done := process_tree.reap()) and not starting.reaped(done),
+        "its end",
+    )
     one.wait()
     ((_, status),) = one.began
     assert status is not None and os.waitstatus_to_exitcode(status) == 1
@@ -92,7 +95,7 @@ def test_a_process_that_ends_at_once_has_its_status() -> None:
 
 def test_whatever_a_start_raises_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure between fork and exec is a SubprocessError, which is no OSError."""
-    monkeypatch.setattr(proc, "die_with_parent", lambda _signum: 1 / 0)
+    monkeypatch.setattr(process_tree, "die_with_parent", lambda _signum: 1 / 0)
     one = Starts(["true"])
     one.wait()
     assert isinstance(one.failed[0], subprocess.SubprocessError) and not one.began

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 from made_job import Job, Line, as_connection, beat, hello
 
-from srun_wrapper.messages import (
+from srun_wrapper.protocol.messages import (
     Ack,
     Exited,
     Finish,
@@ -23,8 +23,8 @@ from srun_wrapper.messages import (
     Started,
     Stop,
 )
-from srun_wrapper.progress import Progress
-from srun_wrapper.roster import Role
+from srun_wrapper.supervisor.progress import Progress
+from srun_wrapper.supervisor.roster import Role
 
 
 def test_a_job_comes_together() -> None:

@@ -9,15 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from made_job import Job, as_connection, beat
 
-from srun_wrapper.messages import (
-    Exited,
-    Message,
-    Report,
-    SlotLost,
-    Started,
-    Stopped,
-)
-from srun_wrapper.roster import Role
+from srun_wrapper.protocol.messages import Exited, Message, Report, SlotLost, Started, Stopped
+from srun_wrapper.supervisor.roster import Role
 
 
 class Membership(RuleBasedStateMachine):

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from robust_slurm.checkpoint.layout import Entry, Snapshot, encode_header, lay_out
-from robust_slurm.checkpoint.state_sum import StateSum, of_file
+from robust_slurm.checkpoint.format.layout import Entry, Snapshot, encode_header, lay_out
+from robust_slurm.checkpoint.format.state_sum import StateSum, of_file
 
 VALUES = {"lr": 0.1, "seen": {"s": ["b", "a"]}, "order": ["b", "a"]}
 

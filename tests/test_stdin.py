@@ -11,10 +11,10 @@ import pytest
 from made_job import Job
 from waiting import until
 
-from srun_wrapper.feed import Feed, feed, limited
-from srun_wrapper.ladder import Means
-from srun_wrapper.messages import StdinRead
-from srun_wrapper.stdin import Stdin
+from srun_wrapper.agent.streams.stdin import Stdin
+from srun_wrapper.command.input_rules import Feed, feed, limited
+from srun_wrapper.decide.ladder import Means
+from srun_wrapper.protocol.messages import StdinRead
 
 LINES = b"".join(b"%d\n" % number for number in range(100))
 SOME = [sys.executable, "-c", "import os,sys; print(len(os.read(0, int(sys.argv[1]))))"]

@@ -14,10 +14,10 @@ import pytest
 from robust_slurm import commands
 from robust_slurm.config import flags
 from robust_slurm.slurm import Job
-from srun_wrapper.layout import StepPlan
-from srun_wrapper.srun_options import SrunCommand, split
-from srun_wrapper.steps import Launch, Secrets, companion_argv, main_argv, start, task_argv
-from srun_wrapper.task import TaskOptions
+from srun_wrapper.agent.task import TaskOptions
+from srun_wrapper.command.layout import StepPlan
+from srun_wrapper.command.srun_options import SrunCommand, split
+from srun_wrapper.command.steps import Launch, Secrets, companion_argv, main_argv, start, task_argv
 
 SECRETS = Secrets(b"\xab" * 32, 4711)
 OURS = "ROBUST_STEP_KEY,ROBUST_PORT,ROBUST_COMPANION"
@@ -138,7 +138,7 @@ def test_the_key_travels_by_environment_only() -> None:
 
 def test_task_argv() -> None:
     argv = task_argv("", TaskOptions(regex="a b"), ("python", "-c", "x y"))
-    assert argv[:4] == [sys.executable, "-I", commands.__file__, "srun_wrapper.task"]
+    assert argv[:4] == [sys.executable, "-I", commands.__file__, "srun_wrapper.agent.task"]
     assert argv[5:] == ["--", "python", "-c", "x y"]
     other = task_argv("/opt/py", TaskOptions(), ("a",))
     assert other[:4] == ["/opt/py", "-I", "-m", "robust_slurm.commands"], "its own installation"
@@ -156,7 +156,7 @@ def test_srun_ends_with_its_parent(tmp_path: Path) -> None:
     """The kernel tells srun when robust-srun dies, however it dies."""
     code = (
         "import asyncio, os, sys\n"
-        "from srun_wrapper.steps import start\n"
+        "from srun_wrapper.command.steps import start\n"
         "async def go():\n"
         "    p = await start(['sh', '-c', 'trap \"echo told; exit\" TERM; echo ready; > \"$0\";'\n"
         "                     ' while :; do sleep 0.05; done', sys.argv[1]], os.environ,\n"

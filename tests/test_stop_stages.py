@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import slot_driver
 
-from srun_wrapper.messages import Stop, Stopped
-from srun_wrapper.stop_stages import ABORTING, longest
+from srun_wrapper.agent.processes.stop_stages import ABORTING, longest
+from srun_wrapper.protocol.messages import Stop, Stopped
 
 drivers, drive = slot_driver.drivers, slot_driver.drive
 FAKE_NCCL = Path(__file__).with_name("programs") / "fake_nccl_rank.py"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from health.active.model import Judged
-from srun_wrapper import ladder
-from srun_wrapper.diagnose import Failure, diagnose
-from srun_wrapper.stop_tests import Found, accused, conclusive, due, read
+from srun_wrapper.decide import ladder
+from srun_wrapper.decide.diagnose import Failure, diagnose
+from srun_wrapper.recover.machine_tests import Found, accused, conclusive, due, read
 
 
 def crash(tail: str = "", code: int | None = 1, signum: int | None = None, **more: Any) -> Failure:

@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 from made_job import Job
 
-from srun_wrapper.diagnose import diagnose
-from srun_wrapper.messages import Stopped
-from srun_wrapper.stalls import Stalls
-from srun_wrapper.stopping import stop_ranks
-from srun_wrapper.supervisor import Supervisor
+from srun_wrapper.decide.diagnose import diagnose
+from srun_wrapper.detect.stalls import Stalls
+from srun_wrapper.protocol.messages import Stopped
+from srun_wrapper.recover.stopping import stop_ranks
+from srun_wrapper.supervisor.supervisor import Supervisor
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from fake_system import NOW, UPTIME, FakeSystem, context, log
 from node_events import GPU, OTHER, did, xid
 from node_events import NOW as THEN
 
-from health.checks import xid as check
-from health.suspects import of_job, suspects
-from health.system import Event
+from health.checks.gpu import xid as check
+from health.node.system import Event
+from health.nvidia.suspects import of_job, suspects
 
 
 def app(job: int, uid: int, gpu: str = GPU, days: float = 1.0) -> Event:

@@ -8,7 +8,7 @@ import pytest
 import sweep_site
 from gate_site import GateSite, finding
 
-from health import history
+from health.history import events
 from health.sweep import main
 
 site = sweep_site.site
@@ -70,8 +70,8 @@ def test_without_slurm_it_only_writes_down(site: GateSite) -> None:
 def test_new_messages_of_the_driver_are_kept(
     site: GateSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from health import live
-    from health.system import LogRecord
+    from health.node import live
+    from health.node.system import LogRecord
 
     text = "NVRM: Xid (PCI:0000:3b:00): 13, pid=5, name=python, Graphics Exception"
     monkeypatch.setattr(live.kmsg, "read", lambda *args: [LogRecord(1, 5.0, 4, text)])
@@ -84,7 +84,7 @@ def test_new_messages_of_the_driver_are_kept(
 def test_the_history_is_what_the_module_writes(site: GateSite) -> None:
     site.find(finding())
     main([])
-    assert history.load(str(site.spool)) == site.shared()
+    assert events.load(str(site.spool)) == site.shared()
     assert all(abs(e.time - time.time()) < 600 or e.kind == "boot" for e in site.events())
 
 

@@ -10,11 +10,11 @@ import sweep_site
 from gate_site import GONE, GateSite
 
 from health.checks import ALL
-from health.inquiry import acquitted
-from health.live import LiveSystem
+from health.history.inquiry import acquitted
+from health.node.live import LiveSystem
+from health.node.system import Event
 from health.settings import defaults
 from health.sweep import main
-from health.system import Event
 
 site = sweep_site.site
 

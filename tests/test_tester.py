@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from srun_wrapper.loop import Loop
-from srun_wrapper.messages import RunTests, WorkerEnded
-from srun_wrapper.tester import SlotTests, session_key
+from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.test_worker import SlotTests, session_key
+from srun_wrapper.protocol.messages import RunTests, WorkerEnded
 
 KEY = bytes(range(32))
 PRINTS = '#!/bin/sh\necho "$@"\nenv | grep ^ROBUST_TEST | sort >&2\nexit 3\n'
@@ -58,7 +58,7 @@ def test_it_has_its_place_and_its_key_and_its_end_is_told(python: Path) -> None:
     over = slot.wait()
     assert (over.token, over.local, over.code) == (7, 0, 3)
     said = over.tail.splitlines()
-    assert "-P -m robust_slurm.commands health.active.worker" in said
+    assert "-P -m robust_slurm.commands health.active.worker.main" in said
     assert {line.partition("=")[0]: line.partition("=")[2] for line in said if "=" in line} == {
         "ROBUST_TEST_SERVER": "10.0.0.1:4242",
         "ROBUST_TEST_KEY": session_key(KEY, 7).hex(),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from health.checks import topology
+from health.checks.gpu import topology
 from tests.fake_host import ids
 from tests.fake_system import FakeSystem
 

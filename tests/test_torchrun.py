@@ -6,7 +6,7 @@ from argparse import Namespace
 
 import pytest
 
-from srun_wrapper.torchrun import _FLAGS, _VALUED, restarts_itself, torchrun_overrides
+from srun_wrapper.command.torchrun import _FLAGS, _VALUED, restarts_itself, torchrun_overrides
 
 torch_run = pytest.importorskip("torch.distributed.run")
 torch_launch = pytest.importorskip("torch.distributed.launch")

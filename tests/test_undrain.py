@@ -8,8 +8,8 @@ import pytest
 from fake_system import BOOT
 
 from health.finding import LADDER, ActionName
-from health.system import Event
-from health.undrain import HARMLESS, NEAR_S, Standing, ours, why_not
+from health.gate.undrain import HARMLESS, NEAR_S, Standing, ours, why_not
+from health.node.system import Event
 
 NOW = 2_000_000.0
 

@@ -8,9 +8,9 @@ import signal
 import pytest
 from verify_boss import Site
 
-from srun_wrapper import verifying as module
-from srun_wrapper.roster import Role
-from srun_wrapper.stop_tests import Found
+from srun_wrapper.checkpoints import verifying as module
+from srun_wrapper.recover.machine_tests import Found
+from srun_wrapper.supervisor.roster import Role
 
 
 @pytest.fixture

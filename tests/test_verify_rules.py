@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from robust_slurm.checkpoint.state_sum import StateSum
-from srun_wrapper.feed import Feed
-from srun_wrapper.verify_rules import (
+from robust_slurm.checkpoint.format.state_sum import StateSum
+from srun_wrapper.checkpoints.verify_rules import (
     Results,
     Seat,
     compare,
@@ -16,6 +15,7 @@ from srun_wrapper.verify_rules import (
     refused,
     standing,
 )
+from srun_wrapper.command.input_rules import Feed
 
 
 @pytest.mark.parametrize(

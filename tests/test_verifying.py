@@ -10,14 +10,14 @@ from typing import cast
 import pytest
 from checkpoints_boss import Boss
 
-from robust_slurm.checkpoint.state_sum import PHASE
-from srun_wrapper import verifying as module
-from srun_wrapper.checkpoint_messages import Committed, Saved, StandAt
-from srun_wrapper.diagnose import Failure
-from srun_wrapper.supervisor import Supervisor
-from srun_wrapper.verify_rules import LIMIT
-from srun_wrapper.verifying import Verify
-from srun_wrapper.watch import HangWatch
+from robust_slurm.checkpoint.format.state_sum import PHASE
+from srun_wrapper.checkpoints import verifying as module
+from srun_wrapper.checkpoints.verify_rules import LIMIT
+from srun_wrapper.checkpoints.verifying import Verify
+from srun_wrapper.decide.diagnose import Failure
+from srun_wrapper.detect.watch import HangWatch
+from srun_wrapper.protocol.checkpoint_messages import Committed, Saved, StandAt
+from srun_wrapper.supervisor.supervisor import Supervisor
 
 
 class Job(Boss):

@@ -15,9 +15,17 @@ import pytest
 import slot_driver
 from slot_driver import Driver
 
-from srun_wrapper import proc
-from srun_wrapper.imports import is_interpreter
-from srun_wrapper.messages import Exited, Imports, Signal, Started, Stop, Stopped, WarmRanks
+from srun_wrapper.agent.processes import process_tree
+from srun_wrapper.agent.warm.imports import is_interpreter
+from srun_wrapper.protocol.messages import (
+    Exited,
+    Imports,
+    Signal,
+    Started,
+    Stop,
+    Stopped,
+    WarmRanks,
+)
 
 drivers, drive = slot_driver.drivers, slot_driver.drive
 PROGRAM = Path(__file__).parent / "programs" / "warm_facts.py"
@@ -310,7 +318,7 @@ def test_the_rank_dies_with_its_shim(drive: Any, tmp_path: Path) -> None:
     left = d.below()
     d.process.kill()
     d.process.wait(10)
-    d.wait(lambda: all(proc.usage([pid]).state in ("", "Z") for pid in left))
+    d.wait(lambda: all(process_tree.usage([pid]).state in ("", "Z") for pid in left))
 
 
 PYTHON = "/usr/bin/python3"

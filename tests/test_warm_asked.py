@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from srun_wrapper import proc, warm
-from srun_wrapper.imports import Learnt
-from srun_wrapper.loop import Loop
-from srun_wrapper.warm import Warm
+from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.processes import process_tree
+from srun_wrapper.agent.warm import interpreter
+from srun_wrapper.agent.warm.imports import Learnt
+from srun_wrapper.agent.warm.interpreter import Warm
 
 FAKE = """
 import array, json, os, socket, subprocess, sys
@@ -40,8 +41,8 @@ say(link, ready=1)
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Warm]]:
     """A ``Warm`` with an interpreter that goes on with this text."""
-    monkeypatch.setattr(warm, "STAND_IN", 0.0)
-    monkeypatch.setattr(warm, "ANSWER", 60.0)
+    monkeypatch.setattr(interpreter, "STAND_IN", 0.0)
+    monkeypatch.setattr(interpreter, "ANSWER", 60.0)
     monkeypatch.chdir(tmp_path)
     warms: list[Warm] = []
 
@@ -56,10 +57,10 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
 
     yield make
     left = [pid for one in warms for pid in one.processes()]
-    left += [below for pid in left for below in proc.descendants(pid)]
+    left += [below for pid in left for below in process_tree.descendants(pid)]
     for one in warms:
         one.stop()
-    proc.end_all(left)
+    process_tree.end_all(left)
 
 
 def turn(one: Warm, condition: Callable[[], object]) -> None:

@@ -14,10 +14,10 @@ import pytest
 import slot_driver
 from slot_driver import Driver
 
-from srun_wrapper import proc
-from srun_wrapper.imports import pack, unpack
-from srun_wrapper.messages import Imports, Stop, Stopped, Warmup
-from srun_wrapper.surroundings import same_surroundings
+from srun_wrapper.agent.processes import process_tree
+from srun_wrapper.agent.processes.surroundings import same_surroundings
+from srun_wrapper.agent.warm.imports import pack, unpack
+from srun_wrapper.protocol.messages import Imports, Stop, Stopped, Warmup
 
 drivers, drive = slot_driver.drivers, slot_driver.drive
 
@@ -98,7 +98,9 @@ def warm(d: Driver) -> int:
 
 def interpreters(d: Driver) -> list[int]:
     """And stand-ins, once they have come to the slot's process."""
-    return [p for p in proc.children(d.process.pid) if proc_words(p).startswith(b"robust-warm:")]
+    return [
+        p for p in process_tree.children(d.process.pid) if proc_words(p).startswith(b"robust-warm:")
+    ]
 
 
 def go(d: Driver, name: str) -> None:
@@ -250,4 +252,6 @@ def test_its_ranks_have_the_time_that_a_stop_gives(job: Any) -> None:
     d.order(Stop(1, 8.0))
     d.get(Stopped)
     assert text(d, "ended") == "7"
-    assert not [p for p in d.below() if proc.usage([p]).state and b"one.py" in proc_words(p)]
+    assert not [
+        p for p in d.below() if process_tree.usage([p]).state and b"one.py" in proc_words(p)
+    ]

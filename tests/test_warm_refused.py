@@ -19,7 +19,7 @@ import slot_driver
 
 from robust_slurm.auto import sources, warm
 from robust_slurm.auto.sources import Sources, different
-from srun_wrapper.imports import Learnt, pack, unpack
+from srun_wrapper.agent.warm.imports import Learnt, pack, unpack
 
 drivers, drive = slot_driver.drivers, slot_driver.drive
 HERE = str(Path(sources.__file__).parents[2])

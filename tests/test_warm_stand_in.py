@@ -13,7 +13,7 @@ import pytest
 import slot_driver
 from slot_driver import Driver
 
-from srun_wrapper.messages import Exited, Signal, Stop, Stopped
+from srun_wrapper.protocol.messages import Exited, Signal, Stop, Stopped
 
 drivers, drive = slot_driver.drivers, slot_driver.drive
 PROGRAM = Path(__file__).parent / "programs" / "warm_facts.py"

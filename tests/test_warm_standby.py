@@ -15,8 +15,8 @@ from slot_driver import Driver
 
 from robust_slurm.auto.warm import merged
 from robust_slurm.record import Beat, BeatReader, record_path
-from srun_wrapper.imports import Learnt, pack
-from srun_wrapper.messages import Warmup
+from srun_wrapper.agent.warm.imports import Learnt, pack
+from srun_wrapper.protocol.messages import Warmup
 
 drivers, drive = slot_driver.drivers, slot_driver.drive
 AHEAD = """

@@ -13,8 +13,8 @@ import pytest
 import slot_driver
 from slot_driver import Driver
 
-from srun_wrapper import proc
-from srun_wrapper.messages import Exited, Imports, Stop, Stopped, Warmup
+from srun_wrapper.agent.processes import process_tree
+from srun_wrapper.protocol.messages import Exited, Imports, Stop, Stopped, Warmup
 
 pytest.importorskip("torch")
 drivers, drive = slot_driver.drivers, slot_driver.drive
@@ -106,7 +106,7 @@ def test_torchrun_and_its_ranks_are_forked(job: Driver) -> None:
     exited = job.get(Exited, seconds=60.0)
     assert exited.code == 1
     assert "exitcode  : 3" in exited.tail, exited.tail
-    job.wait(lambda: not any(proc.usage([one["pid"]]).state for one in forked))
+    job.wait(lambda: not any(process_tree.usage([one["pid"]]).state for one in forked))
 
     # One that is killed, and ranks that end well.
     assert job.launch(epoch=3).warm
@@ -123,4 +123,4 @@ def test_torchrun_and_its_ranks_are_forked(job: Driver) -> None:
     stopped = said(job, 5)
     job.order(Stop(5, 0.0))
     job.get(Stopped)
-    assert not any(proc.usage([one["pid"]]).state for one in stopped)
+    assert not any(process_tree.usage([one["pid"]]).state for one in stopped)

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from robust_slurm.checkpoint.layout import Entry, Snapshot
-from robust_slurm.checkpoint.slots import Form, Ring
-from srun_wrapper.checkpoint_messages import Saved
-from srun_wrapper.watermark import OPEN, Watermark
+from robust_slurm.checkpoint.copying.slots import Form, Ring
+from robust_slurm.checkpoint.format.layout import Entry, Snapshot
+from srun_wrapper.checkpoints.watermark import OPEN, Watermark
+from srun_wrapper.protocol.checkpoint_messages import Saved
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from fake_system import NOW, UPTIME, FakeSystem, log
 
-from health.checks import xid
+from health.checks.gpu import xid
 from health.finding import Finding
-from health.snapshot import Snapshot
-from health.system import Event, LogRecord
+from health.node.system import Event, LogRecord
+from health.nvidia.snapshot import Snapshot
 
 GPUS = ["0000:1b:00.0", "0000:3b:00.0"]
 SNAPSHOT: Snapshot = {

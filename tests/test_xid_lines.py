@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health import xid, xid_lines
-from health.nvlink5 import read, read74
-from health.system import Event, LogRecord
+from health.node.system import Event, LogRecord
+from health.nvidia import xid, xid_lines
+from health.nvidia.nvlink5 import read, read74
 
 LINES = [
     (

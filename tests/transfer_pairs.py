@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from robust_slurm.checkpoint import digest, transfer
-from robust_slurm.checkpoint.channel import BrokenError, Channel
-from robust_slurm.checkpoint.incoming import Incoming
-from robust_slurm.checkpoint.transfer import AbandonedError, Offer
+from robust_slurm.checkpoint.format import digest
+from robust_slurm.checkpoint.transfer import sending
+from robust_slurm.checkpoint.transfer.channel import BrokenError, Channel
+from robust_slurm.checkpoint.transfer.incoming import Incoming
+from robust_slurm.checkpoint.transfer.sending import AbandonedError, Offer
 
 KEY = b"k" * 32
 
@@ -59,7 +60,7 @@ def offer_of(tmp_path: Path, size: int, name: str = "source") -> tuple[int, Offe
 
 def send(channel: Channel, fd: int, offer: Offer, **more: Any) -> None:
     channel.send(offer.message("offer"))
-    transfer.send(channel, fd, offer, channel.receive(), **more)
+    sending.send(channel, fd, offer, channel.receive(), **more)
 
 
 def take(channel: Channel, path: Path, incoming: Incoming | None = None) -> Incoming:

@@ -8,9 +8,12 @@ from typing import cast
 
 from checkpoints_boss import Boss
 
-from robust_slurm.checkpoint.events import Holding, Outcome
-from robust_slurm.checkpoint.state_sum import StateSum
-from srun_wrapper.checkpoint_messages import (
+from robust_slurm.checkpoint.format.state_sum import StateSum
+from robust_slurm.checkpoint.store.events import Holding, Outcome
+from srun_wrapper.checkpoints.restoring import Restoring
+from srun_wrapper.checkpoints.verifying import Verify
+from srun_wrapper.detect.stalls import Stalls
+from srun_wrapper.protocol.checkpoint_messages import (
     Enrolled,
     Fetch,
     Moved,
@@ -22,13 +25,10 @@ from srun_wrapper.checkpoint_messages import (
     TakeStock,
     TakeSums,
 )
-from srun_wrapper.messages import Message, Stop
-from srun_wrapper.restoring import Restoring
-from srun_wrapper.roster import Node, Role, World
-from srun_wrapper.stalls import Stalls
-from srun_wrapper.stop_tests import Found
-from srun_wrapper.supervisor import Supervisor
-from srun_wrapper.verifying import Verify
+from srun_wrapper.protocol.messages import Message, Stop
+from srun_wrapper.recover.machine_tests import Found
+from srun_wrapper.supervisor.roster import Node, Role, World
+from srun_wrapper.supervisor.supervisor import Supervisor
 
 EVERY, STEP = 10, 20
 FINE = Found({}, ("all passed",))

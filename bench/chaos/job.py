@@ -19,7 +19,7 @@ from lab import Lab, LabError
 from lab.disruption import expand
 from lab.ranks import scan
 from robust_slurm.ledger import WITHDRAWN
-from srun_wrapper import guardian
+from srun_wrapper.agent.processes import guardian
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOKEN = "CHAOS_TOKEN"
@@ -135,12 +135,12 @@ class Job:
 
     def shims(self, node: str) -> list[int]:
         """Return the shims of a node, its agent first; not the guardians that started them."""
-        found = self.pids("srun_wrapper.task", node)
+        found = self.pids("srun_wrapper.agent.task", node)
         return [pid for pid in found if _name(pid) != guardian.NAME.decode()]
 
     def guardians(self, node: str) -> list[int]:
         """Return the processes of a node that start a shim once more when it dies."""
-        found = self.pids("srun_wrapper.task", node)
+        found = self.pids("srun_wrapper.agent.task", node)
         return [pid for pid in found if _name(pid) == guardian.NAME.decode()]
 
     def supervisor(self) -> int:

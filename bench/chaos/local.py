@@ -98,7 +98,9 @@ def kill_supervisor(job: Job) -> None:
 
 def strangers(job: Job) -> None:
     """Give the shims of n2 few descriptors, and connect to every port of n2 and n1 from n5."""
-    few = "for pid in $(pgrep -f srun_wrapper.task); do prlimit --pid $pid --nofile=64:64; done"
+    few = (
+        "for pid in $(pgrep -f srun_wrapper.agent.task); do prlimit --pid $pid --nofile=64:64; done"
+    )
     job.lab.exec("n2", ["bash", "-c", few], check=True)
     for node in ("n1", "n2"):
         listening = job.lab.exec(node, ["ss", "-Hltn"], check=True).stdout.splitlines()

@@ -16,20 +16,21 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, cast
 
-from health import active_child
 from health import settings as site
-from health.active import dcgm, records, tables
-from health.active.fleet import Baselines
-from health.active.judge import judge
+from health.active.coordinator.procedure import Wanted
+from health.active.coordinator.runs import Done, Plan, on_job, on_this_machine
+from health.active.judging import records, tables
+from health.active.judging.fleet import Baselines
+from health.active.judging.judge import judge
+from health.active.judging.profiles import Floors, with_site
 from health.active.model import BY_NAME, LEVELS, Judged, Level, usual
-from health.active.nvidia import TOOLS
-from health.active.procedure import Wanted
-from health.active.profiles import Floors, with_site
-from health.active.runs import Done, Plan, on_job, on_this_machine
+from health.active.nvidia import dcgm
+from health.active.nvidia.job_tools import TOOLS
 from health.checks import ALL
 from health.commands import BAD_INPUT, BadInput
-from health.hostlist import expand
-from health.live import context
+from health.gate import active_child
+from health.node.hostlist import expand
+from health.node.live import context
 from health.settings import Settings
 
 PASSED, FAILED, UNTESTED = 0, 1, 3

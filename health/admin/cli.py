@@ -109,7 +109,7 @@ def _port(text: str) -> int:
 
 
 def _install(args: argparse.Namespace, out: IO[str]) -> int:
-    from health.admin import doctor
+    from health.admin.doctor import run as doctor
     from health.checks import ALL
 
     ask, names = _targets(args)
@@ -152,7 +152,7 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
 
 
 def _uninstall(args: argparse.Namespace, out: IO[str]) -> int:
-    from health.admin import doctor
+    from health.admin.doctor import run as doctor
 
     ask, names = _targets(args)
     used = doctor.in_use(args.etc)
@@ -174,7 +174,7 @@ def _uninstall(args: argparse.Namespace, out: IO[str]) -> int:
 
 
 def _doctor(args: argparse.Namespace, out: IO[str]) -> int:
-    from health.admin import doctor
+    from health.admin.doctor import run as doctor
 
     return doctor.main(args.etc, args.json, out)
 

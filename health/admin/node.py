@@ -16,7 +16,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from health.admin import install, trust
+from health.admin import install
+from health.admin.doctor import trust
 from health.admin.install import Directory, InstallError, Plan, Wanted
 from health.admin.plan import identity, paths_to_look_at, plan_install, plan_uninstall
 from health.settings_last import keep
@@ -26,7 +27,7 @@ MARK = "robust-admin-reply:"
 LOCK_S = 30.0
 PROBE_S = 30.0
 # What the stubs start and what that imports later, and what it needs for GPUs.
-MODULES = ("prolog.cli", "epilog.cli", "health.cli", "health.gate", "health.sweep")
+MODULES = ("prolog.cli", "epilog.cli", "health.cli", "health.gate.gate", "health.sweep")
 NVML = "pynvml"
 
 # Runs as a stub runs: without site, the package directories behind the standard library's.
@@ -175,7 +176,7 @@ def probe(python: str, dirs: Sequence[str]) -> list[str]:
         said = (done.stderr or done.stdout).strip()[-300:]
         raise InstallError(f"{python} -IS failed ({done.returncode}): {said}") from None
     bad = [f"{name} ({found[name]})" for name in MODULES if found[name]]
-    bad += [f"health.checks.{name}" for name in broken]
+    bad += [f"the check {name}" for name in broken]
     if bad:
         raise InstallError(
             f"{python} cannot import {', '.join(bad)} from {', '.join(dirs)}; {hint}"

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from health.admin.site_rules import Remark
+from health.admin.doctor.site_rules import Remark
 
 JSON_VERSION = 1
 _WIDTH = 88

@@ -1,4 +1,4 @@
-"""All families, in the order in which their findings stand in a report.
+"""All families and their rooms, in the order in which their findings stand in a report.
 
 A family that cannot be imported is still a check: one that raises, so that the gate stays closed
 and says why, instead of leaving the family out.
@@ -10,56 +10,61 @@ from importlib import import_module
 
 from health.check import Check
 from health.finding import Finding
-from health.system import System
+from health.node.system import System
 
-FAMILIES = (
+FAMILIES = {
     # GPU
-    "gpu_count",
-    "nvml",
-    "gpu_recovery",
-    "gpu_ecc",
-    "gpu_memory",
-    "gpu_clocks",
-    "gpu_thermal",
-    "gpu_pcie",
-    "nvlink",
-    "gpu_modes",
-    "gpu_versions",
-    "gpu_leftovers",
+    "gpu_count": "gpu",
+    "nvml": "gpu",
+    "gpu_recovery": "gpu",
+    "gpu_ecc": "gpu",
+    "gpu_memory": "gpu",
+    "gpu_clocks": "gpu",
+    "gpu_thermal": "gpu",
+    "gpu_pcie": "gpu",
+    "nvlink": "gpu",
+    "gpu_modes": "gpu",
+    "gpu_versions": "gpu",
+    "gpu_leftovers": "gpu",
     # kernel log
-    "xid",
-    "machine_check",
-    "pcie_aer",
-    "kernel_log",
+    "xid": "gpu",
+    "machine_check": "host",
+    "pcie_aer": "host",
+    "kernel_log": "host",
     # host
-    "mounts",
-    "disk",
-    "nvme_smart",
-    "memory",
-    "cpu",
-    "processes",
-    "services",
-    "clock",
-    "ethernet",
-    "infiniband",
-    "topology",
-    "bmc",
-    "slurmd",
-    "site",  # last: the time that these commands take is no other check's
-)
+    "mounts": "host",
+    "disk": "host",
+    "nvme_smart": "host",
+    "memory": "host",
+    "cpu": "host",
+    "processes": "host",
+    "services": "host",
+    "clock": "host",
+    "ethernet": "network",
+    "infiniband": "network",
+    "topology": "gpu",
+    "bmc": "host",
+    "slurmd": "host",
+    "site": "host",  # last: the time that these commands take is no other check's
+}
+
+
+def module(name: str) -> str:
+    """Return the module of a family."""
+    return f"health.checks.{FAMILIES[name]}.{name}"
 
 
 def load(name: str) -> Check:
-    """The family's CHECK, or one that raises what its import raised."""
+    """Return the family's CHECK, or one that raises what its import raised."""
     try:
-        check = import_module(f"health.checks.{name}").CHECK
+        check = import_module(module(name)).CHECK
     except Exception as err:  # noqa: BLE001 - a broken family must not take the others with it
         return _broken(name, err)
     return check if isinstance(check, Check) else _broken(name, TypeError("CHECK is no Check"))
 
 
 def _broken(name: str, err: Exception) -> Check:
-    text = f"health.checks.{name} cannot be imported: {type(err).__name__}: {err}"
+    text = f"{module(name)} cannot be imported: {type(err).__name__}: {err}"
 
     def run(system: System) -> list[Finding]:
         raise ImportError(text)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .checkpointer import Checkpointer, CheckpointError
+    from .training.checkpointer import Checkpointer, CheckpointError
 
 __all__ = ["CheckpointError", "Checkpointer"]
 
 
 def __getattr__(name: str) -> object:
     if name in __all__:
-        from . import checkpointer
+        from .training import checkpointer
 
         return getattr(checkpointer, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from . import durable, listing
-from .durable_files import DurableError
+from . import listing
+from .durable import tier
+from .durable.files import DurableError
 
 JSON_VERSION = 1
 _DIRECTORY = "ROBUST_CHECKPOINT_DIR"
@@ -118,12 +119,12 @@ def _export(step_dir: Path, target: Path, only: str, as_json: bool, out: IO[str]
         raise listing.BadInput(f"{target} is there already; name a new file")
     if not target.parent.is_dir():
         raise listing.BadInput(f"{target.parent} is no directory")
-    if durable.step_of(step_dir.resolve()) is None and not durable.is_committed(step_dir):
+    if tier.step_of(step_dir.resolve()) is None and not tier.is_committed(step_dir):
         newest = _newest(step_dir)
         hint = f"; did you mean {newest}?" if newest else ""
         raise listing.BadInput(f"{step_dir} is not one step's directory{hint}")
     try:
-        from .export import export
+        from .durable.export import export
     except ImportError as err:
         raise listing.BadInput(
             f"export needs torch, and this Python cannot import it ({err}). Run it in the "
@@ -144,7 +145,7 @@ def _export(step_dir: Path, target: Path, only: str, as_json: bool, out: IO[str]
 
 def _newest(directory: Path) -> Path | None:
     try:
-        found = durable.newest(directory)
+        found = tier.newest(directory)
     except DurableError:
         return None
     return found.path if found else None

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import digest, durable, marks
-from .durable_files import DurableError, explain
-from .durable_parts import MAX_PART
-from .durable_verify import Problem, verify
-from .layout import SUFFIX, LayoutError, Snapshot, read_snapshot
+from .durable import marks, tier
+from .durable.files import DurableError, explain
+from .durable.parts import MAX_PART
+from .durable.verify import Problem, verify
+from .format import digest
+from .format.layout import SUFFIX, LayoutError, Snapshot, read_snapshot
 
 COMMITTED, OPEN, DAMAGED = "committed", "not committed", "damaged"
 COMPLETE, TORN = "complete", "being written"
@@ -88,10 +89,10 @@ def look(path: Path) -> Listing:
     """List a directory of steps or of snapshot files, or one step. Raises BadInput."""
     if not path.is_dir():
         raise BadInput(f"{path} is no directory")
-    if durable.step_of(path.resolve()) is not None:
+    if tier.step_of(path.resolve()) is not None:
         return Listing(str(path), [_step_row(path)], [])
     try:
-        steps = [_step_row(where) for _, where in durable.step_dirs(path)]
+        steps = [_step_row(where) for _, where in tier.step_dirs(path)]
         names = sorted(p.name for p in path.iterdir() if _SNAPSHOT.fullmatch(p.name))
     except DurableError as err:
         raise BadInput(str(err)) from None
@@ -101,11 +102,11 @@ def look(path: Path) -> Listing:
 
 
 def _step_row(path: Path) -> StepRow:
-    step = durable.step_of(path.resolve()) or 0
-    if not durable.is_committed(path):
+    step = tier.step_of(path.resolve()) or 0
+    if not tier.is_committed(path):
         return _open_row(path, step)
     try:
-        m = durable.read_manifest(path)
+        m = tier.read_manifest(path)
     except DurableError as err:
         return StepRow(str(path), step, DAMAGED, None, None, {}, 0, "", str(err))
     mark = marks.read(path, m.attempt)
@@ -161,7 +162,7 @@ def check(path: Path) -> list[Checked]:
     if path.is_file():
         return [_check_file(path)]
     found = look(path)
-    one = durable.step_of(path.resolve()) is not None
+    one = tier.step_of(path.resolve()) is not None
     results = []
     for row in found.steps:
         if row.state != OPEN or one:
@@ -174,10 +175,10 @@ def _check_step(path: Path) -> Checked:
     started = time.monotonic()
     size = 0
     try:
-        size = durable.read_manifest(path).bytes
+        size = tier.read_manifest(path).bytes
         problems = verify(path)
     except DurableError as err:
-        problems = [Problem(durable.MANIFEST, str(err))]
+        problems = [Problem(tier.MANIFEST, str(err))]
     return _checked(path, "step", problems, size, started)
 
 

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .durable.marks import DOUBTED
 from .listing import COMMITTED, COMPLETE, DAMAGED, Checked, Listing
-from .marks import DOUBTED
 
 _PIPE_WIDTH = 200  # without a terminal nothing says how wide a line may be
 _STYLE = {COMMITTED: "green", COMPLETE: "green", DAMAGED: "bold red"}

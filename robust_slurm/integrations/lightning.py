@@ -22,8 +22,8 @@ from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from robust_slurm import Checkpointer, CheckpointError, phase
-from robust_slurm.checkpoint import rng
-from robust_slurm.checkpoint.object_state import LoaderState
+from robust_slurm.checkpoint.capture import rng
+from robust_slurm.checkpoint.capture.object_state import LoaderState
 
 from .held import Held, version_error
 

@@ -24,7 +24,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import ExportableState
 
 from robust_slurm import Checkpointer, CheckpointError, phase
-from robust_slurm.checkpoint import rng
+from robust_slurm.checkpoint.capture import rng
 
 from .held import Held, version_error
 

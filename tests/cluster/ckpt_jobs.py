@@ -13,8 +13,8 @@ from jobs import REPOSITORY, TORCH, Training, prepared
 from torch_forks import TorchForks, all_end_well
 
 from lab import Lab
-from robust_slurm.checkpoint.layout import LayoutError, read_snapshot
-from srun_wrapper.ports import free_port
+from robust_slurm.checkpoint.format.layout import LayoutError, read_snapshot
+from srun_wrapper.agent.processes.ports import free_port
 
 pytest.importorskip("torch")
 pytest.importorskip("torchdata")
@@ -199,7 +199,7 @@ class CheckpointJob(Training):
         """All snapshot files in the memory of the job's nodes that run."""
         roots = {
             process.environ.get("SLURMD_NODENAME", ""): Path(f"/proc/{process.pid}/root")
-            for process in self.processes("srun_wrapper.task")
+            for process in self.processes("srun_wrapper.agent.task")
         }
         found = []
         for node, root in roots.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gate_lab import GateLab
 
-from health.system import Event
+from health.node.system import Event
 from tests.waiting import until
 
 # Ends when the test has put into place what the user wants to say.

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from health import history
-from health.system import Event
+from health.history import events
+from health.node.system import Event
 from lab import Cluster
 from robust_slurm import commands
 from tests.admin_prefix import make_prefix
@@ -197,14 +197,14 @@ class GateLab:
 
     def local(self, node: str, *kinds: str) -> list[Event]:
         """Return the events of these kinds in the node's own history."""
-        path = self.node_spool(node) / history.FILE
-        found = history.parse(path.read_bytes()) if path.exists() else []
+        path = self.node_spool(node) / events.FILE
+        found = events.parse(path.read_bytes()) if path.exists() else []
         return [event for event in found if not kinds or event.kind in kinds]
 
     def shared(self, node: str, *kinds: str) -> list[Event]:
         """And the ledger that all nodes share."""
-        path = self.state / history.NODES / f"{node}.jsonl"
-        found = history.parse(path.read_bytes()) if path.exists() else []
+        path = self.state / events.NODES / f"{node}.jsonl"
+        found = events.parse(path.read_bytes()) if path.exists() else []
         return [event for event in found if not kinds or event.kind in kinds]
 
     def said(self, node: str) -> str:

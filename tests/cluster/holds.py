@@ -10,8 +10,8 @@ import pytest
 from jobs import Training, command_line
 
 from lab import Lab
-from srun_wrapper import guardian, proc
-from srun_wrapper.uplink import RETRY
+from srun_wrapper.agent.processes import guardian, process_tree
+from srun_wrapper.agent.uplink import RETRY
 
 IN_PLACE = "no node left to replace the suspect: restart in place"
 SLURMD_PORT = 6818
@@ -53,7 +53,7 @@ def tasks(training: Training, node: str) -> list[int]:
     """Its robust-tasks on a node, and their guardians."""
     return [
         process.pid
-        for process in training.processes("srun_wrapper.task")
+        for process in training.processes("srun_wrapper.agent.task")
         if process.environ.get("SLURMD_NODENAME") == node
         and not command_line(process.pid).startswith("srun ")
     ]
@@ -74,7 +74,7 @@ def _name(pid: int) -> str:
 def ready(training: Training, node: str) -> bool:
     """Return whether its robust-tasks handle signals."""
     found = shims(training, node)
-    return bool(found) and all(proc.expects(pid, signal.SIGUSR2) for pid in found)
+    return bool(found) and all(process_tree.expects(pid, signal.SIGUSR2) for pid in found)
 
 
 def ranks(training: Training) -> list[int]:

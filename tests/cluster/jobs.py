@@ -15,7 +15,7 @@ from typing import Any
 from lab import Lab, LabError
 from lab.ranks import Process, scan
 from robust_slurm.ledger import WITHDRAWN
-from srun_wrapper.incident import PHASES
+from srun_wrapper.decide.incident import PHASES
 from tests.waiting import until
 
 REPOSITORY = Path(__file__).resolve().parents[2]

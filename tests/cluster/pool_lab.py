@@ -10,8 +10,8 @@ from typing import Any
 
 from jobs import REPOSITORY
 
-from health import history
-from health.system import Event
+from health.history import events
+from health.node.system import Event
 from lab import Cluster
 from tests.waiting import until
 
@@ -27,7 +27,7 @@ class Pool:
 
     def well(self, *names: str) -> None:
         for name in names:
-            line = history.line(Event(time.time() - 60, "pass", "b", {}))
+            line = events.line(Event(time.time() - 60, "pass", "b", {}))
             (self.state / "nodes" / f"{name}.jsonl").write_bytes(line)
 
     def run(

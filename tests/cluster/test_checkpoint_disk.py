@@ -13,7 +13,7 @@ from conftest import LabFactory
 from torch_forks import TorchForks
 
 from lab import Cluster
-from robust_slurm.checkpoint import durable
+from robust_slurm.checkpoint.durable import tier
 
 ROBUST_CKPT = [sys.executable, "-m", "robust_slurm.checkpoint.cli"]
 
@@ -33,14 +33,14 @@ def test_memory_full(new_lab: LabFactory, ddp: Undisturbed) -> None:
     options = "--every=3 --hold=1:6"
     training.start("", options, sbatch=["-N2", "--ntasks-per-node=1"])
     training.wait_held(1, 6)
-    training.until(lambda: durable.newest(training.directory), "checkpoint on disk")
+    training.until(lambda: tier.newest(training.directory), "checkpoint on disk")
     training.kill(ddp.program, rank=0)
     training.check_ended()
     assert training.resumed() == [0, 3], training.story()
     full, *_ = [text for text in training.said_alarms() if "no snapshots in memory" in text]
     assert "of /dev/shm" in full and "are free" in full
     assert training.says(f"^robust-srun: checkpoints, rank 1 on n2: {re.escape(full)}$")
-    assert durable.newest(training.directory).step == ddp.steps
+    assert tier.newest(training.directory).step == ddp.steps
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_little_memory(
     training = ddp.job(little)
     training.start("", "--every=5 --hold=1:9", sbatch=["-N2", "--ntasks-per-node=1"])
     training.wait_held(1, 9)
-    training.until(lambda: durable.newest(training.directory), "checkpoint on disk")
+    training.until(lambda: tier.newest(training.directory), "checkpoint on disk")
     training.kill(ddp.program, rank=0)
     training.check_ended()
     (said,) = [text for text in training.said_alarms() if "Kept are" in text]
@@ -91,7 +91,7 @@ def test_rank_and_its_replica_lost_at_once(new_lab: LabFactory, ddp: Undisturbed
     robust = "-N2 -n2 --relative=1"  # the batch host n1 has no rank
     training.start(robust, "--every=4 --hold=1:7", sbatch=["-N3"])
     training.wait_held(1, 7)
-    training.until(lambda: durable.newest(training.directory), "checkpoint on disk")
+    training.until(lambda: tier.newest(training.directory), "checkpoint on disk")
     for node in ("n2", "n3"):
         lab.partition(node)  # at once: a crash waits until all of the node's processes are gone
     lab.crash("n2")
@@ -126,7 +126,7 @@ def test_cancelled_job_goes_on_elsewhere(
     lab.exec("head", ["scancel", str(training.job)], check=True)
     training.wait_end(WAIT)
     training.check_gone()
-    newest = durable.newest(training.directory)
+    newest = tier.newest(training.directory)
     assert newest is not None and newest.step == 8, training.story()
     checked = lab.exec("head", [*ROBUST_CKPT, "verify", str(newest.path)])
     assert checked.returncode == 0, checked
@@ -136,7 +136,7 @@ def test_cancelled_job_goes_on_elsewhere(
     training.submit(f"{where}\nsrun python {words}", ["-N2", "--ntasks-per-node=1"])
     training.check_ended()
     assert training.resumed() == [0, 8], training.story()
-    newest = durable.newest(training.directory)
+    newest = tier.newest(training.directory)
     assert newest is not None and newest.step == ddp.steps
 
     alone = tmp_path / "alone"

@@ -17,7 +17,7 @@ def fsdp(torch_forks: TorchForks, tmp_path_factory: pytest.TempPathFactory) -> U
 
 
 def room_is_mapped(training: CheckpointJob) -> bool:
-    tasks = training.processes("srun_wrapper.task")
+    tasks = training.processes("srun_wrapper.agent.task")
     return any("/.room-" in Path(f"/proc/{task.pid}/maps").read_text() for task in tasks)
 
 

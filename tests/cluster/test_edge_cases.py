@@ -15,7 +15,7 @@ from holds import IN_PLACE, heard_of, held_back, let_go, roles, shims, tasks, wa
 from jobs import Training, prepared
 
 from lab import Lab
-from srun_wrapper.recovery import SETTLE_MAX
+from srun_wrapper.recover.recovery import SETTLE_MAX
 from tests.waiting import until
 
 # -- two users, one state directory -----------------------------------------------------------
@@ -265,7 +265,7 @@ def test_an_epoch_that_ran_long_is_progress(new_lab: LabFactory, steady: bool) -
     """An hour in real life; this robust-srun takes a second for one."""
     lab = new_lab(nodes=2, standby=0)
     training = prepared(lab, 2, 20)
-    words = ["import srun_wrapper.recovery as r", *(["r.STEADY = 1.0"] if steady else [])]
+    words = ["import srun_wrapper.recover.recovery as r", *(["r.STEADY = 1.0"] if steady else [])]
     (training.dir / "robust.py").write_text(
         "\n".join([*words, "from srun_wrapper.cli import main", "main()", ""])
     )

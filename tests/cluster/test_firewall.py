@@ -12,8 +12,8 @@ from conftest import LabFactory
 from holds import connection_of, firewall, shims, tasks
 from jobs import Training, check_incident, reference, start
 
-from srun_wrapper.silence import LOST_HOST
-from srun_wrapper.watch import MUTE
+from srun_wrapper.agent.silence import LOST_HOST
+from srun_wrapper.detect.watch import MUTE
 from tests.waiting import until
 
 

@@ -14,7 +14,7 @@ from conftest import LabFactory
 from jobs import REPOSITORY, TORCH, Training, command_line, prepared
 from torch_forks import TorchForks, all_end_well
 
-from srun_wrapper.ports import free_port
+from srun_wrapper.agent.processes.ports import free_port
 
 pytest.importorskip("torch")
 

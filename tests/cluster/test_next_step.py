@@ -12,7 +12,7 @@ from conftest import LabFactory
 from jobs import Training, prepared
 
 from lab import Cluster
-from srun_wrapper.ladder import NOTHING_LEFT
+from srun_wrapper.decide.ladder import NOTHING_LEFT
 from tests.waiting import until
 
 SAY = "sh -c 'echo second $SLURM_PROCID of $SLURM_NTASKS on $SLURMD_NODENAME'"

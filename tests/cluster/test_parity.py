@@ -258,7 +258,7 @@ def test_the_key_stands_nowhere(alloc: Allocation) -> None:
     assert not [p for p in files if key in p.read_bytes()]
     robust = alloc.run(["robust-srun", "-n2", "python", "-c", _LOOK], alloc.directory("look"))
     assert [x for x in robust.out_lines if x.startswith(b"seen")] == [b"seen []"] * 2
-    assert b"srun_wrapper.task" in robust.out  # the shims' own command lines were among them
+    assert b"srun_wrapper.agent.task" in robust.out  # the shims' own command lines were among them
     assert not re.search(rb"[0-9a-f]{64}", robust.out)
 
 

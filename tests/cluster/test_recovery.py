@@ -10,7 +10,7 @@ import pytest
 from conftest import LabFactory
 from jobs import TOY, Training, check_incident, prepared, reference, start
 
-from health.verdict import parse_reason
+from health.gate.verdict import parse_reason
 from lab import Cluster
 from tests.waiting import until
 

@@ -40,7 +40,7 @@ def shim(training: Training, node: str, local: int) -> int:
     """The pid of a slot's robust-task."""
     found = [
         process.pid
-        for process in training.processes("srun_wrapper.task")
+        for process in training.processes("srun_wrapper.agent.task")
         if process.pid in shims(training, node) and process.environ["SLURM_LOCALID"] == str(local)
     ]
     assert len(found) == 1, found

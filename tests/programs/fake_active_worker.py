@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fake_test_worker import SILENT, Spoken, connect, introduce, passed, work
 
-from health.active import start
+from health.active.coordinator import start
 
 SPEEDS = {"gemm": {"fp32_tflops": 2.5}, "memory": {"memory_gbps": 20.0}, "local": {}}
 
@@ -33,7 +33,7 @@ def answer(task: dict[str, Any]) -> Any:
 
 
 async def main() -> None:
-    if "health.active.start" in sys.argv:
+    if "health.active.coordinator.start" in sys.argv:
         os.environ.update(start.task_env(os.environ))
     kind, env = os.environ["FAKE_WORKER"], os.environ
     print("the worker says hello", flush=True)

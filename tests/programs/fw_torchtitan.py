@@ -70,7 +70,7 @@ args = options("workers")
 for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
     os.environ.setdefault(name, value)
 if "MASTER_ADDR" not in os.environ:
-    from srun_wrapper.ports import free_port
+    from srun_wrapper.agent.processes.ports import free_port
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
 rank = int(os.environ["RANK"])

@@ -20,7 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from health.active import bitwise, device, gemm
+from health.active.worker import bitwise, device, gemm
 
 test, seed, chance = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 chosen = random.Random(seed)

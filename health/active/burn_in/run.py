@@ -1,0 +1,206 @@
+"""robust-health burn-in: active tests on nodes that no job has, as a Slurm job in a reservation.
+
+For root, or Slurm's own user. Bad nodes are drained while the reservation still keeps jobs away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from health import settings as site
+from health.active.burn_in import aftermath
+from health.active.burn_in.plan import START_S, Plan, job_argv, planned
+from health.active.burn_in.reservation import reserved
+from health.active.coordinator import account, runs
+from health.active.coordinator.procedure import Outcome, measure
+from health.active.coordinator.runs import with_tools
+from health.active.coordinator.session import About, Session
+from health.active.coordinator.start import Started
+from health.active.judging import records, tables
+from health.active.judging.fleet import NO_BASELINES, Baselines
+from health.active.judging.judge import judge
+from health.active.judging.profiles import Floors, with_site
+from health.active.model import LEVELS, Judged, Level
+from health.active.nvidia import job_tools
+from health.checks import ALL
+from health.commands import BAD_INPUT, BadInput
+from health.node.live import context
+from health.settings import Settings
+from robust_slurm import commands
+from robust_slurm.slurm import Slurm, SlurmError
+from robust_slurm.slurm.run import without_slurm
+
+PASSED, FAILED, UNTESTED, INTERRUPTED = 0, 1, 3, 130
+SLURM_S = 20.0
+_EPILOG = """\
+exit codes: 0 every node passed, 1 a node is bad, 3 nothing is bad but something could not be
+tested or Slurm failed, 2 bad input or busy nodes: nothing was started."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit code."""
+    options = _parser().parse_args(argv)
+    try:
+        return _burn_in(options, Slurm(deadline_s=SLURM_S))
+    except BadInput as err:
+        say(str(err))
+        return BAD_INPUT
+    except SlurmError as err:
+        say(str(err))
+        return UNTESTED
+    except KeyboardInterrupt:
+        say("interrupted; nothing was judged or recorded")
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="robust-health burn-in",
+        description="Active tests of nodes that no job has, in a maintenance reservation.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("nodes", metavar="NODES", help='"n[1-8]"')
+    add("--level", choices=LEVELS, help="how long each test is (default: [active] burn_in)")
+    add("--limit", type=float, metavar="SECONDS", help="for all tests; what does not fit is said")
+    add("--partition", metavar="P", help="in which the job runs (default: one with all nodes)")
+    add("--time-limit", type=int, metavar="MINUTES", help="of the job and the reservation")
+    add("--python", metavar="PATH", help="interpreter with torch (default: [active] python)")
+    add("--json", action="store_true", help="findings, verdict and measurements as JSON")
+    add("--no-drain", action="store_true", help="leave bad nodes in service")
+    add("--keep-reservation", action="store_true", help="do not remove the reservation")
+    add("--config", metavar="FILE", help="read this file as the site's settings")
+    return parser
+
+
+def _burn_in(options: argparse.Namespace, slurm: Slurm) -> int:
+    settings = _settings(options)
+    level = cast(Level, options.level or str(settings.active["burn_in"]))
+    try:
+        floors = with_site(settings.active["floors"])
+    except ValueError as err:
+        raise BadInput(str(err)) from None
+    plan = planned(options, settings, level, slurm)
+    known, why = records.baselines(settings)
+    if why:
+        say(f"compared with no record: {why}")
+    with reserved(slurm, plan.nodes, plan.minutes, options.keep_reservation, say) as name:
+        ends = time.monotonic() + START_S + plan.wanted.limit
+        outcome, about = asyncio.run(_tested(plan, name, known))
+        outcome = with_tools(outcome, _nvidia(plan, name, about, ends))
+        judged = judge(baselines=known, floors=floors, **outcome._asdict())
+        _follow(settings, judged, plan, level, options.no_drain)
+    return _show(judged, plan, known, floors, options.json)
+
+
+def _follow(settings: Settings, judged: Judged, plan: Plan, level: Level, no_drain: bool) -> None:
+    """Drain what is bad, and write everything down."""
+    data = aftermath.results(judged, plan.nodes, level)
+    events = {node: [aftermath.event(data[node])] for node in plan.nodes}
+    for node, verdict in aftermath.verdicts(judged, plan.nodes, settings).items():
+        if no_drain:
+            say(f"{node} {verdict.reason} not drained: --no-drain")
+            continue
+        outcome, happened = aftermath.drain(settings, node, verdict)
+        say(f"{node} {verdict.reason} {outcome}")
+        events[node] += happened
+    here = context("deep", os.environ).node
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    failed = [
+        records.write(settings, judged, level, here, boot),
+        aftermath.write(settings, events),
+    ]
+    for why in filter(None, failed):
+        say(f"not fully recorded: {why}")
+
+
+def _show(judged: Judged, plan: Plan, known: Baselines, floors: Floors, as_json: bool) -> int:
+    try:
+        if as_json:
+            print(tables.as_json(judged), flush=True)
+        else:
+            tables.show(judged, plan.nodes, known, floors, tables.console(sys.stdout))
+    except OSError as err:
+        say(f"not printed: {err.strerror}")
+    if judged.named:
+        return FAILED
+    return PASSED if judged.cleared.issuperset(plan.nodes) else UNTESTED
+
+
+# -- before anything is started ---------------------------------------------------------------
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    path = options.config or os.environ.get("ROBUST_SITE_CONFIG") or None
+    if options.config and not Path(options.config).is_file():
+        raise BadInput(f"--config {options.config}: no such file")
+    return site.load(path, context("deep", os.environ).node, ALL)
+
+
+# -- the job ------------------------------------------------------------------------------------
+
+
+async def _tested(
+    plan: Plan, reservation: str, known: Baselines
+) -> tuple[Outcome, dict[str, About]]:
+    session = Session(dict.fromkeys(plan.nodes, 1))
+    steps: list[Started] = []
+    try:
+        await session.open()
+        # The key goes by the environment: arguments can be read by everybody on the node.
+        env = {**without_slurm(os.environ), **session.worker_env("", "")}
+        env[account.VARIABLE] = plan.user
+        for gpus, nodes in plan.gpus.items():
+            step = Started(session, nodes, "srun")
+            words = [plan.python, "-P", *commands.words("health.active.coordinator.start")]
+            step.start(job_argv(plan, reservation, gpus, nodes, words), env, signal.SIGTERM)
+            steps.append(step)
+        await session.gather(START_S)
+        outcome = await measure(
+            session,
+            plan.nodes,
+            plan.wanted,
+            reference=known.digests,
+            baselines=known,
+            said=say,
+        )
+        return outcome, {node: session.about(node) for node in plan.nodes if session.ready(node)}
+    except OSError as err:
+        raise BadInput(f"the tests cannot be started: {err.filename or ''} {err}") from None
+    finally:
+        await session.close()
+        for step in steps:
+            await step.stop()
+
+
+def _nvidia(
+    plan: Plan, reservation: str, about: Mapping[str, About], ends: float
+) -> dict[str, job_tools.Found]:
+    """NVIDIA's tools, where Slurm has GPUs: a job of their own, when our workers have left them."""
+    env, found = without_slurm(os.environ), dict[str, job_tools.Found]()
+    for gpus, nodes in plan.gpus.items():
+        if not gpus:
+            continue
+        words = partial(job_argv, plan, reservation, gpus)
+        tests = runs.Plan(
+            tuple(nodes), plan.wanted, job_tools.TOOLS, plan.python, NO_BASELINES, say
+        )
+        found |= runs.tools_on_step(tests, about, ends - time.monotonic(), words, env)
+    return found
+
+
+def say(line: str) -> None:
+    """To nobody, where the terminal has gone: what is to be cleaned up is."""
+    with contextlib.suppress(OSError):
+        print(f"robust-health burn-in: {line}", file=sys.stderr)

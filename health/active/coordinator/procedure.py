@@ -1,0 +1,358 @@
+"""One run of active tests: devices first, all nodes at once, then pairs, then rings (asyncio).
+
+It is over when its time is, whatever the workers do: what did not run by then is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from health.active.coordinator import rings
+from health.active.coordinator.meeting import Meetings, patience
+from health.active.coordinator.pairing import Pairing, PairVerdict
+from health.active.coordinator.session import Session, WorkerError
+from health.active.coordinator.shares import OVERHEAD_S, ROUNDS, rounds, share
+from health.active.judging import alignment, kinds
+from health.active.judging.blame import STANDARD
+from health.active.judging.fleet import NO_BASELINES, Baselines
+from health.active.judging.fleet import limit as spread_limit
+from health.active.judging.judge import judge
+from health.active.judging.kinds import Kind
+from health.active.judging.profiles import Floors, floor
+from health.active.judging.speed import FLEET_FAIL
+from health.active.model import BY_NAME, Finding, Judged, Level, Measured, finding
+
+LAST_S = 0.2  # of the limit, for the judgement
+STATE_S = 45.0  # for two looks at the GPUs of a driver that keeps no state, and to put it back
+COMPARABLE = 3  # machines whose bits are compared name the one that differs; two do not
+
+
+class Wanted(NamedTuple):
+    """The tests to run, and the seconds that they may take (``limit``).
+
+    ``states``: the state of the nodes' GPUs is compared before and after.
+    """
+
+    tests: tuple[str, ...]
+    level: Level
+    limit: float
+    suspects: tuple[str, ...] = ()
+    leaf_of: Mapping[str, str] = {}
+    seed: int = 0
+    states: bool = False
+
+
+class Outcome(NamedTuple):
+    """The results of a run before judgement: the arguments of ``judge.judge``."""
+
+    measured: tuple[Measured, ...]
+    pairs: PairVerdict | None
+    asked: dict[str, frozenset[str]]
+    seconds: float
+    left_out: tuple[str, ...]
+    more: Mapping[str, tuple[Finding, ...]] = {}
+
+
+async def run(
+    session: Session,
+    nodes: Sequence[str],
+    wanted: Wanted,
+    *,
+    reference: Mapping[str, str] = {},
+    baselines: Baselines = NO_BASELINES,
+    floors: Floors = floor,
+    said: Callable[[str], None] = lambda line: None,
+) -> Judged:
+    """Test the nodes whose workers the session has gathered, and judge.
+
+    ``reference``: recorded digests to compare with; ``said`` gets a line for each stage. Never
+    longer than ``wanted.limit`` seconds. KeyError for a test that is none.
+    """
+    known = {**baselines.digests, **reference}
+    found = await measure(session, nodes, wanted, reference=known, baselines=baselines, said=said)
+    return judge(reference=reference, baselines=baselines, floors=floors, **found._asdict())
+
+
+async def measure(
+    session: Session,
+    nodes: Sequence[str],
+    wanted: Wanted,
+    *,
+    reference: Mapping[str, str] = {},
+    baselines: Baselines = NO_BASELINES,
+    said: Callable[[str], None] = lambda line: None,
+) -> Outcome:
+    """As ``run``, but for the judgement."""
+    return await _Run(session, nodes, wanted, reference, baselines, said).outcome()
+
+
+class _Run:
+    def __init__(
+        self,
+        session: Session,
+        nodes: Sequence[str],
+        wanted: Wanted,
+        reference: Mapping[str, str],
+        baselines: Baselines,
+        said: Callable[[str], None],
+    ) -> None:
+        self._session = session
+        self._nodes = list(dict.fromkeys(nodes))
+        self._wanted = wanted
+        self._reference = reference
+        self._baselines = baselines
+        self._said = said
+        self._clock = asyncio.get_running_loop().time
+        self._began = self._clock()
+        self._until = self._began + max(0.0, wanted.limit - LAST_S)
+        self._measured: list[Measured] = []
+        self._left_out: list[str] = []
+        self._able = [node for node in self._nodes if session.ready(node)]
+        self._with_gpu = {node for node in self._able if self._has_gpu(node)}
+        self._not_begun: dict[str, set[str]] = {}  # by test: nodes that had no time for it
+        self._unpaired: set[str] = set()  # able, and not meant to take part in pairs
+        self._ringed: set[str] = set()
+        self._more: dict[str, tuple[Finding, ...]] = {}
+        self._shares = self._divide()
+
+    async def outcome(self) -> Outcome:
+        for node in self._nodes:
+            for why in self._session.missing(node):
+                self._measured.append(Measured("worker", node, error=why))
+        compared = await self._states(self._able) if self._wanted.states else []
+        await self._devices()
+        verdict = await self._pairs()
+        await self._rings(verdict)
+        asked = {node: self._asked(node) for node in self._able}
+        for node in asked.keys() - self._ringed:
+            asked[node] -= {"ring"}
+        for node in self._unpaired:
+            asked[node] -= {"pair"}
+        for name, nodes in self._not_begun.items():
+            self._left_out.append(
+                f"{name}: not begun on {_count(len(nodes), 'node')} ({_some(nodes)}): "
+                f"{self._wanted.limit:g} s were over before"
+            )
+            for node in nodes:
+                asked[node] -= {name}
+        await self._states(compared)
+        return Outcome(
+            tuple(self._measured),
+            verdict,
+            asked,
+            self._clock() - self._began,
+            tuple(self._left_out),
+            self._more,
+        )
+
+    async def _states(self, nodes: Iterable[str]) -> list[str]:
+        """Have the workers of nodes with GPUs take their state: the second time, compare it."""
+        asked = [n for n in nodes if n in self._with_gpu and self._session.idle(n)]
+        wait = min(STATE_S, max(0.0, self._until - self._clock()))
+        task = {"test": "state"}
+        answers = await asyncio.gather(
+            *(self._session.request(node, task, wait) for node in asked), return_exceptions=True
+        )
+        took = []
+        for node, answer in zip(asked, answers, strict=True):
+            try:
+                if isinstance(answer, BaseException):
+                    raise answer
+                self._more[node] = tuple(finding(row) for row in answer["findings"])
+                took.append(node)
+            except (WorkerError, ValueError, TypeError, KeyError) as err:
+                said = str(err) if isinstance(err, WorkerError) else "its worker does not tell it"
+                self._left_out.append(f"state of the GPUs of {node}: {said}")
+        return took
+
+    def _divide(self) -> dict[str, float]:
+        """Seconds of each test that will run; what cannot is left out, with the reason."""
+        wanted = dict.fromkeys(self._wanted.tests)
+        for name in wanted.copy():
+            needs = BY_NAME[name].needs
+            if "cuda" in needs and self._able and not self._with_gpu:
+                self._left_out.append(f"{name}: no node has a GPU that torch can use")
+                del wanted[name]
+            elif "peer" in needs and len(self._able) < 2:
+                self._left_out.append(f"{name}: needs two nodes that can be tested")
+                del wanted[name]
+        shares = share(wanted, self._wanted.level, self._until - self._began)
+        self._left_out += shares.left_out
+        few = 0 < len(self._able) < COMPARABLE and not self._reference
+        if "bitwise" in shares.seconds and few:
+            self._left_out.append(
+                f"bitwise between machines: {len(self._able)} of them and no recorded reference "
+                f"cannot tell which one is wrong; {COMPARABLE} can"
+            )
+        return shares.seconds
+
+    def _has_gpu(self, node: str) -> bool:
+        locals_ = self._session.ready(node)
+        return any(set(self._session.about(node, n).devices) - {"cpu"} for n in locals_)
+
+    def _asked(self, node: str) -> frozenset[str]:
+        """The tests that are to run there."""
+        gpu = node in self._with_gpu
+        return frozenset(name for name in self._shares if gpu or "cuda" not in BY_NAME[name].needs)
+
+    # -- on the devices of each node
+
+    async def _devices(self) -> None:
+        order = [name for name in self._shares if BY_NAME[name].scope in ("device", "node")]
+        if not order or not self._able:
+            return
+        self._said(f"{', '.join(order)} on {_count(len(self._able), 'node')}")
+        places = [(node, n) for node in self._able for n in self._session.ready(node)]
+        await asyncio.gather(*(self._chain(node, local, order) for node, local in places))
+
+    async def _chain(self, node: str, local: int, order: Sequence[str]) -> None:
+        """A worker's tests, one after the other, until one is not answered or time is over."""
+        until = self._until
+        for name in {"pair", "ring"} & self._shares.keys():
+            until -= rounds(name) * (self._shares[name] + OVERHEAD_S)
+        asked = [name for name in order if name in self._asked(node)]
+        for number, name in enumerate(asked):
+            seconds, left = self._shares[name], until - self._clock()
+            if left < BY_NAME[name].seconds["quick"]:
+                self._not_begun.setdefault(name, set()).add(node)
+                continue
+            wait = min(left, patience(seconds, left, len(asked) - number))
+            task = self._task(name, min(seconds, left)) | {"wait": round(wait, 3)}
+            self._measured += await self._session.ask(node, task, wait, local)
+            if not self._session.idle(node, local):
+                return
+
+    def _task(self, name: str, seconds: float) -> dict[str, Any]:
+        return {
+            "test": name,
+            "level": self._wanted.level,
+            "seconds": round(seconds, 3),
+            "seed": self._wanted.seed,
+        }
+
+    # -- between nodes
+
+    async def _pairs(self) -> PairVerdict | None:
+        if "pair" not in self._shares:
+            return None
+        seconds = self._shares["pair"]
+        bad, undecided = self._proven()
+        self._unpaired = bad & set(self._able)
+        able = [node for node in self._able if self._session.idle(node) and node not in bad]
+        suspects = [n for n in able if n in self._wanted.suspects or n in undecided]
+        groups = kinds.groups({node: self._kind(node) for node in able})
+        for kind, nodes in groups.items():
+            if len(nodes) == 1 < len(groups):
+                self._left_out.append(f"pair: {nodes[0]} is the only node with {kind}")
+        groups = {kind: nodes for kind, nodes in groups.items() if len(nodes) > 1}
+        groups = self._those_that_fit(groups, suspects, seconds)
+        if not groups:
+            self._left_out.append("pair: fewer than two nodes are left that may take part")
+        self._unpaired |= set(able).difference(*groups.values())
+        if not groups:
+            return None
+        pairing = kinds.Pairings(
+            {kind: self._pairing(kind, nodes, suspects) for kind, nodes in groups.items()}
+        )
+        meetings = Meetings(self._session, self._task("pair", seconds), self._until)
+        done = 0
+        while pairs := pairing.next_round():
+            if self._clock() + seconds + OVERHEAD_S > self._until:
+                self._left_out.append(
+                    f"pair: no time for round {done + 1}; the verdict is that of {done}"
+                )
+                break
+            done += 1
+            self._said(f"round {done}: {_count(len(pairs), 'pair')}")
+            pairing.record(await asyncio.gather(*(meetings.meet(pair) for pair in pairs)))
+        self._measured += meetings.measured
+        return pairing.verdict()
+
+    async def _rings(self, pairs: PairVerdict | None) -> None:
+        """Of nodes that nothing speaks against; through all, then, only what was good."""
+        if "ring" not in self._shares:
+            return
+        seconds = self._shares["ring"]
+        good = set(self._able).difference(*self._proven())
+        if pairs is not None:
+            good &= pairs.cleared
+        meetings = Meetings(self._session, self._task("ring", seconds), self._until)
+        leaf_of = self._wanted.leaf_of
+        for round_ in (rings.of_leaves, rings.through_all):
+            idle = [node for node in self._able if node in good and self._session.idle(node)]
+            of_kind = kinds.groups({node: self._kind(node) for node in idle}).values()
+            chosen = [ring for nodes in of_kind for ring in round_(nodes, leaf_of)]
+            if chosen and self._clock() + seconds + OVERHEAD_S > self._until:
+                self._left_out.append(f"ring: no time for {_count(len(chosen), 'ring')}")
+                break
+            if chosen:
+                sizes = ", ".join(str(len(ring)) for ring in chosen)
+                self._said(f"{_count(len(chosen), 'ring')} of {sizes} nodes")
+            for found in await asyncio.gather(*(meetings.together(ring) for ring in chosen)):
+                good -= {one.node for one in found if any(o.error or o.wrong for o in found)}
+            self._ringed.update(*chosen)
+        self._measured += meetings.measured
+        if not self._ringed:
+            self._left_out.append(f"ring: fewer than {rings.LEAST} like nodes that have passed")
+
+    def _proven(self) -> tuple[set[str], set[str]]:
+        """Nodes that have shown wrong arithmetic, and those of which nobody knows who is wrong."""
+        aligned = alignment.deviants(self._measured, self._reference)
+        wrong = {m.node for m in self._measured if m.wrong}
+        return wrong | set(aligned.named), set(aligned.undecided)
+
+    def _those_that_fit(
+        self, groups: dict[Kind, list[str]], suspects: list[str], seconds: float
+    ) -> dict[Kind, list[str]]:
+        """All; the suspects and as many others where not all rounds of all can be run."""
+        if not suspects or self._clock() + ROUNDS * (seconds + OVERHEAD_S) <= self._until:
+            return groups
+        chosen: dict[Kind, list[str]] = {}
+        others = 0
+        for kind, nodes in groups.items():
+            mine = [node for node in nodes if node in suspects]
+            rest = [node for node in nodes if node not in suspects][: max(2, len(mine))]
+            if mine and len(mine) + len(rest) > 1:
+                chosen[kind] = mine + rest
+                others += len(rest)
+        if sum(map(len, chosen.values())) < sum(map(len, groups.values())):
+            self._left_out.append(
+                f"pair: no time for all; only the suspects and {_count(others, 'other')} were "
+                "tested"
+            )
+        return chosen
+
+    def _kind(self, node: str) -> Kind:
+        about = self._session.about(node)
+        return Kind(about.backend, tuple(sorted(set(about.models))), len(about.devices))
+
+    def _pairing(self, kind: Kind, nodes: Sequence[str], suspects: Sequence[str]) -> Pairing:
+        return Pairing(
+            nodes,
+            suspects=suspects,
+            leaf_of=self._wanted.leaf_of,
+            floor_gbps=self._floor(kind, nodes),
+            share=kind.share,
+            seed=self._wanted.seed,
+        )
+
+    def _floor(self, kind: Kind, nodes: Sequence[str]) -> float | None:
+        """From the fleet's record, where a run of so few pairs has no standard of its own."""
+        if len(nodes) >= 2 * STANDARD:
+            return None
+        known = [self._baselines.spreads.get((m, "pair", "busbw_gbps")) for m in kind.models]
+        usual = [spread.p50 for spread in known if spread and spread_limit(spread) is not None]
+        share = min(FLEET_FAIL, kind.share) if kind.shared else FLEET_FAIL
+        return share * min(usual) if usual and len(usual) == len(kind.models) else None
+
+
+def _some(nodes: Iterable[str]) -> str:
+    """The first few."""
+    names = sorted(nodes)
+    return ",".join([*names[:4], *(["…"] if len(names) > 4 else [])])
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" + ("" if n == 1 else "s")

@@ -1,0 +1,196 @@
+"""The two places that ``robust-health test`` runs tests: this machine, or the nodes of our job."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, NamedTuple
+
+from health.active.coordinator import start
+from health.active.coordinator.procedure import Outcome, Wanted, measure
+from health.active.coordinator.session import About, Session
+from health.active.judging.fleet import Baselines
+from health.active.model import BY_NAME
+from health.active.nvidia import gpu_state, job_tools
+from health.finding import Finding
+
+START_S = 120.0  # for workers to come and to import torch, from a slow file system
+
+
+class Plan(NamedTuple):
+    """``tools``: which of ``nvidia.TOOLS`` are wanted. ``log`` gets what the workers print.
+
+    ``dcgm_level``: of dcgmi diag, other than the level's own. ``user``: the account of the workers
+    that root starts.
+    """
+
+    nodes: tuple[str, ...]
+    wanted: Wanted
+    tools: tuple[str, ...]
+    python: str
+    known: Baselines
+    said: Callable[[str], None]
+    log: IO[bytes] | None = None
+    dcgm_level: int | None = None
+    user: str = ""
+
+
+class Done(NamedTuple):
+    """``disturbed``: who used the GPUs when the tests ended, and had not when they began."""
+
+    outcome: Outcome
+    disturbed: tuple[str, ...] = ()
+
+
+def on_job(plan: Plan) -> Done:
+    """The nodes of the job we are in, by one step. Raises OSError."""
+    ends = time.monotonic() + plan.wanted.limit
+    wanted = plan.wanted._replace(leaf_of=_leaves(), states=True)
+    outcome, about = asyncio.run(_tested(plan, wanted, on_step=True))
+    if not plan.tools:
+        return Done(outcome)
+    known = any(_gpus(one) for one in about.values()) or not about
+    if not known and not os.environ.get("SLURM_GPUS_ON_NODE"):
+        line = f"{', '.join(plan.tools)}: no node has a GPU"
+        return Done(outcome._replace(left_out=(*outcome.left_out, line)))
+    found = tools_on_step(plan, about, ends - time.monotonic(), start.step_argv, os.environ)
+    seconds = plan.wanted.limit - (ends - time.monotonic())
+    return Done(with_tools(outcome, found)._replace(seconds=seconds))
+
+
+def tools_on_step(
+    plan: Plan,
+    about: Mapping[str, About],
+    seconds: float,
+    step_argv: Callable[[Sequence[str], Sequence[str]], list[str]],
+    env: Mapping[str, str],
+) -> dict[str, job_tools.Found]:
+    """NVIDIA's tools on the plan's nodes; ``step_argv``: srun's words for nodes and a command."""
+    if seconds < job_tools.START_S:
+        line = (
+            f"{', '.join(plan.tools)}: {max(0.0, seconds):.0f} s left, the step alone may take 30"
+        )
+        return {node: job_tools.Found(left_out=(line,)) for node in plan.nodes}
+    plan.said(f"{', '.join(plan.tools)} on {len(plan.nodes)} nodes, where they are installed")
+    words = job_tools.argv(
+        [plan.python, start.flag()], plan.wanted.level, seconds - job_tools.START_S,
+        plan.dcgm_level, plan.tools,
+    )  # fmt: skip
+    found = job_tools.step(step_argv(plan.nodes, words), env, plan.nodes, seconds)
+    return {node: one.of_model(_model(about.get(node))) for node, one in found.items()}
+
+
+def on_this_machine(plan: Plan) -> Done:
+    """One worker here, NVIDIA's tools, and the GPUs' state as it was before. Raises OSError."""
+    ends = time.monotonic() + plan.wanted.limit
+    node, wanted = plan.nodes[0], plan.wanted
+    before = gpu_state.take()
+    held = gpu_state.busy(before)
+    found: list[Finding] = []
+    disturbed: tuple[str, ...] = ()
+    if held:
+        wanted, tools, finding = _without_exclusive(wanted, plan.tools, held)
+        plan = plan._replace(tools=tools)
+        found += finding
+    try:
+        wanted = wanted._replace(limit=max(1.0, ends - time.monotonic()))
+        outcome, about = asyncio.run(_tested(plan, wanted, on_step=False))
+        if plan.tools:
+            plan.said(f"{', '.join(plan.tools)}, where they are installed")
+            here = about.get(node)
+            ran = job_tools.on_machine(
+                plan.tools, wanted.level, ends, node,
+                before=before, gpus=_gpus(here) if here else len(before.gpus),
+                model=_model(here), dcgm_level=plan.dcgm_level,
+            )  # fmt: skip
+            outcome = with_tools(outcome, {node: ran})
+    finally:
+        if before.gpus or before.error:
+            after = gpu_state.take()
+            disturbed = () if held else gpu_state.busy(after)
+            found += gpu_state.restore(before, after)
+    seconds = plan.wanted.limit - (ends - time.monotonic())
+    more = {node: (*outcome.more.get(node, ()), *found)}
+    return Done(outcome._replace(seconds=seconds, more=more), disturbed)
+
+
+def _without_exclusive(
+    wanted: Wanted, tools: tuple[str, ...], held: Sequence[str]
+) -> tuple[Wanted, tuple[str, ...], list[Finding]]:
+    """Drop the tests that need the GPUs alone; one ERROR names them, since they prove nothing."""
+    kept = tuple(name for name in wanted.tests if "exclusive" not in BY_NAME[name].needs)
+    dropped = [name for name in (*wanted.tests, *tools) if name not in kept]
+    if not dropped:
+        return wanted, tools, []
+    text = f"{', '.join(dropped)} not run: {'; '.join(held)}; free the GPUs and test again"
+    finding = Finding("ERROR", "tool", "active-error", "", text, "none")
+    return wanted._replace(tests=kept), (), [finding]
+
+
+async def _tested(plan: Plan, wanted: Wanted, *, on_step: bool) -> tuple[Outcome, dict[str, About]]:
+    clock = asyncio.get_running_loop().time
+    ends = clock() + wanted.limit
+    if not wanted.tests:
+        return Outcome((), None, {}, 0.0, ()), {}
+    session = Session(dict.fromkeys(plan.nodes, 1))
+    started = None
+    try:
+        await session.open("0.0.0.0" if on_step else "127.0.0.1")
+        if on_step:
+            started = start.step(session, plan.nodes, plan.python, plan.log, plan.user)
+        else:
+            started = start.here(session, plan.nodes[0], plan.python, plan.log, plan.user)
+        await session.gather(min(START_S, wanted.limit))
+        wanted = wanted._replace(limit=max(0.0, ends - clock()))
+        outcome = await measure(
+            session,
+            plan.nodes,
+            wanted,
+            reference=plan.known.digests,
+            baselines=plan.known,
+            said=plan.said,
+        )
+        about = {node: session.about(node) for node in plan.nodes if session.ready(node)}
+        return outcome, about
+    finally:
+        await session.close()
+        if started is not None:
+            await started.stop()
+
+
+def with_tools(outcome: Outcome, found: Mapping[str, job_tools.Found]) -> Outcome:
+    """Their results beside our own tests'."""
+    measured = tuple(row for one in found.values() for row in one.measured)
+    asked = {
+        **outcome.asked,
+        **{n: outcome.asked.get(n, frozenset()) | one.ran for n, one in found.items() if one.ran},
+    }
+    more = {n: (*outcome.more.get(n, ()), *one.findings) for n, one in found.items()}
+    return outcome._replace(
+        measured=(*outcome.measured, *measured),
+        asked=asked,
+        more={**outcome.more, **more},
+        left_out=(*outcome.left_out, *job_tools.left_out(found)),
+    )
+
+
+def _gpus(about: About) -> int:
+    """The number of GPUs that torch can use."""
+    return len(about.devices) if about.backend == "nccl" else 0
+
+
+def _model(about: About | None) -> str:
+    return about.models[0] if about is not None and about.models else ""
+
+
+def _leaves() -> dict[str, str]:
+    """Node -> leaf switch, as far as Slurm knows one: pairs are then made within it first."""
+    from robust_slurm.checkpoint.planning.topology import leaves
+    from robust_slurm.slurm import Slurm, SlurmError
+
+    try:
+        return leaves(Slurm().topology())
+    except (SlurmError, OSError):
+        return {}

@@ -1,0 +1,209 @@
+"""Baselines by model: the values usual in the fleet, from the results in the nodes' ledger.
+
+Results are events of kind "active" in the nodes' histories (``history.py``), one for each test and
+device: {"node", "level", "test", "device", "model", "values", "digests", "ok", and where there is
+any "peers", "wrong", "error"}. Nothing here decides alone that a node is bad.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from statistics import median
+from typing import Any, NamedTuple
+
+from health.active.model import Level, Measured
+from health.history import events as history
+from health.node import rootfiles
+from health.node.system import Event
+
+KIND = "active"
+# An event must stay far below the ledger's 64 KiB a line, which would lose its data.
+_MOST_VALUES = 32
+_MOST_DIGESTS = 32
+_NAME = 200  # characters of a name; a longer one would be another name if it were cut
+_TEXT = 300
+_MOST_LINES = 4
+_MOST_PEERS = 8
+
+# With 8 nodes the median and the deviation hold while 3 of them are bad.
+MIN_NODES = 8
+# A device counts once, by the median of its newest results: a node that is tested every night
+# weighs no more than one tested at burn-in, and one bad run says little.
+NEWEST = 5
+# Below the median by this share is unusual: healthy devices of one model differ by a few percent
+# (power, cooling, which slot). Where the fleet spreads wider, three deviations of it; never
+# more than 0.4, beyond which no distribution makes a device usual.
+MARGIN, WIDEST, DEVIATIONS = 0.10, 0.40, 3.0
+# A digest is the fleet's when this many nodes gave it, and this share of all who gave one: were it
+# all of them, one bad machine would take the standard away from the others.
+AGREE, AGREED = 3, 0.9
+
+_DRAINS = "drains.jsonl"  # the circuit breaker's, among the nodes' histories
+_MOST_NODES = 4096  # spread over all names: enough for percentiles
+_TOTAL = 64 << 20  # bytes of all files together, each file's newest end
+_LEAST, _TAIL = 16 << 10, 128 << 10
+
+
+class Spread(NamedTuple):
+    """The spread of a value over the fleet's devices; ``sigma`` is from the median deviation."""
+
+    p1: float
+    p5: float
+    p50: float
+    sigma: float
+    nodes: int
+
+
+class Baselines(NamedTuple):
+    """By (model, test, value); and the digests that the fleet agrees on, by key."""
+
+    spreads: Mapping[tuple[str, str, str], Spread]
+    digests: Mapping[str, str]
+
+
+NO_BASELINES = Baselines({}, {})
+
+
+def limit(spread: Spread) -> float | None:
+    """The value below which a result is unusual in the fleet; None: too few nodes to say."""
+    if spread.nodes < MIN_NODES or spread.p50 <= 0:
+        return None
+    margin = max(MARGIN, min(WIDEST, DEVIATIONS * spread.sigma / spread.p50))
+    return spread.p50 * (1 - margin)
+
+
+def event_data(measured: Measured, level: Level, *, named: bool = False) -> dict[str, Any]:
+    """The data of the event that records one result.
+
+    ``named``: the node was found bad in this run, so none of its results sets a standard.
+    """
+    values = {k: v for k, v in sorted(measured.values.items()) if _fits(k) and math.isfinite(v)}
+    digests = {k: v for k, v in sorted(measured.digests.items()) if _fits(k) and _fits(v)}
+    data: dict[str, Any] = {
+        "node": measured.node[:_NAME],
+        "level": level,
+        "test": measured.test[:_NAME],
+        "device": measured.device[:_NAME],
+        "model": measured.model[:_NAME],
+        "values": dict(islice(values.items(), _MOST_VALUES)),
+        "digests": dict(islice(digests.items(), _MOST_DIGESTS)),
+        "ok": not (measured.wrong or measured.error or named),
+    }
+    if measured.peers:
+        data["peers"] = [peer[:_NAME] for peer in measured.peers[:_MOST_PEERS]]
+    if measured.wrong:
+        data["wrong"] = [text[:_TEXT] for text in measured.wrong[:_MOST_LINES]]
+    if measured.error:
+        data["error"] = measured.error[:_TEXT]
+    return data
+
+
+def _fits(name: str) -> bool:
+    """True if the name is short, and takes no more room as JSON than it has characters."""
+    return len(name) <= _NAME and name.isascii() and name.isprintable()
+
+
+def baselines(events: Iterable[Event]) -> Baselines:
+    """Of the events of all nodes, in any order; only results that passed count."""
+    speeds: dict[tuple[str, str, str], dict[tuple[str, str], list[float]]] = defaultdict(dict)
+    digests: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
+    for event in sorted(events, key=lambda event: event.time, reverse=True):
+        data = event.data
+        if event.kind != KIND or data.get("ok") is not True:
+            continue
+        device = (str(data.get("node", "")), str(data.get("device", "")))
+        model, test = str(data.get("model", "")), str(data.get("test", ""))
+        for name, value in _numbers(data.get("values")):
+            newest = speeds[model, test, name].setdefault(device, [])
+            if len(newest) < NEWEST:
+                newest.append(value)
+        for key, digest in _texts(data.get("digests")):
+            digests[key].setdefault(device, digest)
+    return Baselines(
+        {key: _spread(devices) for key, devices in sorted(speeds.items())}, _agreed(digests)
+    )
+
+
+def _numbers(found: Any) -> Iterable[tuple[str, float]]:
+    for name, value in found.items() if isinstance(found, dict) else ():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and math.isfinite(value):
+            yield str(name), float(value)
+
+
+def _texts(found: Any) -> Iterable[tuple[str, str]]:
+    for key, digest in found.items() if isinstance(found, dict) else ():
+        if isinstance(digest, str) and digest:
+            yield str(key), digest
+
+
+def _spread(devices: Mapping[tuple[str, str], Sequence[float]]) -> Spread:
+    values = sorted(median(newest) for newest in devices.values())
+    middle = median(values)
+    # 1.4826: the standard deviation of a normal distribution in median absolute deviations.
+    sigma = 1.4826 * median(abs(value - middle) for value in values)
+    nodes = {node for node, _ in devices}
+    return Spread(_rank(values, 0.01), _rank(values, 0.05), middle, sigma, len(nodes))
+
+
+def _rank(ordered: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of them does not exceed."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def _agreed(digests: Mapping[str, Mapping[tuple[str, str], str]]) -> dict[str, str]:
+    out: dict[str, str] = {}
+    for key, devices in sorted(digests.items()):
+        of_node: dict[str, set[str]] = defaultdict(set)
+        for (node, _), digest in devices.items():
+            of_node[node].add(digest)
+        votes = Counter(next(iter(said)) for said in of_node.values() if len(said) == 1)
+        for digest, nodes in votes.items():
+            if nodes >= max(AGREE, AGREED * len(of_node)):
+                out[key] = digest
+    return out
+
+
+def recorded(state_dir: str) -> list[Event]:
+    """The recorded results of the fleet; [] before there are any.
+
+    Raises OSError for a directory of nodes that cannot be read or trusted; one node's file that
+    cannot be is left out. Blocks while the shared file system does: call it in a child.
+    """
+    try:
+        nodes = rootfiles.open_dir(f"{state_dir}/{history.NODES}")
+    except FileNotFoundError:
+        return []
+    try:
+        names = sorted(
+            name
+            for name in os.listdir(nodes)  # noqa: PTH208
+            if name.endswith(".jsonl") and name != _DRAINS
+        )
+        names = names[:: max(1, math.ceil(len(names) / _MOST_NODES))]
+        most = max(_LEAST, min(_TAIL, _TOTAL // max(1, len(names))))
+        found: list[Event] = []
+        for name in names:
+            found += _results(nodes, name, most)
+        return found
+    finally:
+        os.close(nodes)
+
+
+def _results(nodes: int, name: str, most: int) -> list[Event]:
+    try:
+        fd = rootfiles.open_file(nodes, name, os.O_RDONLY)
+    except OSError:  # a link, a pipe, another's file: no record of root's
+        return []
+    try:
+        raw = rootfiles.tail(fd, most)
+    finally:
+        os.close(fd)
+    mark = b'"kind":"%s"' % KIND.encode()  # as rootfiles.line_of writes it; most lines are others
+    lines = b"\n".join(line for line in raw.split(b"\n") if mark in line)
+    node = name.removesuffix(".jsonl")
+    return [event for event in history.parse(lines) if event.data.get("node") == node]

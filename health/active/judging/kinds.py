@@ -1,0 +1,76 @@
+"""Pairs of like nodes only: what is usual between one kind says nothing of another. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from health.active.coordinator.pairing import Pair, Pairing, PairResult, PairVerdict
+
+# What a pair must reach of what pairs typically do. NCCL's bandwidth between healthy nodes with
+# GPUs is steady; half of it is what a NIC leaves that is missing or half as wide.
+SHARE_GPU = 0.5
+# Gloo's threads share their cores with whatever else runs on the node: healthy pairs were measured
+# to differ by a factor of 3. Less than a fifth is a link, not a busy core.
+SHARE_CPU = 0.2
+
+
+class Kind(NamedTuple):
+    """The properties that two pairs must share for their bandwidths to be comparable."""
+
+    backend: str
+    models: tuple[str, ...]
+    devices: int
+
+    @property
+    def shared(self) -> bool:
+        """True if other processes use the same device."""
+        return self.backend != "nccl"
+
+    @property
+    def share(self) -> float:
+        return SHARE_CPU if self.shared else SHARE_GPU
+
+    def __str__(self) -> str:
+        return f"{self.devices} x {', '.join(self.models) or 'unknown'} ({self.backend})"
+
+
+def groups(kinds: Mapping[str, Kind]) -> dict[Kind, list[str]]:
+    """The nodes of each kind, in their order."""
+    found: dict[Kind, list[str]] = {}
+    for node, kind in kinds.items():
+        found.setdefault(kind, []).append(node)
+    return found
+
+
+class Pairings:
+    """A pairing for each kind, all of them at once; used as one ``Pairing`` is."""
+
+    def __init__(self, of_kind: Mapping[Kind, Pairing]) -> None:
+        self._pairings = list(of_kind.values())
+        self._in: dict[Pair, Pairing] = {}
+
+    def next_round(self) -> list[Pair]:
+        """Pairs to run at once; empty when all are over."""
+        self._in = {pair: pairing for pairing in self._pairings for pair in pairing.next_round()}
+        return list(self._in)
+
+    def record(self, results: Iterable[PairResult]) -> None:
+        """Take results of the round that runs. KeyError for a pair that is not in it."""
+        for result in results:
+            self._in[Pair(result.one, result.other)].record([result])
+
+    def verdict(self) -> PairVerdict:
+        """Of all; ``median_gbps`` only where there is one kind."""
+        return _together([pairing.verdict() for pairing in self._pairings])
+
+
+def _together(found: Sequence[PairVerdict]) -> PairVerdict:
+    return PairVerdict(
+        {node: lines for one in found for node, lines in one.named.items()},
+        frozenset[str]().union(*(one.cleared for one in found)),
+        {node: text for one in found for node, text in one.undecided.items()},
+        {node: text for one in found for node, text in one.errors.items()},
+        max(one.rounds for one in found),
+        found[0].median_gbps if len(found) == 1 else None,
+    )

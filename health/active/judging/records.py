@@ -1,0 +1,112 @@
+"""The fleet's record: read before a run of active tests, and extended with its results after it.
+
+Only root writes: the ledger must not be anybody's who has a job. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from health.active.judging import fleet
+from health.active.judging.fleet import Baselines, Spread
+from health.active.model import Judged, Level
+from health.history import events as history
+from health.node.system import Event
+from health.run.aside import aside
+from health.settings import Settings
+
+READ_S = 20.0  # all nodes' files, on a file system that may not answer
+WRITE_S = 30.0  # all nodes' files
+PART = 8  # of the whole time, the most that either may take
+
+
+def baselines(settings: Settings, deadline_s: float = READ_S) -> tuple[Baselines, str]:
+    """The fleet's record, and why there is none although the site keeps one ("" otherwise)."""
+    deadline_s = min(READ_S, deadline_s)
+    if not settings.state_dir:
+        return fleet.NO_BASELINES, ""
+    found, error = aside(
+        lambda: _rows(fleet.baselines(fleet.recorded(settings.state_dir))), deadline_s
+    )
+    if error or found is None:
+        return fleet.NO_BASELINES, f"the fleet's record in {settings.state_dir}: {error}"
+    spreads = {(model, test, name): Spread(*rest) for model, test, name, *rest in found["spreads"]}
+    return Baselines(spreads, found["digests"]), ""
+
+
+def _rows(known: Baselines) -> dict[str, Any]:
+    """As JSON can have it."""
+    return {
+        "spreads": [[*key, *spread] for key, spread in known.spreads.items()],
+        "digests": dict(known.digests),
+    }
+
+
+def write(
+    settings: Settings,
+    judged: Judged,
+    level: Level,
+    here: str,
+    boot: str,
+    deadline_s: float = WRITE_S,
+) -> str:
+    """Each node's results into its history; why that failed, or "". Nothing if we are not root.
+
+    ``here`` and ``boot``: this node's name and boot id. What is of other nodes goes to their
+    shared files only, from where their next sweep takes it over. ``deadline_s``: for all.
+    """
+    if os.geteuid() != 0:
+        return ""
+    until = time.monotonic() + min(WRITE_S, deadline_s)
+    now, spool = time.time(), str(settings.gate["spool"])
+    failed, others = "", dict[str, list[Event]]()
+    for node in sorted({one.node for one in judged.measured if one.test != "worker"}):
+        mine = node == here
+        if not mine and not settings.state_dir:
+            continue
+        events = [
+            Event(
+                now,
+                fleet.KIND,
+                boot if mine else "",
+                fleet.event_data(one, level, named=node in judged.named),
+            )
+            for one in judged.measured
+            if one.node == node
+        ]
+        if mine:
+            left = max(0.1, round(until - time.monotonic(), 1))
+            failed = history.record(spool, settings.state_dir, node, events, left)
+        else:
+            others[node] = events
+    if others:
+        told = tell(settings.state_dir, others, round(until - time.monotonic(), 1))
+        failed = "; ".join(text for text in (failed, told) if text)
+    return failed
+
+
+def tell(state_dir: str, events: Mapping[str, Sequence[Event]], deadline_s: float) -> str:
+    """Other nodes' events into their shared files; why that failed, or "".
+
+    One process and one deadline for all: a file system that hangs does so for each of them.
+    """
+    if deadline_s <= 0:
+        return f"{state_dir}: no time was left"
+    failed, error = aside(lambda: _told(state_dir, events), deadline_s)
+    if error:
+        return f"{state_dir}: {error}"
+    more = f"; and {len(failed) - 4} more" if len(failed) > 4 else ""
+    return "; ".join(failed[:4]) + more
+
+
+def _told(state_dir: str, events: Mapping[str, Sequence[Event]]) -> list[str]:
+    failed = []
+    for node, happened in events.items():
+        try:
+            history.tell(state_dir, node, happened)
+        except OSError as err:
+            failed.append(f"{node}: {err.filename or state_dir}: {err.strerror or err}")
+    return failed

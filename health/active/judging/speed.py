@@ -1,0 +1,166 @@
+"""Devices that are too slow: by a floor, the fleet's record, or the others of the run. Pure.
+
+A floor alone names a node, except a published one of what the host decides as well. A distribution
+may only doubt it, because it shifts with what was measured where (heat, a power cap, two kinds of
+machine under one name), unless the device is so far out that no shift explains it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from health.active.judging import fleet
+from health.active.judging.alignment import EVERYBODY
+from health.active.judging.profiles import Floors
+from health.active.model import Measured
+
+SUFFIXES = ("_tflops", "_gbps")  # of values that are speeds: more is better
+# Of the fleet's median: far outside any spread of healthy devices (power, heat: 10-20 %), above
+# what the usual faults leave (half the links, clocks locked low). And below p5, so that a kind of
+# machine that is a twentieth of the fleet is a kind, not a fault.
+FLEET_FAIL = 0.6
+# Of the median of the run's other devices. Lower than the fleet's: only a few, measured once.
+RUN_FAIL = 0.5
+RUN_PEERS = 4  # others of the same model: the median holds while one of them is bad as well
+SHARED = frozenset({"cpu"})  # models whose speed other processes take part of: never named for it
+# Of the run's nodes (of the devices, where there are fewer than EVERYBODY nodes); if more are that
+# slow there are two kinds of them.
+RUN_FEW = 0.25
+BETWEEN = "p2p_"  # values of two devices: which two decides what connects them
+
+
+class Slow(NamedTuple):
+    """One device that is slow in one test. WARN: nobody should lose the node to this alone."""
+
+    node: str
+    test: str
+    device: str
+    status: Literal["WARN", "FAIL"]
+    evidence: str
+
+
+class _Speed(NamedTuple):
+    node: str
+    device: str
+    value: float
+
+
+_Remark = tuple[Literal["WARN", "FAIL"], str]
+
+
+def slow(measured: Iterable[Measured], floors: Floors, baselines: fleet.Baselines) -> list[Slow]:
+    """The slow ones, in order of node, test and device. Pairs and rings are judged elsewhere."""
+    groups: dict[tuple[str, str, str], list[_Speed]] = defaultdict(list)
+    for one in measured:
+        for name, value in one.values.items():
+            if (
+                one.test not in ("pair", "ring")
+                and name.endswith(SUFFIXES)
+                and math.isfinite(value)
+            ):
+                groups[one.model, one.test, name].append(_Speed(one.node, one.device, value))
+    found: dict[tuple[str, str, str], list[_Remark]] = defaultdict(list)
+    for (model, test, name), speeds in sorted(groups.items()):
+        speeds.sort()
+        remarks = _by_standard(model, test, name, speeds, floors, baselines)
+        for alike in _alike(name, speeds):
+            remarks += _by_run(name, alike)
+        for speed, (status, text) in remarks:
+            status = "WARN" if model in SHARED else status
+            found[speed.node, test, speed.device].append((status, text))
+    return [
+        Slow(
+            *which,
+            "FAIL" if any(status == "FAIL" for status, _ in remarks) else "WARN",
+            "; ".join(dict.fromkeys(text for _, text in sorted(remarks))),
+        )
+        for which, remarks in sorted(found.items())
+    ]
+
+
+def _alike(name: str, speeds: Sequence[_Speed]) -> list[list[_Speed]]:
+    """Those that may be compared with each other: of two devices only the same two elsewhere."""
+    groups: dict[str, list[_Speed]] = defaultdict(list)
+    for speed in speeds:
+        groups[speed.device if name.startswith(BETWEEN) else ""].append(speed)
+    return list(groups.values())
+
+
+def _by_standard(
+    model: str,
+    test: str,
+    name: str,
+    speeds: Sequence[_Speed],
+    floors: Floors,
+    baselines: fleet.Baselines,
+) -> list[tuple[_Speed, _Remark]]:
+    """Below the floor, or where that names nobody below what is usual in the fleet."""
+    floor, spread = floors(model, name), baselines.spreads.get((model, test, name))
+    usual = fleet.limit(spread) if spread else None
+    found: list[tuple[_Speed, _Remark]] = []
+    for speed in speeds:
+        said = f"{name} {speed.value:.4g} is below "
+        if floor is not None and speed.value < floor.limit:
+            text = f"{said}{floor.limit:.4g} ({floor.source})"
+            found.append((speed, ("FAIL" if floor.proof else "WARN", text)))
+            if floor.proof:
+                continue
+        if spread and usual is not None and speed.value < usual:
+            far = speed.value < min(FLEET_FAIL * spread.p50, spread.p5)
+            of = f"median {spread.p50:.4g} of {spread.nodes} nodes of the fleet"
+            found.append((speed, ("FAIL" if far else "WARN", f"{said}{usual:.4g} ({of})")))
+    if (
+        len({speed for speed, _ in found}) == len(speeds)
+        and len({speed.node for speed in speeds}) >= EVERYBODY
+    ):
+        # A power cap, a hot room, a limit that does not fit here: nothing is wrong with one node.
+        # That some node is far worse than the rest is seen by the comparison within the run.
+        more = f'; so is every other here: see [active.floors."{model}"] in robust.toml'
+        found = [(speed, ("WARN", text + more)) for speed, (_, text) in found]
+    return found
+
+
+def _by_run(name: str, speeds: Sequence[_Speed]) -> list[tuple[_Speed, _Remark]]:
+    """Far below the others of the same run."""
+    if len(speeds) <= RUN_PEERS:
+        return []
+    middles = _medians_of_others([speed.value for speed in speeds])
+    found = [
+        (speed, middle)
+        for speed, middle in zip(speeds, middles, strict=True)
+        if speed.value < RUN_FAIL * middle
+    ]
+    nodes, behind = len({speed.node for speed in speeds}), len({speed.node for speed, _ in found})
+    of = f"{nodes} nodes: two kinds of machine?"
+    if nodes < EVERYBODY:
+        nodes, behind = len(speeds), len(found)
+        of = f"{nodes} devices: two kinds of them?"
+    few = behind <= max(1, int(RUN_FEW * nodes))
+    others = len(speeds) - 1
+    more = "" if few else f"; so are {behind} of {of}"
+    return [
+        (
+            speed,
+            (
+                "FAIL" if few else "WARN",
+                f"{name} {speed.value:.4g} is below {RUN_FAIL:g} of {middle:.4g}, the median of "
+                f"the {others} others in this run{more}",
+            ),
+        )
+        for speed, middle in found
+    ]
+
+
+def _medians_of_others(values: Sequence[float]) -> list[float]:
+    """For each value the median of all but itself."""
+    ordered = sorted(values)
+    rest = len(ordered) - 1
+    middle = ((rest - 1) // 2, rest // 2)
+    without: dict[float, float] = {}
+    for at, value in enumerate(ordered):
+        low, high = (ordered[index if index < at else index + 1] for index in middle)
+        without[value] = (low + high) / 2
+    return [without[value] for value in values]

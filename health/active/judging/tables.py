@@ -1,0 +1,161 @@
+"""The results of a run of active tests, for a person and for a program. Imports rich."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import IO, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from health.active.judging import fleet
+from health.active.judging.fleet import Baselines
+from health.active.judging.profiles import Floors
+from health.active.model import LEVELS, TESTS, Judged, Measured
+from robust_slurm.slurm.values import fold
+
+PIPE_WIDTH = 200  # without a terminal nothing says how wide a line may be
+MOST_ROWS = 400  # beyond it only what did not pass is shown
+_STYLES = {"ok": "green", "slow": "yellow", "error": "magenta"}
+
+
+class Row(NamedTuple):
+    """One line of the table: one value of one test on one device."""
+
+    node: str
+    device: str
+    test: str
+    result: str
+    value: str
+    limit: str
+
+
+def console(file: IO[str]) -> Console:
+    """One that reads no markup, emoji codes or links out of data."""
+    width = None if file.isatty() else PIPE_WIDTH
+    return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+
+
+def as_json(judged: Judged) -> str:
+    """All of it."""
+    found = {
+        "findings": {n: [f.as_dict() for f in found] for n, found in judged.findings.items()},
+        "named": {node: list(lines) for node, lines in judged.named.items()},
+        "cleared": sorted(judged.cleared),
+        "errors": {node: list(lines) for node, lines in judged.errors.items()},
+        "left_out": list(judged.left_out),
+        "seconds": round(judged.seconds, 3),
+        "measured": [one.as_dict() for one in judged.measured],
+    }
+    return json.dumps(found, indent=1)
+
+
+def show(
+    judged: Judged, nodes: Sequence[str], baselines: Baselines, floors: Floors, out: Console
+) -> None:
+    """The table, then the verdict."""
+    made = [row for one in judged.measured for row in rows(one, judged, baselines, floors)]
+    shown = made if len(made) <= MOST_ROWS else [row for row in made if row.result != "ok"]
+    if shown:
+        table = _table("NODE", "DEVICE", "TEST", "RESULT", "VALUE", "LIMIT")
+        for row in shown:
+            style = _STYLES.get(row.result, "red")
+            table.add_row(
+                row.node, row.device, row.test, Text(row.result, style), row.value, row.limit
+            )
+        out.print(table)
+    if len(shown) < len(made):
+        out.print(f"{len(made) - len(shown)} values that passed are not shown; --json has them")
+    if made:
+        out.print()
+    for line in verdict(judged, nodes):
+        out.print(line, soft_wrap=True)
+
+
+def rows(one: Measured, judged: Judged, baselines: Baselines, floors: Floors) -> Iterator[Row]:
+    """The lines of one measurement: at least one."""
+    if one.test == "worker":
+        return
+    result, device = _result(one, judged), one.device
+    if one.peers:
+        device = "with " + fold([peer for peer in one.peers if peer != one.node])
+    for name, value in sorted(one.values.items()):
+        spread = baselines.spreads.get((one.model, one.test, name))
+        floor = floors(one.model, name) if not one.peers else None
+        least = floor.limit if floor else fleet.limit(spread) if spread else None
+        limit = "" if least is None else f"{least:.4g}"
+        yield Row(one.node, device, one.test, result, f"{name} {value:.4g}", limit)
+    if not one.values:
+        text = one.error or "; ".join(one.wrong)
+        text = text or (f"{len(one.digests)} digests" if one.digests else "")
+        yield Row(one.node, device, one.test, result, text[:120], "")
+
+
+def _result(one: Measured, judged: Judged) -> str:
+    """In a word. A pair's two nodes are not judged by one pair."""
+    if one.error:
+        return "error"
+    if one.wrong:
+        return "wrong"
+    of_node = judged.findings.get(one.node, ())
+    checks = {f.check for f in of_node if f.device == one.device and f.status != "PASS"}
+    if one.test == "pair":
+        return "ok"
+    if one.test == "bitwise" and "active-bitwise-differs" in {f.check for f in of_node}:
+        return "differs"
+    return "slow" if f"active-{one.test}-slow" in checks else "ok"
+
+
+def verdict(judged: Judged, nodes: Sequence[str]) -> list[str]:
+    """Lines for bad nodes and why, nodes not tested, tests left out; a summary last."""
+    lines = [f"{node} is bad: {'; '.join(why)}" for node, why in judged.named.items()]
+    for node, found in judged.findings.items():
+        lines += [f"{node}: {f.check}: {f.evidence}" for f in found if f.status == "WARN"]
+    same: dict[tuple[str, ...], list[str]] = {}
+    for node, why in judged.errors.items():
+        same.setdefault(tuple(text.replace(node, "the node") for text in why), []).append(node)
+    for of in same.values():
+        lines.append(f"could not test {fold(of)}: {'; '.join(judged.errors[of[0]])}")
+    lines += [f"left out: {line}" for line in judged.left_out]
+    passed = len(judged.cleared)
+    rest = len(set(nodes) - judged.cleared - set(judged.named))
+    total = f"{len(nodes)} nodes" if len(nodes) != 1 else nodes[0]
+    lines.append(
+        f"{total}: {passed} passed, {len(judged.named)} bad, {rest} not decided, "
+        f"{judged.seconds:.1f} s"
+    )
+    return lines
+
+
+def listing(out: Console) -> None:
+    """The tests there are."""
+    seconds = [f"{level} (s)" for level in LEVELS]
+    table = _table("TEST", "WHAT IT DOES", *seconds, "ON", "NEEDS", "RESTORES")
+    for test in TESTS:
+        seconds = [f"{test.seconds[level]:g}" for level in LEVELS]
+        needs, restores = ", ".join(sorted(test.needs)), ", ".join(test.restores)
+        table.add_row(test.name, test.summary, *seconds, test.scope, needs, restores)
+    table.add_row(
+        "dcgm",
+        "NVIDIA's `dcgmi diag -r 1`, 2 or 3 (4: --dcgm-level)",
+        "10",
+        "120",
+        "600",
+        "node",
+        "dcgmi, exclusive",
+    )
+    table.add_row(
+        "nccl-tests",
+        "NVIDIA's all_reduce_perf and alltoall_perf on a node's GPUs",
+        *("5", "5", "5", "node", "nccl-tests, exclusive"),
+    )
+    out.print(table)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table

@@ -1,0 +1,181 @@
+"""NVIDIA's own tools on the nodes of a job: one step, whose tasks print what they found.
+
+``python -m health.active.nvidia.job_tools LEVEL SECONDS DCGM_LEVEL TOOL…`` is a task: dcgmi
+and nccl-tests where they are installed, between two looks at the state of the GPUs, as one
+line of JSON. torch is not imported: a worker of ours would hold the GPUs that dcgmi wants to have
+alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from health.active.model import Level, Measured, finding, measured
+from health.active.nvidia import dcgm, gpu_state, nccl_tests, tools
+from health.finding import Finding
+from robust_slurm import commands
+from robust_slurm.slurm.values import fold
+
+TOOLS = ("dcgm", "nccl-tests")
+START_S = 30.0  # of the limit: for the step, and for Python on a slow file system
+# What they take on eight GPUs, with some to spare.
+FULL_S: Mapping[Level, float] = {"quick": 120.0, "standard": 900.0, "long": 5400.0}
+_SAID = re.compile(r"^(?:\s*\d+: )?ROBUST-NVIDIA (\{.*\})$", re.MULTILINE)
+
+
+class Found(NamedTuple):
+    """Of one node. ``ran``: names of tests that it has results of."""
+
+    findings: tuple[Finding, ...] = ()
+    measured: tuple[Measured, ...] = ()
+    left_out: tuple[str, ...] = ()
+    ran: frozenset[str] = frozenset()
+
+    def of_model(self, model: str) -> Found:
+        """With the GPUs' kind, which its task does not know, in every measurement of them."""
+        rows = (one._replace(model=model) if one.values else one for one in self.measured)
+        return self._replace(measured=tuple(rows))
+
+
+def on_machine(
+    wanted: Sequence[str],
+    level: Level,
+    ends: float,
+    node: str,
+    *,
+    before: gpu_state.State,
+    gpus: int,
+    model: str = "",
+    dcgm_level: int | None = None,
+) -> Found:
+    """Run them here, over at ``ends`` (monotonic); ``gpus``: how many this node has."""
+    findings: list[Finding] = []
+    rows: list[Measured] = []
+    left_out: list[str] = []
+    if "nccl-tests" in wanted:
+        left = max(0.0, ends - time.monotonic())
+        found, why = nccl_tests.run(left, gpus=gpus, level=level, node=node, model=model)
+        if not found and not why:
+            why = ["nccl-tests: " + ("not installed" if gpus > 1 else "fewer than two GPUs")]
+        rows += found
+        left_out += why
+    if "dcgm" in wanted:
+        begun = time.monotonic()
+        found_there, why = dcgm.run(
+            level, max(0.0, ends - begun), state=before, run_level=dcgm_level
+        )
+        findings += found_there
+        left_out += why
+        if not why:
+            rows.append(Measured("dcgm", node, seconds=round(time.monotonic() - begun, 3)))
+    return Found(tuple(findings), tuple(rows), tuple(left_out), frozenset(one.test for one in rows))
+
+
+def task(level: Level, seconds: float, dcgm_level: int | None, wanted: Sequence[str]) -> Found:
+    """Run the tools on one node of the job: the work of one task of the step."""
+    ends = time.monotonic() + seconds
+    node, before = os.environ.get("SLURMD_NODENAME", ""), gpu_state.take()
+    if not before.gpus and not before.error:
+        return Found(left_out=tuple(f"{name}: no NVIDIA GPU" for name in wanted))
+    held = gpu_state.busy(before)
+    if held:
+        text = f"{', '.join(wanted)} not run: {'; '.join(held)}"
+        return Found((Finding("ERROR", "tool", "active-error", "", text, "none"),))
+    found = on_machine(
+        wanted, level, ends, node,
+        before=before, gpus=len(before.gpus), dcgm_level=dcgm_level,
+    )  # fmt: skip
+    changed = gpu_state.restore(before, gpu_state.take())
+    return found._replace(findings=(*found.findings, *changed))
+
+
+def argv(
+    python: Sequence[str],
+    level: Level,
+    seconds: float,
+    dcgm_level: int | None,
+    wanted: Sequence[str],
+) -> list[str]:
+    """Of a task; ``python``: the interpreter and its options."""
+    words = [level, f"{seconds:.0f}", str(dcgm_level or 0), *wanted]
+    return [*python, *commands.words("health.active.nvidia.job_tools"), *words]
+
+
+def step(
+    srun: Sequence[str], env: Mapping[str, str], nodes: Sequence[str], seconds: float
+) -> dict[str, Found]:
+    """Run the step: by node what its task said, ERROR for one that said nothing.
+
+    ``srun``: its whole argv, tasks included; over within ``seconds``. Raises nothing.
+    """
+    try:
+        ran = tools.run(srun, seconds, env)
+    except OSError as err:
+        return {node: _silent(f"{srun[0]}: {err.strerror}") for node in nodes}
+    said = read(ran.out)
+    last = " ".join((ran.err.strip() or ran.out.strip())[-300:].split())
+    why = ran.cut or f"exit code {ran.code}: {last or 'nothing was printed'}"
+    return {node: said.get(node) or _silent(f"its task gave no answer: {why}") for node in nodes}
+
+
+def read(text: str) -> dict[str, Found]:
+    """By node, of what the step printed; lines that are not understood are passed over. Pure."""
+    found = {}
+    for line in _SAID.findall(text):
+        try:
+            node, one = _found(json.loads(line))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue
+        found[node] = one
+    return found
+
+
+def _found(data: Any) -> tuple[str, Found]:
+    node = str(data["node"])
+    rows = tuple(measured(row)._replace(node=node) for row in data["measured"])
+    return node, Found(
+        tuple(finding(row) for row in data["findings"]),
+        rows,
+        tuple(str(line)[:300] for line in data["left_out"]),
+        frozenset(one.test for one in rows),
+    )
+
+
+def _silent(why: str) -> Found:
+    text = f"NVIDIA's tools could not be run: {why}"
+    return Found((Finding("ERROR", "tool", "active-error", "", text[:600], "none"),))
+
+
+def left_out(found: Mapping[str, Found]) -> tuple[str, ...]:
+    """The lines about what was left out, each once, with its nodes unless all share it. Pure."""
+    nodes: dict[str, list[str]] = {}
+    for node, one in found.items():
+        for line in one.left_out:
+            nodes.setdefault(line, []).append(node)
+    return tuple(
+        line if len(where) == len(found) else f"{line} ({fold(where)})"
+        for line, where in nodes.items()
+    )
+
+
+def main(words: Sequence[str]) -> int:
+    level, seconds, dcgm_level, *wanted = words
+    found = task(cast(Level, level), float(seconds), int(dcgm_level) or None, wanted)
+    said = {
+        "node": os.environ.get("SLURMD_NODENAME", ""),
+        "findings": [one.as_dict() for one in found.findings],
+        "measured": [one.as_dict() for one in found.measured],
+        "left_out": list(found.left_out),
+    }
+    print(f"ROBUST-NVIDIA {json.dumps(said)}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

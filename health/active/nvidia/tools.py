@@ -1,0 +1,117 @@
+"""Programs of others: where they are, and a run of one with a hard time limit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from health.node import rootfiles
+from health.run.child import where_it_hangs
+
+FIXED = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin")
+_GRACE_S = 5.0  # from SIGTERM to SIGKILL: dcgmi needs it to stop its diagnostic in the host engine
+_DIES_S = 2.0  # from SIGKILL to the end; longer only where the driver holds it
+
+
+class Ran(NamedTuple):
+    """The result of a program. ``code`` is -N after signal N, None: it could not be killed.
+
+    ``cut`` says why it was ended before its time, empty where it ended by itself.
+    """
+
+    code: int | None
+    out: str
+    err: str
+    cut: str = ""
+
+
+def find(name: str, directories: Sequence[str] = ()) -> str:
+    """The absolute path of a program; empty: it is not installed.
+
+    Looks in ``directories`` first, then where a distribution puts it; root does not ask PATH,
+    which is a user's where a job's environment came along, and takes only what nobody else can
+    have put there.
+    """
+    asked = [] if os.geteuid() == 0 else os.environ.get("PATH", "").split(":")
+    for directory in (*directories, *asked, *FIXED):
+        path = Path(directory) / name
+        found = directory.startswith("/") and path.is_file() and os.access(path, os.X_OK)
+        if found and (os.geteuid() or _roots_own(path)):
+            return str(path)
+    return ""
+
+
+def _roots_own(path: Path) -> bool:
+    """True if only root can change the program, and the directories of its path and its target."""
+    real = path.resolve()
+    try:
+        os.close(rootfiles.open_dir(str(path.parent)))
+        directory = rootfiles.open_dir(str(real.parent))
+        try:
+            os.close(rootfiles.open_file(directory, real.name, os.O_RDONLY))
+        finally:
+            os.close(directory)
+    except OSError:
+        return False
+    return True
+
+
+def run(argv: Sequence[str], limit_s: float, env: Mapping[str, str]) -> Ran:
+    """Run it in a session of its own; over within ``limit_s`` (and _DIES_S) whatever it does.
+
+    OSError: it could not be started.
+    """
+    began = time.monotonic()
+    process = subprocess.Popen(
+        list(argv),
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    grace = min(_GRACE_S, limit_s / 4)
+    cut = ""
+    for number, wait_s in (
+        (0, limit_s - grace),
+        (signal.SIGTERM, grace),
+        (signal.SIGKILL, _DIES_S),
+    ):
+        if number:
+            cut = cut or _why(process.pid, time.monotonic() - began)
+            _kill(process.pid, number)
+        try:
+            out, err = process.communicate(timeout=max(0.0, wait_s))
+        except subprocess.TimeoutExpired as late:
+            out, err = late.output or b"", late.stderr or b""
+        except BaseException:  # Ctrl-C: nothing of it stays
+            _kill(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it may hang in the driver
+                process.wait(_DIES_S)
+            raise
+        else:
+            return Ran(process.returncode, _text(out), _text(err), cut)
+    return Ran(None, _text(out), _text(err), f"{cut}; it cannot be killed")
+
+
+def _why(pid: int, seconds: float) -> str:
+    where = where_it_hangs(pid)
+    return f"did not end within {seconds:.0f} s" + (f" ({where})" if where else "")
+
+
+def _kill(pid: int, number: int) -> None:
+    """The whole group; its number is ours as long as its first process was not waited for."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")

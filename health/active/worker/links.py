@@ -1,0 +1,84 @@
+"""Copies between the host and its GPUs, and between GPUs: speed, and that what arrives is right.
+
+Imports torch. For CUDA only.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from health.active.model import Measured
+from health.active.worker.device import MOST_WRONG, Device, failed, hashed
+
+WORDS = 32 << 20  # int64: 256 MiB a copy
+LEAST = 3  # copies of each kind
+
+
+def run(devices: Sequence[Device], seconds: float, seed: int) -> list[Measured]:
+    """One device after the other: they share the host's memory and often its bus."""
+    if not devices[0].cuda:
+        error = "links are those of GPUs: needs CUDA, and torch sees none"
+        return [Measured("links", "", device.name, device.model, error=error) for device in devices]
+    return [_attempt(device, devices, seconds / len(devices), seed) for device in devices]
+
+
+def _attempt(device: Device, devices: Sequence[Device], seconds: float, seed: int) -> Measured:
+    begin = time.monotonic()
+    try:
+        answer = _one(device, [d for d in devices if d is not device], seconds, seed)
+    except Exception as err:  # noqa: BLE001 - whatever it is, it is this test's answer
+        wrong, error = failed(err)
+        answer = Measured("links", "", wrong=wrong, error=error)
+    took = round(time.monotonic() - begin, 3)
+    return answer._replace(device=device.name, model=device.model, seconds=took)
+
+
+def _one(device: Device, peers: Sequence[Device], seconds: float, seed: int) -> Measured:
+    """h2d and d2h from pinned memory; p2p_gbps is the slowest way to a peer that is direct."""
+    device.use()
+    share = seconds / (2 + len(peers))
+    number = seed + (device.index or 0)
+    data = hashed(number, WORDS, device.torch)
+    host = torch.empty(WORDS, dtype=torch.int64, pin_memory=True)
+    back = torch.empty_like(data)
+    values = {"d2h_gbps": _speed(device, partial(host.copy_, data, non_blocking=True), share)}
+    values["h2d_gbps"] = _speed(device, partial(back.copy_, host, non_blocking=True), share)
+    wrong = _compare(f"{device.name} to the host and back", back, data)
+    direct: list[float] = []
+    for peer in peers:
+        there = torch.empty(WORDS, dtype=torch.int64, device=peer.torch)
+        rate = _speed(device, partial(there.copy_, data, non_blocking=True), share)
+        values[f"p2p_{peer.name}_gbps"] = rate
+        if torch.cuda.can_device_access_peer(device.index, peer.index):
+            direct.append(rate)
+        wrong += _compare(f"{device.name} to {peer.name}", there, hashed(number, WORDS, peer.torch))
+    if direct:
+        values["p2p_gbps"] = min(direct)
+    return Measured("links", "", values=values, wrong=tuple(wrong[:MOST_WRONG]))
+
+
+def _speed(device: Device, copy: Callable[[], object], seconds: float) -> float:
+    """1e9 bytes/s, the median of copies."""
+    copy()
+    device.synchronize()
+    until = time.monotonic() + seconds
+    took: list[float] = []
+    while len(took) < LEAST or time.monotonic() < until:
+        took.append(device.timed(copy))
+    return WORDS * 8 / statistics.median(took) / 1e9
+
+
+def _compare(way: str, got: torch.Tensor, must: torch.Tensor) -> list[str]:
+    if torch.equal(got, must):
+        return []
+    places = (got != must).nonzero().flatten()
+    at = int(places[0])
+    return [
+        f"{way}: {len(places)} of {len(must)} words arrived changed; word {at} must be "
+        f"{int(must[at]) % (1 << 64):#018x}, is {int(got[at]) % (1 << 64):#018x}"
+    ]

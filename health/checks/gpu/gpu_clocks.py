@@ -1,0 +1,180 @@
+"""GPU clocks that are held down: throttle reasons, application and maximum clocks.
+
+One moment is seen, so only what is wrong at any moment fails: a GPU without work that is slowed
+down by its thermal or power protection. That its clocks are low when idle, capped by its power
+limit or by settings is ordinary. The plain "HW slowdown" may also show while the GPU changes its
+performance state (nvml.h, nvmlClocksEventReasonHwSlowdown): alone it is a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from health.check import Check, Condition, Setting
+from health.finding import Finding
+from health.node.system import System
+from health.nvidia import gpus
+from health.nvidia.snapshot import Device
+
+THERMAL = Condition(
+    "clocks-thermal",
+    "FAIL",
+    "node",
+    "none",
+    "HW thermal slowdown on a GPU without work (a WARN on one at work)",
+)
+BRAKE = Condition(
+    "clocks-power-brake",
+    "FAIL",
+    "node",
+    "none",
+    "HW power brake (the power supply's alarm) on a GPU without work (a WARN on one at work)",
+)
+SLOWDOWN = Condition(
+    "clocks-slowdown", "WARN", "node", "none", "HW slowdown without a reason that NVML names"
+)
+SW_THERMAL = Condition(
+    "clocks-sw-thermal", "WARN", "node", "none", "SW thermal slowdown on a GPU without work"
+)
+APPLICATION = Condition(
+    "clocks-application",
+    "FAIL",
+    "node",
+    "none",
+    "application clocks below `application_sm` or `application_memory`",
+)
+BELOW_DEFAULT = Condition(
+    "clocks-below-default",
+    "WARN",
+    "node",
+    "none",
+    "application clocks below the board's default, and none set here",
+)
+MAXIMUM = Condition(
+    "clocks-max", "FAIL", "node", "none", "maximum clocks below what the fleet recorded"
+)
+UNEVEN = Condition(
+    "clocks-uneven",
+    "WARN",
+    "node",
+    "none",
+    "maximum clocks below those of the node's other GPUs of the model",
+)
+UNREADABLE = Condition(
+    "clocks-unreadable", "WARN", "node", "none", "NVML failed to tell clocks or throttle reasons"
+)
+
+SETTINGS = {
+    "application_sm": Setting(0, "application clock of the SMs; 0: the board's default", "MHz"),
+    "application_memory": Setting(0, "application clock of the memory, likewise", "MHz"),
+}
+
+# nvmlClocksEventReason*
+_HW_SLOWDOWN = 0x08
+_SW_THERMAL = 0x20
+_HW_THERMAL = 0x40
+_HW_BRAKE = 0x80
+
+
+def run(system: System) -> list[Finding]:
+    """Findings about the clocks of every GPU."""
+    options = system.options("gpu_clocks")
+    found = []
+    devices = gpus.devices(system)
+    for device in devices:
+        problem = gpus.refused(device, "throttle", "clocks")
+        if problem:
+            found.append(UNREADABLE.found(f"NVML {problem}", gpus.name(device)))
+        found += _throttled(device)
+        found += _application(device, options)
+        found += _maximum(system, device, devices)
+    return found
+
+
+def _throttled(device: Device) -> list[Finding]:
+    mask, name = device.get("throttle", 0), gpus.name(device)
+    idle = gpus.idle(device)
+    heat = device.get("temperature", {}).get("gpu")
+    work = "without work" if idle else "at work"
+    text = f"on a GPU {work}{f' at {heat} °C' if heat is not None else ''}, wanted none"
+    source = f"{gpus.identity(device)} (NVML clocks event reasons 0x{mask:x})"
+    found = []
+    for bit, reason, condition in (
+        (_HW_THERMAL, "HW thermal slowdown", THERMAL),
+        (_HW_BRAKE, "HW power brake", BRAKE),
+    ):
+        if mask & bit:
+            status = condition.status if idle else "WARN"
+            found.append(condition.found(f"{reason} {text}{source}", name, status=status))
+    if mask & _HW_SLOWDOWN and not mask & (_HW_THERMAL | _HW_BRAKE):
+        found.append(SLOWDOWN.found(f"HW slowdown {text}{source}", name))
+    if mask & _SW_THERMAL and idle:
+        found.append(SW_THERMAL.found(f"SW thermal slowdown {text}{source}", name))
+    return found
+
+
+def _application(device: Device, options: Mapping[str, Any]) -> list[Finding]:
+    found = []
+    for kind in ("sm", "memory"):
+        now, default = _clock(device, f"app_{kind}"), _clock(device, f"default_app_{kind}")
+        wanted = options[f"application_{kind}"]
+        if now is None:
+            continue
+        if wanted and now < wanted:
+            text = f"{kind} application clock {now} MHz, wanted {wanted}"
+            source = f"[health.gpu_clocks] application_{kind}"
+            found.append(APPLICATION.found(f"{text} ({source})", gpus.name(device)))
+        elif not wanted and default and now < default:
+            text = f"{kind} application clock {now} MHz, the board's default is {default}"
+            cure = "nvidia-smi --reset-applications-clocks"
+            found.append(BELOW_DEFAULT.found(f"{text} (NVML); {cure}", gpus.name(device)))
+    return found
+
+
+def _maximum(system: System, device: Device, devices: list[Device]) -> list[Finding]:
+    model = device.get("name", "")
+    recorded = gpus.recorded(system, "max_clocks", model)
+    found = []
+    for kind in ("sm", "memory"):
+        now = _clock(device, f"max_{kind}")
+        if now is None:
+            continue
+        wanted = recorded.get(kind) if isinstance(recorded, Mapping) else None
+        text = f"maximum {kind} clock {now} MHz"
+        if isinstance(wanted, int):
+            if now < wanted:
+                text += f", {wanted} recorded for {model} (fleet max_clocks)"
+                found.append(MAXIMUM.found(text, gpus.name(device)))
+            continue
+        same = [_clock(other, f"max_{kind}") for other in devices if other.get("name", "") == model]
+        usual = gpus.majority([value for value in same if value is not None])
+        if usual is not None and now < usual:
+            text += f", most {model} of this node have {usual} (NVML)"
+            found.append(UNEVEN.found(text, gpus.name(device)))
+    return found
+
+
+def _clock(device: Device, key: str) -> int | None:
+    return cast("Mapping[str, int]", device.get("clocks", {})).get(key)
+
+
+CHECK = Check(
+    "gpu_clocks",
+    run,
+    (
+        THERMAL,
+        BRAKE,
+        SLOWDOWN,
+        SW_THERMAL,
+        APPLICATION,
+        BELOW_DEFAULT,
+        MAXIMUM,
+        UNEVEN,
+        UNREADABLE,
+    ),
+    SETTINGS,
+    needs_nvml=True,
+    closes_on_error=False,
+    cost_ms=0.2,
+)

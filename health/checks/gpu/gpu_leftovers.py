@@ -1,0 +1,226 @@
+"""Processes and memory on GPUs that should be free.
+
+Which GPUs should be free: in a job's prolog and epilog those of the job (SLURM_JOB_GPUS); all of
+them when no other job has a step on the node. A process of a job that runs here is no leftover,
+nor is a service of root's named in ``services``. Where it cannot be told whose a process is,
+nothing is said of it while other jobs run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from health.check import Check, Condition, Setting
+from health.finding import Finding
+from health.node import jobs, proctable, slurmconf
+from health.node.system import System
+from health.nvidia import gpus
+from health.nvidia.snapshot import Device
+
+PROCESS = Condition(
+    "gpu-process-left",
+    "FAIL",
+    "user",
+    "clear-leftovers",
+    "a process of no running job is on a GPU that should be free",
+)
+FOREIGN = Condition(
+    "gpu-process-foreign",
+    "WARN",
+    "user",
+    "none",
+    "a process of another running job is on a GPU of this job",
+)
+MEMORY = Condition(
+    "gpu-memory-left",
+    "FAIL",
+    "node",
+    "reset-gpu",
+    "more than `memory` is in use on a GPU without processes (a WARN on Grace, where the kernel "
+    "itself uses it)",
+)
+UNREADABLE = Condition(
+    "gpu-use-unreadable",
+    "ERROR",
+    "node",
+    "reboot",
+    "NVML failed to tell processes or memory in use",
+)
+
+SETTINGS = {
+    "memory": Setting(1024, "memory in use that is still right without a process", "MiB"),
+    "services": Setting(
+        [
+            "nv-hostengine",
+            "dcgm-exporter",
+            "nvidia-cuda-mps",
+            "nvidia-persiste",
+            "Xorg",
+            "gnome-shell",
+        ],
+        "root's processes that may stay on a GPU, by the beginning of their name",
+    ),
+}
+
+_MIB = 1 << 20
+_COHERENT = re.compile(r"\bG[HB][23]00\b")  # its memory is one of the kernel's NUMA nodes
+_UID = re.compile(r"^Uid:\s*(\d+)", re.MULTILINE)
+_ENVIRON_JOB = re.compile(r"(?:^|\0)SLURM_JOB_ID=(\d{1,10})(?:\0|$)")
+_MINOR = re.compile(r"Device Minor:\s*(\d+)")
+
+
+def run(system: System) -> list[Finding]:
+    """Findings about the GPUs that have something on them; nothing is read where none has."""
+    options = system.options("gpu_leftovers")
+    limit = options["memory"] * _MIB
+    devices = gpus.devices(system)
+    found = [
+        UNREADABLE.found(f"NVML {problem}{gpus.identity(device)}", gpus.name(device))
+        for device in devices
+        if (problem := gpus.refused(device, "processes", "memory"))
+    ]
+    used = [
+        device
+        for device in devices
+        if device.get("processes") or device.get("memory", {}).get("used", 0) > limit
+    ]
+    return found + (_Look(system, options).run(used) if used else [])
+
+
+class _Process(NamedTuple):
+    pid: int
+    uid: int
+    comm: str  # what it calls itself
+    job: int  # 0: none
+    proven: bool  # from its cgroup, not from its own environment
+
+
+class _Look:
+    """One look at the GPUs' processes and memory, judged by what may be there in this context."""
+
+    def __init__(self, system: System, options: Mapping[str, Any]):
+        self.system, self.options = system, options
+        self.job = system.context.job
+        self.ending = system.context.where == "epilog"
+        self.others = jobs.running(system)  # None: unknown
+        self.alone = self.others is not None and not self.others
+        self.own = allocated(system)
+
+    def run(self, used: list[Device]) -> list[Finding]:
+        found = []
+        for device in used:
+            free = self.alone or device.get("index") in self.own
+            states = [
+                (process, self._state(process, free))
+                for entry in device.get("processes", [])
+                if (process := _process(self.system, entry["pid"]))
+            ]
+            for process, state in states:
+                condition = {"left": PROCESS, "foreign": FOREIGN}.get(state)
+                if condition:
+                    found.append(condition.found(_text(device, process), gpus.name(device)))
+            if free and not device.get("processes"):  # else it is theirs, also if they ended since
+                found += self._memory(device)
+        return found
+
+    def _state(self, process: _Process, free: bool) -> str:
+        """ "left", "foreign" (another running job's on this job's GPU), or "right"."""
+        services = tuple(self.options["services"])
+        if process.uid == 0 and services and process.comm.startswith(services):
+            return "right"
+        if process.job and process.job == self.job:
+            return "left" if self.ending else "right"
+        if process.job and self.others is not None:
+            if process.job in self.others:
+                return "foreign" if free else "right"
+            if process.proven:
+                return "left"
+        return "left" if free else "right"
+
+    def _memory(self, device: Device) -> list[Finding]:
+        used, limit = device["memory"]["used"], self.options["memory"]
+        text = f"{used // _MIB} MiB in use and no process, limit {limit} MiB"
+        coherent = _COHERENT.search(device.get("name", ""))
+        return [
+            MEMORY.found(
+                f"{text}{gpus.identity(device)} (NVML memory)",
+                gpus.name(device),
+                status="WARN" if coherent else None,
+            )
+        ]
+
+
+def _text(device: Device, process: _Process) -> str:
+    job = f"job {process.job}" if process.job else "no job"
+    comm = "".join(c if c.isprintable() and c != '"' else "?" for c in process.comm)[:16]
+    return (
+        f'process {process.pid} "{comm}" of uid {process.uid}, {job}, is on a GPU that should '
+        f"be free{gpus.identity(device)} (NVML processes)"
+    )
+
+
+def _process(system: System, pid: int) -> _Process | None:
+    """None: it has ended."""
+    try:
+        # Not the owner of /proc/PID: that is root for a process that hides itself.
+        uid = _UID.search(system.read(f"/proc/{pid}/status"))
+        comm = system.read(f"/proc/{pid}/comm").strip()
+        job = proctable.job(system.read(f"/proc/{pid}/cgroup"))
+    except OSError:
+        return None
+    proven = job is not None
+    if job is None:
+        try:
+            match = _ENVIRON_JOB.search(system.read(f"/proc/{pid}/environ"))
+        except OSError:
+            match = None
+        job = int(match[1]) if match else 0
+    return _Process(pid, int(uid[1]) if uid else -1, comm, job, proven)
+
+
+def allocated(system: System) -> set[int]:
+    """NVML's numbers of the GPUs that this job has; empty if Slurm does not say.
+
+    SLURM_JOB_GPUS numbers the node's GPUs in the order of gres.conf; their device files have the
+    driver's minor numbers, and /proc/driver/nvidia/gpus tells which PCI address has which.
+    """
+    text = system.context.env.get("SLURM_JOB_GPUS", "")
+    if not re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
+        return set()
+    try:
+        files = slurmconf.gpu_files(system)
+    except (OSError, ValueError):
+        files = []
+    minors = {_minor(files, int(number)) for number in text.split(",")}
+    out = set()
+    for device in gpus.devices(system):
+        index = device.get("index", -1)
+        if _driver_minor(system, device, index) in minors:
+            out.add(index)
+    return out
+
+
+def _minor(files: list[str], number: int) -> int:
+    digits = re.search(r"\d+$", files[number]) if number < len(files) else None
+    return int(digits[0]) if digits else number
+
+
+def _driver_minor(system: System, device: Device, otherwise: int) -> int:
+    try:
+        text = system.read(f"/proc/driver/nvidia/gpus/{device.get('pci', '')}/information")
+    except OSError:
+        return otherwise
+    match = _MINOR.search(text)
+    return int(match[1]) if match else otherwise
+
+
+CHECK = Check(
+    "gpu_leftovers",
+    run,
+    (PROCESS, FOREIGN, MEMORY, UNREADABLE),
+    SETTINGS,
+    needs_nvml=True,
+    cost_ms=0.1,
+)

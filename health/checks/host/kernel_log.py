@@ -1,0 +1,258 @@
+"""Trouble of the operating system in the kernel's log: memory, disks, file systems, links, hangs.
+
+Patterns are those of the kernel's source (mm/oom_kill.c, block/blk-core.c, drivers/nvme/host,
+fs/ext4, fs/xfs, fs/btrfs, drivers/md, kernel/watchdog.c, kernel/hung_task.c, the network drivers).
+File systems on loop devices are images that jobs mount: not the node's trouble.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from health.check import Check, Condition, Setting
+from health.finding import Finding
+from health.node.kernlog import ago, evidence, loud, within
+from health.node.system import LogRecord, System
+
+OOM = Condition("oom", "WARN", "user", "none", "memory ran out in the last `recent`")
+IO_ERROR = Condition("io-error", "WARN", "node", "none", "an I/O error of a disk in `disk_window`")
+IO_ERRORS = Condition("io-errors", "FAIL", "node", "service", "`io_errors` of one disk")
+NVME_RESET = Condition("nvme-reset", "WARN", "node", "none", "an NVMe was reset in `disk_window`")
+NVME_RESETS = Condition("nvme-resets", "FAIL", "node", "service", "`nvme_resets` of one NVMe")
+NVME_DOWN = Condition("nvme-down", "FAIL", "node", "reboot", "an NVMe or RAID was given up")
+FS_ERROR = Condition("fs-error", "FAIL", "node", "reboot", "a file system found itself damaged")
+FS_READONLY = Condition("fs-readonly", "FAIL", "node", "reboot", "remounted read-only by an error")
+FLAPS = Condition("link-flaps", "WARN", "node", "none", "a link went down `flaps` times in an hour")
+FLAPPING = Condition("link-flapping", "FAIL", "node", "service", "… `flapping` times in an hour")
+HUNG = Condition("hung-task", "WARN", "node", "none", "a task hung in the last `recent`")
+LOCKUP = Condition("soft-lockup", "WARN", "node", "none", "a processor hung in the last `recent`")
+LOCKUPS = Condition("soft-lockups", "FAIL", "node", "reboot", "`lockups` of them")
+HARD = Condition("hard-lockup", "FAIL", "node", "reboot", "a processor hung with interrupts off")
+OOPS = Condition("kernel-oops", "FAIL", "node", "reboot", "the kernel itself failed and went on")
+LOST = Condition(
+    "log-overrun",
+    "WARN",
+    "node",
+    "none",
+    "messages overwrite the log faster than it can be read, or within `reach`: faults may be lost",
+)
+
+BOOT_S = 300.0  # links come and go while drivers and the network start
+
+
+class Rule(NamedTuple):
+    """A kind of message to find. ``needle`` is in every such message; the group "device", where the
+    pattern has one, tells what it is about. ``window``: the setting with its length, "" since
+    boot; ``limit``: the setting from which on ``many`` holds in place of ``one``."""
+
+    needle: str
+    pattern: str
+    one: Condition
+    window: str = ""
+    limit: str = ""
+    many: Condition | None = None
+
+
+_DISK = r"(?P<device>nvme\d+(?:c\d+)?n\d+|sd[a-z]{1,3}|vd[a-z]{1,2}|mmcblk\d+)"
+_FS = r"(?P<device>[\w.-]{1,40}?)"
+RULES = (
+    Rule(
+        "ut of memory: Killed process",
+        r"(?:Out of memory|Memory cgroup out of memory): Killed process \d+ \(",
+        OOM,
+        "recent",
+    ),
+    Rule(
+        " error, dev ",
+        r"(?:blk_update_request: |print_req_error: )?(?:I/O|critical medium|critical target) error,"
+        rf" dev {_DISK}, sector \d+\b(?! op 0x\w+:\((?:DISCARD|WRITE_ZEROES))",
+        IO_ERROR,
+        "disk_window",
+        "io_errors",
+        IO_ERRORS,
+    ),
+    Rule(
+        "nvme nvme",
+        r"nvme (?P<device>nvme\d+): (?:I/O (?:tag )?\d+ .*timeout, (?:reset|disable) controller"
+        r"|controller is down; will reset|frozen state error detected, reset controller)",
+        NVME_RESET,
+        "disk_window",
+        "nvme_resets",
+        NVME_RESETS,
+    ),
+    Rule(
+        "nvme nvme",
+        r"nvme (?P<device>nvme\d+): (?:Disabling device after reset failure"
+        r"|Removing after probe failure|Device not ready; aborting)",
+        NVME_DOWN,
+    ),
+    Rule(
+        "no available path - failing I/O",
+        r"block (?P<device>nvme\w+): no available path - failing I/O",
+        NVME_DOWN,
+    ),
+    Rule(
+        "failing array",
+        r"md/raid\d*:?(?P<device>md\w+): Disk failure on \S+ detected, failing array",
+        NVME_DOWN,
+    ),
+    Rule("EXT", rf"EXT[234]-fs error \(device {_FS}\): ", FS_ERROR),
+    Rule("Aborting journal", rf"Aborting journal on device {_FS}(?:[-:]8)?\.", FS_ERROR),
+    Rule(
+        "XFS (",
+        rf"XFS \({_FS}\): (?:(?:Metadata )?[Cc]orruption |Metadata CRC error|Internal error "
+        r"|log I/O error|[Mm]etadata I/O error|Filesystem has been shut down"
+        r"|xfs_do_force_shutdown|I/O Error Detected\. Shutting down)",
+        FS_ERROR,
+    ),
+    Rule("BTRFS", rf"BTRFS (?:error|critical) \(device {_FS}(?: state \w+)?\): ", FS_ERROR),
+    Rule(
+        "Remounting filesystem read-only",
+        rf"\w+-?\w* \({_FS}\): Remounting filesystem read-only",
+        FS_READONLY,
+    ),
+    Rule(
+        "blocked for more than",
+        r"INFO: task .{1,16}:\d+ blocked for more than \d+ seconds",
+        HUNG,
+        "recent",
+    ),
+    Rule(
+        "soft lockup",
+        r"(?:watchdog: )?BUG: soft lockup - CPU#\d+ stuck for \d+s",
+        LOCKUP,
+        "recent",
+        "lockups",
+        LOCKUPS,
+    ),
+    Rule(
+        "detected ",
+        r"rcu: INFO: rcu_\w+ (?:self-)?detected (?:expedited )?stall",
+        LOCKUP,
+        "recent",
+        "lockups",
+        LOCKUPS,
+    ),
+    Rule("hard LOCKUP", r"(?:NMI )?watchdog: Watchdog detected hard LOCKUP on cpu", HARD),
+    Rule("Oops: ", r"(?:Oops: |Internal error: )?Oops: [\w: ]{1,40}\[#\d+\] (?:PREEMPT|SMP)", OOPS),
+    Rule("BUG: ", r"BUG: (?:unable to handle |kernel NULL pointer dereference)", OOPS),
+    Rule("kernel BUG at ", r"kernel BUG at [\w./-]{1,120}:\d+!$", OOPS),
+    Rule("general protection fault", r"general protection fault.{1,120}\[#\d+\]", OOPS),
+)
+# A driver names itself, the device, and its interface.
+_LINK_DOWN = (
+    r"[\w-]{2,20} [0-9a-f]{4,6}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]:? (?P<device>[a-zA-Z]\w{0,14})"
+    r"(?: \([\w, ]+\))?: (?:[\w-]+: )?(?:\w+ )?(?:NIC )?[Ll]ink (?:is )?[Dd]own"
+    r"|e1000e?: (?P<old>[a-zA-Z]\w{0,14}) NIC Link is Down"
+)
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+def find(records: Iterable[LogRecord], needle: str, pattern: str) -> dict[str, list[LogRecord]]:
+    """The messages of one kind, by device ("" where it has none); none of loop devices."""
+    out: dict[str, list[LogRecord]] = {}
+    for record in records:
+        if needle in record.text and (match := _compiled(pattern).match(record.text)):
+            names = match.groupdict()
+            device = names.get("device") or names.get("old") or ""
+            if not device.startswith("loop"):
+                out.setdefault(device, []).append(record)
+    return out
+
+
+def judge(records: Iterable[LogRecord], uptime: float, options: Mapping[str, Any]) -> list[Finding]:
+    """Findings from the records of one boot."""
+    every = list(records)
+    trouble = loud(every)
+    found: dict[tuple[str, str], list[LogRecord]] = {}
+    rules: dict[str, Rule] = {}
+    for rule in RULES:
+        window = options[rule.window] if rule.window else uptime
+        for device, mine in find(trouble, rule.needle, rule.pattern).items():
+            recent = within(mine, uptime, window) if rule.window else mine
+            if recent:
+                rules[rule.one.check] = rule
+                found.setdefault((rule.one.check, device), []).extend(recent)
+    out = []
+    for (check, device), mine in found.items():
+        rule = rules[check]
+        over = rule.many is not None and len(mine) >= options[rule.limit]
+        condition = rule.many if over and rule.many else rule.one
+        limit = f"limit {options[rule.limit]}: " if over else ""
+        told = evidence(sorted(mine, key=lambda record: record.time), uptime)
+        out.append(condition.found(limit + told, device))
+    out += overrun(every, uptime, options["reach"])
+    return out + links(every, uptime, options["flaps"], options["flapping"])
+
+
+def overrun(records: Sequence[LogRecord], uptime: float, reach: float) -> list[Finding]:
+    """A finding if the kernel overwrote messages before they could be read."""
+    if not records:
+        return []
+    lost = sum(record.lost for record in records)
+    text = f"{lost} records overwritten while the log was read" if lost > 1 else ""
+    text = text or ("1 record overwritten while the log was read" if lost else "")
+    first = records[0]
+    if not text and first.seq > 0 and uptime - first.time < reach:
+        text = f"the log reaches back {ago(uptime - first.time)} only, wanted {ago(reach)}"
+        text += f", {first.seq} records before were overwritten"
+    if not text:
+        return []
+    return [LOST.found(f"{text}; faults among them are lost: enlarge log_buf_len (/dev/kmsg)")]
+
+
+def links(records: Iterable[LogRecord], uptime: float, flaps: int, flapping: int) -> list[Finding]:
+    """Links of network adapters that went down again and again in the last hour."""
+    later = [record for record in within(records, uptime, 3600.0) if record.time > BOOT_S]
+    out = []
+    for device, mine in find(later, "ink", _LINK_DOWN).items():
+        if len(mine) >= min(flaps, flapping):
+            condition, limit = (FLAPPING, flapping) if len(mine) >= flapping else (FLAPS, flaps)
+            out.append(condition.found(f"limit {limit}: {evidence(mine, uptime)}", device))
+    return out
+
+
+def run(system: System) -> list[Finding]:
+    return judge(system.kernel_log(), system.uptime(), system.options("kernel_log"))
+
+
+CHECK = Check(
+    name="kernel_log",
+    run=run,
+    conditions=(
+        OOM,
+        IO_ERROR,
+        IO_ERRORS,
+        NVME_RESET,
+        NVME_RESETS,
+        NVME_DOWN,
+        FS_ERROR,
+        FS_READONLY,
+        FLAPS,
+        FLAPPING,
+        HUNG,
+        LOCKUP,
+        LOCKUPS,
+        HARD,
+        OOPS,
+        LOST,
+    ),
+    settings={
+        "recent": Setting(3600.0, "how long memory, hangs and lockups are told", "s"),
+        "disk_window": Setting(86400.0, "how long errors of disks count", "s"),
+        "io_errors": Setting(10, "I/O errors of one disk in disk_window that close the gate"),
+        "nvme_resets": Setting(3, "resets of one NVMe in disk_window that close the gate"),
+        "flaps": Setting(3, "times a link goes down in an hour that are told"),
+        "flapping": Setting(10, "times a link goes down in an hour that close the gate"),
+        "reach": Setting(300.0, "the least that the log has to reach back, 0: not checked", "s"),
+        "lockups": Setting(5, "soft lockups and RCU stalls in `recent` that close the gate"),
+    },
+    cost_ms=3.0,
+)

@@ -1,0 +1,271 @@
+"""PCI Express errors (AER) of what jobs use: GPUs, network adapters, NVMe, and the ports above.
+
+Two sources: the counters of the kernel (Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats),
+which count since boot, and its log (drivers/pci/pcie/aer.c, dpc.c; firmware-first: cper.c), which
+also tells of devices that are gone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from health.check import Check, Condition, Setting
+from health.finding import Finding
+from health.node.kernlog import evidence
+from health.node.system import LogRecord, System
+
+FATAL = Condition("aer-fatal", "FAIL", "node", "reboot", "a fatal error since boot")
+MANY = Condition(
+    "aer-nonfatal-many", "FAIL", "node", "reboot", "`many` non-fatal errors of a device since boot"
+)
+NONFATAL = Condition("aer-nonfatal", "WARN", "node", "none", "a non-fatal error since boot")
+CORRECTED = Condition(
+    "aer-corrected", "WARN", "node", "none", "`corrected` corrected errors per hour, since boot"
+)
+OTHER = Condition(
+    "aer-fatal-other", "WARN", "node", "none", "a fatal error of a device that no job uses"
+)
+
+DEVICES = "/sys/bus/pci/devices"
+_LINKS = ("/sys/class/infiniband", "/sys/class/nvme", "/sys/class/net")
+_KINDS = ("fatal", "nonfatal", "correctable")
+# Asking a device for what it has not: drivers do so while they look what there is.
+_HARMLESS = frozenset({"UnsupReq"})
+
+
+class Message(NamedTuple):
+    """One error in the log. ``kind`` as in the names of the counters; ``source`` is who tells it:
+    "device", "port" or "firmware", each of which may tell the same error."""
+
+    record: LogRecord
+    device: str  # "0000:3b:00.0"
+    kind: str
+    source: str
+
+
+class Devices(NamedTuple):
+    """Devices of jobs: PCI address -> name ("mlx5_0", "gpu"); ports above them, nearest first."""
+
+    used: Mapping[str, str]
+    ports: Mapping[str, str]  # address -> name of what is below
+    nearest: frozenset[str]
+
+    def has(self, address: str) -> bool:
+        return address in self.used or address in self.ports
+
+    def called(self, address: str) -> str:
+        """The name in a finding."""
+        name = self.used.get(address, "gpu")
+        return address if name == "gpu" else name
+
+
+@cache
+def _address() -> re.Pattern[str]:
+    return re.compile(r"[0-9a-f]{4,6}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
+
+
+@cache
+def _bus_error() -> re.Pattern[str]:
+    return re.compile(
+        r"[\w.-]+ ([0-9a-f]{4,6}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): (?:AER: )?(?:"
+        r"PCIe Bus Error: severity=(\w+(?: \([\w-]+\))?),|"
+        r"(?:Multiple )?(\w+(?: \([\w-]+\))?) error (?:message )?received(?: from|:) "
+        r"([0-9a-f]{4,6}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])|"
+        r"(DPC: containment event))"
+    )
+
+
+@cache
+def _report() -> re.Pattern[str]:
+    return re.compile(
+        r"\{(\d+)\}\[Hardware Error\]:\s+(event severity|section[ _]type|device_id): ?(\S.*)"
+    )
+
+
+def kind_of(severity: str) -> str:
+    """ "Uncorrected (Non-Fatal)" and its like as the name of a counter; "" if unknown."""
+    lower = severity.lower()
+    if lower.startswith("correct"):
+        return "correctable"
+    if "non-fatal" in lower or lower.startswith("recoverable"):
+        return "nonfatal"
+    return "fatal" if "fatal" in lower else ""
+
+
+def messages(records: Iterable[LogRecord]) -> list[Message]:
+    """The errors that a log tells of, one for each message of a device or about it."""
+    out = []
+    reports: dict[str, list[str]] = {}
+    for record in records:
+        text = record.text
+        if "AER: " in text or "PCIe Bus Error" in text or "DPC: " in text:
+            match = _bus_error().match(text)
+            if not match:
+                continue
+            port, severity, received, about, contained = match.groups()
+            kind = "fatal" if contained else kind_of(severity or received)
+            source = "port" if about or contained else "device"
+            if kind:
+                out.append(Message(record, about or port, kind, source))
+        elif "[Hardware Error]" in text:
+            match = _report().match(text)
+            if not match:
+                continue
+            number, key, value = match.groups()
+            known = reports.setdefault(number, ["", ""])
+            if key == "event severity":
+                known[0] = kind_of(value)
+            elif key != "device_id":
+                known[1] = value
+            elif known[1].startswith("PCIe") and known[0] and _address().match(value.strip()):
+                out.append(Message(record, value.strip(), known[0], "firmware"))
+    return out
+
+
+def parse_counters(content: str) -> dict[str, int]:
+    """The lines "name number" of aer_dev_*; the total ("TOTAL_ERR_FATAL") among them."""
+    out = {}
+    for line in content.splitlines():
+        name, _, value = line.strip().rpartition(" ")
+        if name and value.isascii() and value.isdigit():
+            out[name.strip()] = int(value)
+    return out
+
+
+def count(counters: Mapping[str, int]) -> int:
+    """The number of errors without harmless ones; an error may be of several kinds."""
+    total = max((n for name, n in counters.items() if name.startswith("TOTAL")), default=0)
+    named = sum(n for name, n in counters.items() if name in _HARMLESS)
+    return max(0, total - named)
+
+
+def devices(system: System) -> Devices:
+    """Find the devices that jobs use on this node, and the ports above them."""
+    used: dict[str, str] = {}
+    for address in _names(system, "/proc/driver/nvidia/gpus"):
+        if _address().match(address):
+            used[address] = "gpu"
+    for place in _LINKS:
+        for name in _names(system, place):
+            target = _link(system, f"{place}/{name}/device").rpartition("/")[2]
+            if _address().match(target):
+                used.setdefault(target, name)
+    ports: dict[str, str] = {}
+    nearest = set()
+    for address, name in used.items():
+        above = [p for p in _link(system, f"{DEVICES}/{address}").split("/") if _address().match(p)]
+        nearest.update(above[-2:-1])
+        for port in above[:-1]:
+            ports.setdefault(port, f"gpu {address}" if name == "gpu" else name)
+    return Devices(used, ports, frozenset(nearest))
+
+
+def _names(system: System, path: str) -> list[str]:
+    try:
+        return system.names(path)
+    except OSError:
+        return []  # no such driver or class on this node
+
+
+def _link(system: System, path: str) -> str:
+    try:
+        return system.link(path)
+    except OSError:
+        return ""  # a virtual interface, or a device that has just gone
+
+
+def counters(system: System, address: str) -> dict[str, int]:
+    """Errors of a device since boot by kind; a kind that it does not count is missing."""
+    out = {}
+    for kind in _KINDS:
+        try:
+            text = system.read(f"{DEVICES}/{address}/aer_dev_{kind}")
+        except OSError:
+            continue
+        out[kind] = count(parse_counters(text))
+    return out
+
+
+def judge(
+    known: Devices,
+    counted: Mapping[str, Mapping[str, int]],
+    told: Sequence[Message],
+    gone: frozenset[str],
+    uptime: float,
+    corrected: float,
+    many: int,
+) -> list[Finding]:
+    """``gone``: devices of the log that the kernel has no more; limits as in the settings."""
+    out = []
+    for address in sorted({*counted, *(message.device for message in told)}):
+        mine = [message for message in told if message.device == address]
+        seen = counted.get(address, {})
+        device = known.called(address)
+        (fatal, why), (nonfatal, soft_why), (soft, rate_why) = (
+            _errors(kind, mine, seen, uptime) for kind in _KINDS
+        )
+        below = f"; the port above {known.ports[address]}" if address in known.ports else ""
+        if fatal:
+            condition = FATAL if known.has(address) or address in gone else OTHER
+            out.append(condition.found(why + below, device))
+        if not known.has(address):
+            continue
+        if nonfatal:
+            condition = MANY if nonfatal >= many else NONFATAL
+            limit = f"limit {many}: " if condition is MANY else ""
+            out.append(condition.found(limit + soft_why + below, device))
+        rate = soft / max(1.0, uptime / 3600.0)
+        if rate >= corrected:
+            text = f"{rate:.0f} per hour, limit {corrected:g}: {rate_why}{below}"
+            out.append(CORRECTED.found(text, device))
+    return out
+
+
+def _errors(
+    kind: str, told: Iterable[Message], counted: Mapping[str, int], uptime: float
+) -> tuple[int, str]:
+    """The number of a device's errors of one kind, and the evidence."""
+    sources: dict[str, list[LogRecord]] = {}
+    for message in told:
+        if message.kind == kind:
+            sources.setdefault(message.source, []).append(message.record)
+    times = max([counted.get(kind, 0), *(len(records) for records in sources.values())])
+    if not sources:
+        return times, f"{times} x since boot (aer_dev_{kind})"
+    return times, evidence(max(sources.values(), key=len), uptime, times)
+
+
+def run(system: System) -> list[Finding]:
+    told = messages(system.kernel_log())
+    known = devices(system)
+    counted = {address: counters(system, address) for address in {*known.used, *known.nearest}}
+    if not told and not any(n for numbers in counted.values() for n in numbers.values()):
+        return []
+    options = system.options("pcie_aer")
+    limits = (options["corrected"], options["many"])
+    strange = {m.device for m in told if not known.has(m.device)}
+    gone = frozenset(address for address in strange if _gone(system, address))
+    return judge(known, counted, told, gone, system.uptime(), *limits)
+
+
+def _gone(system: System, address: str) -> bool:
+    try:
+        system.entry(f"{DEVICES}/{address}")
+    except FileNotFoundError:
+        return True
+    return False
+
+
+CHECK = Check(
+    name="pcie_aer",
+    run=run,
+    conditions=(FATAL, MANY, NONFATAL, CORRECTED, OTHER),
+    settings={
+        "corrected": Setting(100.0, "corrected errors per hour of a device that are told", "1/h"),
+        "many": Setting(100, "non-fatal errors of a device since boot that close the gate"),
+    },
+    cost_ms=3.0,
+)

@@ -1,0 +1,267 @@
+"""Processes: stuck in the kernel, left behind by jobs that ended, or too many.
+
+Looking at every process takes some ms on a large node. So the prolog looks only when the load says
+that something runs or is stuck although no job should; epilog and sweep always look.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+from health.check import Check, Condition, Setting
+from health.finding import Finding
+from health.node import jobs, proctable
+from health.node.leftover_files import FIRST_USER
+from health.node.proctable import Process
+from health.node.sysfs import number, text
+from health.node.system import System
+from health.run.stuck import left_behind
+
+STUCK = Condition(
+    "process-stuck",
+    "FAIL",
+    "node",
+    "reboot",
+    "a process of no running job was killed and does not die (state D); class user, action none "
+    "where it waits for a file server or a FUSE daemon",
+)
+BLOCKED = Condition(
+    "process-blocked",
+    "WARN",
+    "node",
+    "none",
+    "a process of no running job stays in state D, but nobody killed it yet",
+)
+LEFT = Condition(
+    "processes-left",
+    "WARN",
+    "user",
+    "clear-leftovers",
+    "users' processes on a node without jobs; FAIL in the epilog for those in the job's cgroup",
+)
+LOAD = Condition("idle-load", "WARN", "user", "none", "load on a node without jobs")
+ZOMBIES = Condition("zombies", "WARN", "node", "none", "init does not reap its dead children")
+EXHAUSTED = Condition(
+    "tasks-exhausted", "FAIL", "user", "clear-leftovers", "95 % of all process ids are in use"
+)
+MANY = Condition("tasks-many", "WARN", "user", "none", "80 % of all process ids are in use")
+
+LOOK_AT = 0.9  # load over 1 and over 5 minutes: one process that runs or is stuck all the time
+PAUSE_S = 0.3  # between two looks at a process in state D
+PATIENCE_S, PROLOG_PATIENCE_S = 6.0, 3.0  # for one that was killed
+ZOMBIE_LIMIT = 50
+NAMED = 3  # processes named in evidence
+
+# Functions of the kernel in which a process waits for a file server, or for a FUSE daemon.
+_FILE_SERVER = (
+    *("nfs", "rpc_", "xprt_", "fuse_", "__fuse_", "request_wait_answer", "ceph"),
+    *("lustre", "ll_", "ptlrpc", "cl_", "osc_", "ldlm_"),
+)
+# Dynamic users of systemd services (systemd.io/UIDS-GIDS), and nobody.
+_SERVICES = range(61184, 65520)
+_NOBODY = 65534
+
+
+def waits_for_server(channel: str, stack: str) -> bool:
+    """By /proc/PID/wchan, and the lines "[<0>] nfs_wb_all+0x8d/0x120 [nfs]" of /proc/PID/stack."""
+    frames = [line.partition("] ")[2] for line in stack.splitlines()]
+    return any(frame.startswith(_FILE_SERVER) for frame in (channel, *frames))
+
+
+def judge_count(tasks: int, limit: int | None) -> list[Finding]:
+    """Tasks against the number of ids that there are."""
+    if not limit or tasks < 0.8 * limit:
+        return []
+    condition = EXHAUSTED if tasks >= 0.95 * limit else MANY
+    return [condition.found(f"{tasks} tasks of {limit} (kernel.pid_max, threads-max)")]
+
+
+def judge_zombies(found: Iterable[Process]) -> list[Finding]:
+    orphans = [p for p in found if p.state == "Z" and p.parent == 1]
+    if len(orphans) <= ZOMBIE_LIMIT:
+        return []
+    return [ZOMBIES.found(f"{len(orphans)} dead children of init, limit {ZOMBIE_LIMIT}")]
+
+
+def _run(system: System) -> list[Finding]:
+    loads = text(system, "/proc/loadavg").split()
+    if len(loads) < 4:
+        return []
+    one, five = float(loads[0]), float(loads[1])
+    active, _, tasks = loads[3].partition("/")
+    limits = [
+        number(system, "/proc/sys/kernel/pid_max"),
+        number(system, "/proc/sys/kernel/threads-max"),
+    ]
+    found = judge_count(int(tasks), min((n for n in limits if n), default=None))
+    loaded = one >= LOOK_AT and five >= LOOK_AT
+    if system.context.where == "prolog" and not loaded:
+        return found
+    busy = jobs.running(system)
+    table = proctable.processes(system)
+    found += judge_zombies(table)
+    ours = [p for p in table if not p.kernel and p.state != "Z"]
+    sleeping = [p for p in ours if p.state == "D"]
+    if sleeping:
+        lost, gate = left_behind(system), _gate(system)
+        sleeping = [p for p in sleeping if (p.pid, p.start) not in lost and p.parent not in gate]
+    found += _blocked(system, sleeping, busy)
+    if busy is not None:
+        found += _left(system, ours, busy)
+    if busy == frozenset():
+        found += _load(system, ours, one, int(active))
+    return found
+
+
+def _gate(system: System) -> set[int]:
+    """The processes of this very run of the gate that may have children.
+
+    What its own processes hang at is for the checks to tell that lost them.
+    """
+    try:
+        me = proctable.one(system, int(system.link("/proc/self")))
+    except (OSError, ValueError):
+        me = None
+    return {me.pid, me.parent} - {1} if me else set()
+
+
+def _blocked(system: System, sleeping: list[Process], busy: frozenset[int] | None) -> list[Finding]:
+    """In state D at every look, and of no running job: a job's own wait for I/O as they may.
+
+    One that was killed gets some time to die: to give back a GPU's memory takes seconds.
+    """
+    still = [p for p in sleeping if _ownerless(system, p, busy)]
+    patience = PROLOG_PATIENCE_S if system.context.where == "prolog" else PATIENCE_S
+    looks = round(patience / PAUSE_S)
+    while still and looks:
+        _pause(system)
+        looks -= 1
+        still = [
+            now
+            for p in still
+            if (now := proctable.one(system, p.pid)) and (now.state, now.start) == ("D", p.start)
+        ]
+        if not any(_killed(system, p) for p in still):
+            break
+    dead, waiting, server = [], [], []
+    for process in still:
+        channel = text(system, f"/proc/{process.pid}/wchan")
+        said = f"{process.pid} ({_printable(process.name)}) in {channel or 'the kernel'}"
+        if busy is None or not _killed(system, process):
+            waiting.append(said)
+        elif waits_for_server(channel, text(system, f"/proc/{process.pid}/stack")):
+            server.append(said)
+        else:
+            dead.append(said)
+    found = []
+    if dead:
+        found.append(STUCK.found(f"killed, still in state D: {_some(dead)}"))
+    if server:
+        evidence = f"killed, waits for a file server: {_some(server)}"
+        found.append(STUCK.found(evidence, cls="user", action="none"))
+    if waiting:
+        found.append(BLOCKED.found(f"in state D at each look: {_some(waiting)}"))
+    return found
+
+
+def _pause(system: System) -> None:
+    """Wait for another look; a recorded node looks the same every time and has its own pause."""
+    getattr(system, "pause", time.sleep)(PAUSE_S)
+
+
+def _killed(system: System, process: Process) -> bool:
+    dying = bool(process.flags & proctable.PF_EXITING)
+    return dying or proctable.kill_pending(text(system, f"/proc/{process.pid}/status"))
+
+
+def _ownerless(system: System, process: Process, busy: frozenset[int] | None) -> bool:
+    """True if no running job can own the process."""
+    if not busy:
+        return True
+    job = proctable.job(text(system, f"/proc/{process.pid}/cgroup"))
+    return job is not None and job not in busy
+
+
+def _left(system: System, table: list[Process], busy: frozenset[int]) -> list[Finding]:
+    """Users' processes that belong to no running job."""
+    ignored = _ignored(system)
+    context = system.context
+    own, others = Counter[int](), Counter[int]()
+    for process in table:
+        owner = proctable.uid(system, process)
+        if owner < FIRST_USER or owner in ignored or owner in _SERVICES or owner == _NOBODY:
+            continue
+        cgroup = text(system, f"/proc/{process.pid}/cgroup")
+        job = proctable.job(cgroup)
+        if proctable.is_login(cgroup) or job in busy or (job is None and busy):
+            continue
+        if process.flags & proctable.PF_EXITING:
+            continue
+        if context.where == "prolog" and job == context.job:
+            continue  # a job's first step may be quicker than its prolog
+        if context.where == "epilog" and job == context.job:
+            own[owner] += 1
+        else:
+            others[owner] += 1
+    found = []
+    if own:
+        said = f"{_owners(own)} in the cgroup of job {context.job}, which has ended"
+        found.append(LEFT.found(said, status="FAIL"))
+    if others:
+        found.append(LEFT.found(f"{_owners(others)} of no running job"))
+    return found
+
+
+def _load(system: System, table: list[Process], one: float, active: int) -> list[Finding]:
+    """More that runs than a node without jobs has to do, now and over the last minute."""
+    cpus = text(system, "/proc/stat").count("\ncpu") or 1
+    limit = 4 + 0.1 * cpus
+    if one < limit or active < limit:
+        return []
+    names = Counter(_printable(p.name) for p in table if p.state == "R")
+    most = ", ".join(f"{name} ({count})" for name, count in names.most_common(NAMED))
+    said = f"load {one:g} and {active} running with no job here, limit {limit:.1f}"
+    return [LOAD.found(f"{said}; {most}" if most else said)]
+
+
+def _ignored(system: System) -> set[int]:
+    """The uids of the setting `ignore`: numbers, or names of /etc/passwd."""
+    wanted = set(system.options("processes")["ignore"])
+    uids = {int(word) for word in wanted if word.isdigit()}
+    if any(not word.isdigit() for word in wanted):
+        for line in text(system, "/etc/passwd").splitlines():
+            fields = line.split(":")
+            if len(fields) > 2 and fields[0] in wanted and fields[2].isdigit():
+                uids.add(int(fields[2]))
+    return uids
+
+
+def _owners(counts: Counter[int]) -> str:
+    return ", ".join(f"{n} processes of uid {uid}" for uid, n in counts.most_common(NAMED))
+
+
+def _some(said: list[str]) -> str:
+    more = f" and {len(said) - NAMED} more" if len(said) > NAMED else ""
+    return ", ".join(said[:NAMED]) + more
+
+
+def _printable(name: str) -> str:
+    """A process names itself: nothing of it may look like something else in a report."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-+/@") else "?" for c in name)[:15]
+
+
+CHECK = Check(
+    name="processes",
+    run=_run,
+    conditions=(STUCK, BLOCKED, LEFT, LOAD, ZOMBIES, EXHAUSTED, MANY),
+    settings={
+        "ignore": Setting(
+            [], "users (names of /etc/passwd, uids) whose processes may be here without a job"
+        ),
+    },
+    closes_on_error=False,
+    deadline_s=8.0,
+    cost_ms=1.0,
+)

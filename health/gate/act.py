@@ -1,0 +1,305 @@
+"""Draining this node, once: within the circuit breaker's limits, over nobody else's reason.
+
+Reached only when the gate is closed; the door to Slurm is imported here and nowhere on the way.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from health.checks import ALL
+from health.finding import LADDER
+from health.gate.breaker import SHARED, Decision, Drain, Limits, allowed, cause_of, may_stand, stays
+from health.gate.holds import Rules, service
+from health.gate.reserve import Answer, fleet_size, reserve, withdraw
+from health.gate.verdict import parse_reason, with_action
+from health.node.system import Event, System
+from health.run.aside import aside
+from health.settings import Settings
+
+if TYPE_CHECKING:
+    from robust_slurm.slurm import Node, Slurm
+
+Door = Callable[[float], "Slurm"]  # a way to Slurm whose calls end within so many seconds
+LEDGER_S = 1.5  # for the reservation, on a file system that may be dead
+PLACES = "/usr/bin:/usr/local/bin:/opt/slurm/bin:/usr/local/slurm/bin:/usr/sbin:/sbin:/bin"
+_TICK_S = 1.0  # Slurm tells the time of a drain in whole seconds
+
+
+class Outcome(NamedTuple):
+    """The result of a drain. All empty: it was not placed, and the reason is not known."""
+
+    drained: bool = False  # a reason of ours stands
+    bound: str = ""  # the breaker's words, if it held
+    kept: str = ""  # the reason of somebody else that stands instead
+    error: str = ""  # why Slurm could not be told
+    stood: bool = False  # it stood before: nothing was done
+    note: str = ""  # why there was no reservation
+    reason: str = ""  # what stands in place of the reason that was given
+    why: str = ""  # and why that is
+
+    def __str__(self) -> str:
+        if self.bound:
+            return f"NOT drained, the circuit breaker holds: {self.bound}"
+        if self.kept:
+            return f"not drained: it is already, by another's reason: {self.kept}"
+        if self.stood:
+            return "is drained already"
+        if self.drained and self.reason:
+            return f"drained as {self.reason}: {self.why}"
+        return "drained" if self.drained else f"not drained: {self.error}"
+
+
+def limits_of(settings: Settings) -> Limits:
+    return Limits(**{key: settings.breaker[key] for key in Limits._fields})
+
+
+def rules_of(settings: Settings) -> Rules:
+    return Rules(**{key: settings.breaker[key] for key in Rules._fields})
+
+
+def open_door(settings: Settings) -> Door:
+    """The way to Slurm's own commands, which need a PATH that slurmd does not give."""
+
+    def door(deadline_s: float) -> Slurm:
+        from robust_slurm.slurm import Slurm
+
+        own = str(settings.gate["slurm_bin"])
+        os.environ["PATH"] = f"{own}:{PLACES}" if own else PLACES
+        return Slurm(deadline_s=max(0.1, deadline_s))
+
+    return door
+
+
+class Drainer:
+    """One node that is to be drained, at most until ``until`` (monotonic seconds)."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        system: System,
+        until: float,
+        door: Door | None = None,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._settings = settings
+        self._system = system
+        self._until = until
+        self._open = door or open_door(settings)
+        self._pause = pause
+        self._limits = limits_of(settings)
+
+    def drain(self, reason: str) -> Outcome:
+        """Drain the context's node for ``reason``. Never raises for what Slurm or a disk does."""
+        from robust_slurm.slurm import SlurmError
+
+        context = self._system.context
+        # Of now, not of the start of the run: that is when it counts against others.
+        own = Drain(round(time.time(), 6), context.node, context.job, cause(reason))
+        try:
+            node = self._door().nodes([own.node]).get(own.node)
+        except SlurmError as error:
+            return self._unheard(own, reason, str(error))
+        if node is None:
+            return self._unheard(own, reason, f"Slurm knows no node {own.node}")
+        standing = stands(node, reason)
+        if standing is not None:
+            return standing
+        if "DRAIN" in node.state:  # for something milder: it is out of service already
+            return self._order(own, reason)
+        reason, why = self._escalated(own, reason)
+        outcome = self._place(own, reason)
+        return outcome._replace(reason=reason, why=why) if why and outcome.drained else outcome
+
+    # ---- inside
+
+    def _escalated(self, own: Drain, reason: str) -> tuple[str, str]:
+        """The reason with action "service" and why, if the node was drained for it too often."""
+        parsed = parse_reason(reason)
+        if own.cause in SHARED:  # what came back is not this node's to mend
+            return reason, ""
+        why = service(parsed, self._events(), own.time, rules_of(self._settings))
+        return (with_action(parsed, "service"), why) if parsed and why else (reason, "")
+
+    def _place(self, own: Drain, reason: str) -> Outcome:
+        answer, why_not = self._reserved(own, reason)
+        if answer is None:
+            return self._without_ledger(own, reason)._replace(note=why_not)
+        if not answer.allowed:
+            return Outcome(bound=answer.why)
+        bound = self._standing(own, [Drain(*row) for row in answer.pending])
+        outcome = Outcome(bound=bound) if bound else self._order(own, reason)
+        if outcome.kept or bound:
+            state_dir = self._settings.state_dir
+            aside(lambda: withdraw(state_dir, own, reason, bound), self._left(LEDGER_S))
+        return outcome
+
+    def _left(self, most: float) -> float:
+        return max(0.1, min(most, self._until - time.monotonic()))
+
+    def _door(self) -> Slurm:
+        return self._open(self._left(float(self._settings.gate["scontrol_deadline"])))
+
+    def _standing(self, own: Drain, pending: Sequence[Drain]) -> str:
+        """The limit on standing drains that is reached; "": none, or Slurm does not answer."""
+        from robust_slurm.slurm import SlurmError
+
+        try:
+            nodes = self._door().nodes()
+        except SlurmError:
+            return ""  # the window's limit holds
+        return may_stand([*standing_drains(nodes), *pending], self._limits, len(nodes), own).why
+
+    def _reserved(self, own: Drain, reason: str) -> tuple[Answer | None, str]:
+        """The breaker's word on the shared ledger; None and why, without one."""
+        state_dir = self._settings.state_dir
+        if not state_dir:
+            return None, "no state_dir is set"
+        answer, error = aside(  # slurm.conf may lie on a dead file system, too
+            lambda: reserve(state_dir, own, self._limits, fleet_size(self._system), reason),
+            self._left(LEDGER_S),
+        )
+        return (None, f"no shared ledger: {error}") if error else (Answer(*answer), "")
+
+    def _order(self, own: Drain, reason: str) -> Outcome:
+        from robust_slurm.slurm import SlurmError
+
+        try:
+            result = self._door().drain(own.node, reason)
+        except SlurmError as error:
+            return Outcome(error=str(error))
+        if not result.done:
+            return Outcome(kept=result.before.reason or "")
+        return Outcome(drained=True)
+
+    def _without_ledger(self, own: Drain, reason: str) -> Outcome:
+        """Slurm's own records instead: drain, look again, take it back if it was one too many."""
+        from robust_slurm.slurm import SlurmError
+
+        try:
+            nodes = self._door().nodes()
+        except SlurmError as error:
+            return self._unheard(own, reason, str(error))
+        there = standing_drains(nodes)
+        decision = allowed(there, own.time, self._limits, len(nodes), own)
+        if decision.allowed:
+            decision = may_stand(there, self._limits, len(nodes), own)
+        if not decision.allowed:
+            return Outcome(bound=decision.why)
+        outcome = self._order(own, reason)
+        if not outcome.drained:
+            return outcome
+        # All drains of this one's second are to be seen then: see breaker.stays.
+        self._pause(_TICK_S)
+        try:
+            nodes = self._door().nodes()
+            mine = next((d for d in standing_drains(nodes) if d.node == own.node), None)
+            if mine is None:
+                return outcome
+            decision = stays(
+                standing_drains(nodes), mine, max(time.time(), mine.time), self._limits, len(nodes)
+            )
+            if not decision.allowed and self._door().undrain(own.node, reason).done:
+                return Outcome(bound=decision.why)
+        except SlurmError:
+            pass  # what it cannot see it cannot take back
+        return outcome
+
+    def _unheard(self, own: Drain, reason: str, error: str) -> Outcome:
+        """Slurm does not answer, and will drain the node itself if the gate stays closed."""
+        decision: Answer | Decision | None = self._reserved(own, reason)[0]
+        if decision is None:
+            decision = allowed(self._own_drains(), own.time, self._limits, 0, own)
+        return Outcome(error=error) if decision.allowed else Outcome(bound=decision.why)
+
+    def _own_drains(self) -> list[Drain]:
+        """The drains in this node's own history; other nodes' drains are not in it."""
+        node = self._system.context.node
+        return [
+            Drain(e.time, node, job_in(e.data), cause(str(e.data.get("reason", ""))))
+            for e in self._events()
+            if e.kind == "drain"
+        ]
+
+    def _events(self) -> list[Event]:
+        try:
+            return self._system.history()
+        except OSError:
+            return []
+
+
+def cause(reason: str) -> str:
+    """The cause under which the breaker counts a drain for this reason."""
+    return cause_of(parse_reason(reason), _families())
+
+
+@cache
+def _families() -> Mapping[str, str]:
+    """The family of each finding, those of a check that hung or broke among them."""
+    found = {f"{check.name}-{end}": check.name for check in ALL for end in ("hung", "error")}
+    return found | {condition.check: check.name for check in ALL for condition in check.conditions}
+
+
+def stands(node: Node, reason: str) -> Outcome | None:
+    """The result of a drain for ``reason`` on a node that is drained already; None: to be made.
+
+    A reason of ours gives way to one whose action is harder, and to no other.
+    """
+    if "DRAIN" not in node.state:
+        return None
+    old, new = parse_reason(node.reason or ""), parse_reason(reason)
+    if old is None:
+        return Outcome(kept=node.reason or "(no reason)")
+    rungs = [action.name for action in LADDER]
+    if new is not None and rungs.index(new.action) > rungs.index(old.action):
+        return None
+    return Outcome(drained=True, stood=True)
+
+
+def standing_drains(nodes: Mapping[str, Node]) -> list[Drain]:
+    """The automatic drains that Slurm shows. Pure."""
+    found = []
+    for node in nodes.values():
+        reason = parse_reason(node.reason or "")
+        if reason is not None and "DRAIN" in node.state and node.reason_time is not None:
+            told = cause(node.reason or "")
+            found.append(Drain(node.reason_time, node.name, reason.job, told))
+    return found
+
+
+def job_in(data: Mapping[str, Any]) -> int:
+    """The job of an event's data; 0 for anything else that may stand there."""
+    job = data.get("job")
+    return job if isinstance(job, int) and not isinstance(job, bool) else 0
+
+
+def drain_event(
+    system: System, reason: str, outcome: Outcome, evidence: str, told_slurm: str = ""
+) -> Event:
+    """The history's event of a drain. ``told_slurm``: the reason that Slurm itself will write
+    because the gate exits with 1 ("Prolog error"); only where ours could not be placed."""
+    context = system.context
+    given, placed = parse_reason(reason), outcome.reason or reason
+    parsed = parse_reason(placed)
+    data: dict[str, Any] = {
+        "reason": placed,
+        "job": context.job,
+        "uid": context.uid,
+        "where": context.where,
+        "evidence": evidence[:600],
+        "placed": outcome.drained,
+    }
+    if parsed is not None:
+        data |= {"check": parsed.check, "device": parsed.device, "action": parsed.action}
+        data["class"] = parsed.cls
+    if outcome.reason and given is not None:
+        data |= {"base": given.action, "why": outcome.why}
+    if told_slurm:
+        data["as"] = told_slurm
+    if outcome.error:
+        data["error"] = outcome.error[:300]
+    return Event(round(time.time(), 6), "drain", system.boot_id(), data)

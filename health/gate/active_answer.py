@@ -1,0 +1,209 @@
+"""The answer of the active tests' process, and a node's history of such tests. Pure.
+
+The tests run in the site's own interpreter with torch (``health/active/``); the gate takes their
+answer for data: only a finding that is whole, and agrees with the exit code, closes it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from health.active.model import BY_NAME, TESTS
+from health.check import Condition
+from health.finding import ACTIONS, STATUSES, Finding
+from health.node.system import Event, Output
+from robust_slurm import commands
+
+# "owed": not run, or not to its end, for want of time or of a free node; "partly": no fault, but
+# not every test was run.
+Result = Literal["passed", "failed", "broken", "owed", "partly"]
+KIND = "active-run"  # of the events
+BURN_IN = "burn-in"  # of those that `robust-health burn-in` writes
+LEVELS = ("quick", "standard", "long")
+PASSED, FAILED, UNTESTED = 0, 1, 3  # exit codes; any other is none of ours
+OWED_S = 86400.0  # how long a test that could not be run is still wanted
+RETRY_S = 3600.0  # between two tries of a drained node that could not be tested
+_MOST = 50  # findings
+_ID = re.compile(r"active-[a-z0-9-]{1,40}")
+_DEVICE = re.compile(r"[A-Za-z0-9_./+-]{0,64}")
+# A program's own end by these is as often bad hardware as a bad program.
+_SUSPICIOUS = frozenset(
+    {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
+)
+
+BROKEN = Condition(
+    "active-error", "WARN", "tool", "none", "an active test could not be run to an answer"
+)
+
+
+class Answer(NamedTuple):
+    """``told``: what came of it, in one line. ``findings`` that are no FAIL close nothing.
+
+    ``ran``: the tests that came to their end without a fault.
+    """
+
+    result: Result
+    findings: tuple[Finding, ...] = ()
+    told: str = ""
+    ran: tuple[str, ...] = ()
+
+    def event_data(self, level: str, why: str) -> dict[str, Any]:
+        """For the history; ``why`` it was run: "accusation", "undrain", …"""
+        rows = [finding.as_dict() for finding in self.findings[:5]]
+        data: dict[str, Any] = {"level": level, "why": why}
+        data |= {"result": self.result, "told": self.told[:300]}
+        data |= {"ran": list(self.ran)} if self.ran else {}
+        return data | ({"findings": rows} if rows else {})
+
+
+def broken(told: str) -> Answer:
+    """The tests gave no answer: that says nothing about the node."""
+    return Answer("broken", (BROKEN.found(told[:600]),), told)
+
+
+def argv(
+    python: str,
+    level: str,
+    node: str,
+    seconds: float,
+    tests: Iterable[str] = (),
+    config: str = "",
+) -> list[str]:
+    """Isolated: nothing of anybody's environment or directories is imported.
+
+    ``tests``: only these. ``config``: the site's settings, if they lie elsewhere.
+    """
+    words = [python, "-I", *commands.words("health.active.cli"), "--json", "--level", level]
+    words += ["--node", node, "--limit", f"{seconds:.1f}", "--claimed"]
+    return [*words, *(["--config", config] if config else []), *tests]
+
+
+def answer(output: Output) -> Answer:
+    """Read the process's output and exit code as an answer about its node."""
+    said = _printable((output.err.strip() or output.out.strip())[-300:])
+    if output.code == -signal.SIGKILL:
+        return Answer("owed", (), "the active tests were ended, as for a job that begins")
+    if output.code not in (PASSED, FAILED, UNTESTED):
+        return broken(f"the active tests ended with exit code {output.code}: {said}")
+    try:
+        data = json.loads(output.out)
+        findings, cleared, ran = _findings(data), data.get("cleared"), _ran(data)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return broken(f"the active tests' answer is not understood: {error}; {said}"[:600])
+    against = [one for one in findings if one.status == "FAIL"]
+    if bool(against) != (output.code == FAILED):
+        return broken(f"the active tests contradict their own exit code {output.code}: {said}")
+    if against:
+        told = "; ".join(f"{one.check}: {one.evidence}" for one in against)
+        return Answer("failed", findings, told[:300])
+    if output.code == PASSED and isinstance(cleared, list) and cleared:
+        return Answer("passed", findings, f"passed: {', '.join(ran)}{_left_out(data)}"[:300], ran)
+    why = "; ".join(one.evidence for one in findings) + _left_out(data)
+    told = f"not tested to the end: {why.removeprefix('; ')}"[:300]
+    return Answer("broken", findings or (BROKEN.found(told),), told, ran)
+
+
+def _left_out(data: Mapping[str, Any]) -> str:
+    left = data.get("left_out")
+    return f"; left out: {_printable('; '.join(map(str, left)))}" if isinstance(left, list) else ""
+
+
+def _ran(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """The tests of ours that found nothing, and could tell."""
+    rows = data.get("measured", [])
+    if any(row["check"] == "active-undecided" for of in data["findings"].values() for row in of):
+        return ()
+    bad = {row["test"] for row in rows if row.get("error") or row.get("wrong")}
+    return tuple(sorted({row["test"] for row in rows}.intersection(BY_NAME) - bad))
+
+
+def _findings(data: Any) -> tuple[Finding, ...]:
+    """Of whatever node they are: the process looked at this one. ValueError and the like."""
+    rows = [row for rows in data["findings"].values() for row in rows]
+    if len(rows) > _MOST:
+        raise ValueError(f"{len(rows)} findings")
+    found = [_finding(row) for row in rows]
+    return tuple(one for one in found if one.status != "PASS")
+
+
+def _finding(row: Mapping[str, Any]) -> Finding:
+    check, action, device = str(row["check"]), row["action"], str(row["device"])
+    status, cls = row["status"], row["class"]
+    known = status in STATUSES and cls in ("node", "user", "tool") and action in ACTIONS
+    if not known or not _ID.fullmatch(check) or not _DEVICE.fullmatch(device):
+        raise ValueError(f"not a finding of an active test: {str(row)[:120]}")
+    evidence = _printable(str(row["evidence"]))[:600]
+    if status == "FAIL" and cls == "node":
+        return Finding("FAIL", "node", check, device, evidence, action)
+    # All else says that a test could not tell: no reason to drain, none to undrain.
+    return Finding("PASS" if status == "PASS" else "WARN", "tool", check, device, evidence, "none")
+
+
+def _printable(text: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+# -- what the history says --------------------------------------------------------------------
+
+
+def owed(events: Iterable[Event], now: float) -> str:
+    """The reason that a test is still due here; "" if none is."""
+    mine = [e for e in events if e.kind == KIND and now - OWED_S < e.time <= now]
+    last = max(mine, key=lambda event: event.time, default=None)
+    if last is None or last.data.get("result") != "owed":
+        return ""
+    return _printable(str(last.data.get("why", "")))[:60] or "owed"
+
+
+def applying(gpus: bool) -> frozenset[str]:
+    """The tests that say all there is to say of a single node."""
+    of = TESTS if gpus else [test for test in TESTS if "cuda" not in test.needs]
+    return frozenset(test.name for test in of if "peer" not in test.needs)
+
+
+def passed_since(events: Iterable[Event], level: str, since: float) -> frozenset[str]:
+    """The tests passed at this level, or a higher one, after ``since`` (wall clock)."""
+    found: set[str] = set()
+    for event in events:
+        ran = event.data.get("ran")
+        if event.time > since and _passes(event, level) and isinstance(ran, list):
+            found.update(name for name in ran if isinstance(name, str))
+    return frozenset(found)
+
+
+def _passes(event: Event, level: str) -> bool:
+    of = event.data.get("level")
+    if of not in LEVELS or LEVELS.index(of) < LEVELS.index(level):
+        return False
+    if event.kind == KIND:
+        return event.data.get("result") in ("passed", "partly")
+    return event.kind == BURN_IN and event.data.get("ok") is True
+
+
+def lately_broken(events: Iterable[Event], since: float, now: float) -> str:
+    """The error of a recent test before an undrain that is too early to repeat; else ""."""
+    for event in events:
+        data, age_s = event.data, now - event.time
+        if (event.kind, data.get("why"), data.get("result")) != (KIND, "undrain", "broken"):
+            continue
+        if event.time > since and 0 <= age_s < RETRY_S:
+            told = _printable(str(data.get("told", "")))
+            return f"tried {age_s / 60:.0f} min ago, once in an hour: {told}"
+    return ""
+
+
+def suspicious(env: Mapping[str, str]) -> str:
+    """The signal that ended the job or a step, if it is one that bad hardware causes; or ""."""
+    for name in ("SLURM_JOB_EXIT_CODE", "SLURM_JOB_DERIVED_EC"):
+        text = env.get(name, "")
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            continue
+        status = int(text)  # as wait(2) gives it; a shell says 128 + signal as an exit code
+        for number in (status & 0x7F, (status >> 8 & 0xFF) - 128):
+            if number in _SUSPICIOUS:
+                return signal.Signals(number).name
+    return ""

@@ -1,0 +1,288 @@
+"""The active tests as the gate runs them: in a process of the site's interpreter, and on time.
+
+They fill the GPUs' memory, so they run on a node that Slurm has given to nobody, one run at a
+time, and a prolog that comes meanwhile ends them before it looks at the node (``give_way``).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from health.gate.active_answer import (
+    KIND,
+    Answer,
+    answer,
+    applying,
+    argv,
+    broken,
+    lately_broken,
+    passed_since,
+)
+from health.node import rootfiles
+from health.node.probe import run
+from health.run.child import start_time
+
+if TYPE_CHECKING:
+    from health.finding import Finding
+    from health.gate.gate import Gate
+    from health.node.system import Event
+
+LOCK = "active.lock"
+_LEAST_S = 10.0  # less is not worth a start of the interpreter
+_START_S = 4.0  # of the time: for its start, and for the end of what overruns
+TRUST_S = 10.0  # to look at all files of its environment, on a slow file system
+_WAY_S = 5.0  # for a killed process to give the GPUs' memory back
+_TICK_S = 0.02
+
+
+def followed_up(
+    gate: Gate, why: str, free: bool, until: float
+) -> tuple[list[Finding], list[Event]]:
+    """Test a node that ``why`` speaks against ("": nothing does): findings, and what to record.
+
+    ``free``: no job has a step here; ``until``: monotonic seconds. What an epilog cannot bring
+    to its end is owed to the sweep.
+    """
+    level = str(gate.settings.active["accused"])
+    if not why or level == "never" or not enabled(gate):
+        return [], []
+    found = test(gate, level, free, until)
+    if found.result == "broken" and gate.where == "epilog":
+        found = found._replace(result="owed")
+    return list(found.findings), [gate.event(KIND, **found.event_data(level, why))]
+
+
+def before_undrain(
+    gate: Gate, drained: float, events: Iterable[Event], free: bool, until: float
+) -> tuple[Answer | None, list[Event]]:
+    """Run the tests that this node must pass before an undrain; return answer and events to record.
+
+    None: none are wanted, or it has passed each one since ``drained`` (wall clock), which may
+    take several sweeps.
+    """
+    known = list(events)
+    level = str(gate.settings.active["undrain"])
+    if level == "never" or gate.dry_run:
+        return None, []
+    wanted = applying(bool(gate.system.nvml().get("devices")))
+    missing = wanted - passed_since(known, level, drained)
+    if not missing:
+        return None, []
+    if not enabled(gate):
+        return broken("[active] undrain is set and [active] python is not"), []
+    lately = lately_broken(known, drained, time.time())
+    if lately:
+        return Answer("owed", (), lately), []
+    found = test(gate, level, free, until, sorted(missing) if missing < wanted else ())
+    left = ", ".join(sorted(missing.difference(found.ran)))
+    if left and missing.intersection(found.ran) and found.result in ("passed", "broken"):
+        found = found._replace(result="partly", told=f"{left} still to be run; {found.told}")
+    elif left and found.result == "passed":
+        found = broken(f"{left} could not be run; {found.told}")
+    kept = (
+        [] if found.result == "owed" else [gate.event(KIND, **found.event_data(level, "undrain"))]
+    )
+    return found, kept
+
+
+def enabled(gate: Gate) -> bool:
+    return bool(gate.settings.active["python"]) and not gate.dry_run
+
+
+def test(gate: Gate, level: str, free: bool, until: float, tests: Sequence[str] = ()) -> Answer:
+    """Run the tests of a level here, or some. Never raises for what the tests or a disk do."""
+    until = min(until, time.monotonic() + float(gate.settings.active["deadline"]))
+    if not free:
+        return Answer("owed", (), "left out: a job is here")
+    return _test(gate, level, until, tests)
+
+
+def _test(gate: Gate, level: str, until: float, tests: Sequence[str]) -> Answer:
+    python = str(gate.settings.active["python"])
+    wrong = distrusted(python, until - time.monotonic())
+    if wrong:
+        return broken(f"[active] python = {python!r} is not used: {wrong}")
+    try:
+        held = _claim(gate.spool)
+    except BlockingIOError as error:
+        why = error.strerror if error.errno == errno.EBUSY else "another run tests the node"
+        return Answer("owed", (), f"left out: {why}")
+    except OSError as error:
+        return broken(f"the node cannot be claimed for a test: {_said(error)}")
+    try:
+        from health.run.orphans import adopted
+
+        # Asked with the claim in hand: whoever gets the node after this answer has a prolog that
+        # finds the claim, whoever has got it before is in the answer.
+        why = _given_away(gate)
+        seconds = until - time.monotonic()
+        if why or seconds < _LEAST_S:
+            return Answer("owed", (), f"left out: {why or f'{seconds:.0f} s left'}")
+        config = os.environ.get("ROBUST_SITE_CONFIG", "")
+        config = config if os.path.isfile(config) else ""  # noqa: PTH113
+        node = gate.system.context.node
+        words = argv(python, level, node, seconds - _START_S, tests, config)
+        with adopted(_WAY_S / 2):
+            output = run(words, seconds, _noted(held))
+        os.ftruncate(held, 0)  # it has ended: nobody need look for it
+        return answer(output)
+    except OSError as error:
+        return broken(f"{python}: {error.strerror or error}")
+    finally:
+        os.close(held)
+
+
+def distrusted(python: str, seconds: float) -> str:
+    """The reason why others than root can change what the interpreter runs; "" if none can.
+    Never raises."""
+    from health.node.interpreter import trust
+    from health.run.aside import aside
+
+    return aside(lambda: trust(python), min(TRUST_S, max(0.1, seconds)))[1]
+
+
+def _claim(spool: str) -> int:
+    """The right to test this node, a descriptor. BlockingIOError: another tests it. OSError."""
+    directory = rootfiles.open_dir(spool)
+    try:
+        held = rootfiles.lock(directory, LOCK, wait=False)
+    finally:
+        os.close(directory)
+    if not _ended(held, time.monotonic() + _WAY_S):
+        os.close(held)
+        raise BlockingIOError(errno.EBUSY, "an earlier test cannot be ended")
+    os.ftruncate(held, 0)
+    return held
+
+
+@contextmanager
+def claimed(spool: str) -> Iterator[None]:
+    """For tests that a person starts: a job that begins meanwhile ends this process.
+
+    Nothing where no gate has ever run. BlockingIOError: another run tests the node. OSError.
+    """
+    try:
+        held = _claim(spool)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        _noted(held)(os.getpid())
+        yield
+    finally:
+        os.ftruncate(held, 0)
+        os.close(held)
+
+
+def _noted(held: int) -> Callable[[int], None]:
+    def note(pid: int) -> None:
+        try:
+            born = start_time(pid)
+        except (FileNotFoundError, ProcessLookupError):
+            return  # it has ended already
+        os.pwrite(held, f"{pid} {born}\n".encode(), 0)
+
+    return note
+
+
+def _given_away(gate: Gate) -> str:
+    """The reason in Slurm's state not to test: a job has the node, or will in a moment; or ""."""
+    from health.gate.act import open_door
+    from robust_slurm.slurm import SlurmError
+
+    node = gate.system.context.node
+    deadline_s = gate.left(float(gate.settings.gate["scontrol_deadline"]))
+    try:
+        found = open_door(gate.settings)(deadline_s).nodes([node]).get(node)
+    except SlurmError as error:
+        return f"Slurm does not say whether a job has the node: {error.message}"
+    taken = found.state & {"ALLOCATED", "MIXED"} if found else {"unknown to Slurm"}
+    return f"the node is {'+'.join(sorted(taken))}" if taken else ""
+
+
+def give_way(spool: str) -> str:
+    """Before a job begins: end a test that runs here. Why that failed, or ""; never raises."""
+    until = time.monotonic() + _WAY_S
+    try:
+        directory = rootfiles.open_dir(spool)
+        try:
+            fd = rootfiles.open_file(directory, LOCK, os.O_RDONLY)
+        finally:
+            os.close(directory)
+    except OSError:
+        return ""  # nothing has ever run here
+    try:
+        while not _is_free(fd):
+            _end(os.pread(fd, 64, 0))
+            if time.monotonic() > until:
+                return f"an active test did not end within {_WAY_S:g} s"
+            time.sleep(_TICK_S)
+        if not _ended(fd, until):
+            return f"an active test that nobody waits for did not end within {_WAY_S:g} s"
+    except OSError as error:
+        return f"an active test was not ended: {_said(error)}"
+    finally:
+        os.close(fd)
+    return ""
+
+
+def _is_free(fd: int) -> bool:
+    import fcntl
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _ended(held: int, until: float) -> bool:
+    """With the claim in hand: end what is noted and its workers; False: still there at ``until``.
+
+    Whoever had the claim may have been killed: that frees it, and ends no test.
+    """
+    left = _end(os.pread(held, 64, 0))
+    while left := {pid: born for pid, born in left.items() if _is(pid, born)}:
+        if time.monotonic() > until:
+            return False
+        time.sleep(_TICK_S)
+    return True
+
+
+def _end(note: bytes) -> dict[int, str]:
+    """Kill the process that is noted, if it is still that one, its session and its workers'.
+
+    What was killed: numbers and times of their start.
+    """
+    from health.run.orphans import children_of
+
+    words = note.decode("ascii", "replace").split()
+    if len(words) != 2 or not words[0].isdigit() or not _is(int(words[0]), words[1]):
+        return {}  # about to start, or it has ended by itself
+    killed = {}
+    for pid in (int(words[0]), *children_of(int(words[0]))):
+        try:
+            killed[pid] = start_time(pid)
+            os.kill(pid, signal.SIGKILL)
+            os.killpg(pid, signal.SIGKILL)  # if it leads one
+        except OSError:
+            pass  # it has ended, or leads none
+    return killed
+
+
+def _is(pid: int, born: str) -> bool:
+    try:
+        return start_time(pid) == born
+    except OSError:
+        return False
+
+
+def _said(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"

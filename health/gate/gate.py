@@ -1,0 +1,282 @@
+"""Common parts of prolog, epilog and sweep: one look at this node, reported, acted on, recorded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from health.check import Condition, Where
+from health.checks import ALL
+from health.finding import Finding
+from health.gate.verdict import Verdict, judge, reason_for
+from health.node.live import LiveSystem, context
+from health.node.system import Event
+from health.run.report import Report
+from health.run.runner import run
+from health.settings import Settings, defaults, load
+
+if TYPE_CHECKING:
+    from health.gate.act import Outcome
+
+CRASHED = Condition(
+    "gate-crashed", "ERROR", "tool", "none", "the gate itself broke; nothing is proven"
+)
+RECORD_S = 2.0  # for the history, here and on the shared file system
+LOCAL_S = 1.0  # for the history here alone
+_LAST_S = 3.0  # beyond its time, for a gate that broke
+SYSLOG = "/dev/log"
+_CRITICAL = 3 << 3 | 2  # syslog(3): LOG_DAEMON, LOG_CRIT
+
+
+class Late(Exception):
+    """The gate as a whole overran its own deadline."""
+
+
+class Gate:
+    """One run of the gate. ``until`` (monotonic seconds) is when it must be over.
+
+    Checks end at their deadline; after it there is time for two calls to Slurm.
+    """
+
+    def __init__(
+        self,
+        where: Where,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        settings: Settings | None = None,
+    ) -> None:
+        self.where = where
+        self.begin = time.monotonic()
+        known = context(where, env)
+        self.settings = settings or load(env.get("ROBUST_SITE_CONFIG"), known.node, ALL)
+        self.until = self.begin + budget(self.settings, where)
+        self.enabled = bool(self.settings.gate["enabled"])
+        self.dry_run = is_dry(words, env) or bool(self.settings.gate["dry_run"])
+        self.system = LiveSystem(self.settings, known)
+
+    @property
+    def spool(self) -> str:
+        return str(self.settings.gate["spool"])
+
+    def left(self, most: float) -> float:
+        """Seconds that something may take."""
+        return max(0.1, min(most, self.until - time.monotonic()))
+
+    def check(self, where: Where, deadline_s: float) -> Report:
+        return run(self.system, ALL, where, deadline_s)
+
+    def judge(self, report: Report, more: Iterable[Finding] = ()) -> tuple[Report, Verdict]:
+        """The verdict on a report and what else was found."""
+        whole = report._replace(findings=[*more, *report.findings])
+        return whole, judge(whole, self.settings)
+
+    def drain(self, reason: str) -> Outcome:
+        """Drain this node, or say that it would be."""
+        from health.gate.act import Drainer, Outcome
+
+        if self.dry_run:
+            say(f"dry run: would drain {self.system.context.node}: {reason}")
+            return Outcome(error="dry run")
+        outcome = Drainer(self.settings, self.system, self.until).drain(reason)
+        if outcome.bound:
+            alert(f"{self.system.context.node} {reason} {outcome}")
+        return outcome
+
+    def admits(self, outcome: Outcome) -> bool:
+        """True if jobs come here although the gate is closed: then Slurm must not drain either.
+
+        It does on exit code 1.
+        """
+        return bool(outcome.bound) or self.dry_run
+
+    def drain_events(self, reason: str, outcome: Outcome, evidence: str) -> list[Event]:
+        """For the history: the drain that was placed, or that exit code 1 will be."""
+        from health.gate.act import drain_event
+
+        if self.admits(outcome) or outcome.kept or outcome.stood:
+            return []
+        slurm = as_slurm_says(self.where, outcome)
+        return [drain_event(self.system, reason, outcome, evidence, slurm)]
+
+    def record(self, events: Sequence[Event], *, shared: bool) -> None:
+        """Write events down; what fails is said, and changes nothing."""
+        from health.history import events as history
+
+        state_dir = self.settings.state_dir if shared else ""
+        deadline_s = self.left(RECORD_S if state_dir else LOCAL_S)
+        failed = history.record(self.spool, state_dir, self.system.context.node, events, deadline_s)
+        if failed:
+            say(f"not recorded: {failed}")
+
+    def event(self, kind: str, **data: Any) -> Event:
+        """Something that happened now, to this job."""
+        known = self.system.context
+        base = {"where": known.where, "job": known.job, "uid": known.uid}
+        return Event(round(time.time(), 6), kind, self.system.boot_id(), base | data)
+
+    def run_event(self, report: Report, verdict: Verdict, did: str) -> Event:
+        """One run that was not all PASS, with what each family took."""
+        return self.event(
+            "run",
+            closed=verdict.closed,
+            reason=verdict.reason,
+            did=did,
+            dry_run=self.dry_run,
+            ms=report.total_ms,
+            findings=[finding.as_dict() for finding in report.findings[:50]],
+            ran=[[row.family, row.ms, row.status] for row in report.ran],
+        )
+
+    def new_events(self) -> list[Event]:
+        """Events of GPUs in the kernel's log that the history does not hold yet."""
+        from health.checks.gpu import xid
+
+        try:
+            return xid.events(self.system)
+        except OSError as error:
+            say(f"the kernel's log is not recorded: {error}")
+            return []
+
+    def app_xids(self) -> list[Event]:
+        """The Xids of the programs of the job that ends, with its user."""
+        from health.checks.gpu import xid
+
+        try:
+            return xid.of_job(self.system)
+        except OSError as error:
+            say(f"the job's Xids are not recorded: {error}")
+            return []
+
+
+def budget(settings: Settings, where: Where) -> float:
+    """Seconds of a whole run: `robust-admin doctor` compares Slurm's time-outs with this."""
+    return settings.deadline(where) + 2 * float(settings.gate["scontrol_deadline"])
+
+
+def refused(where: Where, words: Sequence[str]) -> int | None:
+    """The exit code where a person asks for help or writes what there is not; None: go on."""
+    odd = [word for word in words if word != "--dry-run"]
+    if not odd:
+        return None
+    text = (
+        f"usage: robust-{where} [--dry-run]\n"
+        f"Slurm's {where.capitalize()}: slurmd calls it as root for a job, by the stub that "
+        "robust-admin installs.\nBy hand it acts on this node as it would for slurmd; "
+        "`robust-health check` only looks."
+    )
+    if odd[0] in ("-h", "--help"):
+        print(text)
+        return 0
+    say(f"{where}: unknown: {' '.join(odd)}")
+    print(text, file=sys.stderr)
+    return 2
+
+
+def is_dry(words: Sequence[str], env: Mapping[str, str]) -> bool:
+    return "--dry-run" in words or env.get("ROBUST_DRY_RUN", "") not in ("", "0")
+
+
+def say(text: str) -> None:
+    """One line to slurmd's log."""
+    try:
+        os.write(2, f"robust: {text}\n".encode(errors="backslashreplace"))
+    except OSError:
+        pass
+
+
+def alert(text: str) -> None:
+    """One line to the system's log: slurmd drops what is said by a gate that ends with 0."""
+    import socket
+
+    line = f"<{_CRITICAL}>robust-slurm[{os.getpid()}]: {text}".encode(errors="backslashreplace")
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:
+            link.setblocking(False)  # whoever should read there may hang too
+            link.sendto(line, SYSLOG)
+    except OSError:
+        pass  # nobody keeps a log here
+
+
+def told(finding: Finding) -> str:
+    where = f" {finding.device}" if finding.device else ""
+    return f"{finding.status} {finding.check}{where}: {finding.evidence}"
+
+
+def alarm(seconds: float) -> None:
+    """Raise Late in this process after so many seconds, whatever it does then; 0: no more."""
+
+    def late(number: int, frame: object) -> None:
+        raise Late("the gate overran its own deadline")
+
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def serve(where: Where, words: Sequence[str], first_s: float, work: Callable[[Gate], int]) -> int:
+    """One run for slurmd: ``work`` in a gate, under an alarm. The exit code.
+
+    ``first_s``: until the settings say how long it may take.
+    """
+    wrong = refused(where, words)
+    if wrong is not None:
+        return wrong
+    gate: Gate | None = None
+    try:
+        alarm(first_s)
+        gate = Gate(where, words, os.environ)
+        if not gate.enabled:
+            return 0
+        alarm(gate.left(first_s * 100) + 1.0)
+        code = work(gate)
+        alarm(0)
+        return code
+    except Exception as error:  # noqa: BLE001 - whatever breaks: never open in silence
+        try:
+            return crashed(where, error, words, gate)
+        except Exception as worse:  # noqa: BLE001 - the last resort: closed, and Slurm drains
+            say(f"{where} broke: {error!r}, then {worse!r}")
+            return 1
+
+
+def crashed(where: Where, error: BaseException, words: Sequence[str], gate: Gate | None) -> int:
+    """The gate itself broke: say so, and drain as the tool's own fault. The exit code for slurmd.
+
+    A gate that breaks everywhere would drain everything: the breaker holds here too, and then
+    jobs are admitted, loudly.
+    """
+    alarm(_LAST_S)
+    data = broke(where, error)
+    gate = gate or Gate(where, words, os.environ, defaults(ALL))  # for the breaker, above all
+    text = data["error"]
+    reason = reason_for(CRASHED.found(text), gate.system.context.job)
+    gate.until = max(gate.until, time.monotonic() + 2.0)
+    alarm(gate.until - time.monotonic() + _LAST_S)  # what hung before may hang again
+    outcome = gate.drain(reason)
+    say(str(outcome))
+    crash = gate.event("crash", **data, did=str(outcome))
+    gate.record([crash, *gate.drain_events(reason, outcome, text)], shared=False)
+    alarm(0)
+    return 0 if gate.admits(outcome) else 1
+
+
+def broke(where: Where, error: BaseException) -> dict[str, str]:
+    """Say that our own code failed; what the history keeps of it."""
+    import traceback
+
+    text = f"{type(error).__name__}: {error}"
+    say(f"{where}: the gate itself broke: {text}")
+    trace = "".join(traceback.format_exception(error))[-1500:]
+    for line in trace.splitlines():
+        say(line)
+    return {"error": text[:300], "trace": trace}
+
+
+def as_slurm_says(where: Where, outcome: Outcome) -> str:
+    """The reason that Slurm writes when this gate ends with 1 and ours does not stand."""
+    if outcome.drained or outcome.kept or where not in ("prolog", "epilog"):
+        return ""
+    return "Prolog error" if where == "prolog" else "Epilog error"

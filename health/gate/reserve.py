@@ -1,0 +1,156 @@
+"""The fleet's automatic drains: each gate writes its own down before it drains, under one lock.
+
+``<state_dir>/nodes/drains.jsonl``, root's as all beside it. Whoever holds the lock sees every
+drain before its own, so the circuit breaker's limits hold however many gates fail at once. What the
+breaker refused is written there too, once per node, cause and window, for the doctor.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from health.gate.breaker import USER, Decision, Drain, Limits, allowed
+from health.gate.fleet_file import LOOK_BACK, locked
+from health.history.events import NODES
+from health.node import rootfiles
+from health.node.hostlist import expand
+from health.node.slurmconf import _pairs, _with_includes, load
+from health.node.system import System
+
+NAME = "drains"
+PENDING_S = 120.0  # after which Slurm shows a drain that was reserved, or it was not made
+FULL_S = 300.0  # for which nobody asks Slurm again how many nodes stand drained
+
+
+class Refusal(NamedTuple):
+    """A drain that was not made. ``stand``: because too many nodes stand drained."""
+
+    time: float
+    node: str
+    cause: str
+    reason: str
+    why: str
+    stand: bool
+
+
+class Answer(NamedTuple):
+    """``pending``: other nodes' drains that Slurm may not show yet."""
+
+    allowed: bool
+    why: str
+    pending: Sequence[Sequence[Any]] = ()
+
+
+def reserve(
+    state_dir: str, own: Drain, limits: Limits, fleet_size: int, reason: str = ""
+) -> Answer:
+    """Ask for one drain and write it down if it is allowed; else why not, with ``reason``.
+
+    See ``fleet_file.locked`` for what it raises, and blocks for.
+    """
+    with locked(state_dir, NAME) as fd:
+        records = list(rootfiles.records(rootfiles.tail(fd, LOOK_BACK)))
+        drains, refused = parse(records), refusals(records)
+        decision = allowed(drains, own.time, limits, fleet_size, own)
+        for last in refused:
+            if last.stand and last.cause == own.cause and abs(own.time - last.time) < FULL_S:
+                decision = Decision(False, last.why)
+        if decision.allowed:
+            rootfiles.append(fd, rootfiles.line_of(own._asdict()))
+        elif not _known(refused, own, limits.window):
+            rootfiles.append(fd, _refusal(own, reason, decision.why, stand=False))
+        near = [d for d in drains if d.node != own.node and abs(d.time - own.time) < PENDING_S]
+        return Answer(*decision, near)
+
+
+def withdraw(state_dir: str, own: Drain, reason: str = "", why: str = "") -> None:
+    """The drain was not made after all: it counts no more. Like ``reserve``.
+
+    ``why``: too many nodes stand drained; kept with ``reason``.
+    """
+    with locked(state_dir, NAME) as fd:
+        rootfiles.append(fd, rootfiles.line_of({**own._asdict(), "withdrawn": True}))
+        if why:
+            rootfiles.append(fd, _refusal(own, reason, why, stand=True))
+
+
+def _refusal(own: Drain, reason: str, why: str, *, stand: bool) -> bytes:
+    more = {"refused": why[:300], "reason": reason[:200], "stand": stand}
+    return rootfiles.line_of({**own._asdict(), **more})
+
+
+def _known(refused: Iterable[Refusal], own: Drain, window: float) -> bool:
+    return any(
+        (one.node, one.cause) == (own.node, own.cause) and abs(own.time - one.time) < window
+        for one in refused
+    )
+
+
+def refused_lately(state_dir: str, since: float) -> list[Refusal]:
+    """The drains that the breaker refused since then, oldest first. Raises OSError; may block."""
+    nodes = rootfiles.open_dir(f"{state_dir}/{NODES}")
+    try:
+        fd = rootfiles.open_file(nodes, f"{NAME}.jsonl", os.O_RDONLY)
+    except FileNotFoundError:
+        return []
+    finally:
+        os.close(nodes)
+    try:
+        found = refusals(rootfiles.records(rootfiles.tail(fd, LOOK_BACK)))
+    finally:
+        os.close(fd)
+    return [one for one in found if one.time >= since]
+
+
+def refusals(records: Iterable[dict[str, Any]]) -> list[Refusal]:
+    """The refusals among the records, in the order of the file. Pure."""
+    found = []
+    for record in records:
+        drain = _drain(record)
+        if drain is not None and record.get("refused"):
+            reason, why = str(record.get("reason", "")), str(record["refused"])
+            stand = record.get("stand") is True
+            found.append(Refusal(drain.time, drain.node, drain.cause, reason, why, stand))
+    return found
+
+
+def parse(records: Iterable[dict[str, Any]]) -> list[Drain]:
+    """The drains that stand, oldest first; what is no drain is left out. Pure."""
+    found: dict[Drain, None] = {}
+    for record in records:
+        drain = _drain(record)
+        if drain is None or record.get("refused"):
+            continue
+        if record.get("withdrawn"):
+            found.pop(drain, None)
+        else:
+            found[drain] = None
+    return list(found)
+
+
+def _drain(record: Mapping[str, Any]) -> Drain | None:
+    time, node, job = record.get("time"), record.get("node"), record.get("job")
+    if isinstance(time, bool) or not isinstance(time, int | float) or not math.isfinite(time):
+        return None
+    if not isinstance(node, str) or isinstance(job, bool) or not isinstance(job, int):
+        return None
+    cause = record.get("cause", USER if record.get("user") is True else "")
+    return Drain(float(time), node, job, cause) if isinstance(cause, str) else None
+
+
+def fleet_size(system: System) -> int:
+    """The number of nodes that slurm.conf names; 0: unknown."""
+    conf = load(system)
+    if not conf.path:
+        return 0
+    names: set[str] = set()
+    try:
+        for line in _with_includes(system, conf.path, system.read(conf.path), conf.values, []):
+            if line.lstrip()[:9].lower() == "nodename=":
+                names.update(expand(_pairs(line).get("nodename", "")))
+    except (OSError, ValueError):
+        return 0
+    return len({name for name in names if name.upper() != "DEFAULT"})

@@ -1,0 +1,105 @@
+"""The decision on an undrain: only a drain of ours, and only once its action was done. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from health.gate.holds import settled
+from health.gate.verdict import Reason, parse_reason, without_reboot
+from health.history.cures import cured
+from health.node.system import Event
+
+# Flags that say nothing about the node's health. With any other one, a person or Slurm itself has
+# something in hand there (DOWN, FAIL, MAINTENANCE, REBOOT_ISSUED, POWERED_DOWN, …).
+HARMLESS = frozenset(
+    {
+        "ALLOCATED",
+        "CLOUD",
+        "COMPLETING",
+        "DRAIN",
+        "DYNAMIC_NORM",
+        "IDLE",
+        "MIXED",
+        "PLANNED",
+        "RESERVED",
+    }
+)
+# What Slurm writes for a gate that ended with 1 and could not place its own reason.
+SLURMS_WORDS = frozenset({"Prolog error", "Epilog error"})
+NEAR_S = 180.0  # between our record of a drain and Slurm's time of it: queues, and two clocks
+
+
+class Standing(NamedTuple):
+    """A drain of this node as Slurm has it."""
+
+    flags: Collection[str]
+    reason: str
+    time: float | None
+
+
+class Ours(NamedTuple):
+    """The standing drain is ours: what it was for, and our own record of it, or a likeness."""
+
+    reason: Reason
+    event: Event
+
+
+def ours(standing: Standing, events: Iterable[Event]) -> Ours | None:
+    """The drain as we made it; None: it is somebody else's, or was edited by somebody.
+
+    A drain that Slurm made in our place is known by our record of having asked for it. Where
+    Slurm has rebooted the node since, its time of the drain is that of the reboot.
+    """
+    if "DRAIN" not in standing.flags or not standing.reason:
+        return None
+    drains = [event for event in events if event.kind == "drain"]
+    text, rebooted = without_reboot(standing.reason)
+    reason = parse_reason(text)
+    if reason is not None:
+        same = [e for e in drains if parse_reason(str(e.data.get("reason", ""))) == reason]
+        likeness = Event(standing.time or 0.0, "drain", "", {"reason": text})
+        return Ours(reason, _near(same, standing.time, rebooted) or likeness)
+    if text in SLURMS_WORDS:
+        near = _near([e for e in drains if e.data.get("as") == text], standing.time, rebooted)
+        asked = parse_reason(str(near.data.get("reason", ""))) if near else None
+        if near and asked:
+            return Ours(asked, near)
+    return None
+
+
+def _near(drains: Iterable[Event], time: float | None, rebooted: bool) -> Event | None:
+    """Our last record of the drain that Slurm dates so; long ago if it was rebooted since."""
+    if time is None:
+        return None
+    found = [
+        event
+        for event in drains
+        if abs(event.time - time) <= NEAR_S or (rebooted and event.time < time)
+    ]
+    return max(found, key=lambda event: event.time, default=None)
+
+
+def why_not(
+    standing: Standing,
+    mine: Ours,
+    events: Sequence[Event],
+    boot: str,
+    booted: float,
+    places: Mapping[str, str],
+    acquitted: bool = False,
+) -> str:
+    """The reason to keep the drain although all checks pass; "" if it may be taken back.
+
+    ``booted``: wall clock of the running boot; ``places``: PCI addresses by "gpu0", …
+    ``acquitted``: the drain rests on nothing but accusations that were withdrawn.
+    """
+    other = sorted(set(standing.flags) - HARMLESS)
+    if other:
+        return f"the node is also {'+'.join(other)}"
+    # "base": the action was made "service" because the finding had come back too often.
+    if acquitted or (mine.event.data.get("base") and settled(mine.event, events)):
+        return ""
+    device = mine.reason.device
+    gpu = places.get(device, device)
+    return cured(mine.reason.action, gpu, mine.event, events, boot, booted)

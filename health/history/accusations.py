@@ -1,0 +1,292 @@
+"""A job user's accusations against this node: found, and trusted for nothing but their form.
+
+robust-srun leaves ``<state_dir>/jobs/<job>/accusations/<node>.<incident>.json``. Everything below
+``jobs`` is the users': a job's directory (under one of its names, see ``job_dirs``) is that of the
+job's user, and what others made there is ignored. Each step below it must be that user's own and no
+link, the file small, and its fields what robust-srun writes. Whatever is not so is a rejection,
+with who and why. ``<node>.<incident>.withdrawn.json`` beside an accusation takes it back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple, TypeVar
+
+from health.run.aside import aside
+from robust_slurm import job_dirs
+
+VERSION = 1
+SIZE_LIMIT = 64 << 10  # bytes of one file
+MOST = 8  # files of one job against one node that are looked at
+_NAMES_LIMIT = 20_000  # entries of a directory
+_WITHDRAWN = ".withdrawn.json"
+_EVIDENCE = 20  # lines kept
+_TEXT = 300  # characters of one
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_DIRECTORY = _READ | os.O_DIRECTORY
+R = TypeVar("R")
+
+
+class Accused(NamedTuple):
+    """The job and user whose records to look for: ``job`` ran here for ``uid``, and Slurm said so.
+
+    ``of`` is the job in whose directory they lie: another one of the same user if this is a
+    companion allocation that it took from the standby partition.
+    """
+
+    job: int
+    uid: int
+    gid: int
+    of: int
+
+
+class Accusation(NamedTuple):
+    name: str  # of the file
+    job: int
+    uid: int
+    time: float  # when the job saw it, by its own clock
+    symptom: str
+    evidence: tuple[str, ...]
+
+
+class Rejection(NamedTuple):
+    """``uid`` is the owner of what was found, -1 if that could not be told.
+
+    ``name`` is as its maker chose it: known by it later, and to be cleaned before it is shown.
+    """
+
+    name: str
+    uid: int
+    why: str
+
+
+class Withdrawal(NamedTuple):
+    """The job's word that its accusation in the file ``of`` was wrong."""
+
+    name: str  # of the file
+    job: int
+    uid: int
+    of: str
+    why: str
+
+
+class Found(NamedTuple):
+    accusations: tuple[Accusation, ...]
+    rejections: tuple[Rejection, ...]
+    withdrawals: tuple[Withdrawal, ...] = ()
+
+
+class _Refused(Exception):
+    def __init__(self, name: str, uid: int, why: str) -> None:
+        super().__init__(why)
+        self.rejection = Rejection(name, uid, why)
+
+
+def companion_of(comment: str) -> int:
+    """The job that a companion allocation belongs to, from its comment; 0 if it is none."""
+    match = re.fullmatch(r"robust: standby of job (\d{1,10})", comment.strip(), re.ASCII)
+    return int(match[1]) if match else 0
+
+
+def find(
+    state_dir: str, node: str, accused: Accused, known: Collection[str], deadline_s: float
+) -> tuple[Found, str]:
+    """The accusations against ``node``, less those whose names are ``known``; or why not.
+
+    Read by a child that has given up root for the job's user: it can open nothing that the user
+    could not, also where root is nobody (NFS), and a dead file system costs the deadline.
+    """
+
+    def work() -> dict[str, Any]:
+        become(accused.uid, accused.gid)
+        return _found(state_dir, node, accused, known)._asdict()
+
+    answer, error = aside(work, deadline_s)
+    if error:
+        return Found((), ()), error
+    accusations = tuple(
+        Accusation(**{**one, "evidence": tuple(one["evidence"])})
+        for one in map(_named(Accusation), answer["accusations"])
+    )
+    rejections = tuple(Rejection(*one) for one in answer["rejections"])
+    withdrawals = tuple(Withdrawal(*one) for one in answer["withdrawals"])
+    return Found(accusations, rejections, withdrawals), ""
+
+
+def _named(kind: Any) -> Any:
+    return lambda row: dict(zip(kind._fields, row, strict=True))
+
+
+def become(uid: int, gid: int) -> None:
+    """Act on files as this user from now on; the real user stays root, whom no user may signal."""
+    if os.geteuid() != 0:
+        return
+    os.setgroups([])
+    os.setegid(gid)
+    os.seteuid(uid)
+
+
+def _found(state_dir: str, node: str, accused: Accused, known: Collection[str]) -> Found:
+    rejected: list[Rejection] = []
+    accepted: list[Accusation] = []
+    withdrawn: list[Withdrawal] = []
+    opened: list[int] = []
+    try:
+        own = job_dirs.find(f"{state_dir}/jobs", accused.of, accused.uid)
+        if own is None or "accusations" in known:  # refused before
+            return Found((), ())
+        above = os.open(f"{state_dir}/jobs", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.append(above)
+        for name in (own, "accusations"):
+            above = _open_own(above, name, accused.uid)
+            opened.append(above)
+        with os.scandir(above) as entries:
+            names = [entry.name for entry in itertools.islice(entries, _NAMES_LIMIT)]
+        mine = sorted(n for n in names if n.startswith(f"{node}.") and n.endswith(".json"))
+        mine.sort(key=lambda n: not n.endswith(_WITHDRAWN))  # first: what is taken back is skipped
+        for name in [n for n in mine if n not in known][: max(0, MOST - len(known))]:
+            if name in [one.of for one in withdrawn]:
+                continue
+            try:
+                raw = _content(above, name, accused)
+                if name.endswith(_WITHDRAWN):
+                    withdrawn.append(_judged(parse_withdrawal, raw, name, node, accused))
+                else:
+                    accepted.append(_judged(parse, raw, name, node, accused))
+            except FileNotFoundError:
+                continue
+            except _Refused as refused:
+                rejected.append(refused.rejection)
+            except OSError as error:
+                rejected.append(
+                    Rejection(name, _owner(above, name), error.strerror or "unreadable")
+                )
+    except FileNotFoundError:
+        pass  # nobody was accused
+    except _Refused as refused:
+        rejected.append(refused.rejection)
+    finally:
+        for fd in opened:
+            os.close(fd)
+    clean = [r._replace(why=printable(r.why)) for r in rejected]
+    return Found(tuple(accepted), tuple(clean), tuple(withdrawn))
+
+
+def _owner(directory: int, name: str) -> int:
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid
+    except OSError:
+        return -1
+
+
+def _open_own(above: int, name: str, uid: int) -> int:
+    """A directory of the user's own; _Refused if it is anything else."""
+    info = os.stat(name, dir_fd=above, follow_symlinks=False)
+    if not stat.S_ISDIR(info.st_mode):
+        what = "a link" if stat.S_ISLNK(info.st_mode) else "no directory"
+        raise _Refused(name, info.st_uid, f"{name} is {what}")
+    if info.st_uid != uid:
+        raise _Refused(name, info.st_uid, f"{name} belongs to uid {info.st_uid}, not {uid}")
+    fd = os.open(name, _DIRECTORY, dir_fd=above)
+    if os.fstat(fd).st_uid != uid:  # exchanged since
+        os.close(fd)
+        raise _Refused(name, -1, f"{name} was exchanged for another's")
+    return fd
+
+
+def _content(directory: int, name: str, accused: Accused) -> bytes:
+    """A small file of the user's own; _Refused if it is anything else."""
+    info = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    if not stat.S_ISREG(info.st_mode):
+        what = "a link" if stat.S_ISLNK(info.st_mode) else "no regular file"
+        raise _Refused(name, info.st_uid, f"it is {what}")
+    fd = os.open(name, _READ, dir_fd=directory)
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise _Refused(name, info.st_uid, "it is no regular file")
+        if info.st_uid != accused.uid:
+            why = f"it belongs to uid {info.st_uid}, not to the job's {accused.uid}"
+            raise _Refused(name, info.st_uid, why)
+        raw = b""
+        while len(raw) <= SIZE_LIMIT and (part := os.read(fd, SIZE_LIMIT + 1 - len(raw))):
+            raw += part
+    finally:
+        os.close(fd)
+    if len(raw) > SIZE_LIMIT:
+        raise _Refused(name, info.st_uid, f"it is larger than {SIZE_LIMIT} bytes")
+    return raw
+
+
+def _judged(
+    reader: Callable[[bytes, str, str, Accused], R],
+    raw: bytes,
+    name: str,
+    node: str,
+    accused: Accused,
+) -> R:
+    """Read a file's content with ``reader``; raise _Refused with the reason if it is not valid."""
+    try:
+        return reader(raw, name, node, accused)
+    except ValueError as error:
+        raise _Refused(name, accused.uid, str(error)) from None
+
+
+def parse_withdrawal(raw: bytes, name: str, node: str, accused: Accused) -> Withdrawal:
+    """The withdrawal in a file's bytes. ValueError names what is wrong with it. Pure."""
+    record = _record(raw, name, _WITHDRAWN, node, accused)
+    why = record.get("withdrawn")
+    if not isinstance(why, str):
+        raise ValueError("its reason is no text")
+    of = name.removesuffix(_WITHDRAWN) + ".json"
+    return Withdrawal(name, accused.job, accused.uid, of, printable(why))
+
+
+def parse(raw: bytes, name: str, node: str, accused: Accused) -> Accusation:
+    """The accusation in a file's bytes. ValueError names what is wrong with it. Pure."""
+    record = _record(raw, name, ".json", node, accused)
+    symptom, evidence = record.get("symptom"), record.get("evidence")
+    if not isinstance(symptom, str) or not re.fullmatch(r"[a-z_]{1,32}", symptom, re.ASCII):
+        raise ValueError("its symptom is no word")
+    if not isinstance(evidence, list) or not all(isinstance(text, str) for text in evidence):
+        raise ValueError("its evidence is no list of texts")
+    lines = tuple(printable(text) for text in evidence[:_EVIDENCE])
+    return Accusation(name, accused.job, accused.uid, float(record["time"]), symptom, lines)
+
+
+def _record(raw: bytes, name: str, end: str, node: str, accused: Accused) -> dict[str, Any]:
+    """Read a record, and check what both kinds share: version, node, incident, job and time."""
+    try:
+        record = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise ValueError("it is no JSON") from None
+    if not isinstance(record, dict):
+        raise ValueError("it is no JSON object")
+    if not _is(record.get("v"), int) or record["v"] != VERSION:
+        raise ValueError(f"its version (v) is not {VERSION}")
+    if record.get("node") != node:
+        raise ValueError("it is about another node")
+    incident = record.get("incident")
+    if not isinstance(incident, str) or name != f"{node}.{incident}{end}":
+        raise ValueError("its incident is not that of its name")
+    if not _is(record.get("job"), int) or record["job"] != accused.job:
+        raise ValueError(f"it is not of job {accused.job}")
+    time: Any = record.get("time")
+    if not (_is(time, int) or _is(time, float)) or not 0 <= time < 1e11:  # no NaN is
+        raise ValueError("its time is no time")
+    return record
+
+
+def _is(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def printable(text: str) -> str:
+    """One short line without control characters, for logs and records."""
+    clean = "".join(c if c.isprintable() else " " for c in text[: 4 * _TEXT])
+    return " ".join(clean.split())[:_TEXT]

@@ -1,0 +1,273 @@
+"""The node's own history: what happened to it, what was done about it.
+
+Every event is one JSON line in ``<spool>/history.jsonl`` on the node's own disk, and again in
+``<state_dir>/nodes/<node>.jsonl``, which all nodes share. Both are root's. The local file is
+written first; what the shared one has not got yet (a dead file system) is brought there later,
+and what stands only there (the node was installed anew) is brought back. Neither can ever change
+a verdict: whoever writes does so with a deadline, in a child.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from health.node import rootfiles
+from health.node.system import Event
+from health.run.aside import aside
+
+FILE = "history.jsonl"
+NODES = "nodes"  # in the state directory; made by the installation, so that a state directory
+# that is not mounted is never mistaken for an empty one
+SIZE_LIMIT = 4 << 20  # bytes; beyond it the local file is made smaller
+READ_LIMIT = 8 << 20
+_KEPT_OF_RUNS = 1 << 20  # bytes of ordinary lines that stay then
+_CHUNK = 1 << 20  # bytes brought to the shared file at a time
+_SHARED = "shared.json"  # how far that has come
+# Events that decide about the node later; the others only tell what happened.
+LASTING = frozenset(
+    {
+        "xid", "sxid", "lost", "boot", "reset", "driver", "drain", "undrain", "strike", "repaired",
+        "burn-in", "withdrawn", "app-xid",
+    }
+)  # fmt: skip
+
+
+def line(event: Event) -> bytes:
+    """The event as one JSON line; one too long for a record loses its data."""
+    fields = event._asdict() | {"data": dict(event.data)}
+    raw = rootfiles.line_of(fields)
+    if len(raw) <= rootfiles.LINE_LIMIT:
+        return raw
+    return rootfiles.line_of(fields | {"data": {"cut": len(raw)}})
+
+
+def parse(raw: bytes) -> list[Event]:
+    """The events in these lines, each line once, oldest first; what is no event is left out."""
+    lines = dict.fromkeys(raw.split(b"\n"))
+    found = (_event(record) for record in rootfiles.records(b"\n".join(lines)))
+    return sorted((event for event in found if event), key=lambda event: event.time)
+
+
+def _event(record: dict[str, Any]) -> Event | None:
+    time, kind, boot = record.get("time"), record.get("kind"), record.get("boot")
+    data = record.get("data", {})
+    if isinstance(time, bool) or not isinstance(time, int | float) or not math.isfinite(time):
+        return None
+    if not isinstance(kind, str) or not isinstance(boot, str) or not isinstance(data, dict):
+        return None
+    return Event(float(time), kind, boot, data)
+
+
+def load(spool: str) -> list[Event]:
+    """The local history, oldest first; empty if there is none. Raises OSError."""
+    try:
+        directory = rootfiles.open_dir(spool)
+        try:
+            fd = rootfiles.open_file(directory, FILE, os.O_RDONLY)
+        finally:
+            os.close(directory)
+    except FileNotFoundError:
+        return []
+    try:
+        return parse(rootfiles.tail(fd, READ_LIMIT))
+    finally:
+        os.close(fd)
+
+
+def append(spool: str, events: Sequence[Event]) -> None:
+    """Write events to the local file. Raises OSError."""
+    directory = _open_spool(spool)
+    try:
+        held = rootfiles.lock(directory, "lock")
+        try:
+            _append_locked(directory, FILE, b"".join(line(event) for event in events))
+        finally:
+            os.close(held)
+    finally:
+        os.close(directory)
+
+
+def _open_spool(spool: str) -> int:
+    """The node's own directory, made if it is not there."""
+    try:
+        return rootfiles.open_dir(spool)
+    except FileNotFoundError:
+        os.makedirs(spool, 0o755, exist_ok=True)  # noqa: PTH103
+        return rootfiles.open_dir(spool)
+
+
+def _append_locked(directory: int, name: str, lines: bytes) -> None:
+    fd = rootfiles.open_file(directory, name, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    try:
+        rootfiles.append(fd, lines)
+        if os.fstat(fd).st_size > SIZE_LIMIT:
+            _shrink(directory, name, fd)
+    finally:
+        os.close(fd)
+
+
+def _shrink(directory: int, name: str, fd: int) -> None:
+    """Rewrite the file: all lasting events, of the others the newest."""
+    ordinary: list[bytes] = []
+    size = 0
+    lasting: set[bytes] = set()
+    lines = rootfiles.tail(fd, READ_LIMIT).splitlines(keepends=True)
+    for raw in reversed(lines):
+        if any(b'"kind":"%s"' % kind.encode() in raw for kind in LASTING):
+            lasting.add(raw)
+        elif size < _KEPT_OF_RUNS:
+            ordinary.append(raw)
+            size += len(raw)
+    kept = lasting.union(ordinary)
+    text = b"".join(raw for raw in lines if raw in kept)
+    rootfiles.replace(directory, name, text[-SIZE_LIMIT // 2 :] if len(text) > SIZE_LIMIT else text)
+
+
+class _Position:
+    """The position up to which the local and the shared file agree; each is known by its inode."""
+
+    def __init__(self, directory: int) -> None:
+        self.local, self.offset, self.shared, self.size = 0, 0, 0, 0
+        try:
+            fd = rootfiles.open_file(directory, _SHARED, os.O_RDONLY)
+        except FileNotFoundError:
+            return
+        try:
+            raw = os.read(fd, 4096)
+        finally:
+            os.close(fd)
+        try:
+            numbers = json.loads(raw)
+            self.local, self.offset, self.shared, self.size = (int(n) for n in numbers)
+        except (ValueError, TypeError):
+            return
+
+    def save(self, directory: int) -> None:
+        numbers = [self.local, self.offset, self.shared, self.size]
+        rootfiles.replace(directory, _SHARED, json.dumps(numbers).encode())
+
+
+def share(spool: str, state_dir: str, node: str) -> bool:
+    """Make the shared file and the local one the same; False: another process is doing it.
+
+    Raises OSError, and blocks while the shared file system does: call it in a child.
+    """
+    directory = _open_spool(spool)
+    nodes = rootfiles.open_dir(f"{state_dir}/{NODES}")
+    try:
+        only_one = rootfiles.lock(directory, "share.lock", wait=False)
+    except BlockingIOError:
+        return False
+    position = _Position(directory)
+    local, inode, end = _unshared(directory, position)
+    held = rootfiles.lock(nodes, f"{node}.lock")
+    foreign = _merge(nodes, f"{node}.jsonl", local, position, again=inode != position.local)
+    os.close(held)
+    position.local, position.offset = inode, end
+    _bring_back(directory, foreign, position)
+    position.save(directory)
+    for each in (only_one, nodes, directory):
+        os.close(each)
+    return True
+
+
+def tell(state_dir: str, node: str, events: Iterable[Event]) -> None:
+    """Write events of another node where all nodes share them: its sweep fetches them.
+
+    Raises OSError, and blocks while the shared file system does: call it in a child.
+    """
+    nodes = rootfiles.open_dir(f"{state_dir}/{NODES}")
+    try:
+        held = rootfiles.lock(nodes, f"{node}.lock")
+        try:
+            _append_locked(nodes, f"{node}.jsonl", b"".join(line(event) for event in events))
+        finally:
+            os.close(held)
+    finally:
+        os.close(nodes)
+
+
+def _merge(nodes: int, name: str, local: bytes, position: _Position, *, again: bool) -> bytes:
+    """Append what the shared file has not got yet; what others wrote there since the last time.
+
+    ``again``: the lines may have been shared before (the local file was written anew).
+    """
+    fd = rootfiles.open_file(nodes, name, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    info = os.fstat(fd)
+    known = position.size if info.st_ino == position.shared else 0
+    if known > info.st_size:
+        known = 0
+    begin = max(known, info.st_size - _CHUNK)
+    foreign = rootfiles.read_range(fd, begin, _CHUNK, cut=begin > known)
+    recent = set(rootfiles.tail(fd, READ_LIMIT if again else _CHUNK // 4).splitlines())
+    new = [raw for raw in local.splitlines() if raw and raw not in recent]
+    os.close(fd)
+    if new:
+        _append_locked(nodes, name, b"\n".join(new) + b"\n")
+    info = os.stat(name, dir_fd=nodes, follow_symlinks=False)
+    position.shared, position.size = info.st_ino, info.st_size
+    return foreign
+
+
+def _unshared(directory: int, position: _Position) -> tuple[bytes, int, int]:
+    """The local lines that were not shared yet, the file's inode, and where they end."""
+    held = rootfiles.lock(directory, "lock")
+    try:
+        fd = rootfiles.open_file(directory, FILE, os.O_RDONLY)
+    except FileNotFoundError:
+        return b"", 0, 0
+    finally:
+        os.close(held)
+    try:
+        info = os.fstat(fd)
+        same = info.st_ino == position.local and position.offset <= info.st_size
+        begin = position.offset if same else 0
+        lines = rootfiles.read_range(fd, begin, _CHUNK, cut=False)
+        return lines, info.st_ino, begin + len(lines)
+    finally:
+        os.close(fd)
+
+
+def _bring_back(directory: int, foreign: bytes, position: _Position) -> None:
+    """Append what only the shared file has to the local one."""
+    if not foreign:
+        return
+    held = rootfiles.lock(directory, "lock")
+    try:
+        fd = rootfiles.open_file(directory, FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        try:
+            own = set(rootfiles.tail(fd, READ_LIMIT).splitlines())
+            missing = [raw for raw in foreign.splitlines() if raw and raw not in own]
+            info = os.fstat(fd)
+            if not missing:
+                return
+            rootfiles.append(fd, b"\n".join(missing) + b"\n")
+            if info.st_ino == position.local and info.st_size == position.offset:
+                position.offset = os.fstat(fd).st_size
+            elif position.local == 0:
+                position.local, position.offset = info.st_ino, os.fstat(fd).st_size
+        finally:
+            os.close(fd)
+    finally:
+        os.close(held)
+
+
+def record(
+    spool: str, state_dir: str, node: str, events: Iterable[Event], deadline_s: float
+) -> str:
+    """Write events down, here and (with a state directory) for all; why that failed, or "".
+
+    Two children, so that a dead shared file system takes nothing from the local record.
+    """
+    written = list(events)
+    failed = ""
+    if written:
+        failed = aside(lambda: append(spool, written), deadline_s / 2)[1]
+    if state_dir:
+        shared = aside(lambda: share(spool, state_dir, node), deadline_s / 2)[1]
+        failed = "; ".join(text for text in (failed, shared) if text)
+    return failed

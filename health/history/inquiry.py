@@ -1,0 +1,288 @@
+"""Following an accusation up: look deeper, then drain with evidence, or clear and count a strike.
+
+The epilog does it when a job ends. robust-srun may write its accusation a little later, so the
+epilog also notes, in root's own spool, whose job was here; the sweep looks again at those.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from health.check import Condition
+from health.finding import Finding
+from health.gate import strikes
+from health.gate.verdict import Verdict
+from health.history.accusations import (
+    Accusation,
+    Accused,
+    Found,
+    Rejection,
+    Withdrawal,
+    find,
+    printable,
+)
+from health.history.job_notes import Note, claim, save
+from health.history.state import Rules, node_state, strikes_of
+from health.node.system import Event, System
+from health.run.aside import aside
+from health.settings import Settings
+
+FIND_S = 2.0  # for the shared file system
+STRIKE_S = 1.5  # likewise, to write a strike down
+
+FAILED = Condition(
+    "accusation-test",
+    "FAIL",
+    "node",
+    "service",
+    "a job accused the node, and a test of [accusations] failed",
+)
+BROKEN = Condition(
+    "accusation-test-error",
+    "WARN",
+    "tool",
+    "none",
+    "a test of [accusations] could not be run to an answer",
+)
+LEMON = Condition(
+    "lemon",
+    "FAIL",
+    "node",
+    "service",
+    "jobs of different users failed here again and again ([lemon]), and every check passes",
+)
+CONDITIONS = (FAILED, BROKEN, LEMON)
+
+
+class Inquiry:
+    """The inquiry of one run of the gate into the accusations against this node."""
+
+    def __init__(self, settings: Settings, system: System) -> None:
+        self._settings = settings
+        self._system = system
+        self._claim: int | None = None
+        self._dealt: dict[int, Note] = {}
+        self._found: list[Accusation] = []
+        self._told: list[str] = []
+        self.events: list[Event] = []  # to be recorded
+        self.errors: list[str] = []  # to be said
+
+    @property
+    def accused(self) -> bool:
+        return bool(self._found)
+
+    @property
+    def _spool(self) -> str:
+        return str(self._settings.gate["spool"])
+
+    def look(self, which: Sequence[Note], until: float) -> None:
+        """Find the accusations of these jobs' users, until ``until`` (monotonic seconds)."""
+        if not which:
+            return
+        try:
+            self._claim = claim(self._spool)
+        except OSError as error:
+            self.errors.append(f"accusations are not followed up: {error}")
+            return
+        if self._claim is None:
+            return
+        node = self._system.context.node
+        for note in which:
+            for accused in note.accused:
+                left = until - time.monotonic()
+                if left <= 0:
+                    return
+                found, failed = find(
+                    self._settings.state_dir, node, accused, note.known, min(FIND_S, left)
+                )
+                if failed:
+                    self.errors.append(f"accusations of job {accused.of}: {failed}")
+                    return  # the file system is dead: the others lie there too
+                self._take(note, accused, found)
+
+    def _take(self, note: Note, accused: Accused, found: Found) -> None:
+        names = [one.name for one in found.accusations]
+        names += [one.name for one in found.rejections]
+        names += self._withdraw(found.withdrawals)
+        if not names:
+            return
+        old = self._dealt.get(note.job, note)
+        self._dealt[note.job] = old._replace(known=(*old.known, *names))
+        self._found += found.accusations
+        for rejection in found.rejections:
+            self.events.append(self._event("rejected", of_rejection(rejection, accused)))
+            self.errors.append(
+                f"refused accusation {printable(rejection.name)} in job {accused.of} "
+                f"(owner uid {rejection.uid}): {rejection.why}"
+            )
+
+    def _withdraw(self, withdrawals: Sequence[Withdrawal]) -> list[str]:
+        """Record those that take a strike back; returns the names of the files dealt with.
+
+        The history keeps them: a job has one at most. While it cannot be read they stay undone.
+        """
+        known = self._history() if withdrawals else []
+        if known is None:
+            return []
+        struck = {(e.data.get("job"), e.data.get("name")) for e in strikes_of(known)}
+        for one in withdrawals:
+            if (one.job, one.of) in struck:
+                data = {"job": one.job, "uid": one.uid, "name": one.of, "why": one.why}
+                self.events.append(self._event("withdrawn", data))
+        return [name for one in withdrawals for name in (one.name, one.of)]
+
+    def _history(self) -> list[Event] | None:
+        try:
+            return self._system.history()
+        except OSError as error:
+            self.errors.append(f"no history to count strikes in: {error}")
+            return None
+
+    def test(self, free: bool, until: float) -> list[Finding]:
+        """Run the site's tests, if anybody accused the node."""
+        if not self._found:
+            return []
+        findings, self._told = run_tests(self._system, self._settings, free, until)
+        return findings
+
+    def conclude(self, verdict: Verdict) -> list[Finding]:
+        """Confirmed or cleared, by what the checks and tests said; a lemon, if it is one now."""
+        if not self._found:
+            return []
+        against = [finding for finding in verdict.closing if finding.cls == "node"]
+        why = [f"{f.check}: {f.evidence}"[:300] for f in against[:5]] + self._told
+        known = self._history() or []
+        fresh: list[Event] = []
+        for accusation in self._found:
+            result = "confirmed" if against else "cleared"
+            data = of_accusation(accusation, result, why)
+            self.events.append(self._event("accusation", data))
+            if not against and not struck([*known, *fresh], accusation.job):
+                fresh += self._strike(accusation.job, data)
+        self.events += fresh
+        now = time.time()
+        found = lemon([*known, *fresh], self._settings, now, self._system.boot_id())
+        return [found] if found and fresh else []
+
+    def _strike(self, job: int, data: dict[str, Any]) -> list[Event]:
+        """One strike of this job, unless it has struck its share of nodes already."""
+        note = self._dealt[job]
+        table, context = self._settings.lemon, self._system.context
+        most = max(1, note.nodes // max(1, int(table["nodes_per_strike"])))
+        state_dir = self._settings.state_dir
+        allowed, failed = aside(
+            lambda: strikes.claim(state_dir, job, context.node, most, time.time()), STRIKE_S
+        )
+        if allowed:
+            more = {"account": note.account} if note.account else {}
+            return [self._event("strike", {**data, **more})]
+        why = failed or f"it has {_plural(note.nodes)} and has struck {_plural(most)} already"
+        self.errors.append(f"job {job} gives this node no strike: {why}")
+        return []
+
+    def close(self) -> None:
+        """Note what was dealt with, after it was recorded."""
+        for note in self._dealt.values():
+            try:
+                save(self._spool, note)
+            except OSError as error:
+                self.errors.append(f"not noted as dealt with: {error}")
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
+
+    def _event(self, kind: str, data: dict[str, Any]) -> Event:
+        return Event(round(time.time(), 6), kind, self._system.boot_id(), data)
+
+
+# -- what is found ----------------------------------------------------------------------------
+
+
+def run_tests(
+    system: System, settings: Settings, free: bool, until: float
+) -> tuple[list[Finding], list[str]]:
+    """The site's own tests of an accused node: findings, and what is worth telling.
+
+    ``free``: no job runs here. ``until``: monotonic seconds. A test that fails closes; one that
+    breaks does not: it says nothing about the node.
+    """
+    tests: Sequence[str] = settings.accusations["tests"]
+    if tests and not free:
+        return [], ["the tests of [accusations] were left out: another job is here"]
+    until = min(until, time.monotonic() + float(settings.accusations["deadline"]))
+    findings: list[Finding] = []
+    for test in tests:
+        left = until - time.monotonic()
+        try:
+            if left <= 0:
+                raise TimeoutError(0, "no time was left for it")
+            output = system.command([test], left)
+        except OSError as error:
+            findings.append(BROKEN.found(f"{test}: {error.strerror or error}"))
+            continue
+        said = printable((output.out.strip() or output.err.strip())[-300:])
+        if output.code == 1:
+            findings.append(FAILED.found(f"{test}: {said or 'exit code 1'}"))
+        elif output.code != 0:
+            findings.append(BROKEN.found(f"{test}: exit code {output.code}: {said}"))
+    return findings, [f"{len(tests)} tests of [accusations] were run"] if tests else []
+
+
+def _plural(nodes: int) -> str:
+    return "1 node" if nodes == 1 else f"{nodes} nodes"
+
+
+def lemon(events: Iterable[Event], settings: Settings, now: float, boot: str) -> Finding | None:
+    """The finding on a node that failed jobs of enough users; None if it is no lemon. Pure."""
+    table = settings.lemon
+    rules = Rules(
+        strikes=int(table["strikes"]),
+        users=int(table["users"]),
+        accounts=int(table["accounts"]),
+        lemon_days=table["window_days"],
+    )
+    evidence = node_state(events, now, boot, rules=rules).lemon
+    return LEMON.found(evidence) if evidence else None
+
+
+def struck(events: Iterable[Event], job: int) -> bool:
+    """True if this job has a strike against the node already: it gets one only. Pure."""
+    return any(event.data.get("job") == job for event in strikes_of(events))
+
+
+def acquitted(events: Sequence[Event], settings: Settings, drained: float) -> bool:
+    """True if a lemon, drained then, is none without the accusations withdrawn since. Pure.
+
+    Judged as of then: strikes that have grown old meanwhile acquit nobody.
+    """
+    taken_back = any(event.kind == "withdrawn" and event.time >= drained for event in events)
+    return taken_back and lemon(events, settings, drained, "") is None
+
+
+def of_accusation(accusation: Accusation, result: str, why: Sequence[str]) -> dict[str, Any]:
+    """The data of an event on an accusation that was followed up."""
+    return {
+        "job": accusation.job,
+        "uid": accusation.uid,
+        "check": accusation.symptom,
+        "said": list(accusation.evidence),
+        "name": accusation.name,
+        "seen": accusation.time,
+        "result": result,
+        "why": list(why),
+    }
+
+
+def of_rejection(rejection: Rejection, accused: Accused) -> dict[str, Any]:
+    """The data of an event on what was no accusation: whose job's, who left it, and why not."""
+    return {
+        "job": accused.job,
+        "uid": accused.uid,
+        "of": accused.of,
+        "name": printable(rejection.name),
+        "owner": rejection.uid,
+        "why": rejection.why,
+    }

@@ -1,0 +1,47 @@
+"""Common parts of the checks of the kernel's log: windows of time and evidence. Pure.
+
+Whatever these checks look for must not be something that a user can make the kernel say. Some
+messages begin with the name of a process, 15 characters that its user chooses ("x invoked
+oom-killer", "x: page allocation failure"): every pattern is anchored at the beginning and asks for
+more than those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from health.node.system import LogRecord
+
+WARNING = 4  # syslog severity; more than that is not trouble
+QUOTE = 240  # characters of a message in the evidence
+
+
+def loud(records: Iterable[LogRecord]) -> list[LogRecord]:
+    """The records of severity "warning" and worse."""
+    return [record for record in records if record.level <= WARNING]
+
+
+def within(records: Iterable[LogRecord], uptime: float, window: float) -> list[LogRecord]:
+    """The records of the last ``window`` seconds."""
+    return [record for record in records if record.time > uptime - window]
+
+
+def quoted(text: str) -> str:
+    """A message in quotes, on one line, printable, not too long."""
+    clean = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    return f'"{clean[:QUOTE]}"'
+
+
+def ago(seconds: float) -> str:
+    """An age in the unit that suits it."""
+    if seconds >= 2 * 86400:
+        return f"{seconds / 86400:.0f} days"
+    if seconds >= 2 * 3600:
+        return f"{seconds / 3600:.0f} h"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{max(0.0, seconds):.0f} s"
+
+
+def evidence(found: Sequence[LogRecord], uptime: float, times: int = 0) -> str:
+    """The evidence in words: the count, the age of the last message, and its text."""
+    last = found[-1]
+    return f"{times or len(found)} x, last {ago(uptime - last.time)} ago: {quoted(last.text)}"

@@ -1,0 +1,40 @@
+"""Small files of /sys and /proc, of which any may be missing or refuse to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from health.node.system import System
+
+
+def text(system: System, path: str) -> str:
+    """The file's text without blanks around it; "" where it cannot be read."""
+    try:
+        return system.read(path).strip()
+    except OSError:
+        return ""
+
+
+def number(system: System, path: str) -> int | None:
+    """The file's whole number; None where there is none."""
+    try:
+        return int(text(system, path))
+    except ValueError:
+        return None
+
+
+def names(system: System, path: str) -> list[str]:
+    """The directory's entries; none where it cannot be listed."""
+    try:
+        return system.names(path)
+    except OSError:
+        return []
+
+
+def fleet(system: System) -> Mapping[str, Any]:
+    """The fleet's record; empty where it cannot be used, which is not the node's fault."""
+    try:
+        return system.fleet()
+    except OSError:
+        return {}

@@ -1,0 +1,190 @@
+"""Checks in a row in one worker, and what its parent knows of them.
+
+The worker is forked when the row starts. A check that overruns its deadline takes its worker with
+it: killed, or left behind if the kernel holds it; a new worker goes on with the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from health.check import Check
+from health.finding import Finding, Status, worst
+from health.node.system import System
+from health.run.child import Child, fork, where_it_hangs
+from health.run.stuck import Stuck
+from health.run.worker import one_line, work
+
+_START_S = 2.0  # from the fork to the first check
+_LINE_LIMIT = 4 << 20  # bytes: MOST_FINDINGS of MOST_TEXT stay far below
+
+
+class Outcome(NamedTuple):
+    """One family: ``status`` as in Ran; ``by_runner``: what the runner saw, not the check."""
+
+    check: Check
+    ms: float
+    findings: list[Finding]
+    status: str
+    by_runner: bool = False
+
+
+def outcome(check: Check, ms: float, found: list[Finding], error: str) -> Outcome:
+    """Of a check that came to its end; what it raised closes the gate as an ERROR."""
+    findings = [_error(check, error)] if error else found
+    return Outcome(check, ms, findings, worst(findings))
+
+
+def _error(check: Check, text: str) -> Finding:
+    return Finding("ERROR", "tool", f"{check.name}-error", "", text, "none")
+
+
+def _hung(check: Check, text: str) -> Finding:
+    status: Status = "WARN" if check.only_warns else "FAIL"
+    return Finding(status, "node", f"{check.name}-hung", "", text, "none")
+
+
+class Lane:
+    """Poll ``fd``, ``feed`` when it is readable, ``expire`` once ``deadline`` is over."""
+
+    def __init__(self, system: System, checks: Sequence[Check], stuck: Stuck, limit: float):
+        """``limit``: the monotonic time at which the whole run is over."""
+        self.outcomes: list[Outcome] = []
+        self.deadline = limit
+        self._system = system
+        self._stuck = stuck
+        self._limit = limit
+        self._pending: list[Check] = []
+        self._running = False  # the first of the pending has begun
+        self._began = 0.0
+        self._rest = b""
+        self._child: Child | None = None
+        for check in checks:
+            still = stuck.still(_key(check))
+            if still:
+                self._seen(check, _hung(check, one_line(still)))
+            else:
+                self._pending.append(check)
+        self._next_worker()
+
+    @property
+    def fd(self) -> int:
+        return self._child.fd if self._child else -1
+
+    @property
+    def done(self) -> bool:
+        return self._child is None
+
+    @property
+    def pending(self) -> list[Check]:
+        """The checks without an outcome yet, in order."""
+        return self._pending
+
+    def feed(self) -> None:
+        """Take what the worker has written."""
+        child = self._child
+        if child is None:
+            return
+        try:
+            data = child.read()
+        except BlockingIOError:
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if not self._take(line):
+                self._broken("wrote what is no answer")
+                return
+        if not self._pending:
+            self._end_worker()
+        elif len(self._rest) > _LINE_LIMIT:
+            self._broken("wrote too much")
+        elif not data:
+            code = child.ended(0.2)
+            how = f"died of signal {-code}" if code is not None and code < 0 else f"ended ({code})"
+            self._broken(how)
+
+    def expire(self) -> None:
+        """The running check is over its deadline."""
+        if self._child is None or not self._pending:
+            return
+        if not self._running:
+            self._broken(f"did not start it within {_START_S:g} s")
+            return
+        check = self._pending.pop(0)
+        where = where_it_hangs(self._child.pid)
+        text = f"no end within {check.deadline_s:g} s" + (f", {where}" if where else "")
+        if not self._child.stop():
+            self._stuck.remember(_key(check), self._child.pid, text)
+        self._seen(check, _hung(check, text), (time.monotonic() - self._began) * 1000)
+        self._end_worker()
+        self._next_worker()
+
+    def abandon(self) -> None:
+        """The whole run is over: stop without waiting; what is pending has no outcome."""
+        if self._child is not None:
+            if not self._child.stop() and self._pending:
+                where = where_it_hangs(self._child.pid)
+                check = self._pending[0]
+                self._stuck.remember(_key(check), self._child.pid, f"no end, {where}")
+            self._end_worker()
+
+    def _take(self, line: bytes) -> bool:
+        """One line of the worker; False: it is not what should come now."""
+        check = self._pending[0] if self._pending else None
+        try:
+            kind, name, *values = json.loads(line)
+            if check is None or name != check.name:
+                return False
+            if kind == "start":
+                self._running = True
+                self._began = time.monotonic()
+                self.deadline = min(self._limit, self._began + check.deadline_s)
+                return True
+            ms, found, raised = values
+            findings = [Finding(*fields) for fields in found]
+            self.outcomes.append(outcome(check, float(ms), findings, str(raised)))
+        except (ValueError, TypeError):
+            return False
+        self._pending.pop(0)
+        self._running = False
+        self.deadline = min(self._limit, time.monotonic() + _START_S)
+        return True
+
+    def _seen(self, check: Check, finding: Finding, ms: float = 0.0) -> None:
+        found = Outcome(check, round(ms, 3), [finding], finding.status, by_runner=True)
+        self.outcomes.append(found)
+
+    def _broken(self, how: str) -> None:
+        check = self._pending.pop(0)
+        self._seen(check, _error(check, f"the worker {how}"))
+        if self._child:
+            self._child.stop()
+        self._end_worker()
+        self._next_worker()
+
+    def _next_worker(self) -> None:
+        if not self._pending or time.monotonic() >= self._limit:
+            return
+        now = time.monotonic()
+        self._rest = b""
+        self._running = False
+        self.deadline = min(self._limit, now + _START_S)
+        try:
+            self._child = fork(work(self._system, tuple(self._pending)), self._limit - now)
+        except OSError as err:  # no memory, too many processes
+            for check in self._pending:
+                self._seen(check, _error(check, f"no process for it: {err.strerror}"))
+            self._pending = []
+
+    def _end_worker(self) -> None:
+        if self._child:
+            self._child.stop(0.0)
+            self._child.close()
+            self._child = None
+
+
+def _key(check: Check) -> str:
+    return f"check {check.name}"

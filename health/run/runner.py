@@ -1,0 +1,194 @@
+"""All checks of one place within one deadline, whatever hangs, crashes or lies.
+
+Three processes work at once: the collector that asks NVML, a worker with the checks that need no
+GPU, and, as soon as NVML has answered or its deadline is over, one with those that do.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+from health.check import Check, Where
+from health.finding import Finding, Status, worst
+from health.node.system import System
+from health.nvidia.nvml import Collector
+from health.nvidia.snapshot import Snapshot
+from health.run.lane import Lane, Outcome, outcome
+from health.run.report import Ran, Report
+from health.run.stuck import Stuck
+from health.run.worker import attempt, one_line
+from health.settings import Settings
+
+LATE = "gate-deadline"  # the id of the finding for checks that did not get to run
+_LAST_S = 1.0  # of the whole deadline that the GPU checks keep when NVML does not answer
+
+__all__ = ["Node", "Ran", "Report", "run", "run_inline"]
+
+
+class Node(System, Protocol):
+    """A system that can be run against: live, or live and recorded."""
+
+    settings: Settings
+    stuck: Stuck
+
+    def start_nvml(self, deadline_s: float) -> Collector: ...
+
+    def take_nvml(self, snapshot: Snapshot) -> None: ...
+
+
+def run(
+    system: Node,
+    checks: Sequence[Check],
+    where: Where,
+    deadline_s: float,
+    only: Collection[str] = (),
+    seen: Callable[[Outcome], None] = lambda outcome: None,
+) -> Report:
+    """Run every check of ``where`` (of ``only``, if any) and say what was found.
+
+    Does not raise and does not outlast the deadline by more than the time to kill what hangs.
+    A check that had no time to run is an ERROR that closes the gate. ``seen`` gets each outcome.
+    """
+    begin = time.monotonic()
+    limit = begin + deadline_s
+    chosen, left_out = _choose(checks, where, only, system.settings)
+    with_gpu = [check for check in chosen if check.needs_nvml]
+    without = [check for check in chosen if not check.needs_nvml]
+    collector = _start(system, limit) if with_gpu else None
+    lanes = [Lane(system, without, system.stuck, limit)]
+    while time.monotonic() < limit:
+        if collector and collector.done:
+            system.take_nvml(collector.snapshot)
+            collector.close()
+            collector = None
+            lanes.append(Lane(system, with_gpu, system.stuck, limit))
+        waiting = [lane for lane in lanes if not lane.done]
+        if not waiting and collector is None:
+            break
+        _wait(collector, waiting, limit)
+    late = [check for lane in lanes for check in lane.pending]
+    if collector:
+        collector.close()
+        late += with_gpu
+    for lane in lanes:
+        lane.abandon()
+    outcomes = [outcome for lane in lanes for outcome in lane.outcomes] + _late(late, deadline_s)
+    for each in outcomes:
+        seen(each)
+    return _report(system, where, system.settings, begin, chosen, left_out, outcomes)
+
+
+def run_inline(
+    system: System,
+    checks: Sequence[Check],
+    where: Where,
+    settings: Settings,
+    only: Collection[str] = (),
+    given: Sequence[Outcome] = (),
+) -> Report:
+    """The same without processes and deadlines: for recorded trees, where nothing hangs.
+
+    ``given``: outcomes that are known already; these families are not run.
+    """
+    begin = time.monotonic()
+    chosen, left_out = _choose(checks, where, only, settings)
+    outcomes = [each for each in given if each.check in chosen]
+    known = {each.check.name for each in outcomes}
+    outcomes += [outcome(c, *attempt(system, c)) for c in chosen if c.name not in known]
+    return _report(system, where, settings, begin, chosen, left_out, outcomes)
+
+
+def _start(system: Node, limit: float) -> Collector:
+    left = limit - time.monotonic()
+    wanted = float(system.settings.gate["nvml_deadline"])
+    collector = system.start_nvml(min(wanted, left))
+    collector.limit = limit - min(_LAST_S, left / 4)
+    collector.deadline = min(collector.deadline, collector.limit)
+    return collector
+
+
+def _wait(collector: Collector | None, lanes: list[Lane], limit: float) -> None:
+    """Until something was written or some deadline is over; then take it in."""
+    sources: list[Collector | Lane] = [*lanes, *([collector] if collector else [])]
+    poll = select.poll()
+    for source in sources:
+        poll.register(source.fd, select.POLLIN)
+    until = min([limit, *(source.deadline for source in sources)])
+    ready = {fd for fd, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000 + 1)}
+    for source in sources:
+        if source.fd in ready:
+            source.feed()
+        elif time.monotonic() >= source.deadline < limit:
+            source.expire()
+
+
+def _choose(
+    checks: Sequence[Check], where: Where, only: Collection[str], settings: Settings
+) -> tuple[list[Check], list[Check]]:
+    """The checks to run, and those of them that the site switched off."""
+    here = [c for c in checks if where in c.where and (not only or c.name in only)]
+    off = set(settings.gate["disabled"])
+    return [c for c in here if c.name not in off], [c for c in here if c.name in off]
+
+
+def _late(checks: list[Check], deadline_s: float) -> list[Outcome]:
+    """For the checks that the whole deadline cut off: one ERROR, which closes the gate.
+
+    One WARN if none of them could have closed it.
+    """
+    names = ", ".join(check.name for check in checks)
+    text = one_line(f"{deadline_s:g} s were over before these were done: {names}")
+    status: Status = "WARN" if all(check.only_warns for check in checks) else "ERROR"
+    return [
+        Outcome(
+            check,
+            0.0,
+            [] if number else [Finding(status, "tool", LATE, "", text, "none")],
+            "not-run",
+            by_runner=True,
+        )
+        for number, check in enumerate(checks)
+    ]
+
+
+def _report(
+    system: System,
+    where: Where,
+    settings: Settings,
+    begin: float,
+    chosen: list[Check],
+    left_out: list[Check],
+    outcomes: list[Outcome],
+) -> Report:
+    off = set(settings.gate["disabled"])
+    order = {check.name: position for position, check in enumerate(chosen)}
+    findings = [
+        Finding("WARN", "tool", "config-unusable", "", one_line(problem), "none")
+        for problem in settings.problems
+    ]
+    ran: list[Ran] = []
+    tolerated: set[str] = set()
+    for each in sorted(outcomes, key=lambda each: order[each.check.name]):
+        findings += each.findings
+        kept = [finding for finding in each.findings if finding.check not in off]
+        status = each.status if each.status == "not-run" else worst(kept)
+        ran.append(Ran(each.check.name, each.ms, status))
+        if not each.check.closes_on_error and each.status != "not-run":
+            tolerated |= {finding.check for finding in kept if finding.status == "ERROR"}
+    ran += [Ran(check.name, 0.0, "disabled") for check in left_out]
+    dropped = dict.fromkeys(finding.check for finding in findings if finding.check in off)
+    context = system.context
+    return Report(
+        node=context.node,
+        where=where,
+        job=context.job,
+        time=system.now(),
+        findings=[finding for finding in findings if finding.check not in off],
+        ran=ran,
+        total_ms=round((time.monotonic() - begin) * 1000, 3),
+        disabled=[*(check.name for check in left_out), *dropped],
+        tolerated=sorted(tolerated),
+    )

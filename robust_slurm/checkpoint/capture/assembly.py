@@ -1,0 +1,253 @@
+"""Tensors out of snapshots: a rank's own blocks, and shared ones put together from its peers'."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
+from operator import add, sub
+from typing import NamedTuple
+
+import torch
+
+from ..copying.huge_pages import advise_huge
+from ..copying.one_thread import use_one_thread
+from ..format.dtypes import TORCH, dtype_of, storable
+from ..format.layout import Entry, Snapshot
+from . import shards
+from .leaves import local_part
+from .values import Ref
+
+MAX_THREADS = 8
+PER_THREAD = 8 << 20  # bytes that are worth another thread; each takes about as much at a time
+
+
+class StateError(ValueError):
+    """A snapshot does not fit the objects that it is to be restored into."""
+
+
+class Source(NamedTuple):
+    """One rank's snapshot, opened."""
+
+    snapshot: Snapshot
+    tensors: Mapping[str, torch.Tensor]
+    """Entry name → its data, a view of the file."""
+
+
+class Whole(NamedTuple):
+    """A tensor in one or more blocks, all of it there."""
+
+    entry: Entry
+    """Its first block's."""
+    shape: tuple[int, ...]
+    """Of what is put together."""
+    blocks: tuple[tuple[Entry, Source], ...]
+    """The blocks that form it, each with its source."""
+    origin: tuple[int, ...]
+    """Indices of its first element in the tensor that all ranks hold together."""
+
+
+class Assembly:
+    """State that one rank restores: its own snapshot, and the shared blocks of its peers."""
+
+    def __init__(self, sources: Sequence[Source], rank: int) -> None:
+        own = [source for source in sources if source.snapshot.rank == rank]
+        if not own:
+            raise StateError(f"none of the {len(sources)} snapshots given is of rank {rank}")
+        self.own = own[0].snapshot
+        self._shared: dict[str, dict[tuple[int, ...], tuple[Entry, Source]]] = {}
+        self._mine: dict[str, tuple[Entry, Source]] = {}
+        for source in sources:
+            for entry in source.snapshot.entries:
+                if entry.kind in ("shared", "piece"):
+                    self._shared.setdefault(entry.fqn, {})[entry.offsets] = (entry, source)
+                elif source is own[0]:
+                    self._mine[entry.fqn] = (entry, source)
+        self._peers = sorted({source.snapshot.rank for source in sources})
+
+    @property
+    def together(self) -> frozenset[str]:
+        """Names of what is put together from the peers' parts."""
+        return frozenset(self._shared.keys() - self._mine.keys())
+
+    def find(self, fqn: str) -> Whole:
+        """Return the tensor held under a name. StateError if the snapshots lack a part of it."""
+        mine = self._mine.get(fqn)
+        if mine is not None:
+            return Whole(mine[0], mine[0].shape, (mine,), mine[0].offsets)
+        blocks = self._shared.get(fqn)
+        if not blocks:
+            raise StateError(f"{fqn}: not in the snapshots of ranks {self._peers}")
+        parts = [blocks[offsets] for offsets in sorted(blocks)]
+        first = parts[0][0]
+        shape, origin = first.global_shape, (0,) * len(first.offsets)
+        if first.kind == "piece":  # of this rank's block: it ends where the last piece does
+            origin, last = first.offsets, parts[-1][0]
+            ends = map(add, last.offsets, last.shape)
+            shape = tuple(map(sub, ends, origin))
+        at = 0
+        for part, _ in parts:
+            # Only dimensions of size 1 come before the one that is cut: it is one run of items.
+            starts = map(sub, part.offsets, origin)
+            start = sum(o * prod(shape[d + 1 :]) for d, o in enumerate(starts))
+            if part.global_shape != first.global_shape or start != at:
+                break
+            at += prod(part.shape)
+        if at != prod(shape):
+            raise StateError(
+                f"{fqn}: of its {prod(shape)} items the snapshots of ranks {self._peers} hold "
+                f"only the first {at} without a gap"
+            )
+        return Whole(first, shape, tuple(parts), origin)
+
+    def into(self, live: torch.Tensor, ref: Ref) -> Fill:
+        """Check that the saved tensor fits a live one; what copies it there.
+
+        Raises StateError that names the tensor.
+        """
+        whole = self.find(ref.fqn)
+        local = local_part(live)
+        if local is not live:
+            _check_shard(live, ref, whole.entry)
+        elif ref.placements:
+            raise StateError(f"{ref.fqn}: saved as a distributed tensor, it is none here")
+        target = local.detach().as_subclass(torch.Tensor)
+        saved = dtype_of(ref.dtype) if ref.dtype else TORCH[whole.entry.dtype]
+        if target.dtype != saved:
+            raise StateError(f"{ref.fqn}: saved as {saved}, it is {target.dtype} here")
+        stored = storable(target)
+        if tuple(stored.shape) != whole.shape:
+            raise StateError(
+                f"{ref.fqn}: saved with shape {list(whole.shape)}, it has {list(stored.shape)} here"
+            )
+        return Fill(stored, whole)
+
+    def fresh(self, ref: Ref, like: torch.Tensor | None = None) -> torch.Tensor:
+        """A new tensor with the saved data.
+
+        ``like``: what it belongs to (a parameter), for its device and mesh. Raises StateError.
+        """
+        tensor, fill = self.later(ref, like)
+        fill.run()
+        return tensor
+
+    def later(self, ref: Ref, like: torch.Tensor | None = None) -> tuple[torch.Tensor, Fill]:
+        """A new tensor, and the copy that brings the saved data into it. Raises StateError."""
+        whole = self.find(ref.fqn)
+        dtype = dtype_of(ref.dtype) if ref.dtype else TORCH[whole.entry.dtype]
+        shape = whole.shape[:-1] if ref.dtype and dtype.is_complex else whole.shape
+        device = _device(ref, like)
+        if len(ref.stride) == len(shape) > 0:
+            tensor = torch.empty_strided(shape, ref.stride, dtype=dtype, device=device)
+        else:
+            tensor = torch.empty(shape, dtype=dtype, device=device)
+        advise_huge(tensor)
+        fill = Fill(storable(tensor), whole)
+        return self._wrap(tensor, ref, whole, like), fill
+
+    @staticmethod
+    def _wrap(
+        tensor: torch.Tensor, ref: Ref, whole: Whole, like: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The distributed tensor that ``tensor`` is the local part of, if it is one."""
+        if not ref.placements:
+            return tensor
+        if like is None or local_part(like) is like:
+            raise StateError(
+                f"{ref.fqn}: a distributed tensor; it can be restored only where the object holds "
+                f"it already, or as the state of a distributed parameter"
+            )
+        extra = len(whole.shape) - tensor.dim()
+        shape = ref.shape or whole.entry.global_shape[: len(whole.shape) - extra]
+        try:
+            return shards.make(tensor, like, ref.placements, ref.mesh, shape, ref.fqn)
+        except ValueError as err:
+            raise StateError(str(err)) from None
+
+
+class Fill(NamedTuple):
+    """A copy that is known to fit."""
+
+    target: torch.Tensor
+    whole: Whole
+
+    def run(self) -> None:
+        """Copy. Raises StateError where memory cannot be written (it overlaps itself)."""
+        cut = len(self.whole.blocks) > 1
+        for entry, source in self.whole.blocks:
+            block = source.tensors[entry.name]
+            into = self.target
+            for dim, size in enumerate(block.shape if cut else ()):
+                if size != into.shape[dim]:
+                    start = entry.offsets[dim] - self.whole.origin[dim]
+                    into = into.narrow(dim, start, size)
+            try:
+                into.copy_(block)
+            except RuntimeError as err:
+                raise StateError(f"{entry.fqn}: cannot be written: {err}") from err
+
+
+Step = Fill | Callable[[], object]
+"""One part of restoring."""
+
+
+def run_all(fills: Sequence[Fill]) -> None:
+    """Copy everything, in several threads if it is much. Raises StateError."""
+    # Neighbours stay together: threads should not meet at the first write of one page.
+    units: list[list[Fill]] = []
+    left = 0
+    for fill in fills:
+        if left <= 0:
+            units.append([])
+            left = PER_THREAD
+        units[-1].append(fill)
+        left -= fill.target.nbytes
+    # Largest first, so that all threads end at about the same time.
+    units.sort(key=lambda unit: -sum(fill.target.nbytes for fill in unit))
+    threads = min(MAX_THREADS, len(os.sched_getaffinity(0)), len(units))
+    if threads < 2:
+        for unit in units:
+            _run(unit)
+        return
+    with ThreadPoolExecutor(threads, "restore", use_one_thread) as pool:
+        for _ in pool.map(_run, units):
+            pass
+
+
+def _run(fills: Sequence[Fill]) -> None:
+    for fill in fills:
+        fill.run()
+
+
+def _check_shard(live: torch.Tensor, ref: Ref, entry: Entry) -> None:
+    shard = shards.shard_of(live)
+    if (shard.placements, shard.mesh) != (ref.placements, ref.mesh):
+        raise StateError(
+            f"{ref.fqn}: saved as {_placed(ref.placements, ref.mesh)}, it is "
+            f"{_placed(shard.placements, shard.mesh)} here"
+        )
+    dims = len(shard.offsets)
+    if shard.kind == "block" and (
+        shard.offsets != entry.offsets[:dims] or shard.global_shape != entry.global_shape[:dims]
+    ):
+        raise StateError(
+            f"{ref.fqn}: saved as the block at {list(entry.offsets)} of "
+            f"{list(entry.global_shape)}, this rank holds the one at {list(shard.offsets)} of "
+            f"{list(shard.global_shape)}"
+        )
+
+
+def _placed(placements: tuple[str, ...], mesh: tuple[int, ...]) -> str:
+    if not placements:
+        return "a whole tensor"
+    return f"{', '.join(placements)} on a mesh of {'x'.join(map(str, mesh))}"
+
+
+def _device(ref: Ref, like: torch.Tensor | None) -> torch.device:
+    """Return the device for a new tensor: the CPU, or the accelerator that this process uses."""
+    if not ref.device:
+        return torch.device("cpu")
+    if like is not None:
+        return like.device
+    return torch.empty(0, device=ref.device).device

@@ -1,0 +1,180 @@
+"""Divide the state that data-parallel ranks share among them, with the same result on all."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..copying import gpu
+from ..format.crc import crc32
+from ..format.layout import Entry
+from ..planning.alike import mark
+
+KEEPERS = 64
+
+
+class Share(NamedTuple):
+    """The data-parallel peers of a rank, which hold identical parameters and optimizer state."""
+
+    ranks: tuple[int, ...]
+    """In ascending order, with the rank itself."""
+    blocks: bool = False
+    """Of distributed tensors they hold the same blocks (HSDP), not only what is whole."""
+
+    @property
+    def keepers(self) -> tuple[int, ...]:
+        """Those of the ranks that keep a part each of what all hold, spread over them evenly.
+
+        To restore a rank takes its own snapshot and theirs: were all of them keepers, the lists
+        of what is needed would grow with the square of the ranks.
+        """
+        count = min(len(self.ranks), KEEPERS)
+        return tuple(self.ranks[i * len(self.ranks) // count] for i in range(count))
+
+    def needs(self, rank: int) -> tuple[int, ...]:
+        """The ranks whose snapshots restore this one of the group, ascending."""
+        return tuple(sorted({rank, *self.keepers}))
+
+
+class Part(NamedTuple):
+    """A block of one of the shared tensors."""
+
+    which: int
+    """Index of the tensor in the order given to ``divide``."""
+    entry: Entry
+    dim: int
+    start: int
+    length: int
+    """Rows ``start`` to ``start + length`` along ``dim``; all of them for a whole tensor."""
+
+
+def divide(entries: Sequence[Entry], parts: int) -> list[list[Part]]:
+    """Cut the shared tensors into as many parts of about equal bytes.
+
+    All bytes in a row are cut at equal distances, each cut moved to the nearest border between
+    rows (along the first dimension longer than 1), so at most ``parts - 1`` tensors are cut and
+    each part has at most one block of a tensor.
+    """
+    total = sum(entry.nbytes for entry in entries)
+    cuts = [total * i / parts for i in range(1, parts)]
+    shares: list[list[Part]] = [[] for _ in range(parts)]
+    at = part = 0
+    for index, entry in enumerate(entries):
+        dim = next((d for d, size in enumerate(entry.shape) if size > 1), 0)
+        rows = entry.shape[dim] if entry.shape else 1
+        row = entry.nbytes / rows if rows else 0.0
+        start = 0
+        while part < parts - 1 and at + entry.nbytes > cuts[part]:
+            border = round((cuts[part] - at) / row)
+            if border > start:
+                shares[part].append(_part(index, entry, dim, start, border - start))
+                start = border
+            if border >= rows:
+                break
+            part += 1
+        if start < rows or rows == 0:
+            shares[part].append(_part(index, entry, dim, start, rows - start))
+        at += entry.nbytes
+        while part < parts - 1 and at >= cuts[part]:
+            part += 1
+    return shares
+
+
+def _part(index: int, entry: Entry, dim: int, start: int, length: int) -> Part:
+    shape, offsets = list(entry.shape), list(entry.offsets)
+    if shape:
+        shape[dim], offsets[dim] = length, offsets[dim] + start
+    kind = "piece" if entry.kind == "block" else "shared"
+    shared = entry._replace(shape=tuple(shape), offsets=tuple(offsets), kind=kind)
+    return Part(index, shared, dim, start, length)
+
+
+def cut(tensor: torch.Tensor, part: Part) -> torch.Tensor:
+    """The part's block of its tensor, as a view."""
+    if not tensor.dim() or part.length == tensor.shape[part.dim]:
+        return tensor
+    return tensor.narrow(part.dim, part.start, part.length)
+
+
+def checksum(tensors: Iterable[tuple[Entry, torch.Tensor | None]]) -> int:
+    """crc32 over names, shapes and bytes of whole tensors, in their order. None: without bytes."""
+    crc = 0
+    for entry, tensor in tensors:
+        crc = crc32(repr((entry.fqn, entry.dtype, entry.shape)).encode(), crc)
+        if tensor is None:
+            continue
+        here = tensor.detach().to("cpu").contiguous()
+        if here.nbytes:
+            crc = crc32((ctypes.c_char * here.nbytes).from_address(here.data_ptr()), crc)
+    return crc
+
+
+class Fingerprint:
+    """A checksum of the tensors that the ranks of a group should hold alike.
+
+    At every step it covers two items of each tensor, which costs next to nothing: ranks that did
+    not do the same step differ in nearly all of them. At a durable step it covers every byte.
+    """
+
+    def __init__(self, tensors: Sequence[tuple[Entry, torch.Tensor]]) -> None:
+        self._tensors = list(tensors)
+        self._names = checksum((entry, None) for entry, _ in self._tensors)
+        self._items: dict[torch.device, list[torch.Tensor]] = {}
+        for _, tensor in self._tensors:
+            for at in (tensor.numel() // 3, tensor.numel() - 1) if tensor.numel() else ():
+                self._items.setdefault(tensor.device, []).append(_item(tensor, at))
+
+    def take(self, *, whole: bool, beside: bool) -> Callable[[], int]:
+        """Begin in the training's thread; what ends it, in any thread. ``whole``: of all bytes.
+        ``beside``: tensors do not change before that has returned. What lies on a device is read
+        there, in the order of its current stream."""
+        parts: list[torch.Tensor] = []
+        here: list[tuple[Entry, torch.Tensor]] = []
+        if not whole:
+            parts = [torch.cat(items) for items in self._items.values()]
+        else:
+            here = [each for each in self._tensors if each[1].is_cpu]
+            sums = [_sum(tensor) for _, tensor in self._tensors if not tensor.is_cpu]
+            parts = [torch.stack(sums)] if sums else []
+        events = [_event(part) for part in parts]
+        now = None if beside else checksum(here)
+
+        def end() -> int:
+            crc = crc32(b"%d" % (checksum(here) if now is None else now), self._names)
+            for part, event in zip(parts, events, strict=True):
+                crc = crc32(_read(part, event).numpy().tobytes(), crc)
+            return mark(crc, whole=whole)
+
+        return end
+
+
+def _item(tensor: torch.Tensor, at: int) -> torch.Tensor:
+    """The bytes of one item, as a view."""
+    for dim in reversed(range(tensor.dim())):
+        at, index = divmod(at, tensor.shape[dim])
+        tensor = tensor.narrow(dim, index, 1)
+    return tensor.as_strided((1,), (1,)).view(torch.uint8)
+
+
+def _sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Of all bytes, four at a time where they are so many; 64 bits."""
+    flat = tensor.contiguous().view(-1)
+    words = flat.view(torch.int32 if flat.nbytes % 4 == 0 else torch.uint8)
+    return words.sum(dtype=torch.int64)
+
+
+def _event(part: torch.Tensor) -> Any:
+    device = gpu.device_of(part)
+    return None if device is None else gpu.event(gpu.cuda.current_stream(device))
+
+
+def _read(part: torch.Tensor, event: Any) -> torch.Tensor:
+    """On the host, when it is ready there; without a wait for what the device does after it."""
+    if event is None:
+        return part.cpu()
+    event.synchronize()
+    with gpu.cuda.stream(gpu.stream(part.device)):
+        return part.cpu()

@@ -1,0 +1,368 @@
+"""Between live objects and snapshots: what there is to save, and putting it back, bit for bit.
+
+``State.capture`` runs on the training thread at every step. It copies no data: it says which
+tensors to copy (``Item``), and encodes all that is no tensor. ``State.restore`` copies from opened
+snapshots into the live objects; nothing refers to the snapshots' memory afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from operator import is_
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..format.layout import Entry
+from . import rng
+from .assembly import Assembly, Fill, Source, StateError, Step, run_all
+from .leaves import Item, Leaf
+from .module_state import ModuleState, fits
+from .object_state import (
+    GeneratorState,
+    GlobalGenerators,
+    LoaderState,
+    ObjectState,
+    PlainValue,
+    ScalerState,
+)
+from .optimizer_state import OptimizerState
+from .section_tree import Section, each, flat, pairs
+from .sharing import Fingerprint, Part, Share, checksum, cut, divide
+from .values import Encoded
+
+__all__ = ["Item", "Share", "Source", "State", "StateError", "capture", "restore"]
+
+RNG = "rng"
+TRAINED = ("model", "optimizer")
+"""Only their tensors can be shared."""
+
+
+class Found(NamedTuple):
+    """A list of leaves, taken apart once: a list that changes is another list."""
+
+    leaves: list[Leaf]
+    items: list[Item]
+    shared: list[Leaf]
+    own: list[Item]
+    """Items of leaves that are not shared."""
+
+    @classmethod
+    def of(cls, leaves: list[Leaf], share: Share | None) -> Found:
+        return cls(
+            leaves,
+            [leaf.item for leaf in leaves],
+            [leaf for leaf in leaves if _is_shared(leaf, share)],
+            [leaf.item for leaf in leaves if not _is_shared(leaf, share)],
+        )
+
+
+class Glimpse(NamedTuple):
+    """The state of one object at a moment."""
+
+    values: Encoded
+    """All that is no tensor."""
+    tensors: dict[str, torch.Tensor]
+    """By the names of their entries; live, not copies."""
+
+
+class State:
+    """The objects of one rank's checkpoint, and what was found out about them at earlier steps.
+
+    Not thread-safe: it belongs to the training thread.
+    """
+
+    def __init__(
+        self, objects: Mapping[str, Any], *, rank: int, share: Share | None = None
+    ) -> None:
+        """``objects``: "model", "optimizer", "loader" (one, or a list or dict of them),
+        "extra.<name>", and "rng" for the process's random number generators, its value ignored.
+
+        Raises TypeError for what cannot be saved.
+        """
+        self.rank = rank
+        self.share = share if share is not None and len(share.ranks) > 1 else None
+        self._models: list[tuple[str, ModuleState]] = []
+        self._names: dict[torch.Tensor, str] = {}
+        self._named: list[object] = []
+        self._found: list[Found] = []
+        self._items: list[Item] = []
+        self._shared: list[Leaf] = []
+        self._shared_items: list[Item] = []
+        self._divided: list[Entry] = []
+        self._fingerprint = Fingerprint([])
+        self._parts: dict[int, Part] = {}
+        self._together: frozenset[str] = frozenset()
+        # Models first: the optimizer's parameters are called as they are there. Generators last:
+        # what the others do may draw from them.
+        ordered = sorted(objects, key=lambda key: (key == RNG, _kind(key) != "model"))
+        self._tree = {key: self._sections(key, objects[key]) for key in ordered}
+
+    def release(self) -> None:
+        """Let go of all objects; this is of no use any more. Sections refer to it, so they would
+        stay until the garbage collector comes by."""
+        vars(self).clear()
+
+    def _sections(self, key: str, found: Any) -> Any:
+        """One section, or a list or dict of them as the objects come."""
+        kind = _kind(key)
+        if isinstance(found, list | tuple | dict) and (kind != "extra" or _all_objects(found)):
+            if isinstance(found, dict):
+                return {str(n): self._sections(f"{key}.{n}", part) for n, part in found.items()}
+            return [self._sections(f"{key}.{i}", part) for i, part in enumerate(found)]
+        trained = kind in TRAINED
+        if isinstance(found, nn.Module):
+            module = ModuleState(key, found, trained=trained)
+            if kind == "model":
+                self._models.append((key.removeprefix("model").lstrip("."), module))
+            return module
+        if isinstance(found, Optimizer):
+            return OptimizerState(key, found, self._parameter_names, trained=trained)
+        if key == RNG:
+            return GlobalGenerators(key, rng)
+        if rng.is_generator(found):
+            return GeneratorState(key, found)
+        if hasattr(found, "state_dict") and hasattr(found, "load_state_dict"):
+            made = ScalerState if ScalerState.is_of(found) else ObjectState
+            return (LoaderState if kind == "loader" else made)(key, found)
+        if kind != "extra":
+            raise TypeError(
+                f"{key}: a {type(found).__name__} has no state_dict() and load_state_dict()"
+            )
+        return PlainValue(key, found)
+
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        """Parameter → its name among all models; the same dict as long as no tree changed."""
+        named: list[object] = [model.names for _, model in self._models]
+        if not self._named or not all(map(is_, named, self._named)):
+            self._names = {}
+            for prefix, model in self._models:
+                for parameter, name in model.names.items():
+                    self._names.setdefault(parameter, f"{prefix}.{name}" if prefix else name)
+            self._named = named
+        return self._names
+
+    def capture(self, *, trusting: bool = False) -> tuple[list[Item], dict[str, Encoded]]:
+        """Return the state to save: tensors to copy, and everything else as JSON-able values.
+
+        ``trusting``: tensors that are the same objects are not looked at, which takes most of the
+        time; ``still_there`` looks at them later.
+
+        Neither may be changed by the caller: parts of both are the same objects as last time, and
+        the list of tensors is the same object where nothing changed.
+        Raises TypeError that names the path of what cannot be saved.
+        """
+        holders = self._holders()
+        for section in holders:
+            section.trusting = trusting
+        try:
+            values = {key: each(tree, lambda s: s.collect()) for key, tree in self._tree.items()}
+        finally:
+            for section in holders:
+                section.trusting = False
+        lists = [leaves for section in self._all() for leaves in section.leaves]
+        if len(lists) == len(self._found) and all(
+            leaves is found.leaves for leaves, found in zip(lists, self._found, strict=True)
+        ):
+            return self._items, values
+        known = {id(found.leaves): found for found in self._found}
+        all_found = [known.get(id(leaves)) or Found.of(leaves, self.share) for leaves in lists]
+        items: list[Item] = []
+        if self.share is not None:
+            shared = [leaf for found in all_found for leaf in found.shared]
+            if len(shared) != len(self._shared) or not all(map(is_, shared, self._shared)):
+                self._divide(shared, self.share)
+            items += self._shared_items
+        for found in all_found:
+            items += found.items if self.share is None else found.own
+        self._found, self._items = all_found, items
+        return items, values
+
+    def _divide(self, shared: list[Leaf], share: Share) -> None:
+        entries = [leaf.item.entry for leaf in shared]
+        if entries != self._divided:
+            keepers = share.keepers
+            mine = (
+                divide(entries, len(keepers))[keepers.index(self.rank)]
+                if self.rank in keepers
+                else []
+            )
+            self._parts = {part.which: part for part in mine}
+            self._divided = entries
+        self._shared_items = [
+            Item(part.entry, cut(shared[i].item.tensor, part), shared[i].item.late)
+            for i, part in self._parts.items()
+        ]
+        self._shared = shared
+        self._fingerprint = Fingerprint([leaf.item[:2] for leaf in shared])
+
+    def fingerprint(self, *, whole: bool, beside: bool) -> Callable[[], int]:
+        """Checksum of all that is shared, as this rank holds it, of the state last captured; -1:
+        nothing is. As ``Fingerprint.take``."""
+        if self.share is None:
+            return lambda: -1
+        return self._fingerprint.take(whole=whole, beside=beside)
+
+    def still_there(self) -> bool:
+        """True if parameters and optimizer state lie where ``capture`` found them."""
+        for section in self._holders():
+            section.collect()
+        known = {id(found.leaves) for found in self._found}
+        return all(id(section.leaves[0]) in known for section in self._holders())
+
+    def _holders(self) -> list[ModuleState | OptimizerState]:
+        """The sections that hold nearly all tensors."""
+        return [each for each in self._all() if isinstance(each, ModuleState | OptimizerState)]
+
+    def look(self, keys: Collection[str]) -> None:
+        """Find what there is to save of these objects, so that ``capture`` need not.
+
+        Raises as ``capture``.
+        """
+        for key, tree in self._tree.items():
+            if key in keys:
+                each(tree, lambda section: section.collect())
+
+    def look_at_extra(self) -> dict[str, Glimpse]:
+        """Return what ``extra`` holds now, by key; but not the objects that a step begins with:
+        loaders, samplers and generators."""
+        found = {}
+        for key, tree in self._tree.items():
+            for section in flat(tree) if _kind(key) == "extra" else ():
+                if isinstance(section, ModuleState):  # running averages change in a forward pass
+                    section.collect()
+                    found[section.key] = Glimpse(None, _tensors(section.leaves[:1]))
+                elif (
+                    isinstance(section, ObjectState)
+                    and type(section) in (ObjectState, ScalerState)
+                    and not hasattr(section.found, "__iter__")
+                ):
+                    found[section.key] = Glimpse(section.collect(), _tensors(section.leaves))
+        return found
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield this rank's parts of the gradients of all optimizers, with their names."""
+        for section in self._all():
+            if isinstance(section, OptimizerState):
+                yield from section.gradients()
+
+    def schedulers_missing(self) -> list[str]:
+        """Optimizers with which a learning-rate scheduler steps, where none is in ``extra``."""
+        sections = list(self._all())
+        if any(hasattr(getattr(each, "found", None), "get_last_lr") for each in sections):
+            return []
+        return [
+            each.key
+            for each in sections
+            if isinstance(each, OptimizerState)
+            and getattr(each.optimizer.step, "_wrapped_by_lr_sched", False)
+        ]
+
+    def shared_crc(self, *, restored: bool = False) -> int | None:
+        """crc32 over names, shapes and data of all that is shared, whole; None if nothing is.
+
+        Ranks that share must get the same. It reads every byte: seconds for tens of GB.
+        ``restored``: nothing has changed since ``restore``, so that what was put together from the
+        peers' parts then is the same for all of them; of that names and shapes are enough.
+        """
+        if self.share is None:
+            return None
+        # Of these alone: to ask a loader for its position now would begin its pass too early.
+        self.look([key for key in self._tree if _kind(key) in TRAINED])
+        found = (leaf for section in self._all() for leaves in section.leaves for leaf in leaves)
+        items = [leaf.item for leaf in found if _is_shared(leaf, self.share)]
+        same = self._together if restored else frozenset()
+        return checksum((i.entry, None if i.entry.fqn in same else i.tensor) for i in items)
+
+    def unshare(self) -> None:
+        """From now on every tensor is this rank's own: the peers' are not the same."""
+        self.share = None
+        self._shared, self._shared_items, self._found = [], [], []
+
+    def restore(self, sources: Sequence[Source]) -> dict[str, Any]:
+        """Restore all objects from this rank's snapshot and those of the ranks it shares with.
+
+        Returns the values of "extra." that are no objects, by their keys. Whether models and
+        optimizers fit is known before anything is changed. Raises StateError that names the key.
+        """
+        saved = Assembly(sources, self.rank)
+        values = saved.own.values
+        if not isinstance(values, dict):
+            raise StateError("the snapshot holds no state")
+        fits("state", values, self._tree)
+        steps = [
+            step
+            for key, tree in self._tree.items()
+            for section, encoded in pairs(key, tree, values[key])
+            for step in _plan(section, saved, encoded)
+        ]
+        # Other peers than those of now have put it together from other parts.
+        needs = self.share.needs(self.rank) if self.share is not None else ()
+        same_peers = set(saved.own.needs) == set(needs)
+        self._together = saved.together if same_peers else frozenset()
+        # Data first: what the others are given must be there.
+        run_all([step for step in steps if isinstance(step, Fill)])
+        for step in steps:
+            if not isinstance(step, Fill):
+                step()
+        return {
+            section.key: section.restored
+            for section in self._all()
+            if isinstance(section, PlainValue)
+        }
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks on oddities of the restored state, though it fits."""
+        return [s.note for s in self._all() if isinstance(s, OptimizerState) and s.note]
+
+    def _all(self) -> Iterator[Section]:
+        for tree in self._tree.values():
+            yield from flat(tree)
+
+
+def capture(
+    objects: Mapping[str, Any], *, rank: int, share: Share | None = None
+) -> tuple[list[Item], dict[str, Encoded]]:
+    """``State.capture`` once."""
+    return State(objects, rank=rank, share=share).capture()
+
+
+def restore(objects: Mapping[str, Any], sources: Sequence[Source], *, rank: int) -> dict[str, Any]:
+    """``State.restore`` once."""
+    return State(objects, rank=rank).restore(sources)
+
+
+def _is_shared(leaf: Leaf, share: Share | None) -> bool:
+    """True if the ranks that share hold this tensor alike."""
+    if share is None or not leaf.shareable:
+        return False
+    return share.blocks or leaf.item.entry.kind != "block"
+
+
+def _kind(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _tensors(leaves: list[list[Leaf]]) -> dict[str, torch.Tensor]:
+    return {leaf.item.entry.name: leaf.item.tensor for found in leaves for leaf in found}
+
+
+def _all_objects(found: Any) -> bool:
+    """True if a list or dict holds only objects to restore; False for a plain value."""
+    parts = list(found.values()) if isinstance(found, dict) else list(found)
+    return bool(parts) and all(
+        (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")) or rng.is_generator(part)
+        for part in parts
+    )
+
+
+def _plan(section: Section, saved: Assembly, encoded: Encoded) -> list[Step]:
+    try:
+        return section.plan(saved, encoded)
+    except StateError:
+        raise
+    except ValueError as err:
+        raise StateError(f"{section.key}: {err}") from err

@@ -1,0 +1,65 @@
+"""A snapshot's plain values under the names that torch's DCP gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+from ...capture import values
+from ...format.layout import Snapshot
+
+
+class Described(NamedTuple):
+    """Contents of a snapshot's values, flattened as DCP does it."""
+
+    plain: Mapping[str, tuple[tuple[str | int, ...], Any]]
+    """Name → (path, value) of all that is no tensor."""
+    paths: Mapping[str, tuple[str | int, ...]]
+    """fqn → path of tensors."""
+    groups: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def describe_values(snapshot: Snapshot, tensors: Mapping[str, torch.Tensor]) -> Described:
+    """Flatten the values of a snapshot as DCP's planner flattens a state.
+
+    An object that cannot be decoded here (a type that this process does not have), or that has
+    two values of one flat name, is left out: it stays in the part as JSON for the run itself.
+    """
+    by_fqn = {e.fqn: tensors[e.name] for e in snapshot.entries if e.name in tensors}
+    seen: dict[int, tuple[str, torch.Tensor]] = {}
+
+    def tensor(ref: values.Ref) -> torch.Tensor:
+        found = by_fqn.get(ref.fqn)
+        leaf = torch.empty(0) if found is None else found.view(found.shape)
+        seen[id(leaf)] = (ref.fqn, leaf)
+        return leaf
+
+    plain: dict[str, tuple[tuple[str | int, ...], Any]] = {}
+    paths: dict[str, tuple[str | int, ...]] = {}
+    groups: list[tuple[str, tuple[str, ...]]] = []
+    for key, encoded in dict(snapshot.values or {}).items():
+        try:
+            flat, mapping = flatten_state_dict({key: values.decode(encoded, tensor)})
+        except (ValueError, ImportError):
+            continue
+        for name, value in flat.items():
+            path = tuple(mapping[name])
+            if isinstance(value, torch.Tensor):
+                if id(value) in seen and seen[id(value)][0] == name:
+                    paths[name] = path
+            elif not _holds_tensor(value):
+                plain.setdefault(name, (path, value))
+                if len(path) > 3 and path[-3] == "param_groups" and path[-1] == "params":
+                    groups.append((name.rpartition(".")[0], tuple(map(str, value))))
+    return Described(plain, {f: p for f, p in paths.items() if f in by_fqn}, tuple(groups))
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_tensor, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(map(_holds_tensor, value))
+    return isinstance(value, torch.Tensor)

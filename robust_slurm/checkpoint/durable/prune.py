@@ -1,0 +1,76 @@
+"""Choose the steps of the durable tier that may go, and remove them. Standard library only.
+
+Only files that bear our names are removed; a directory that holds anything else stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from . import tier
+from .files import remove
+
+_OURS = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*(-\d+_\d+\.distcp|-rank-\d+\.json|-(commit|mark)\.json)(\.tmp)?"
+)
+_FOREIGN = re.compile(r"__.*")  # what torch.distributed.checkpoint calls its own files
+
+
+def prune(directory: str | Path, keep: int, protect: int) -> list[str]:
+    """Remove what is not kept, and return the names of the steps that are gone.
+
+    Kept are the ``keep`` (at least 1) newest committed steps, the newest certified one, step
+    ``protect``, and every uncommitted or doubted step newer than the newest committed one: it may
+    still be written, or be all that is left. Doubted steps do not count, nor do those whose
+    manifest cannot be read, which stay: a newer version may have written them. What cannot be
+    removed is left for the next time. Raises DurableError if the directory cannot be read.
+    """
+    dirs = tier.step_dirs(directory)
+    found, unreadable = tier.look(directory)
+    marks = {each.step: each.mark for each in found}
+    done = [step for step, mark in marks.items() if not mark.doubt]
+    if not done:
+        return []
+    certified = [step for step in done if marks[step].certified]
+    stay = {*done[-max(1, keep) :], *certified[-1:], *unreadable, protect}
+    gone = []
+    for step, path in dirs:
+        if step in stay or step > done[-1]:
+            continue
+        if _remove_step(path):
+            gone.append(path.name)
+    return gone
+
+
+def _remove_step(path: Path) -> bool:
+    names = _names(path)
+    ours = [name for name in names if _OURS.fullmatch(name)]
+    if any(_FOREIGN.fullmatch(name) for name in names) or (names and not ours):
+        return False  # somebody else's checkpoint
+    # From here on it is not committed, whatever happens to the rest.
+    remove(path / tier.MANIFEST)
+    for name in (tier.METADATA, *ours):
+        remove(path / name)
+    for name in names:
+        if name.startswith(".metadata-"):
+            remove(path / name / tier.METADATA)
+            remove(path / name / (tier.METADATA + ".tmp"))
+            _rmdir(path / name)
+    return _rmdir(path)
+
+
+def _rmdir(path: Path) -> bool:
+    try:
+        path.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+def _names(path: Path) -> Iterable[str]:
+    try:
+        return sorted(entry.name for entry in path.iterdir())
+    except OSError:
+        return []

@@ -1,0 +1,88 @@
+"""Loading a step of the durable tier, in the training process, as it was saved.
+
+The same number of ranks on the same mesh: each rank gets back exactly what it saved. Any other is
+``dcp_read``'s. All data is verified before anything of it is handed out; where to find it is read
+from JSON, and records are read with ``weights_only``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ..format.layout import Snapshot
+from . import tier
+from .dcp.records import read_tensor
+from .files import DurableError
+from .parts import Part
+from .verify import Problem, verify_files
+
+
+class OtherShape(DurableError):
+    """The step was saved by another number of ranks, or on another mesh."""
+
+
+class Loaded(NamedTuple):
+    """One rank's snapshot; takes the place of ``state.Source``."""
+
+    snapshot: Snapshot
+    tensors: Mapping[str, torch.Tensor]
+    """By the entry's name. Each is read from the disk anew when it is asked for."""
+
+
+def load(
+    directory: str | Path, step: int, rank: int, world: int, mesh: Mapping[str, int]
+) -> list[Loaded]:
+    """This rank's snapshot of ``step``, then those of the other ranks that it needs.
+
+    Raises OtherShape if ``dcp_read.load_resharded`` is needed, and DurableError if anything that
+    would be read is missing or damaged; try an older step then, on all ranks.
+    """
+    where = tier.step_dir(directory, step)
+    manifest = tier.read_manifest(where)
+    if (manifest.world, list(manifest.mesh.items())) != (world, list(mesh.items())):
+        raise OtherShape(
+            f"{where} was saved by {_shape(manifest.world, manifest.mesh)}, this is "
+            f"{_shape(world, mesh)}"
+        )
+    own = tier.read_rank(where, manifest, rank)
+    others = [r for r in own.snapshot.needs if r != rank]
+    parts = [own, *(tier.read_rank(where, manifest, other) for other in others)]
+    refuse(where, verify_files(where, [file for part in parts for file in part.files]))
+    return [Loaded(part.snapshot, Tensors(where, part)) for part in parts]
+
+
+def _shape(world: int, mesh: Mapping[str, int]) -> str:
+    dims = " x ".join(f"{name} {size}" for name, size in mesh.items())
+    return f"{world} ranks" + (f" ({dims})" if dims else "")
+
+
+def refuse(where: Path, problems: list[Problem]) -> None:
+    """Raises DurableError if there are any."""
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise DurableError(f"{where} cannot be loaded: {problems[0].what}{more}")
+
+
+class Tensors(Mapping[str, torch.Tensor]):
+    """The tensors of one rank's part, read when they are asked for."""
+
+    def __init__(self, where: Path, part: Part) -> None:
+        self._where = where
+        self._part = part
+        self._at = {
+            entry.name: (entry, place)
+            for entry, place in zip(part.snapshot.entries, part.places, strict=True)
+        }
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return read_tensor(self._where, self._part, *self._at[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._at)
+
+    def __len__(self) -> int:
+        return len(self._at)

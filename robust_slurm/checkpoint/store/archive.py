@@ -1,0 +1,174 @@
+"""Schedule writes to the durable tier and to the local disk, in one lane for each rank."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from robust_slurm import commands
+from robust_slurm.checkpoint.store.door import Connection
+from robust_slurm.checkpoint.store.events import Event, Outcome, Persisted
+from robust_slurm.checkpoint.store.local import LocalDisk
+from robust_slurm.checkpoint.store.persist import COMMIT_WAIT, Destination, Job, Persister
+from robust_slurm.checkpoint.store.ranks import Latest, Rank
+from robust_slurm.checkpoint.store.shelf import OWN, Shelf
+
+ALL_HERE = 15.0  # s: if all ranks had enrolled, the supervisor would have placed them by now
+
+
+class Settings(NamedTuple):
+    """Settings of the Store."""
+
+    key: bytes | None
+    bandwidth: float
+    local_directory: str
+    job: str
+    patience: float
+    write_deadline: float
+
+
+def writer_command(python: str) -> list[str]:
+    return [python, *commands.words("robust_slurm.checkpoint.durable.writer")]
+
+
+class Archive:
+    """``ranks()``: all of the store; ``all_here()``: whether all of the job have enrolled."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        settings: Settings,
+        emit: Callable[[Event], None],
+        ranks: Callable[[], list[Rank]],
+        all_here: Callable[[], bool],
+    ) -> None:
+        self._shelf = shelf
+        self._settings = settings
+        self._emit = emit
+        self._ranks = ranks
+        self._all_here = all_here
+        self._lock = threading.Lock()
+        self._lanes: dict[int, Persister] = {}  # of owners that are no ranks of this store
+
+    def persisters(self) -> list[Persister]:
+        with self._lock:
+            lanes = list(self._lanes.values())
+        return [*(rank.persister for rank in self._ranks()), *lanes]
+
+    def make(self, changed: Callable[[], None]) -> Persister:
+        return Persister(self._emit, self._settings.write_deadline, changed, writer_command)
+
+    def local(self, enrolled: str = "") -> LocalDisk | None:
+        """The job's directory on this node's disk; None if there is none."""
+        directory = self._settings.local_directory or enrolled
+        for rank in [] if directory else self._ranks():
+            directory = directory or (rank.enrolment.local_directory if rank.enrolment else "")
+        return LocalDisk(Path(directory), self._settings.job) if directory else None
+
+    def warm(self, rank: Rank) -> None:
+        """Its writer starts beside the training: importing torch takes seconds."""
+        enrolment = rank.enrolment
+        if enrolment is not None and enrolment.destination.directory:
+            rank.persister.warm(enrolment.destination)
+
+    def persist(self, rank: Rank, latest: Latest) -> None:
+        """Write this snapshot, unless an older one of the rank is still being written."""
+        enrolment = rank.enrolment
+        assert enrolment is not None
+        local = self.local(enrolment.local_directory)
+        if not enrolment.destination.directory and local is None:
+            return
+        under_way = rank.persister.steps
+        if latest.step in under_way:
+            return
+        if under_way:
+            why = "passed over: an older step of this rank is still being written"
+            self._emit(Persisted(rank.number, latest.step, False, why, 0.0, 0))
+            return
+        self._add(rank, latest, local, lambda _outcome: None)
+
+    def _add(
+        self,
+        rank: Rank,
+        latest: Latest,
+        local: LocalDisk | None,
+        finished: Callable[[Outcome], None],
+    ) -> None:
+        enrolment = rank.enrolment
+        assert enrolment is not None
+        rank.persister.add(
+            Job(
+                latest.path, rank.number, latest.step, latest.slot, latest.record,
+                enrolment.destination, local, enrolment.world if rank.number == 0 else 0,
+                COMMIT_WAIT, finished,
+            )
+        )  # fmt: skip
+
+    def flush_rank(self, rank: Rank, connection: Connection) -> None:
+        """Write the newest snapshot, wait, and tell the rank; in a thread of its own."""
+        latest, enrolment = rank.latest, rank.enrolment
+        done = threading.Event()
+        result: list[Outcome] = []
+
+        def flushed(ok: bool, why: str) -> None:
+            step = latest.step if latest is not None else -1
+            connection.send({"op": "flushed", "step": step, "ok": ok, "why": why})
+
+        def finished(outcome: Outcome) -> None:
+            result.append(outcome)
+            done.set()
+
+        if latest is None or enrolment is None:
+            flushed(True, "nothing was saved")
+            return
+        local = self.local(enrolment.local_directory)
+        if not enrolment.destination.directory and local is None:
+            flushed(False, "there is no directory for durable checkpoints")
+            return
+        self._add(rank, latest, local, finished)
+        rank.held_changed()
+        if not done.wait(ALL_HERE) and rank.number == 0 and not self._all_here():
+            flushed(False, "not all ranks of the training have made a Checkpointer")
+        elif done.wait(3 * self._settings.write_deadline):
+            flushed(result[0].ok, result[0].why)
+        else:
+            flushed(False, "the writer takes too long")
+
+    def flush_one(
+        self,
+        owner: int,
+        file: str,
+        step: int,
+        commit_world: int,
+        commit_wait: float,
+        finished: Callable[[Outcome], None],
+    ) -> str:
+        """Queue one holding. Returns why that cannot be; empty when it is queued."""
+        record = self._shelf.get(file)
+        if record is None or (record.owner, record.step) != (owner, step):
+            return f"{file} of step {step} of rank {owner} is not here"
+        destination = Destination("", 0, "")
+        lane: Persister | None = None
+        for rank in self._ranks():
+            if rank.number == owner:
+                lane = rank.persister
+            if rank.enrolment is not None and (not destination.directory or rank.number == owner):
+                destination = rank.enrolment.destination
+        if not destination.directory:
+            return "no rank of this store has named a durable directory"
+        if lane is None:
+            with self._lock:
+                lane = self._lanes.get(owner)
+                if lane is None:
+                    lane = self._lanes[owner] = self.make(lambda: None)
+        path = self._shelf.directory / file
+        slot = record.slot if record.kind == OWN else -1
+        lane.add(
+            Job(
+                path, owner, step, slot, record, destination, None, commit_world, commit_wait,
+                finished,
+            )
+        )  # fmt: skip
+        return ""

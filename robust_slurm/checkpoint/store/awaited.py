@@ -1,0 +1,81 @@
+"""The files that a store's ranks are restored from, and waiting for those that are to come.
+
+robust-srun brings them before an epoch begins to where it expects the ranks. A launcher may number
+the nodes otherwise (torchrun with c10d): then robust-srun learns where a rank is as it enrols, and
+has its store fetch what it lacks while the rank waits for its welcome.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from robust_slurm.checkpoint.store.door import Connection
+from robust_slurm.checkpoint.store.events import Outcome, Restore
+from robust_slurm.checkpoint.store.shelf import Shelf
+
+ORDER = 15.0  # s for the order to fetch to come
+TELL = 5.0  # s between two words to a rank that waits: its patience is longer
+
+
+class Awaited:
+    """The source from which the ranks of the running epoch are restored."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+        self._change = threading.Condition()
+        self._epoch = 0
+        self._fetching = 0
+        self._restore: Restore | None = None
+
+    @property
+    def restore(self) -> Restore | None:
+        return self._restore
+
+    def begin(self, epoch: int, restore: Restore | None) -> None:
+        with self._change:
+            self._epoch = epoch
+            self._restore = restore
+            self._change.notify_all()
+
+    def lacks(self, rank: int) -> bool:
+        """True if the plan has no file for this rank, or not all that its snapshot needs."""
+        restore = self._restore
+        if restore is None or restore.tier != "memory":
+            return False
+        record = self._shelf.get(restore.shards.get(rank, ""))
+        needs = record.needs if record is not None else ()
+        return not restore.shards.keys() >= {rank, *needs}
+
+    def wait(self, connection: Connection, rank: int, epoch: int) -> None:
+        """Until they are here, or no order to get them has come, or the epoch is over."""
+        give_up_at = time.monotonic() + ORDER
+        while True:
+            with self._change:
+                if self._epoch != epoch or not self.lacks(rank):
+                    return
+                now = time.monotonic()
+                if self._fetching:
+                    give_up_at = now + ORDER  # if it brings nothing, another may follow
+                elif now >= give_up_at:
+                    return
+                self._change.wait(TELL)
+            connection.send({"op": "wait"})
+
+    def fetch(self, work: Callable[[], Sequence[Outcome]]) -> list[Outcome]:
+        """Do it; who waits for what it brings goes on."""
+        outcomes: list[Outcome] = []
+        with self._change:
+            self._fetching += 1
+        try:
+            outcomes += work()
+            return outcomes
+        finally:
+            with self._change:
+                self._fetching -= 1
+                restore = self._restore
+                if restore is not None:
+                    here = {o.owner: o.file for o in outcomes if o.ok and o.step == restore.step}
+                    self._restore = restore._replace(shards=restore.shards | here)
+                self._change.notify_all()

@@ -1,0 +1,414 @@
+"""Serves the ranks of one store: takes their messages, and gives their snapshots onward."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from robust_slurm.checkpoint.format import digest, layout
+from robust_slurm.checkpoint.planning.interval import Cost
+from robust_slurm.checkpoint.store import door, shelf
+from robust_slurm.checkpoint.store.archive import Archive, Settings
+from robust_slurm.checkpoint.store.awaited import Awaited
+from robust_slurm.checkpoint.store.door import Connection, Message, RefusedError
+from robust_slurm.checkpoint.store.events import (
+    WITHDRAWN,
+    Alarm,
+    Event,
+    Restore,
+    Resumed,
+    Target,
+    Wanted,
+)
+from robust_slurm.checkpoint.store.ranks import Latest, Rank, read_enrolment, snapshot_path
+from robust_slurm.checkpoint.store.reserve import free
+from robust_slurm.checkpoint.store.shelf import FETCHED, OWN, Record, Shelf
+from robust_slurm.checkpoint.transfer.pusher import Pusher
+
+USELESS = 4  # saves; so far behind the store's ranks none is part of a common step
+MAX_RANKS = 1024
+MAX_ALARMS = 100  # of one connection
+
+
+class Desk:
+    """``due()``: an event of a rank is to be reported later; ``prune(oldest)``: replicas older
+    than this step are no use; ``replica_slots(count)``: so many of each owner find room;
+    ``anew(first)``: see Store."""
+
+    def __init__(
+        self,
+        store_shelf: Shelf,
+        settings: Settings,
+        emit: Callable[[Event], None],
+        due: Callable[[], None],
+        prune: Callable[[int], None],
+        replica_slots: Callable[[int], None],
+        anew: Callable[[int], None],
+    ) -> None:
+        self._shelf = store_shelf
+        self._settings = settings
+        self._emit = emit
+        self._due = due
+        self._prune_replicas = prune
+        self._replica_slots = replica_slots
+        self._anew = anew
+        self._lock = threading.RLock()
+        self._placing = threading.Lock()
+        self._epoch = 0
+        self.awaited = Awaited(store_shelf)
+        self._ranks: dict[int, Rank] = {}
+        self._targets: dict[int, Target | None] = {}
+        self._persist_at: set[int] = set()
+        self._every = {"every": 1, "first": 0}
+        self._everywhere = -1
+        self._stand = -1
+        self._all_here = settings.key is None  # then nobody says whether they are
+        self.archive = Archive(store_shelf, settings, emit, self.ranks, lambda: self._all_here)
+
+    # -- for the store
+
+    def ranks(self) -> list[Rank]:
+        with self._lock:
+            return list(self._ranks.values())
+
+    def begin(self, epoch: int, restore: Restore | None) -> None:
+        """Then ``sweep``. Nobody has a replica to send until the next ``place``."""
+        with self._lock:
+            self._epoch = epoch
+            self._all_here = self._settings.key is None
+            self._targets = {}  # whoever runs the rank now sends its replica
+            self._persist_at.clear()
+            self._every = {"every": 1, "first": 0}
+            self._everywhere = restore.step if restore is not None else -1
+            self._stand = restore.stand if restore is not None else -1
+        self.awaited.begin(epoch, restore)
+        for persister in self.archive.persisters():
+            persister.forget("a new epoch began")
+
+    def sweep(self, unwanted: Callable[[Record], bool]) -> None:
+        """Remove ``unwanted`` files, and torn ones; then replicas may be sent again."""
+        self._shelf.drop(lambda record: record.kind != shelf.REPLICA and unwanted(record))
+        for rank in self.ranks():
+            self.remove_unknown(rank.number)
+            rank.begin(self._epoch)
+
+    def remove_unknown(self, rank: int) -> None:
+        """Files of a rank of this store that are no complete snapshots."""
+        for path in self._shelf.directory.glob(f"own-{rank}-*{layout.SUFFIX}"):
+            if self._shelf.get(path.name) is None:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def give_way(self, wanted: Collection[Wanted]) -> None:
+        """Make room for what is to be fetched, if memory is short: without it neither this step nor
+        an older one can be restored, whatever else is kept of them. No rank runs."""
+        records = self._shelf.all()
+        missing = {(w.owner, w.step) for w in wanted} - {(r.owner, r.step) for r in records}
+        need = len(missing) * max((record.size for record in records), default=0)
+        held = {(rank.number, slot) for rank in self.ranks() for slot in rank.held}
+        steps = {each.step for each in wanted}
+
+        def lacks() -> bool:
+            return need > free(str(self._shelf.directory))
+
+        def useless(record: Record) -> bool:
+            is_own = record.kind == OWN and (record.owner, record.slot) not in held
+            return is_own and record.step not in steps
+
+        if lacks():
+            for rank in self.ranks():
+                self.remove_unknown(rank.number)
+            self._shelf.drop(lambda record: useless(record) and record.step > max(steps))
+        if lacks():
+            self._shelf.drop(useless)
+
+    def place(self, targets: Mapping[int, Target | None]) -> None:
+        with self._lock:
+            self._targets = dict(targets)
+            self._all_here = True  # ranks are placed when all have enrolled
+        for rank in self.ranks():
+            self._place(rank)
+
+    def _place(self, rank: Rank) -> None:
+        with self._placing:  # so that an older placement never comes after a newer one
+            rank.pusher.place(self._targets.get(rank.number))
+
+    def persist_at(self, step: int) -> None:
+        with self._lock:
+            self._persist_at.add(step)
+        for rank in self.ranks():
+            rank.tell({"op": "persist_at", "step": step})  # where it has no memory, it must know
+            latest = rank.latest
+            if latest is not None and latest.step == step:
+                self.archive.persist(rank, latest)
+                rank.held_changed()
+
+    def unshare(self, ranks: Collection[int]) -> None:
+        for rank in self.ranks():
+            if rank.number in ranks:
+                rank.tell({"op": "unshare"})
+
+    def save_every(self, every: int, first: int) -> None:
+        """From step ``first`` on only multiples of ``every`` are saved."""
+        with self._lock:
+            self._every = {"every": every, "first": first}
+        for rank in self.ranks():
+            rank.tell({"op": "every", **self._every})
+
+    def stand_at(self, step: int) -> None:
+        """Have the ranks wait after this step until another one is named; -1: for none."""
+        with self._lock:
+            self._stand = step
+        for rank in self.ranks():
+            rank.tell({"op": "stand", "step": step})
+
+    def own(self, step: int) -> list[Record]:
+        """Return the snapshots that this store's ranks saved as this step in this epoch."""
+        here = {rank.number for rank in self.ranks() if rank.enrolled == self._epoch}
+        return [
+            record
+            for record in self._shelf.all()
+            if record.kind == OWN and record.owner in here
+            if (record.step, record.epoch) == (step, self._epoch)
+        ]
+
+    def complete(self, step: int, passed: int) -> None:
+        """See Store."""
+        with self._lock:
+            self._everywhere = step if step >= 0 else self._everywhere
+        for rank in self.ranks():
+            rank.tell({"op": "complete", "step": step, "passed": passed})
+        self._prune()
+
+    # -- messages
+
+    def gone(self, connection: Connection) -> None:
+        rank = self._ranks.get(connection.rank)
+        if rank is not None:
+            rank.left(connection)
+
+    def take(self, connection: Connection, message: Message) -> None:
+        """Handle one message in the connection's thread. Raises RefusedError."""
+        op = message["op"]
+        if op == "enrol":
+            self._enrol(connection, message)
+            return
+        rank = self._ranks.get(connection.rank)
+        if rank is None or connection.epoch != self._epoch:
+            raise RefusedError(f"{op}: enrol comes first")
+        if op == "saved":
+            self._saved(rank, connection, message)
+        elif op == "skipped":
+            rank.skipped(door.whole(message, "step"))
+        elif op == "began":
+            self._began(rank, connection, door.whole(message, "step") + 1)
+        elif op == "resumed":
+            self._emit(Resumed(connection.epoch, rank.number, door.whole(message, "step")))
+        elif op == "unusable":
+            self._unusable(rank, message)
+        elif op == "slots":
+            self._replica_slots(door.whole(message, "replicas", 10))
+        elif op == "alarm":
+            connection.alarms += 1
+            if connection.alarms <= MAX_ALARMS:
+                self._emit(Alarm(rank.number, door.text(message, "text", 1 << 16)[:4096]))
+        elif op == "flush":
+            threading.Thread(
+                target=self.archive.flush_rank,
+                args=(rank, connection),
+                name="ckpt-flush",
+                daemon=True,
+            ).start()
+        else:
+            raise RefusedError(f"{op!r} is not known")
+
+    def _enrol(self, connection: Connection, message: Message) -> None:
+        if connection.rank >= 0:
+            raise RefusedError("enrol: only once in a connection")
+        enrolment = read_enrolment(message)
+        number = enrolment.rank
+        with self._lock:
+            if enrolment.epoch != self._epoch:
+                raise RefusedError(f"enrol: epoch {enrolment.epoch}, here it is {self._epoch}")
+            known = self._ranks.get(number)
+            first = known is None or known.enrolled != self._epoch
+        unexpected = first and self.awaited.lacks(number)
+        if unexpected:  # robust-srun must know where it is
+            self._emit(enrolment.event)
+            self.awaited.wait(connection, number, enrolment.epoch)
+        with self._lock:
+            if enrolment.epoch != self._epoch:
+                raise RefusedError(f"enrol: epoch {enrolment.epoch}, here it is {self._epoch}")
+            rank = self._ranks.get(number)
+            if rank is None:
+                if len(self._ranks) >= MAX_RANKS:
+                    raise RefusedError(f"enrol: {MAX_RANKS} ranks are here already")
+                rank = self._ranks[number] = self._new_rank(number)
+                rank.pusher.begin(self._epoch)
+            connection.rank, connection.epoch = number, enrolment.epoch
+            again = rank.enrolled == self._epoch
+            anew = again and message.get("goes_on") is not True
+            if anew:  # somebody else (torchrun) has started all ranks anew within the epoch
+                self._everywhere = -1
+                self._anew(-1)
+                self.remove_unknown(number)  # it could be taken for one that is yet to come
+            if again:
+                rank.restart(self._epoch, anew=anew)
+            rank.enrol(enrolment, connection)
+            restore = None if again else self.awaited.restore
+        own = []
+        for record in self._shelf.of(number, OWN):
+            with contextlib.suppress(OSError), open(self._shelf.open(record), "rb") as file:
+                if not self._shelf.overwritten(file.fileno(), record):
+                    own.append({"slot": record.slot, "step": record.step})
+        plan = None
+        if restore is not None:
+            shards = {str(owner): file for owner, file in restore.shards.items()}
+            plan = {"step": restore.step, "tier": restore.tier, "shards": shards}
+        if again:  # a write goes on, and orders were given, whoever heard of them
+            rank.held_changed()
+            for step in sorted(s for s in self._persist_at if s > self._everywhere):
+                rank.tell({"op": "persist_at", "step": step})
+        connection.send(
+            {
+                "op": "welcome", "restore": plan, "own": own,
+                "directory": str(self._shelf.directory), "stand": self._stand, **self._every,
+            }
+        )  # fmt: skip
+        self._place(rank)
+        if not unexpected:
+            self._emit(enrolment.event)
+        self.archive.warm(rank)
+
+    def _began(self, rank: Rank, connection: Connection, first: int) -> None:
+        """Forget what a rank that begins anew had saved from step ``first`` on."""
+        with self._lock:
+            if rank.connection is connection and rank.pusher.waits:
+                self._shelf.give_up(first, lambda r: (r.kind, r.owner) == (OWN, rank.number))
+                self._anew(first)
+                rank.pusher.began(first)
+
+    def _new_rank(self, number: int) -> Rank:
+        settings = self._settings
+
+        def pusher(rank: Rank) -> Pusher:
+            return Pusher(
+                number, self._shelf, settings.key, bandwidth=settings.bandwidth,
+                patience=settings.patience, answer=rank.answer, changed=rank.held_changed,
+                alarm=lambda text: self._emit(Alarm(number, text)),
+            )  # fmt: skip
+
+        return Rank(
+            number, self._emit, self._due, pusher, lambda r: self.archive.make(r.held_changed),
+            lambda step: self._shelf.has(number, step),
+        )  # fmt: skip
+
+    def _saved(self, rank: Rank, connection: Connection, message: Message) -> None:
+        enrolment = rank.enrolment
+        assert enrolment is not None
+        step = door.whole(message, "step")
+        same = door.whole(message, "same") if message.get("same", -1) != -1 else -1
+        path, slot, in_memory = snapshot_path(message, enrolment, self._shelf.directory)
+        self._began(rank, connection, step)  # if it has not said where it begins
+        record: Record | None = None
+        try:
+            fd, size, inode = shelf.open_snapshot(path)
+            with rank.digesting, open(fd, "rb", buffering=0):
+                if in_memory:
+                    self._shelf.forget(path.name)
+                    record = Record(
+                        path.name, step=step, world=enrolment.world, needs=enrolment.needs,
+                        epoch=enrolment.epoch, size=size, inode=inode,
+                        digest=digest.take(fd, size, digest.workers(4)), same=same,
+                    )  # fmt: skip
+                # A rank that does not wait may have come round to this file during the digest.
+                torn = "" if shelf.complete(fd) else shelf.TORN
+                why = self._shelf.overwritten(fd, record) if record is not None else torn
+                if why:
+                    raise digest.FileChangedError(why)
+                with self._lock:
+                    if rank.connection is not connection or connection.epoch != self._epoch:
+                        return  # a new epoch has begun, and swept
+                    if record is not None:
+                        self._shelf.put(record)
+                    rank.latest = latest = Latest(step, slot, path, record)
+                    rank.newest = max(rank.newest, step)
+                    persist = message.get("persist") is True or step in self._persist_at
+        except OSError as err:
+            rank.tell({"op": "unkept", "step": step, "why": str(err.strerror or err)})
+            return
+        if persist:
+            self.archive.persist(rank, latest)
+        rank.kept(step)
+        if record is not None:
+            rank.pusher.kept(record)
+        else:
+            rank.answer("alone", step)
+        cost = Cost(*(door.seconds(message, name) for name in Cost._fields))
+        rank.saved(step, size, door.seconds(message, "copy_s"), cost, connection.epoch, same)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Remove what can be no part of a common step any more."""
+        here = {rank.number: rank.newest for rank in self.ranks() if rank.connection is not None}
+        newest = min(here.values(), default=-1)
+        latest: dict[int, int] = {}
+        every = self._every["every"]
+        for record in self._shelf.all():
+            if record.kind == OWN:
+                latest[record.owner] = max(record.step, latest.get(record.owner, -1))
+
+        def useless(record: Record) -> bool:
+            if record.kind == FETCHED:
+                # All have a newer one; or they had the time, where nobody says that they do.
+                is_old = record.step + USELESS * every <= newest
+                return record.step < self._everywhere or is_old
+            if record.kind == OWN and record.owner not in here:
+                return latest.get(record.owner, -1) + USELESS * every <= newest
+            return False
+
+        self._shelf.drop(useless)
+        self._prune_replicas(newest - USELESS * every)
+
+    def _unusable(self, rank: Rank, message: Message) -> None:
+        step, file = door.whole(message, "step"), door.text(message, "file")
+        why = door.text(message, "why", 1 << 16)[:2000]
+        torn = message.get("torn") is True  # else it is this file alone that cannot be read
+        record = self._shelf.get(file)
+        if record is not None and record.step == step:
+            record.bad = WITHDRAWN + why if torn else f"rank {rank.number} could not use it: {why}"
+        if torn:
+            rank.pusher.withdraw(step)
+        self._emit(Alarm(rank.number, f"{file} of step {step} could not be used: {why}"))
+
+    def adopt(self, rank: Rank) -> None:
+        """Take the digest of complete snapshots whose ``saved`` did not come any more."""
+        enrolment = rank.enrolment
+        if enrolment is None or not rank.digesting.acquire(timeout=self._settings.write_deadline):
+            return
+        try:
+            for path in self._shelf.directory.glob(f"own-{rank.number}-*{layout.SUFFIX}"):
+                with contextlib.suppress(OSError, ValueError):
+                    shelf.parse_name(path.name)
+                    self._adopt_file(rank, path)
+        finally:
+            rank.digesting.release()
+
+    def _adopt_file(self, rank: Rank, path: Path) -> None:
+        fd, size, inode = shelf.open_snapshot(path)
+        with open(fd, "rb", buffering=0):
+            header = shelf.read_header(fd, size)
+            known = self._shelf.get(path.name)
+            if known is not None and (known.step, known.inode) == (header.step, inode):
+                return
+            if (header.rank, header.epoch) != (rank.number, self._epoch):
+                return
+            record = Record(
+                path.name, step=header.step, world=header.world, needs=header.needs,
+                epoch=header.epoch, size=size, inode=inode,
+                digest=digest.take(fd, size, digest.workers(8)), same=header.same,
+            )  # fmt: skip
+            if not self._shelf.overwritten(fd, record):
+                self._shelf.put(record)

@@ -1,0 +1,134 @@
+"""Requests to a Store, its answers and its reports: plain tuples, no behaviour."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from robust_slurm.checkpoint.planning.interval import Cost
+
+
+class Target(NamedTuple):
+    """Target of an owner's replica."""
+
+    rank: int
+    """Of the peer, for people."""
+    host: str
+    port: int
+    node: str
+
+
+class Restore(NamedTuple):
+    """The state that the ranks of an epoch start from."""
+
+    step: int
+    tier: str
+    """``memory``, or ``shared``: load the step from the durable directory."""
+    shards: dict[int, str]
+    """Owner rank → file name in the store's directory."""
+    stand: int = -1
+    """The step after which the ranks wait for robust-srun's word, as it compares their results."""
+
+
+class Holding(NamedTuple):
+    """One snapshot that a store has."""
+
+    owner: int
+    step: int
+    world: int
+    needs: tuple[int, ...]
+    tier: str
+    """``memory`` (own or fetched), ``replica``, or ``local`` disk."""
+    file: str
+    """Name in the store's directory; for ``local`` an absolute path."""
+    size: int
+    ok: bool
+    """The digest verified now agrees with the one taken when it was complete."""
+    why: str
+    epoch: int = 0
+    """In which it was saved: snapshots of one step belong together only if this is equal too."""
+    same: int = -1
+    """See ``Snapshot.same``."""
+
+
+WITHDRAWN = "withdrawn by its rank: "
+"""Begins the ``why`` of a snapshot that was wrong when it was made, so that all its copies are."""
+
+
+class Wanted(NamedTuple):
+    """A snapshot to get from the store at ``host``; from this node's disk if that is empty."""
+
+    owner: int
+    step: int
+    host: str
+    port: int
+
+
+class Outcome(NamedTuple):
+    owner: int
+    step: int
+    ok: bool
+    why: str
+    file: str
+    seconds: float
+    bytes: int
+    """Received or written."""
+
+
+class Enrolled(NamedTuple):
+    epoch: int
+    rank: int
+    world: int
+    mesh: dict[str, int]
+    needs: tuple[int, ...]
+    directory: str
+    every: int
+    bytes: int
+
+
+class Saved(NamedTuple):
+    """A rank's newest complete snapshot; at most two a second per rank."""
+
+    epoch: int
+    rank: int
+    step: int
+    replicated_step: int | None
+    size: int
+    copy_s: float
+    blocked_s: float
+    same: tuple[tuple[int, int], ...] = ()
+    """(step, ``Snapshot.same``) of the newest steps that were not yet reported."""
+    cost: Cost = Cost(0.0, 0.0, 0.0, 0.0)
+    safe_step: int = -1
+    """Newest that has a replica, or can have none."""
+    have: tuple[int, ...] = ()
+    """Steps up to it that are whole in memory: those not yet reported, and some that were."""
+
+
+class Persisted(NamedTuple):
+    rank: int
+    step: int
+    ok: bool
+    why: str
+    seconds: float
+    bytes: int
+
+
+class Committed(NamedTuple):
+    step: int
+    ok: bool
+    why: str
+
+
+class Alarm(NamedTuple):
+    rank: int
+    """-1: of no rank."""
+    text: str
+
+
+class Resumed(NamedTuple):
+    epoch: int
+    rank: int
+    step: int
+
+
+Event = Enrolled | Saved | Persisted | Committed | Alarm | Resumed

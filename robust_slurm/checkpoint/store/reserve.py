@@ -1,0 +1,204 @@
+"""Memory made ready for snapshots that may have to be received: files whose pages are there.
+
+New pages cost the receiver more than the network does (the kernel clears each of them, and each
+costs a fault where it is mapped). A node that waits without ranks has the time to do both before.
+Its room files are torn, as all files that are being written, and have no record: nobody takes one
+for a snapshot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+import os
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+from robust_slurm.checkpoint.format.advice import populate
+from robust_slurm.checkpoint.format.layout import SUFFIX
+
+SNAPSHOTS = 7  # of a rank that a node has room for: its own, replicas, one being written to disk
+_PIECE = 16 << 20  # bytes made ready at once; whoever needs the room waits for that long
+_NICE = 19
+_PATIENCE = 2.0  # s for one piece
+_MAPPED = 64  # files: each costs a descriptor of robust-task, and there may be one for each rank
+
+
+def free(directory: str) -> int:
+    """Bytes that can be put there: what the file system and this process's cgroup allow."""
+    about = os.statvfs(directory)
+    room = about.f_bavail * about.f_frsize
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        (path,) = [line[3:] for line in lines if line.startswith("0::")]
+    except (OSError, ValueError):
+        return room
+    group = Path("/sys/fs/cgroup") / path.lstrip("/")
+    for each in (group, *group.parents):  # every level has a limit of its own
+        try:
+            limit = (each / "memory.max").read_text().strip()
+            if limit != "max":
+                room = min(room, int(limit) - int((each / "memory.current").read_text()))
+        except (OSError, ValueError):
+            continue
+    return max(room, 0)
+
+
+class Room(NamedTuple):
+    """One file that is ready."""
+
+    size: int
+    """Bytes that are there; fewer than were asked for where it was stopped."""
+    inode: int
+    mapped: mmap.mmap | None
+    """All of them, its pages in place; None where that could not be done ahead."""
+
+    def is_whole(self, fd: int, size: int) -> bool:
+        """True if the open file is still this one, with all pages of its first ``size`` bytes."""
+        about = os.fstat(fd)
+        there = min(about.st_size, about.st_blocks * 512)
+        return about.st_ino == self.inode and min(there, self.size) >= size
+
+    def close(self) -> None:
+        """Let go of the mapping."""
+        if self.mapped is not None:
+            self.mapped.close()
+
+
+class Reserve:
+    """The room files of one store; all methods may be called from any thread."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        """``name``: the store's, for several may share the directory."""
+        self._directory = directory
+        self._prefix = f".room-{name}-"
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._files: dict[Path, Room] = {}
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()  # of this thread
+        self._closed = False
+        for left in directory.glob(f"{self._prefix}*"):  # by one that was killed
+            _remove(left)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each file that is ready."""
+        with self._lock:
+            return sorted(room.size for room in self._files.values())
+
+    def prepare(self, size: int, files: int) -> None:
+        """Make so many files of ``size`` bytes in the background, as far as there is room.
+
+        Nothing if it was asked before and not given up since.
+        """
+        with self._lock:
+            if self._closed or self._thread is not None:
+                return
+            self._stop = threading.Event()
+            self._thread = threading.Thread(
+                target=self._work, args=(size, files, self._stop), name="ckpt-room", daemon=True
+            )
+            self._thread.start()
+
+    def take(self, size: int, path: Path) -> Room | None:
+        """Give up a file for ``size`` bytes, which is at ``path`` then. None if there is none.
+
+        The smallest that is large enough, else the largest: then less is missing. What is still
+        being prepared is left at that. The mapping is the caller's.
+        """
+        self._settle()
+        with self._lock:
+            sizes = {file: room.size for file, room in self._files.items()}
+            for file in sorted(sizes, key=lambda f: (sizes[f] < size, abs(sizes[f] - size))):
+                room = self._files.pop(file)
+                with contextlib.suppress(OSError):  # somebody has removed it
+                    file.rename(path)
+                    return room
+        return None
+
+    def clear(self) -> None:
+        """Give everything up."""
+        with self._lock:
+            self._stop.set()
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(_PATIENCE)
+        with self._lock:
+            files, self._files = self._files, {}
+        for path, room in files.items():
+            room.close()
+            _remove(path)
+
+    def close(self) -> None:
+        """Give everything up, for good."""
+        with self._lock:
+            self._closed = True
+        self.clear()
+
+    def _settle(self) -> None:
+        self._stop.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join(_PATIENCE)
+
+    def _work(self, size: int, files: int, stop: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # of this thread
+        for number in range(files):
+            path = self._directory / f"{self._prefix}{next(self._numbers)}{SUFFIX}"
+            # Room for what the ranks will save is worth more than room for what they start from.
+            left = max(SNAPSHOTS, files) * size
+            if stop.is_set() or free(str(self._directory)) < left:
+                return
+            try:
+                made: Room | None = _make(path, size, stop, mapped=number < _MAPPED)
+            except OSError:  # full: then there is less
+                made = None
+            if made is None:
+                _remove(path)
+                return
+            with self._lock:
+                mine = self._thread is threading.current_thread()
+                if mine:
+                    self._files[path] = made
+            if not mine:  # given up meanwhile
+                made.close()
+                _remove(path)
+
+
+def _make(path: Path, size: int, stop: threading.Event, *, mapped: bool) -> Room | None:
+    """A file of fewer than ``size`` bytes when it was stopped, None if of none. Raises OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o600)
+    try:
+        at = 0
+        while at < size and not stop.is_set():
+            piece = min(_PIECE, size - at)
+            os.posix_fallocate(fd, at, piece)
+            at += piece
+        if not at:
+            return None
+        return Room(at, os.fstat(fd).st_ino, _map(fd, at, stop) if mapped else None)
+    finally:
+        os.close(fd)
+
+
+def _map(fd: int, size: int, stop: threading.Event) -> mmap.mmap | None:
+    """The whole file with its pages in place; None where that cannot be, or it was stopped."""
+    try:
+        mapped = mmap.mmap(fd, size)
+    except (OSError, ValueError):  # a limit of address space; somebody has cut the file
+        return None
+    for begin in range(0, size, _PIECE):
+        if stop.is_set() or not populate(mapped, begin, min(_PIECE, size - begin)):
+            mapped.close()
+            return None
+    return mapped
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

@@ -1,0 +1,264 @@
+"""The snapshot files in a store's directory, with checks that they are still unchanged."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import stat
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from robust_slurm.checkpoint.format import digest, layout, state_sum
+from robust_slurm.checkpoint.store.events import Holding
+
+OWN, FETCHED, REPLICA = "own", "fetched", "replica"
+_NAME = re.compile(r"(own|replica|fetched)-(0|[1-9]\d{0,8})-(0|[1-9]\d{0,17})\.safetensors")
+MAX_SLOT = 100
+TORN = "torn: it was being overwritten"
+
+
+class Record:
+    """A complete snapshot file: what was true of it when it was complete."""
+
+    def __init__(
+        self,
+        file: str,
+        *,
+        step: int,
+        world: int,
+        needs: tuple[int, ...],
+        epoch: int,
+        size: int,
+        inode: int,
+        digest: list[int],
+        same: int = -1,
+    ) -> None:
+        kind, owner, _ = parse_name(file)
+        self.file = file
+        self.kind = kind
+        self.owner = owner
+        self.step = step
+        self.world = world
+        self.needs = needs
+        self.epoch = epoch
+        self.size = size
+        self.inode = inode
+        self.digest = digest
+        self.same = same
+        """See ``Snapshot.same``."""
+        self.header = b""
+        """Hash of its header, once that was read and found right: to read it is milliseconds."""
+        self.bad = ""
+
+    @property
+    def slot(self) -> int:
+        """Of an own or replica file."""
+        return parse_name(self.file)[2]
+
+
+def parse_name(file: str) -> tuple[str, int, int]:
+    """Kind, owner, and slot (or step, of fetched). ValueError for any other name."""
+    match = _NAME.fullmatch(file)
+    if match is None or (match[1] != FETCHED and int(match[3]) >= MAX_SLOT):
+        raise ValueError(f"{file!r} is no name of a snapshot file")
+    return match[1], int(match[2]), int(match[3])
+
+
+def open_snapshot(path: Path) -> tuple[int, int, int]:
+    """Open a file that somebody else wrote. Returns descriptor, size, inode.
+
+    OSError when it is no regular file of this user, or a link.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags)
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
+            raise PermissionError(f"{path} is not a regular file of this user")
+        return fd, info.st_size, info.st_ino
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def complete(fd: int) -> bool:
+    """False while a snapshot is being written into the file."""
+    return any(os.pread(fd, 8, 0))
+
+
+class Shelf:
+    """The records of one store's files; all methods may be called from any thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._lock = threading.Lock()
+        self._records: dict[str, Record] = {}
+
+    def put(self, record: Record) -> None:
+        """The file is complete; what it held before is forgotten."""
+        with self._lock:
+            self._records[record.file] = record
+
+    def forget(self, file: str) -> None:
+        """The file is going to be something else."""
+        with self._lock:
+            self._records.pop(file, None)
+
+    def discard(self, record: Record) -> None:
+        """Forget this one, but not what has taken its place in the same file."""
+        with self._lock:
+            if self._records.get(record.file) is record:
+                del self._records[record.file]
+
+    def give_up(self, first: int, which: Callable[[Record], bool]) -> None:
+        """Forget these from step ``first`` on. Their files stay: they may be being written to."""
+        for record in self.all():
+            if record.step >= first and which(record):
+                self.discard(record)
+
+    def remove(self, file: str) -> None:
+        """Forget and unlink, unless another store has put its own file there."""
+        with self._lock:
+            record = self._records.pop(file, None)
+        path = self.directory / file
+        with contextlib.suppress(OSError):
+            if record is None or path.lstat().st_ino == record.inode:
+                path.unlink()
+
+    def all(self) -> list[Record]:
+        with self._lock:
+            return list(self._records.values())
+
+    def get(self, file: str) -> Record | None:
+        with self._lock:
+            return self._records.get(file)
+
+    def of(self, owner: int, *kinds: str) -> list[Record]:
+        """Newest first; those known to be bad left out."""
+        found = [r for r in self.all() if r.owner == owner and r.kind in kinds and not r.bad]
+        return sorted(found, key=lambda r: -r.step)
+
+    def has(self, owner: int, step: int) -> bool:
+        """True if the owner's own snapshot of the step is here and not known to be bad."""
+        return any(record.step == step for record in self.of(owner, OWN))
+
+    def source(self, owner: int, step: int) -> Record | None:
+        """A file to give to others."""
+        found = [r for r in self.all() if (r.owner, r.step) == (owner, step) and not r.bad]
+        return min(found, key=lambda r: (OWN, FETCHED, REPLICA).index(r.kind), default=None)
+
+    def open(self, record: Record) -> int:
+        """FileNotFoundError when the file is not the one of the record any more,
+        FileChangedError when it was cut short or made longer."""
+        fd, size, inode = open_snapshot(self.directory / record.file)
+        if inode != record.inode or size != record.size:
+            torn = not complete(fd)
+            os.close(fd)
+            if inode == record.inode:
+                size_now = f"its size is {size} bytes, not {record.size}: somebody changed it"
+                raise digest.FileChangedError(TORN if torn else size_now)
+            raise FileNotFoundError(f"{record.file} has been replaced")
+        return fd
+
+    def overwritten(self, fd: int, record: Record) -> str:
+        """Reason why the file is not (any more) the snapshot of the record; empty when it is."""
+        try:
+            if not complete(fd):
+                return TORN
+            return header_of(fd, record)
+        except OSError as err:
+            return f"cannot be read: {err.strerror or err}"
+
+    def verify(self, record: Record, threads: int) -> Holding | None:
+        """Read the whole file (nothing with 0 threads). None when another has taken its place."""
+        why = record.bad
+        try:
+            fd = self.open(record)
+        except FileNotFoundError:
+            self.discard(record)
+            return None
+        except digest.FileChangedError as err:
+            if str(err) == TORN:
+                if threads:
+                    self.discard(record)
+            else:
+                record.bad = record.bad or str(err)
+            return self._holding(record, record.bad or TORN)
+        except OSError as err:
+            return self._holding(record, f"cannot be opened: {err.strerror or err}")
+        try:
+            why = why or self.overwritten(fd, record)
+            if not why and threads:
+                wrong = digest.differing(fd, record.size, record.digest, threads=threads)
+                if wrong:  # unless a rank has begun to write over it meanwhile
+                    why = self.overwritten(fd, record)
+                    why = why or digest.describe(wrong, record.size)
+                    record.bad = why
+        except OSError as err:
+            why = str(err.strerror or err)
+        finally:
+            os.close(fd)
+        if why == TORN and threads:  # who only looks has not said yet that it is no use
+            self.discard(record)
+        return self._holding(record, why)
+
+    def verify_all(self, records: Iterable[Record], threads: int) -> list[Holding]:
+        found = (self.verify(record, threads) for record in records)
+        return [holding for holding in found if holding is not None]
+
+    def state_sum(self, record: Record, threads: int) -> state_sum.StateSum | None:
+        """None when it cannot be read, or has become another one meanwhile."""
+        try:
+            with open(self.open(record), "rb", buffering=0) as file:
+                found = state_sum.of_file(file.fileno(), record.size, threads)
+                return None if self.overwritten(file.fileno(), record) else found
+        except (OSError, layout.LayoutError):
+            return None
+
+    @staticmethod
+    def _holding(record: Record, why: str) -> Holding:
+        return Holding(
+            record.owner, record.step, record.world, record.needs,
+            "replica" if record.kind == REPLICA else "memory",
+            record.file, record.size, not why, why, record.epoch, record.same,
+        )  # fmt: skip
+
+    def drop(self, unwanted: Callable[[Record], bool]) -> list[Record]:
+        """Remove all files for which ``unwanted`` holds."""
+        dropped = [record for record in self.all() if unwanted(record)]
+        for record in dropped:
+            self.remove(record.file)
+        return dropped
+
+
+def read_header(fd: int, size: int) -> layout.Snapshot:
+    """Raises LayoutError, OSError."""
+    return layout.parse_header(_head(fd, size), size)[0]
+
+
+def _head(fd: int, size: int) -> bytes:
+    """The header's length and the header, of a file of ``size`` bytes. Raises OSError."""
+    head = os.pread(fd, 8, 0)
+    length = min(int.from_bytes(head, "little"), layout.MAX_HEADER + 1, size)
+    return head + os.pread(fd, length, 8)
+
+
+def header_of(fd: int, record: Record) -> str:
+    """Reason why the header is not that of the record; empty when it is."""
+    head = _head(fd, record.size)
+    mark = hashlib.blake2b(head, digest_size=16).digest()
+    if mark == record.header:
+        return ""
+    try:
+        snapshot = layout.parse_header(head, record.size)[0]
+    except layout.LayoutError as err:
+        return str(err)
+    if snapshot.rank != record.owner:
+        return f"it is of rank {snapshot.rank}"
+    if (snapshot.step, snapshot.epoch) != (record.step, record.epoch):
+        return f"it was overwritten by step {snapshot.step} of epoch {snapshot.epoch}"
+    record.header = mark
+    return ""

@@ -1,0 +1,301 @@
+"""The Store: holds the snapshots of the ranks of one task slot, whatever becomes of the ranks.
+
+It runs in robust-task (or, without robust-srun, in the training process itself). A rank writes its
+snapshot into a file in the store's directory and says so through a unix socket (``door``); the
+store takes its digest (``digest``), remembers it (``shelf``), sends it to the peer that keeps the
+rank's replica (``pusher`` → the peer's ``replicas``), and has it written to the durable tier
+(``persist``). After a fault ``stock`` says what is left and still right, and ``fetch`` gets what a
+rank lacks. Threads with blocking sockets: the bulk of the work releases the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from robust_slurm.checkpoint.format import digest
+from robust_slurm.checkpoint.format.state_sum import StateSum
+from robust_slurm.checkpoint.store.archive import Settings
+from robust_slurm.checkpoint.store.desk import Desk
+from robust_slurm.checkpoint.store.door import Door
+from robust_slurm.checkpoint.store.events import Event, Holding, Outcome, Restore, Target, Wanted
+from robust_slurm.checkpoint.store.persist import COMMIT_WAIT
+from robust_slurm.checkpoint.store.reserve import Reserve
+from robust_slurm.checkpoint.store.shelf import FETCHED, Record, Shelf
+from robust_slurm.checkpoint.transfer.fetching import Fetcher
+from robust_slurm.checkpoint.transfer.replicas import PeerServer
+from robust_slurm.checkpoint.transfer.sending import Offer
+
+CLOSE = 4.0  # s for the threads to end
+
+
+class Store:
+    """See the module. All methods may be called from any thread; ``stock``, ``fetch``, ``flush``
+    and ``close`` block. ``emit`` is called from the store's threads and must not block."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        name: str,
+        key: bytes | None,
+        emit: Callable[[Event], None],
+        bandwidth: float = 0.0,
+        local_directory: str = "",
+        job: str = "",
+        patience: float = 10.0,
+        write_deadline: float = 600.0,
+    ) -> None:
+        """``bandwidth``: bytes/s for each owner's replica, 0 for no limit. ``patience``: s without
+        progress until a peer counts as lost. ``write_deadline``: s for the writer's answer, beside
+        what the size takes. Raises OSError."""
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self._directory = directory
+        job = job or os.environ.get("SLURM_JOB_ID", "nojob")
+        settings = Settings(key, bandwidth, local_directory, job, patience, write_deadline)
+        self._shelf = Shelf(directory)
+        self.room = Reserve(directory, name)
+        self._peers: PeerServer | None = None
+        self._desk = Desk(
+            self._shelf, settings, emit, self._wake, self._prune, self._replica_slots, self._anew
+        )
+        self._door = Door(self._desk.take, self._desk.gone)
+        self._fetcher = Fetcher(self._shelf, key, self._desk.archive.local, self.room, patience)
+        self._closing = threading.Lock()
+        self._closed = False
+        self.socket_path = directory / f"{name}.sock"
+        self.port = 0
+        self._selector = selectors.DefaultSelector()
+        self._waking = threading.Lock()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ)
+        try:
+            self._listen(key, patience)
+        except OSError:
+            self._release()
+            raise
+        self._keeper = threading.Thread(target=self._keep, name="ckpt-store", daemon=True)
+        self._keeper.start()
+
+    def _listen(self, key: bytes | None, patience: float) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.socket_path.unlink()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._selector.register(listener, selectors.EVENT_READ, self._door.accept)
+        listener.setblocking(False)
+        listener.bind(str(self.socket_path))
+        self.socket_path.chmod(0o600)
+        listener.listen(128)
+        if key is None:
+            return
+        self._peers = PeerServer(self._shelf, key, patience / 2, self._on_disk)
+        if socket.has_dualstack_ipv6():
+            peers = socket.create_server(
+                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128
+            )
+        else:
+            peers = socket.create_server(("", 0), backlog=128)
+        peers.setblocking(False)
+        self._selector.register(peers, selectors.EVENT_READ, self._peers.accept)
+        self.port = peers.getsockname()[1]
+
+    # -- what the supervisor asks
+
+    def begin(self, epoch: int, restore: Restore | None) -> None:
+        """A new epoch starts from ``restore``: what is newer belongs to a time that never was."""
+        keep = restore.step if restore is not None and restore.tier == "memory" else -1
+        planned = set(restore.shards.values()) if restore is not None and keep >= 0 else set()
+
+        def unwanted(record: Record) -> bool:
+            older = record.step < keep and restore is not None and restore.stand >= 0
+            # Ranks that change places leave files behind: there is no room for old ones as well.
+            return older or (record.step > keep and record.file not in planned)
+
+        self.room.clear()  # the ranks need it now
+        self._desk.begin(epoch, restore)
+        self._door.close_all()
+        if self._peers is not None:
+            self._peers.begin(epoch, unwanted)
+        self._desk.sweep(unwanted)
+
+    def place(self, targets: Mapping[int, Target | None]) -> None:
+        """The whole placement of this store's ranks. A rank that is not in it is alone."""
+        self._desk.place(targets)
+
+    def stock(self, step: int | None = None, *, read: bool = True) -> list[Holding]:
+        """All snapshots that are here (or those of one step), their digests verified now.
+
+        Reads all of them: seconds per 10 GB and thread. Without ``read`` what is known of them is
+        said: which are there, and whole by their headers.
+        """
+        for rank in self._desk.ranks():
+            self._desk.adopt(rank)
+        threads = digest.workers(8)
+        records = [r for r in self._shelf.all() if step is None or r.step == step]
+        found = self._shelf.verify_all(records, threads if read else 0)
+        local = self._desk.archive.local()
+        return found + (local.stock(threads if read else 0, step) if local is not None else [])
+
+    def fetch(self, wanted: Sequence[Wanted], deadline: float = 600.0) -> list[Outcome]:
+        """Get snapshots, in parallel; ``deadline``: s for each. Outcomes in the order of
+        ``wanted``."""
+        self._desk.give_way(wanted)
+        return self._desk.awaited.fetch(lambda: self._fetcher.run(wanted, deadline))
+
+    def persist_at(self, step: int) -> None:
+        """The snapshot of this step goes to the durable tier when it comes (or if it is here)."""
+        self._desk.persist_at(step)
+
+    def unshare(self, ranks: Collection[int]) -> None:
+        """Tell those of these ranks that are here to save all of their own state."""
+        self._desk.unshare(ranks)
+
+    def stand_at(self, step: int) -> None:
+        """Have the ranks wait after this step until another one is named; -1: for none."""
+        self._desk.stand_at(step)
+
+    def state_sums(self, step: int) -> list[StateSum]:
+        """Of all the state that the ranks here saved as this step. Reads all of it."""
+        threads = digest.workers(8)
+        found = (self._shelf.state_sum(record, threads) for record in self._desk.own(step))
+        return [each for each in found if each is not None]
+
+    def complete(self, step: int, passed: int) -> None:
+        """All ranks have ``step`` (-1: no new one is known), and their replicas: what is older may
+        be overwritten. Up to ``passed`` no rank has one on its way."""
+        self._desk.complete(step, passed)
+        if self._peers is not None:
+            self._peers.complete(step, passed)
+
+    def save_every(self, every: int, first: int) -> None:
+        """From step ``first`` on only multiples of ``every`` are saved, and what goes to disk."""
+        self._desk.save_every(every, first)
+
+    def flush(
+        self, owners: Sequence[tuple[int, str]], step: int, commit_world: int, deadline: float
+    ) -> list[Outcome]:
+        """Write these holdings (owner, file) of ``step`` to the durable tier and wait.
+
+        ``commit_world`` > 0: commit as well, when so many ranks have written; Committed tells how
+        it went. Outcomes in the order of ``owners``.
+        """
+        began = time.monotonic()
+        results: dict[int, Outcome] = {}
+        change = threading.Condition()
+
+        def finished(outcome: Outcome) -> None:
+            with change:
+                results[outcome.owner] = outcome
+                change.notify_all()
+
+        for place, (owner, file) in enumerate(owners):
+            commit = commit_world if place == 0 else 0
+            wait = min(COMMIT_WAIT, deadline)
+            why = self._desk.archive.flush_one(owner, file, step, commit, wait, finished)
+            if why:
+                finished(Outcome(owner, step, False, why, file, 0.0, 0))
+        with change:
+            while len(results) < len(dict(owners)):
+                left = began + deadline - time.monotonic()
+                if left <= 0 or self._closed:
+                    break
+                change.wait(min(left, 0.5))
+            late = f"not written within {deadline:g} s"
+            return [
+                results.get(owner) or Outcome(owner, step, False, late, file, deadline, 0)
+                for owner, file in owners
+            ]
+
+    def children(self) -> list[int]:
+        """Processes that must not be ended with the rank."""
+        return [persister.pid for persister in self._desk.archive.persisters() if persister.pid]
+
+    def close(self) -> None:
+        """End everything and remove the files. Returns within seconds, whatever hangs."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        self._fetcher.stop()
+        self._wake()
+        self.room.close()
+        threads = [self._keeper, *self._door.stop()]
+        if self._peers is not None:
+            threads += self._peers.stop()
+        for rank in self._desk.ranks():
+            threads += rank.pusher.stop()
+        for persister in self._desk.archive.persisters():
+            threads += persister.stop()
+        give_up_at = time.monotonic() + CLOSE
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, give_up_at - time.monotonic()))
+        if self._peers is not None:
+            self._peers.clear()
+        self._shelf.drop(lambda _record: True)
+        for rank in self._desk.ranks():
+            self._desk.remove_unknown(rank.number)
+        with contextlib.suppress(OSError):
+            self._directory.rmdir()  # the last store of the directory does it
+
+    # -- inside
+
+    def _wake(self) -> None:
+        with self._waking:
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
+
+    def _prune(self, oldest: int) -> None:
+        if self._peers is not None:
+            self._peers.prune(oldest)
+
+    def _replica_slots(self, count: int) -> None:
+        if self._peers is not None:
+            self._peers.limit(count)
+
+    def _anew(self, first: int) -> None:
+        """A rank begins anew within the epoch, and so do all; what is of step ``first`` or later
+        is of a time that was given up. -1: not yet known."""
+        if first >= 0:
+            self._shelf.drop(lambda record: record.kind == FETCHED and record.step >= first)
+        if self._peers is not None:
+            self._peers.anew(first)
+
+    def _on_disk(self, owner: int, step: int) -> tuple[int, Offer] | None:
+        local = self._desk.archive.local()
+        return local.open(owner, step) if local is not None else None
+
+    def _keep(self) -> None:
+        """The thread that accepts connections and reports what was put off."""
+        while not self._closed:
+            waits = [wait for rank in self._desk.ranks() if (wait := rank.report()) > 0]
+            for key, _ in self._selector.select(min(waits, default=None)):
+                if key.data is None:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._wake_fd)
+                    continue
+                listener = key.fileobj
+                assert isinstance(listener, socket.socket)
+                try:
+                    sock, _ = listener.accept()
+                    key.data(sock)
+                except OSError:  # gone again, or no descriptor is left
+                    time.sleep(0.01)
+        self._release()
+
+    def _release(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self._selector.close()
+        with self._waking:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
+        with contextlib.suppress(OSError):
+            self.socket_path.unlink()

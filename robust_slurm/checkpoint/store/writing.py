@@ -1,0 +1,253 @@
+"""The durable tier from the store's side: one writer process and one thread per rank.
+
+The writer (``checkpoint/durable/writer.py``) runs in the user's interpreter, because
+the durable format is torch's. It is asked in JSON objects, one a line, and must answer each within
+a deadline, in any order; one that died or hangs is ended, and the next request starts a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from robust_slurm.auto import HOOK_DIR
+
+MAX_ANSWER = 16 << 20
+_TAIL = 600
+_LOOK = 0.5  # s between two looks whether the store is closing
+_HIDDEN = ("ROBUST_BEAT_DIR", "ROBUST_CKPT_SOCKET")
+_FORK_WAIT = 10.0  # s that a fork waits for a writer that starts: exec may wait for a file system
+
+
+class _ForkLock:
+    """Held while a process starts: a fork of this process waits for it.
+
+    Outside robust-srun the store is in the training, which forks data loader workers. One forked
+    while the pipes of a starting process are open inherits them and keeps them open, and Popen
+    waits for their end for as long as the worker lives.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._forks = threading.local()
+        os.register_at_fork(
+            before=self._before, after_in_parent=self._after, after_in_child=self._in_child
+        )
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def _before(self) -> None:
+        self._forks.hold = self._lock.acquire(timeout=_FORK_WAIT)
+
+    def _after(self) -> None:
+        if self._forks.hold:
+            self._lock.release()
+
+    def _in_child(self) -> None:
+        self._lock = threading.Lock()
+
+
+_no_fork = _ForkLock()
+
+
+class WriterError(Exception):
+    """The writer did not do it; the text says why."""
+
+
+class _EndedError(Exception):
+    """The writer has ended by itself."""
+
+
+class _Answers:
+    """Of one process: taken from its output by a thread, given to whoever asked."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._change = threading.Condition()
+        self._came: dict[int, dict[str, Any]] = {}
+        self._over = False
+        threading.Thread(target=self._read, name="ckpt-writer", daemon=True).start()
+
+    def wait(self, number: int, until: float, closed: Callable[[], bool]) -> dict[str, Any] | None:
+        """None when it is too late. Raises _EndedError."""
+        with self._change:
+            while number not in self._came:
+                left = until - time.monotonic()
+                if left <= 0 or closed():
+                    return None
+                if self._over:
+                    raise _EndedError
+                self._change.wait(min(left, _LOOK))
+            return self._came.pop(number)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        line = bytearray()
+        with contextlib.suppress(OSError, ValueError):
+            while got := os.read(self._process.stdout.fileno(), 1 << 16):
+                line += got
+                while (end := line.find(b"\n")) >= 0:
+                    self._take(bytes(line[:end]))
+                    del line[: end + 1]
+                if len(line) > MAX_ANSWER:
+                    break
+        with self._change:
+            self._over = True
+            self._change.notify_all()
+
+    def _take(self, line: bytes) -> None:
+        answer = _parse(line)
+        number = answer.get("id") if answer is not None else None
+        if answer is not None and isinstance(number, int):
+            with self._change:
+                self._came[number] = answer
+                self._change.notify_all()
+
+
+def writer_environment() -> dict[str, str]:
+    """So that the user's interpreter finds robust_slurm, and the writer is no rank."""
+    env = {name: value for name, value in os.environ.items() if name not in _HIDDEN}
+    paths = [HOOK_DIR, env.get("PYTHONPATH", "")]
+    env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    env["ROBUST_AUTO"] = "0"
+    return env
+
+
+class Writer:
+    """``command``: how to start it. All methods from any thread."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._answers: _Answers | None = None
+        self._errors = -1
+        self._asked = 0
+        self._closed = False
+
+    @property
+    def pid(self) -> int:
+        """0 when none runs."""
+        with self._lock:
+            return self._process.pid if self._process is not None else 0
+
+    def request(self, message: dict[str, Any], deadline: float) -> dict[str, Any]:
+        """Ask, wait at most ``deadline`` s. Raises WriterError, also for its ``failed``.
+
+        A writer that ends meanwhile is replaced once.
+        """
+        until = time.monotonic() + deadline
+        try:
+            answer = self._ask(message, until)
+        except _EndedError:
+            try:
+                answer = self._ask(message, until)
+            except _EndedError as err:
+                raise WriterError(str(err)) from None
+        if answer.get("op") == "failed":
+            raise WriterError(str(answer.get("why", "the writer gave no reason"))[:2000])
+        return answer
+
+    def start(self) -> None:
+        """Before it is asked. Raises WriterError."""
+        with self._lock:
+            self._running()
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send a message that needs no answer, if the writer runs."""
+        with self._lock:
+            stdin = self._process.stdin if self._process is not None else None
+            if stdin is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    stdin.write(json.dumps(message).encode() + b"\n")
+                    stdin.flush()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            process = self._process
+        if process is not None:
+            self._end(process, "")
+        with self._lock:
+            if self._errors >= 0:
+                os.close(self._errors)
+                self._errors = -1
+
+    # -- inside
+
+    def _ask(self, message: dict[str, Any], until: float) -> dict[str, Any]:
+        with self._lock:
+            process, answers = self._running()
+            self._asked += 1
+            number = self._asked
+            assert process.stdin is not None
+            try:  # a line is far shorter than a pipe's buffer: this does not block
+                process.stdin.write(json.dumps({**message, "id": number}).encode() + b"\n")
+                process.stdin.flush()
+            except (OSError, ValueError):
+                pass  # the end of its output says the same
+        try:
+            answer = answers.wait(number, until, lambda: self._closed)
+        except _EndedError:
+            raise _EndedError(self._end(process, "the writer has ended")) from None
+        if answer is None:
+            closed = "the store is closing" if self._closed else ""
+            raise WriterError(closed or self._end(process, "the writer does not answer"))
+        return answer
+
+    def _running(self) -> tuple[subprocess.Popen[bytes], _Answers]:
+        if self._closed:
+            raise WriterError("the store is closing")
+        if self._process is None or self._answers is None:
+            if self._errors < 0:
+                self._errors = os.memfd_create("writer-errors", os.MFD_CLOEXEC)
+            try:
+                with _no_fork:
+                    self._process = subprocess.Popen(
+                        self._command, env=writer_environment(), stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
+                    )  # fmt: skip
+            except (OSError, ValueError) as err:
+                raise WriterError(f"cannot start {self._command[0]!r}: {err}") from None
+            self._answers = _Answers(self._process)
+        return self._process, self._answers
+
+    def _end(self, process: subprocess.Popen[bytes], why: str) -> str:
+        """End this process. Returns ``why`` with the last words of its stderr."""
+        with self._lock:
+            if self._process is process:
+                self._process = self._answers = None
+            errors = self._errors
+            with contextlib.suppress(OSError):
+                process.kill()
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: left behind
+                process.wait(1.0)
+            if errors >= 0:
+                with contextlib.suppress(OSError):
+                    size = os.fstat(errors).st_size
+                    words = os.pread(errors, _TAIL, max(0, size - _TAIL)).decode(errors="replace")
+                    if words.strip():
+                        why = f"{why}: …{words.strip()}"
+        return why
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """An answer; None for anything else that a library prints."""
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return answer if isinstance(answer, dict) and isinstance(answer.get("op"), str) else None

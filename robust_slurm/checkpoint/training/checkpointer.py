@@ -1,0 +1,280 @@
+"""The user's class: resume, save every step, and nothing else to think of."""
+
+from __future__ import annotations
+
+import atexit
+import operator
+import os
+import sys
+import weakref
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, SupportsIndex
+
+from robust_slurm import heartbeat
+
+from ..capture import rng
+from ..capture.state import State
+from ..capture.unsupported import checked
+from . import mesh as meshes
+from .options import options
+from .resuming import CheckpointError, named
+from .session import Session
+from .stats import Stats
+
+__all__ = ["CheckpointError", "Checkpointer"]
+
+FLUSH_DEADLINE = 600.0  # s for the last step to reach the durable tier at the end
+NOT_FINITE = (
+    "the loss is not finite: no step is saved until it is again (this is said once; "
+    "ROBUST_NAN=ignore saves whatever the loss)"
+)
+CRASH_DEADLINE = 60.0  # s for that when the script ends by an exception
+
+
+class PlainValue:
+    """A value in a dict, as an object with a state."""
+
+    def __init__(self, values: dict[str, Any], name: str) -> None:
+        self._values, self._name = values, name
+
+    def state_dict(self) -> Any:
+        return self._values[self._name]
+
+    def load_state_dict(self, state: Any) -> None:
+        self._values[self._name] = state
+
+
+def _has_state(value: Any) -> bool:
+    is_object = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+    return is_object or rng.is_generator(value)
+
+
+class Checkpointer:
+    """Saves the state of a training in memory at every step, and resumes it.
+
+    ::
+
+        ckpt = robust_slurm.Checkpointer(model=model, optimizer=opt, loader=loader)
+        for step in range(ckpt.resume(), steps):
+            ...
+            opt.step()
+            ckpt.save(step + 1)
+
+    Make it after the model is wrapped (DDP, fully_shard) and torch.distributed is initialised;
+    every rank makes one, and calls ``resume`` once and ``save`` after every optimizer step. The
+    state of Python's, NumPy's and torch's random generators is saved too.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        loader: Any = None,
+        extra: Mapping[str, Any] | None = None,
+        mesh: Any = None,
+        directory: str | os.PathLike[str] | None = None,
+        every: int | None = None,
+        keep: int | None = None,
+        local_directory: str | os.PathLike[str] | None = None,
+        replica_wait: float = 30.0,
+    ) -> None:
+        """``model``, ``optimizer``, ``loader``: one, or a list or dict of them. ``extra``: name →
+        object with ``state_dict`` and ``load_state_dict``, or a plain value, which ``resume`` puts
+        into ``extra`` of this object. ``mesh``: name → size of each dimension in DeviceMesh order,
+        or the root DeviceMesh. ``directory``: for durable checkpoints every ``every`` steps, of
+        which ``keep`` are kept; the defaults are ROBUST_CHECKPOINT_DIR, _EVERY and _KEEP.
+        ``replica_wait``: s that a step may wait for the replica of the one before.
+
+        Raises TypeError, ValueError.
+        """
+        if extra is not None and not isinstance(extra, Mapping):
+            raise TypeError(f"extra: a dict of name to object, not {type(extra).__name__}")
+        self._options = options(directory, every, keep, local_directory, replica_wait)
+        self._mesh = mesh
+        world = meshes.world()
+        meshes.check_mesh(mesh, world.size)
+        self.extra: dict[str, Any] = dict(extra or {})
+        """By name, as given; plain values are replaced by what ``resume`` finds."""
+        self.stats = Stats()
+        optimizer = checked(optimizer)
+        given = {"model": model, "optimizer": optimizer, "loader": loader}
+        self._objects: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+        for name, value in self.extra.items():
+            plain = not _has_state(value)
+            self._objects[f"extra.{name}"] = PlainValue(self.extra, name) if plain else value
+        if not self._objects:
+            raise ValueError("nothing to save: pass model=, optimizer=, loader= or extra=")
+        self._objects["rng"] = None
+        State(self._objects, rank=world.rank).release()  # raises for what cannot be saved
+        self._session: Session | None = None
+        self._said: set[str] = set()
+        self._pid = os.getpid()
+        self._resumed = self._closing = self._closed = False
+        self._handles = self._hook(named(optimizer).values())
+        _alive.add(self)
+        atexit.register(self._at_exit)
+
+    def resume(self) -> int:
+        """Restore the newest step that all ranks can have and return it; 0 on a fresh start.
+
+        All ranks call it, once, before the first step. Raises CheckpointError when there is a
+        checkpoint that cannot be used, and TypeError when something is given that cannot be saved.
+        """
+        if self._resumed or self._closed or self.stats.saves:
+            raise CheckpointError("resume() is called once, before the first save()")
+        self._resumed = True
+        heartbeat._expect_saves()
+        try:
+            step = self._start().resume()
+        except Exception:
+            if self._closed:
+                raise CheckpointError("closed while it resumed") from None
+            raise
+        heartbeat._resumed_step(step)
+        return step
+
+    def save(self, step: SupportsIndex) -> None:
+        """Take a snapshot of everything; ``step`` is the number of steps done, so that
+        ``resume`` returns it.
+
+        Call it after ``optimizer.step()``, on all ranks. It returns at once; the copy is made
+        beside the next forward and backward. Never raises because of a failure to save: it says
+        so and training goes on. While the newest loss told to ``beat`` is not finite, nothing is
+        taken: what was saved before is what a restart needs.
+        """
+        if os.getpid() != self._pid or self._closed or heartbeat._ended:
+            return
+        try:
+            number = operator.index(step)
+            self.stats.saves += 1
+            if heartbeat._nan:
+                self._say(NOT_FINITE)
+                return
+            heartbeat._saved_step(number)
+            self._start().save(number)
+        except Exception as error:  # noqa: BLE001 - a failing save must not end a training
+            if not self._closed:
+                self._say(f"step {step} was not saved: {type(error).__name__}: {error}")
+            if self._session is None:
+                # Starting is not tried again: other ranks would not take part in it.
+                self._close(0.0)
+
+    def close(self) -> None:
+        """Write the newest step to the durable tier, wait for it, let go of all objects (``extra``
+        keeps plain values), and end. Also done at exit."""
+        self._close(FLUSH_DEADLINE)
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._close_after_crash()
+
+    def _start(self) -> Session:
+        """Find the world and the store, the first time."""
+        if self._session is None:
+            self._session = Session(
+                self._objects, self._mesh, self._options, steady=self._steady, stats=self.stats
+            )
+        return self._session
+
+    def _hook(self, optimizers: Iterable[Any]) -> list[Any]:
+        """Have every given optimizer tell before it changes anything."""
+        me = weakref.ref(self)
+
+        def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            this = me()
+            session = None if this is None or this._closed else this._session
+            if this is None or session is None or session.saver is None:
+                return
+            try:
+                session.saver.before_change()
+            except Exception as error:  # noqa: BLE001 - as in save()
+                this._say(f"waiting for a snapshot failed: {type(error).__name__}: {error}")
+
+        def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            this = me()
+            session = None if this is None or this._closed else this._session
+            if session is not None and session.saver is not None:
+                session.saver.after_change()
+
+        for hook in (before_step, after_step):
+            hook._torchdynamo_disable = True  # type: ignore[attr-defined] # run it, never trace
+        optimizers = list(optimizers)
+        hooks = [getattr(each, "register_step_pre_hook", None) for each in optimizers]
+        posts = [getattr(each, "register_step_post_hook", None) for each in optimizers]
+        # Where nothing tells when the state changes, all of it is copied inside save().
+        self._steady = bool(hooks) and None not in hooks
+        return [
+            *(register(before_step) for register in hooks if register is not None),
+            *(register(after_step) for register in posts if register is not None),
+        ]
+
+    def _say(self, text: str) -> None:
+        if self._session is not None:
+            self._session.say(text)
+        elif text not in self._said and sys.stderr is not None:
+            self._said.add(text)
+            sys.stderr.write(f"robust-slurm: {text}\n")
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._pid or self._closed:
+            return
+        if getattr(sys, "last_value", None) is not None:
+            self._close_after_crash()
+        else:
+            self.close()
+
+    def _close_after_crash(self) -> None:
+        # In robust-srun the supervisor saves what is there; other ranks may be hanging in a
+        # collective, so nothing is waited for that needs them.
+        session = self._session
+        alone = session is not None and session.store is not None and session.world.size == 1
+        self._close(CRASH_DEADLINE if alone else 0.0)
+
+    def _close(self, flush_deadline: float) -> None:
+        if self._closing or os.getpid() != self._pid:
+            return
+        self._closing = True
+        atexit.unregister(self._at_exit)
+        session = self._session
+        try:
+            if session is not None:
+                # The last step that was taken may be what the loss that is not finite came from.
+                session.close(0.0 if heartbeat._nan else flush_deadline)
+        except Exception as error:  # noqa: BLE001 - as in save()
+            self._say(f"the last step may not be saved: {type(error).__name__}: {error}")
+        finally:
+            self._closed = True
+            for handle in self._handles:
+                handle.remove()
+            self._objects = {}
+            self.extra = {name: v for name, v in self.extra.items() if not _has_state(v)}
+            if session is not None:
+                session.release()
+
+    def _forked(self) -> None:
+        self._closed = True
+        if self._session is not None:
+            self._session.forked()
+
+
+_alive: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for each in list(_alive):
+        each._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

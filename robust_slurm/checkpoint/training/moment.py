@@ -1,0 +1,144 @@
+"""The state at the moment of a save(): which tensors, which of them later, and all else as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from operator import is_
+from typing import Any, NamedTuple
+
+import torch
+
+from ..capture.sharing import Fingerprint
+from ..capture.state import Item, State
+from ..copying.slots import Form
+from ..format.layout import Snapshot
+
+SMALL = 1 << 20  # bytes of a tensor that is cloned at each step that is not saved
+WHOLE = 1 << 16  # bytes on the host that are all summed up at such a step; of more, a few items
+
+
+class Moment(NamedTuple):
+    """The state as save() found it; ``late`` and ``early`` as in Form, most of them live."""
+
+    form: Form
+    values: dict[str, Any]
+    late: list[torch.Tensor]
+    early: list[torch.Tensor]
+
+    def versions(self) -> list[int]:
+        return [tensor._version for tensor in (*self.late, *self.early)]
+
+
+class Held:
+    """A moment that may be saved later, while nothing has changed what of it is live."""
+
+    def __init__(self, moment: Moment, fingerprint: Fingerprint, *, whole: bool) -> None:
+        self.moment = moment
+        self._versions = moment.versions()
+        self._fingerprint, self._whole = fingerprint, whole
+        self._sum = fingerprint.take(whole=whole, beside=False)
+
+    def unchanged(self) -> bool:
+        """False once something is known to have changed: torch counts no writes through ``.data``
+        and the like, and those show in the checksum."""
+        if self.moment.versions() != self._versions:
+            return False
+        return self._sum() == self._fingerprint.take(whole=self._whole, beside=False)()
+
+
+class Moments:
+    """Finds what save() copies, step after step. For the training thread, except ``encode``."""
+
+    def __init__(self, state: State, about: Snapshot, *, steady: bool) -> None:
+        """``steady``: the optimizers tell before they change anything, so what they change can be
+        copied in the background."""
+        self._state, self._about, self._may_wait = state, about, steady
+        self._form: Form | None = None
+        self._items: Sequence[Item] = ()
+        self._late: list[torch.Tensor] = []
+        self._early: list[torch.Tensor] = []
+        self._unsteady: set[str] = set()
+        self._encoded: dict[str, tuple[Any, str]] = {}
+        self._live: list[torch.Tensor] = []
+        self._fingerprint = Fingerprint([])  # of those
+
+    @property
+    def steady(self) -> bool:
+        """Nothing else than an optimizer is known to change what it changes."""
+        return self._may_wait and not self._unsteady
+
+    @property
+    def size(self) -> int:
+        """Bytes of a snapshot; 0 before the first."""
+        return self._form.plan.size if self._form is not None else 0
+
+    def look(self, *, trusting: bool = False) -> Moment:
+        """Find what there is to save now. ``trusting``: see ``State.capture``. Raises TypeError."""
+        items, values = self._state.capture(trusting=trusting)
+        known, form = self._form, self._form_of(items)
+        if form is not known:  # a file that turned out too short would take the room of two
+            form.reserve(len(form.header(0, self.encode(values))))
+        return Moment(form, values, self._late, self._early)
+
+    def to_hold(self) -> Held | None:
+        """As ``look``, for a step that may be saved later: what changes before the next optimizer
+        step is copied. None where nothing could tell whether the rest has changed."""
+        now = self.look(trusting=True)
+        small = [t.nbytes <= SMALL or t.is_inference() for t in now.early]
+        if not (all(small) or self.steady):
+            return None
+        form, early = now.form, list(zip(now.form.early, now.early, small, strict=True))
+        live = [*zip(form.late, now.late, strict=True), *((i, t) for i, t, few in early if not few)]
+        tensors = [tensor for _, tensor in live]
+        if len(tensors) != len(self._live) or not all(map(is_, tensors, self._live)):
+            self._live = tensors
+            self._fingerprint = Fingerprint([(form.entries[i], tensor) for i, tensor in live])
+        whole = all(t.is_cpu for t in tensors) and sum(t.nbytes for t in tensors) <= WHOLE
+        moment = now._replace(early=[t.clone() if few else t for _, t, few in early])
+        return Held(moment, self._fingerprint, whole=whole)
+
+    def distrust(self, names: Collection[str] | None = None) -> None:
+        """Copy these tensors inside save() from now on; None: all."""
+        self._form = None
+        if names is None:
+            self._may_wait = False
+        else:
+            self._unsteady.update(names)
+
+    def release(self) -> None:
+        """Let go of all tensors."""
+        self._items, self._late, self._early, self._live = (), [], [], []
+        self._fingerprint = Fingerprint([])
+
+    def _form_of(self, items: Sequence[Item]) -> Form:
+        form = self._form
+        if form is not None and items is self._items:
+            return form
+        if form is None or [i.entry for i in items] != form.entries:
+            late = [
+                k
+                for k, item in enumerate(items)
+                if item.late
+                and self._may_wait
+                and item.entry.name not in self._unsteady
+                and not item.tensor.is_inference()  # they count no versions
+            ]
+            form = self._form = Form([i.entry for i in items], late, self._about)
+        self._items = items
+        self._late = [items[i].tensor for i in form.late]
+        self._early = [items[i].tensor for i in form.early]
+        if not {*map(id, self._live)} <= {*map(id, self._late), *map(id, self._early)}:
+            self._live, self._fingerprint = [], Fingerprint([])  # nobody keeps their memory
+        return form
+
+    def encode(self, values: dict[str, Any]) -> str:
+        """JSON within a JSON string. What State gave before, by identity, is not done again."""
+        parts = []
+        for key, value in values.items():
+            known = self._encoded.get(key)
+            if known is None or known[0] is not value:
+                text = f"{json.dumps(key)}:{json.dumps(value, separators=(',', ':'))}"
+                known = self._encoded[key] = (value, json.dumps(text)[1:-1])
+            parts.append(known[1])
+        return "{" + ",".join(parts) + "}"

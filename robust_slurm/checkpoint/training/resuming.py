@@ -1,0 +1,181 @@
+"""Resume training from the supervisor's plan, else the newest durable step, else step 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..capture import values
+from ..capture.object_state import for_loading
+from ..capture.state import Source, State, StateError
+from ..copying.slots import map_file
+from ..durable import reader, tier
+from ..format.layout import LayoutError, read_snapshot
+from .client import Client
+from .mesh import World, gather
+
+_BAD, _OTHER_SHAPE, _GOOD = 0, 1, 2
+_CANDIDATES = 16  # durable steps that are looked at, newest first
+
+
+class CheckpointError(RuntimeError):
+    """The training cannot go on from where it should; the text says why and what to do."""
+
+
+def from_memory(state: State, client: Client, plan: Mapping[str, Any]) -> int:
+    """Restore from the files of a plan. Returns its step. Raises CheckpointError.
+
+    The plan names the files that any rank of this node needs; a snapshot says which ranks' its own
+    rank needs, and no others are looked at: in a pipeline they hold other tensors of equal names.
+    """
+    step, directory = int(plan["step"]), Path(client.welcome["directory"])
+    sources: list[Source] = []
+    wanted = [state.rank]
+    for rank in wanted:
+        name = str(plan["shards"].get(str(rank), ""))
+        path = directory / name
+        try:
+            if not name:
+                raise CheckpointError(
+                    f"step {step} cannot be restored: rank {rank}'s snapshot was not brought to "
+                    f"this node, where rank {state.rank} was not expected; at the next start it is"
+                )
+            if Path(name).name != name:
+                raise OSError(f"the plan names {name!r}")
+            snapshot, where = read_snapshot(str(path))
+            if (snapshot.rank, snapshot.step) != (rank, step):
+                raise OSError(f"it is step {snapshot.step} of rank {snapshot.rank}")
+            sources.append(Source(snapshot, map_file(path, where)))
+        except (OSError, LayoutError) as error:
+            client.say("unusable", step=step, file=name, why=str(error))
+            raise CheckpointError(
+                f"step {step} cannot be restored: {path}: {error}. It counts as bad from now on; "
+                "the next start uses another copy or an older step"
+            ) from None
+        if rank == state.rank:
+            wanted += [other for other in snapshot.needs if other != rank]
+    try:
+        state.restore(sources)
+    except StateError as error:
+        raise CheckpointError(_other_model(step, error)) from None
+    return step
+
+
+def from_durable(
+    state: State,
+    objects: Mapping[str, Any],
+    directory: str,
+    world: World,
+    mesh: Mapping[str, int],
+    only: int | None,
+    say: Callable[[str], None],
+) -> int:
+    """Restore the newest durable step that every rank can read, or step ``only``, and return it.
+
+    All ranks call it. 0 if there is none. Raises CheckpointError.
+    """
+    steps = [only] if only is not None else _candidates(directory)
+    why = ""
+    for step in steps:
+        outcome, loaded = _GOOD, []
+        try:
+            loaded = reader.load(directory, step, world.rank, world.size, dict(mesh))
+        except reader.OtherShape:
+            outcome = _OTHER_SHAPE
+        except (tier.DurableError, OSError, LayoutError) as error:
+            outcome, why = _BAD, str(error)
+        outcomes = [each[0] for each in gather([outcome])]
+        try:
+            if min(outcomes) == _GOOD:
+                state.restore([Source(each.snapshot, each.tensors) for each in loaded])
+                return step
+            if set(outcomes) == {_OTHER_SHAPE}:
+                _reshard(objects, directory, step, say)
+                return step
+        except (StateError, tier.DurableError) as error:
+            raise CheckpointError(_other_model(step, error)) from None
+        bad = [rank for rank, each in enumerate(outcomes) if each != _GOOD]
+        say(f"durable step {step} is passed over: {why or f'rank {bad[0]} cannot read it'}")
+    if steps:
+        raise CheckpointError(
+            f"none of the checkpoints in {directory} can be used (steps "
+            f"{', '.join(map(str, steps))}; {why or 'see the other ranks'}). Look at them with "
+            f"`robust-ckpt verify {directory}`; to start from scratch, move them away"
+        )
+    return 0
+
+
+def _candidates(directory: str) -> list[int]:
+    """The steps that rank 0 sees, newest first, doubted ones last: the same list on every rank."""
+    found: Sequence[int] = ()
+    trouble = None
+    if directory:
+        try:
+            steps, unreadable = tier.look(directory)
+            order = [(not each.mark.doubt, each.step) for each in steps]
+            order += [(True, step) for step in unreadable]  # each is tried, and named
+            found = [step for _, step in sorted(order, reverse=True)[:_CANDIDATES]]
+        except (tier.DurableError, OSError) as error:
+            trouble = error
+    padded = [*found, *[-1] * (_CANDIDATES - len(found))]
+    seen = gather([int(trouble is not None), *padded])[0]
+    if seen[0]:
+        raise CheckpointError(
+            f"the checkpoint directory cannot be read: {trouble or 'see rank 0'}"
+        ) from None
+    return [step for step in seen[1:] if step >= 0]
+
+
+def _reshard(
+    objects: Mapping[str, Any], directory: str, step: int, say: Callable[[str], None]
+) -> None:
+    """Restore what another number of ranks saved: parameters and optimizer state, not RNG."""
+    from torch.distributed.checkpoint import state_dict as dcp
+
+    from ..durable.dcp import read
+
+    models, optimizers = named(objects.get("model")), named(objects.get("optimizer"))
+    if len(models) != 1 or len(optimizers) > 1:
+        raise CheckpointError(
+            f"step {step} was saved by another number of ranks; only one model with one optimizer "
+            "can be loaded from it. Start with the same number of ranks, or load it with "
+            "torch.distributed.checkpoint"
+        )
+    (model,) = models.values()
+    optimizer = next(iter(optimizers.values()), None)
+    state: dict[str, Any] = {"model": dcp.get_model_state_dict(model)}
+    if optimizer is not None:
+        state["optimizer"] = dcp.get_optimizer_state_dict(model, optimizer)
+    carried = read.load_resharded(directory, step, state)
+    dcp.set_model_state_dict(model, state["model"])
+    if optimizer is not None:
+        dcp.set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    tensors = carried.first.tensors
+    for key, target in objects.items():
+        load = getattr(target, "load_state_dict", None)
+        if key.startswith("extra.") and key in carried.values and load is not None:
+            state = values.decode(carried.values[key], lambda ref: tensors[ref.fqn].clone())
+            load(for_loading(target, state))
+    for note in carried.notes:
+        say(note)
+
+
+def named(objects: Any) -> dict[str, Any]:
+    """One object, or a list or dict of them, by name."""
+    if objects is None:
+        return {}
+    if isinstance(objects, Mapping):
+        return dict(objects)
+    if isinstance(objects, (list, tuple)) and not isinstance(objects, torch.nn.Module):
+        return {str(i): each for i, each in enumerate(objects)}
+    return {"": objects}
+
+
+def _other_model(step: int, error: Exception) -> str:
+    return (
+        f"step {step} does not fit this script: {error}. Use the model and optimizer that it was "
+        "saved with, or another checkpoint directory"
+    )

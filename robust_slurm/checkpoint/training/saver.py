@@ -1,0 +1,400 @@
+"""The work of ``Checkpointer.save``: capture, copy beside the training, report to the store.
+
+The rules that keep a step on every rank (see docs/checkpoints.md): a step is copied before the
+optimizer changes what it holds, and it is digested and replicated before the next one is taken.
+Every wait has a deadline; nothing here raises into training.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from threading import Event
+
+from ..capture.state import State
+from ..copying import gpu
+from ..copying.guard import Guard, Verdict
+from ..copying.slots import OWN, Ring
+from ..copying.snapshot import Copier, Copy, TornError
+from ..copying.watch import Watch
+from ..format.layout import Snapshot
+from ..format.sizes import exceeds, megabytes
+from ..planning.interval import Cost
+from .chosen import Chosen
+from .client import Client
+from .leaving import by_disk, holds
+from .moment import Held, Moment, Moments
+from .options import Options
+from .order import Order, some
+from .patience import Patience
+from .room import Rung
+from .stats import Meter, Stats
+
+EXPOSED = 20  # with one slot, memory holds nothing for at most one part in so many of the time
+COPY_DEADLINE = 600.0  # s; a copy does not take so long unless a device hangs
+_FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
+
+
+class Saver:
+    """One rank's snapshots, step after step."""
+
+    def __init__(
+        self,
+        state: State,
+        client: Client,
+        about: Snapshot,
+        options: Options,
+        *,
+        patient: bool,
+        steady: bool,
+        stats: Stats,
+        say: Callable[[str], None],
+        expected: int,
+        room: Callable[[int], tuple[Rung | None, str]],
+    ) -> None:
+        """``patient``: the optimizer waits for the replica too. ``steady``: the optimizers tell
+        before they change anything, so it can be copied in the background. ``expected``: bytes of
+        a snapshot by estimate; ``room``: for how many snapshots of a size there is room, and what
+        to tell the user."""
+        self._state, self._client, self._about, self._options = state, client, about, options
+        self._patient, self._stats, self._say = patient, stats, say
+        self._expected, self._room = expected, room
+        self.durable = Chosen(client, options.every, asked=patient)
+        own = {int(each["slot"]): int(each["step"]) for each in client.welcome.get("own", ())}
+        self._ring: Ring | None = Ring(
+            Path(client.welcome["directory"]), about.rank, own, own=OWN if patient else 1
+        )
+        self._on_disk = False
+        self._copier = Copier()
+        self._copy: Copy | None = None
+        self._over = Event()  # of that copy: the file is complete and the store knows, or it failed
+        self._waited = False  # for its replica
+        self._no_room: OSError | None = None
+        self._moments = Moments(state, about, steady=steady)
+        self._meter = Meter(stats)
+        self._patience = Patience(client, stats, say, replica_wait=options.replica_wait)
+        self.last = -1
+        """The newest step that was taken."""
+        self._taken = -1
+        self._persisted = -1
+        self._held: Held | None = None
+        """Findings of the last save() that were not saved, while they still can be."""
+        self._guard = Guard(always=options.debug)
+        self._order = Order(state)
+        self._newest: Copy | None = None
+
+    def abandon(self, step: int, *, at_once: bool = False) -> None:
+        """Steps after ``step`` are no longer this training's past.
+
+        ``at_once``: the next one goes to the durable tier, as only memory has ``step``.
+        """
+        self.last = self._persisted = self._taken = step
+        self.durable.at_once = at_once
+        self._order.resumed()
+        if self._ring is not None:
+            self._ring.abandon(step)
+        self._client.everywhere = step
+
+    def keep(self, rung: Rung) -> None:
+        """Use no more memory than this from now on; the store is told what it may use."""
+        if self._ring is None or self._on_disk:
+            return
+        self._ring.limit(rung.own, rung.extra)
+        self._client.waits_for_all = self._patient and rung.own == 2
+        self._client.say("slots", replicas=rung.replicas)
+
+    def save(self, step: int) -> None:
+        """May raise anything; the training is none the worse for it."""
+        if gpu.capturing():
+            self._say(
+                f"step {step} is not saved: save() was called while a CUDA graph is captured, and "
+                "nothing can be copied meanwhile. Call it outside of the capture"
+            )
+            return
+        start = time.perf_counter()
+        self._meter.begin(step)
+        try:
+            self._save(step)
+        finally:
+            self._stats.blocked_s += time.perf_counter() - start
+
+    def _save(self, step: int) -> None:
+        self._act_on(self._guard.before_save(COPY_DEADLINE))
+        self.settle()
+        persist = self.durable.takes(step)
+        if self._client.dead:
+            raise RuntimeError(f"the checkpoint store is gone ({self._client.dead})")
+        self.last, self._held = step, None
+        # Outside robust-srun nobody reads what does not go to disk.
+        in_memory = self._patient and not self._on_disk
+        asked = self._client.is_due(step) or self._client.stands_at(step)
+        due = persist or (in_memory and asked)
+        if self._ring is not None and not (due and self._stats.snapshots):
+            self._hold()  # it may be the last one; the first may find no room in memory
+        if self._ring is not None and due:
+            self._patience.end()
+            for text in self._order.saving(step) if self._guard.careful else ():
+                self._say(text)
+            self._take(step, persist, self._moments.look())
+
+    def _hold(self) -> None:
+        """Keep what changes before the next optimizer step: generators, loaders, running averages.
+
+        The rest stays live; where nothing can tell whether it is still the same, there is nothing
+        to keep."""
+        start = time.perf_counter()
+        self._held = self._moments.to_hold()
+        # To save less often makes it no cheaper: it says nothing of the interval.
+        self._meter.leave_out(time.perf_counter() - start)
+
+    def _take_held(self, *, persist: bool) -> None:
+        """Begin the snapshot of the last step, if it has not changed since."""
+        held, self._held = self._held, None
+        if held is None or not (self._state.still_there() and held.unchanged()):
+            return
+        if not self._on_disk and self._ring is not None and self._ring.own < OWN:
+            self._client.wait_free(1, self._options.replica_wait)
+        self._take(self.last, persist, held.moment)
+        self.settle()
+
+    def _take(self, step: int, persist: bool, moment: Moment) -> None:
+        """Begin the snapshot of this state."""
+        # A step may be on disk before anybody sees that its copy was spoilt.
+        careful = self._guard.careful or persist
+        form, values, late, early = moment
+        self._look_at_room(form.plan.size)
+        ring = self._ring
+        if ring is None or (self._on_disk and not persist):
+            return
+        slot = ring.take(self._client.held(), self._client.everywhere)
+        if slot is None and ring.own == OWN:
+            self._client.wait_free(2, self._patience.left)
+            slot = ring.take(self._client.held(), self._client.everywhere)
+        if slot is None:
+            self._client.skipped(step)
+            raise RuntimeError(f"step {step} is left out: all slots are still being written")
+        # What a device copies may change before the host has come to read the rest.
+        beside = self._moments.steady and not careful and gpu.current() is None
+        try:
+            copy = Copy(
+                step, slot, form, late, early, lambda: self._moments.encode(values),
+                self._state.fingerprint(whole=persist, beside=beside),
+                at_once=careful,
+            )  # fmt: skip
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            self.leave_memory(self._no_room_for(error))
+            return
+        if slot.unpinned:
+            self._say(slot.unpinned)
+        self._over = over = Event()
+        self._copy, self._taken = copy, step
+        # Where not every step is saved, the replica has until the next one that is.
+        self._waited = not self._patient or self._client.every > 1
+        self._persisted = step if persist else self._persisted
+        self._newest = copy
+        replica_s = self._client.safe_s + self._stats.last_copy_s
+        cost = self._meter.cost(replica_s * (EXPOSED if ring.own == 1 else 1))
+        watch = self._guard.took(copy, late)
+        self._copier.submit(lambda: self._finish(copy, persist, over, cost, watch))
+
+    def _look_at_room(self, size: int) -> None:
+        """Only now it is known how much there is to save: loader and extra are in no estimate."""
+        if self._on_disk or not exceeds(size, self._expected):
+            return
+        self._expected = size
+        rung, text = self._room(size)
+        if rung is None:
+            self.leave_memory(text)
+        else:
+            self.keep(rung)
+        if rung is not None and text:
+            self._say(text)
+
+    def before_change(self) -> None:
+        """An optimizer is about to change what is being copied. Raises nothing."""
+        if gpu.capturing():
+            return  # it changes nothing yet, and a wait would become part of the graph
+        start = time.perf_counter()
+        self._wait_for_copy()
+        self._act_on(self._guard.before_change(COPY_DEADLINE))
+        newest, self._newest = self._newest, None
+        if newest is not None:
+            for text in self._order.changing(newest.early()):
+                self._say(text)
+        seconds = time.perf_counter() - start
+        self._stats.waited_s += seconds
+        self._stats.blocked_s += seconds
+
+    def after_change(self) -> None:
+        """An optimizer has stepped."""
+        if self._guard.careful and not gpu.capturing():
+            self._order.stepped()
+
+    def _wait_for_copy(self) -> None:
+        self._held = None
+        copy = self._copy
+        if copy is None or (copy.copied and self._waited):
+            return
+        if not copy.before_change(COPY_DEADLINE):
+            self._say(f"the copy of step {copy.step} hangs; training goes on, it is thrown away")
+        elif not self._waited:
+            self._waited = True
+            if self._over.wait(COPY_DEADLINE) and copy.error is None:
+                self._patience.wait(copy.step)
+
+    def settle(self) -> None:
+        """Wait for the copy under way; see to what went wrong."""
+        copy = self._copy
+        if copy is None:
+            return
+        if not self._over.wait(COPY_DEADLINE):
+            raise RuntimeError(f"the copy of step {copy.step} hangs")
+        self._copy = None
+        if self._no_room is not None:
+            self.leave_memory(self._no_room_for(self._no_room))
+            self._no_room = None
+        if copy.error is None:
+            self._stats.copied(copy.seconds, copy.form.plan.size)
+            self._patience.begin(copy.step)
+        elif isinstance(copy.error, TornError):
+            self._torn(copy, copy.error)
+        elif isinstance(copy.error, OSError) and copy.error.errno in _FULL:
+            self.leave_memory(self._no_room_for(copy.error))
+        else:
+            self._say(f"step {copy.step} was not saved: {type(copy.error).__name__}: {copy.error}")
+
+    def took(self, step: int) -> bool:
+        """True if this step was copied into memory; waits for the copy."""
+        copy = self._copy
+        self.settle()
+        good = copy is not None and copy.step == step and copy.error is None
+        return good and not self._on_disk
+
+    def flush(self, timeout: float) -> str:
+        """Have the newest step written to the durable tier: "" or why it was not."""
+        verdict = self._guard.before_end(COPY_DEADLINE)
+        self.settle()
+        self._patience.end()
+        if verdict.spoilt and self._newest is not None:
+            step = self._newest.step
+            self._withdraw(self._newest)
+            return f"step {step} was thrown away: {some(verdict.names)} changed after save({step})"
+        if not self._on_disk and self._taken != self.last:
+            self._take_held(persist=False)  # not every step is saved
+        if self._on_disk and self._ring is not None:
+            if not self._client.wait_free(1, timeout):  # the store takes one at a time
+                return f"an older step was not written in {timeout:.0f} s"
+            if self._persisted != self.last:
+                self._take_held(persist=True)
+            if self._persisted != self.last:
+                return f"step {self.last} is no longer in memory"
+            return "" if self._client.wait_free(1, timeout) else f"not written in {timeout:.0f} s"
+        why = self._client.flush(self._taken, timeout) if self._stats.snapshots else ""
+        return why or ("" if self._taken == self.last else f"step {self.last} was not saved")
+
+    def close(self) -> None:
+        """The copy under way is finished first; the files stay for the store."""
+        self._guard.drop()
+        if self._copy is not None:
+            self._over.wait(COPY_DEADLINE)
+        self._copier.close(10.0)
+        self._copy, self._newest, self._held = None, None, None
+        self._moments.release()
+        if self._ring is not None:
+            if self._on_disk:
+                self._ring.remove()
+            else:
+                self._ring.release()
+
+    def _finish(
+        self, copy: Copy, persist: bool, over: Event, cost: Cost, watch: Watch | None
+    ) -> None:
+        """In the copy thread."""
+        try:
+            copy.run()
+            if copy.error is None:
+                path = copy.slot.path
+                self._client.saved(
+                    copy.step, copy.slot.index, file=str(path) if self._on_disk else path.name,
+                    same=copy.same, persist=persist, copy_s=round(copy.seconds, 6),
+                    **{name: round(value, 6) for name, value in cost._asdict().items()},
+                )  # fmt: skip
+                ring = self._ring
+                if ring is not None and not self._on_disk:
+                    ring.prepare(copy.form, self._client.held())
+        except OSError as error:
+            self._no_room = error
+        finally:
+            over.set()
+            if watch is not None:
+                watch.run(copy.slot.late if copy.error is None else None)
+
+    def _torn(self, copy: Copy, error: TornError) -> None:
+        names = [copy.form.entries[copy.form.late[i]].name for i in error.indices]
+        self._stats.torn += 1
+        self._copy_at_once(names, f"step {copy.step} was thrown away: ")
+
+    def _act_on(self, verdict: Verdict) -> None:
+        """Act on the guard's verdict on the newest snapshot."""
+        copy = self._newest
+        if not verdict.names or copy is None:
+            return
+        start = ""
+        if verdict.spoilt:
+            start = f"step {copy.step} was thrown away: "
+            self._withdraw(copy)
+        if not verdict.unseen:
+            self._copy_at_once(verdict.names, start)
+            return
+        self._moments.distrust()
+        self._say(
+            f"{start}{some(verdict.names)} changed after save({copy.step}), and no optimizer "
+            "given to the Checkpointer was seen to step (a CUDA graph, or one that is not given?). "
+            "From now on everything is copied inside save(), which takes longer; nothing can warn "
+            "of changes that come after save()"
+        )
+
+    def _copy_at_once(self, names: Collection[str], start: str) -> None:
+        self._moments.distrust(names)
+        self._say(
+            f"{start}{some(names)} changed before the next optimizer step. From now on they are "
+            "copied inside save(), which takes longer. If that was the end of a step, a restart "
+            "would miss it: change them before save(), and call save() last"
+        )
+
+    def _withdraw(self, copy: Copy) -> None:
+        self._stats.torn += 1
+        if self._ring is not None and not self._on_disk:
+            self._ring.spoil(copy.slot)
+            self._client.say(
+                "unusable", step=copy.step, file=copy.slot.path.name,
+                why="its tensors changed while they were copied", torn=True,
+            )  # fmt: skip
+
+    def leave_memory(self, why: str) -> None:
+        """There is no room for the snapshots: durable steps go by way of a disk, if there is one.
+
+        ``why``: what, where.
+        """
+        ring, self._ring = self._ring, None
+        if ring is None:
+            return
+        if self._on_disk:
+            self._say(f"{why}: this rank's state is NOT saved. Training goes on")
+            return
+        ring.remove()
+        self._ring, how = by_disk(self._options, self._about)
+        self._on_disk = self._ring is not None
+        self._say(
+            f"{why}: no snapshots in memory, so a restart begins at the last durable step. {how}. "
+            f"Make {holds(ring)} larger, or save less; training goes on"
+        )
+
+    def _no_room_for(self, error: OSError) -> str:
+        size = self._moments.size
+        where = self._ring.directory if self._ring is not None else ""
+        return f"a snapshot of {megabytes(size)} finds no room in {where} ({error.strerror})"

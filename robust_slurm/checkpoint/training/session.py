@@ -1,0 +1,289 @@
+"""Everything behind a Checkpointer once the world is known: state, store and the way to it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from robust_slurm import heartbeat
+
+from ..capture.state import State
+from ..durable import tier
+from ..format.layout import Snapshot
+from ..format.state_sum import PHASE
+from ..store.own_store import OwnStore
+from . import mesh as meshes
+from .client import Client, StoreGoneError
+from .options import Options
+from .resuming import from_durable, from_memory, named
+from .room import check_room, estimate
+from .saver import Saver
+from .stats import Stats
+from .unanswered import reported
+
+SOCKET = "ROBUST_CKPT_SOCKET"
+_NUMBER = re.compile(r"\d+")  # of steps, slots and bytes: the trouble is the same
+STAND = 900.0  # s; robust-srun gives its word earlier, or has ended
+REPLAY = "ROBUST_REPLAY"
+"""Set in a replay: a few steps in a small world, of which nothing may be saved or restored."""
+
+
+class Session:
+    """One rank's part. Without a store ``saver`` is None, and nothing is saved."""
+
+    def __init__(
+        self, objects: Mapping[str, Any], mesh: Any, options: Options, *, steady: bool, stats: Stats
+    ) -> None:
+        """``steady``: see Saver. Raises TypeError, ValueError."""
+        self.world = meshes.world()
+        self.mesh = meshes.check_mesh(mesh, self.world.size)
+        self._objects, self._options, self._steady, self._stats = objects, options, steady, stats
+        self._said: set[str] = set()
+        self._checked = False
+        self._no_room = self._attempt = ""
+        self.client: Client | None = None
+        self.store: OwnStore | None = None
+        self.saver: Saver | None = None
+        models = named(objects.get("model")).values()
+        share = meshes.find_share(models, self.mesh, self.world.rank)
+        self._state = State(objects, rank=self.world.rank, share=share)
+        self._replay = os.environ.get(REPLAY) == "1"
+        if not self._replay:
+            self._connect()
+
+    def resume(self) -> int:
+        """Restore; the step, 0 on a fresh start. Raises CheckpointError, and TypeError for a value
+        that cannot be saved."""
+        if self._replay:
+            return 0
+        plan = self.client.welcome.get("restore") if self.client is not None else None
+        in_memory = plan is not None and plan["tier"] == "memory"
+        if self.client is not None and plan is not None and in_memory:
+            step = from_memory(self._state, self.client, plan)
+        else:
+            with reported(self._options.directory, "resume()", self.say):
+                step = from_durable(
+                    self._state, self._objects, self._options.directory, self.world, self.mesh,
+                    None if plan is None else int(plan["step"]), self.say,
+                )  # fmt: skip
+        for note in self._state.notes if self.world.rank == 0 else ():
+            self.say(note)
+        if self.saver is not None:
+            self._try_to_capture()
+            self.saver.abandon(step, at_once=in_memory)
+        self._began(step)
+        if step and self.client is not None:
+            self.client.say("resumed", step=step)
+        self._leave_memory()
+        self._check_shared(restored=step > 0)
+        return step
+
+    def save(self, step: int) -> None:
+        """May raise anything; the training is none the worse for it."""
+        if self._replay:
+            return
+        if not self._checked:  # without resume(); not by a collective here: one rank may save alone
+            self._checked = True
+            self._unshare()
+            if self.saver is not None and self.client is not None and step > 0:
+                if any(int(each["step"]) >= step for each in self.client.welcome.get("own", ())):
+                    self.saver.abandon(step - 1)
+                self._began(step - 1)
+        self._leave_memory()
+        if self._apart(step):
+            self.say(
+                f"ranks {self._state.share.ranks if self._state.share else ()} no longer hold the "
+                "same parameters and optimizer state: each saves all of its own from now on"
+            )
+            self._unshare()
+        if self.saver is None:
+            return
+        if step <= self.saver.last:
+            self.say(f"save({step}) after step {self.saver.last} is left out: steps rise")
+            return
+        self.saver.save(step)
+        if self.client is not None and self.client.stands_at(step):
+            self._stand(step)
+
+    def _began(self, step: int) -> None:
+        """Whoever has saved a later step in this epoch has given it up."""
+        if self.client is not None:
+            self.client.say("began", step=step)
+
+    def _stand(self, step: int) -> None:
+        """Wait until robust-srun has compared this step with what other nodes computed, if it was
+        saved. The optimizer must not change it, nor a next step overwrite it."""
+        if self.saver is not None and self.client is not None and self.saver.took(step):
+            with heartbeat.phase(PHASE):
+                self.client.stand(step, STAND)
+
+    def say(self, text: str) -> None:
+        """Once for each kind: to the supervisor, which counts the ranks that say the same, and by
+        rank 0, or where nobody counts, to the user. From any thread."""
+        kind = _NUMBER.sub("#", text)
+        if kind in self._said:
+            return
+        self._said.add(kind)
+        counted = self.client is not None and not self.client.dead and self.store is None
+        if not counted or self.world.rank == 0:
+            try:
+                sys.stderr.write(f"robust-slurm: rank {self.world.rank}: {text}\n")
+            except (AttributeError, OSError, ValueError):
+                pass  # no usable stderr
+        if self.client is not None:
+            self.client.say("alarm", text=text)
+
+    def close(self, flush_deadline: float) -> None:
+        """End; first write the newest step to the durable tier if ``flush_deadline`` > 0. Saver,
+        client and store are closed in this order, each whatever the others raise."""
+        saver = self.saver
+        with ExitStack() as closing:
+            for each in (self.store, self.client, saver):
+                if each is not None:
+                    closing.callback(each.close)
+            if saver is not None and flush_deadline > 0 and self._options.directory:
+                with heartbeat.phase("checkpoint"):  # no steps come meanwhile; it is no hang
+                    why = saver.flush(flush_deadline)
+                if why:
+                    self.say(f"the last step is not in {self._options.directory}: {why}")
+
+    def release(self) -> None:
+        """Closed, let go of the training's objects: nobody has to wait for the garbage collector
+        to have their memory back."""
+        self._state.release()
+        self.saver, self._objects = None, {}
+
+    def forked(self) -> None:
+        """In a child, such as a data loader worker: all of this belongs to the parent."""
+        if self.client is not None:
+            self.client.abandon()
+
+    def _connect(self, *, goes_on: bool = False) -> None:
+        """Enrol with the store of robust-task, or with one of our own outside robust-srun.
+
+        ``goes_on``: the training that has enrolled before in this epoch, not a new one."""
+        world, choice, share = self.world, self._options, self._state.share
+        socket = os.environ.get(SOCKET, "")
+        epoch = heartbeat.epoch() if socket else 0
+        needs = share.needs(world.rank) if share is not None else (world.rank,)
+        parts = len(share.keepers) if share is not None else 1
+        models = named(self._objects.get("model")).values()
+        optimizers = named(self._objects.get("optimizer")).values()
+        size = estimate(models, optimizers) // parts
+        enrol: dict[str, Any] = {
+            "rank": world.rank, "world": world.size, "local": world.local, "epoch": epoch,
+            "pid": os.getpid(), "mesh": self.mesh, "needs": list(needs),
+            "directory": choice.directory, "local_directory": choice.local_directory,
+            "every": choice.every, "keep": choice.keep, "python": sys.executable, "bytes": size,
+            "goes_on": goes_on,
+        }  # fmt: skip
+        if not socket and not choice.directory and not choice.local_directory:
+            if world.rank == 0:  # there is no store that would count the ranks that say it
+                where = (
+                    "robust-srun runs without checkpoints in memory (--robust-no-checkpoint, or no "
+                    "room)"
+                    if heartbeat.epoch()
+                    else "outside robust-srun there are no checkpoints in memory"
+                )
+                self.say(
+                    f"nothing is saved: {where}, and no directory is named. Pass directory= to "
+                    "Checkpointer, or set ROBUST_CHECKPOINT_DIR, to keep durable checkpoints"
+                )
+            return
+        about = Snapshot(
+            0, world.rank, world.size, epoch, self._job(not socket), self.mesh, needs, None, ()
+        )
+        self._attempt = f"{about.job}.e{epoch}"
+        try:
+            if not socket:
+                self.store = self.store or OwnStore(self.say)
+                socket = self.store.socket
+            self.client = Client(socket, enrol)
+        except (StoreGoneError, OSError) as error:
+            self.say(f"nothing is saved: {error}")
+            return
+        room = partial(
+            check_room, self.client.welcome["directory"], local_ranks=world.local_size,
+            replicas=self.store is None,
+        )  # fmt: skip
+        self.saver = Saver(
+            self._state, self.client, about, choice,
+            patient=self.store is None, steady=self._steady, stats=self._stats, say=self.say,
+            expected=size, room=room,
+        )  # fmt: skip
+        rung, text = room(size)
+        if rung is None:
+            self._no_room = text  # what is there may still be needed to resume from
+        else:
+            self.saver.keep(rung)
+        if rung is not None and text:
+            self.say(text)
+
+    def _job(self, own_store: bool) -> str:
+        """Names this run's timeline: the same on all ranks, another one after a requeue."""
+        run = os.environ.get("ROBUST_RUN_ID", "")
+        if run and not own_store:
+            return run
+        if self.world.size > 1 and not meshes.is_distributed():
+            return "local"  # nothing tells the ranks of one run from those of another
+        started, pid = meshes.gather([int(time.time()), os.getpid()])[0]
+        return f"local-{started}-{pid}"
+
+    def _leave_memory(self) -> None:
+        if self.saver is not None and self._no_room:
+            self.saver.leave_memory(self._no_room)
+        self._no_room = ""
+
+    def _try_to_capture(self) -> None:
+        """Fail now, not at every step, on state that can never be saved. Raises TypeError.
+
+        Loaders are left alone: to ask for their position would begin their pass too early.
+        """
+        loaders = [k for k, each in self._objects.items() if hasattr(each, "_get_iterator")]
+        self._state.look([key for key in self._objects if key not in ("loader", *loaders)])
+
+    def _check_shared(self, *, restored: bool) -> None:
+        """Before anything is divided among peers: do they really hold the same?"""
+        self._checked = True
+        share = self._state.share
+        if not meshes.is_distributed():
+            return
+        crc = self._state.shared_crc(restored=restored)
+        all_crcs = meshes.gather([-1 if crc is None else crc])
+        if share is None or len({all_crcs[rank][0] for rank in share.ranks}) == 1:
+            return
+        self.say(
+            f"parameters or optimizer state differ between data-parallel ranks {share.ranks}: each "
+            "rank saves all of its own. If that is not meant, the model was not broadcast"
+        )
+        self._unshare()
+
+    def _apart(self, step: int) -> bool:
+        """True if this rank's peers were found to hold another state than this rank."""
+        if self._state.share is None or self.client is None:
+            return False
+        if self.store is not None and self._options.every and step % self._options.every == 0:
+            # Outside robust-srun a commit that failed for it is all that tells the others.
+            return tier.apart_mark(self._options.directory, self._attempt).exists()
+        return self.client.unshare
+
+    def _unshare(self) -> None:
+        if self._state.share is None:
+            return
+        self._state.unshare()
+        if self.saver is not None and self.client is not None:
+            last, at_once = self.saver.last, self.saver.durable.at_once
+            everywhere = self.client.everywhere
+            self.saver.close()
+            self.client.close()
+            self.saver = self.client = None
+            self._connect(goes_on=True)
+            if self.saver is not None and self.client is not None:
+                self.saver.abandon(last, at_once=at_once)
+                self.client.everywhere = everywhere  # no step is resumed, which all would have

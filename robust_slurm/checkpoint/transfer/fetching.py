@@ -1,0 +1,167 @@
+"""Getting snapshots from other stores, or from this node's disk, into the store's directory."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from robust_slurm.checkpoint.format import digest
+from robust_slurm.checkpoint.format.threads import share
+from robust_slurm.checkpoint.store.events import Outcome, Wanted
+from robust_slurm.checkpoint.store.local import LocalDisk
+from robust_slurm.checkpoint.store.reserve import Reserve
+from robust_slurm.checkpoint.store.shelf import FETCHED, Shelf
+from robust_slurm.checkpoint.transfer.channel import BrokenError, Channel, RefusedError, connect
+from robust_slurm.checkpoint.transfer.incoming import Incoming
+from robust_slurm.checkpoint.transfer.sending import BREAKS, AbandonedError, Offer
+
+PAUSE = 0.2  # s between two tries
+PARALLEL = 8
+REFUSED = 2.0  # s until a peer where nobody listens is given up
+
+
+class _Failed(Exception):
+    """This source cannot give it."""
+
+
+class Fetcher:
+    """``idle``: s without progress until a source is given up. ``room``: what has been prepared for
+    what comes."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        key: bytes | None,
+        local: Callable[[], LocalDisk | None],
+        room: Reserve,
+        idle: float,
+    ) -> None:
+        self._shelf = shelf
+        self._room = room
+        self._key = key
+        self._local = local
+        self._idle = idle
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._channels: set[Channel] = set()
+
+    def stop(self) -> None:
+        """From another thread, once: all that is still missing fails now, and whatever follows."""
+        self._stop.set()
+        with self._lock:
+            for channel in self._channels:
+                channel.close()
+
+    def run(self, wanted: Sequence[Wanted], deadline: float) -> list[Outcome]:
+        """``deadline``: s for each item. Outcomes in the order of ``wanted``."""
+        results: list[Outcome | None] = [None] * len(wanted)
+        todo = iter(range(len(wanted)))  # ``next`` on it is atomic
+
+        def work() -> None:
+            for place in todo:
+                results[place] = self._one(wanted[place], deadline)
+
+        share(work, min(PARALLEL, len(wanted)), "ckpt-fetch")
+        return [outcome for outcome in results if outcome is not None]
+
+    def _one(self, item: Wanted, deadline: float) -> Outcome:
+        began = time.monotonic()
+        file, why, count = "", "", 0
+        try:
+            file, count = self._get(item, began + deadline)
+        except _Failed as err:
+            why = str(err)
+        except OSError as err:
+            why = f"cannot be stored in {self._shelf.directory}: {err.strerror or err}"
+        seconds = time.monotonic() - began
+        return Outcome(item.owner, item.step, not why, why, file, seconds, count)
+
+    def _get(self, item: Wanted, give_up_at: float) -> tuple[str, int]:
+        file = f"{FETCHED}-{item.owner}-{item.step}.safetensors"
+        there = self._shelf.get(file)
+        if there is not None:
+            holding = self._shelf.verify(there, digest.workers(4))
+            if holding is not None and holding.ok:
+                return file, 0
+            self._shelf.remove(file)
+        if not item.host:
+            return self._from_disk(item, file)
+        if self._key is None:
+            raise _Failed("this store has no peers")
+        return self._from_peer(item, file, give_up_at)
+
+    def _from_disk(self, item: Wanted, file: str) -> tuple[str, int]:
+        local = self._local()
+        if local is None:
+            raise _Failed("there is no local directory")
+        try:
+            record = local.bring(item.owner, item.step, self._shelf.directory / file)
+        except ValueError as err:
+            raise _Failed(str(err)) from None
+        self._shelf.put(record)
+        return file, record.size
+
+    def _from_peer(self, item: Wanted, file: str, give_up_at: float) -> tuple[str, int]:
+        part = self._shelf.directory / f"{file}.part"
+        place = f"{item.host}:{item.port}"
+        good_at, had, breaks = time.monotonic(), 0, 0
+        incoming: Incoming | None = None
+        try:
+            while incoming is None or not incoming.complete:
+                try:
+                    with self._asked(item, give_up_at) as (channel, offer):
+                        incoming = Incoming(part, offer, incoming, mapped=False, room=self._room)
+                        incoming.receive(channel)
+                        channel.send({"op": "done"})
+                    continue
+                except AbandonedError as err:
+                    raise _Failed(f"{place}: {err}") from None
+                except BrokenError as err:
+                    why, refused = str(err), isinstance(err, RefusedError)
+                now = time.monotonic()
+                if incoming is not None and incoming.received > had:
+                    good_at, had, breaks = now, incoming.received, breaks + 1
+                patience = min(self._idle, REFUSED) if refused else self._idle
+                late = now - good_at >= patience or now >= give_up_at
+                if late or breaks >= BREAKS or self._stop.is_set():
+                    raise _Failed(f"{place}: {why}")
+                self._stop.wait(PAUSE)
+            part.rename(self._shelf.directory / file)
+            self._shelf.put(incoming.offer.record(file, incoming.inode))
+            return file, incoming.received
+        finally:
+            if incoming is not None:
+                incoming.close()
+                part.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _asked(self, item: Wanted, give_up_at: float) -> Iterator[tuple[Channel, Offer]]:
+        """A connection on which a peer offers what is wanted; ``stop`` ends it.
+
+        Raises BrokenError when it may work later, AbandonedError when not.
+        """
+        assert self._key is not None
+
+        def opened(channel: Channel) -> None:
+            with self._lock:
+                self._channels.add(channel)
+                if self._stop.is_set():
+                    channel.close()
+
+        channel = connect(item.host, item.port, self._key, self._idle, opened)
+        try:
+            channel.give_up_at = give_up_at
+            channel.send({"op": "pull", "owner": item.owner, "step": item.step})
+            reply = channel.receive()
+            if reply["op"] != "take":
+                raise AbandonedError(str(reply.get("why", reply["op"]))[:500])
+            offer = Offer.read(reply)
+            if (offer.owner, offer.step) != (item.owner, item.step):
+                raise AbandonedError(f"it offers step {offer.step} of rank {offer.owner}")
+            yield channel, offer
+        finally:
+            with self._lock:
+                self._channels.discard(channel)
+            channel.release()

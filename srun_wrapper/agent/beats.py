@@ -1,0 +1,61 @@
+"""The heartbeats of one node's ranks, read from their records."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from robust_slurm.record import BeatReader, scan
+from srun_wrapper.protocol.messages import RankBeat
+
+
+class NodeBeats:
+    """Reads the records of one epoch; new ones (torchrun's ranks) are found as they appear."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._epoch = 0
+        self._readers: dict[int, BeatReader] = {}
+
+    def begin(self, epoch: int) -> None:
+        """Turn to an epoch's records; those of epochs long over are removed."""
+        self._epoch = epoch
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+        for path in self._run_dir.glob("*.beat"):
+            number = path.name.partition("-")[0]
+            if number.isdigit() and int(number) < epoch - 1:
+                path.unlink(missing_ok=True)
+
+    def read(self) -> tuple[RankBeat, ...]:
+        """The newest beat of every rank that has a record; ages as of now."""
+        for local, path in scan(str(self._run_dir), self._epoch).items():
+            if local not in self._readers:
+                try:
+                    self._readers[local] = BeatReader(path)
+                except OSError:  # no file descriptor is left: again next time
+                    continue
+        beats = []
+        now = time.monotonic()
+        for local, reader in self._readers.items():
+            beat = reader.read()
+            if beat is None:
+                continue
+            beats.append(
+                RankBeat(
+                    local,
+                    beat.step,
+                    beat.beats,
+                    max(0.0, now - beat.t_mono) if beat.beats else 0.0,
+                    beat.phase,
+                    max(0.0, now - beat.phase_since) if beat.phase else 0.0,
+                    beat.source or "",
+                    beat.loss,
+                    beat.grad_norm,
+                    beat.nan,
+                    reader.ended(),
+                    beat.proven,
+                )
+            )
+        return tuple(beats)

@@ -1,0 +1,156 @@
+"""Starting processes without waiting for them.
+
+``subprocess.Popen`` returns when the child has got through exec. On a file system that does not
+answer that takes as long as the file system takes, so every start has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.processes import process_tree
+
+T = TypeVar("T")
+
+# vfork() holds the interpreter's lock until the child is through exec: all threads would wait.
+subprocess._USE_VFORK = False  # type: ignore[misc]
+
+
+class Cancelled(OSError):
+    """The start was called off before there was a process."""
+
+
+class Start(Generic[T]):
+    """One process that is being started.
+
+    ``make(start)`` runs in the thread, opens what it needs, calls ``start.popen`` and returns what
+    ``done`` gets; ``failed`` gets what it raises. One of them is called in the loop,
+    unless the start is cancelled first. The thread lives as long as the process, because the kernel
+    sends PR_SET_PDEATHSIG when the *thread* that has forked ends.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        make: Callable[[Start[T]], T],
+        done: Callable[[T, int | None], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """``done`` gets the wait status, too, of a process that has been reaped already."""
+        self._loop = loop
+        self._make = make
+        self._done = done
+        self._failed = failed
+        self._process: _Process | None = None
+        self._reaped: dict[int, int] = {}
+        self._cancelled = False
+        self.over = False
+        """The process is through exec, or there is none and will be none."""
+        _pending.append(self)
+        try:
+            threading.Thread(target=self._run, daemon=True).start()
+        except RuntimeError:  # no thread: a limit of the user, the job or the node
+            error = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            loop.call(lambda: self._settle(lambda: failed(error)))
+
+    @property
+    def pid(self) -> int:
+        """0 as long as there is none."""
+        return getattr(self._process, "pid", 0)
+
+    def popen(
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        die_with_us: bool = True,
+        pass_fds: Collection[int] = (),
+        **streams: Any,
+    ) -> subprocess.Popen[bytes]:
+        """To be called by ``make`` only. Raises OSError, ValueError; Cancelled among them."""
+
+        def in_child() -> None:
+            if self._cancelled:  # whoever cancelled it has not seen this child
+                os._exit(1)
+            if die_with_us:
+                process_tree.die_with_parent(signal.SIGKILL)
+
+        if self._cancelled:
+            raise Cancelled
+        self._process = process = _Process.__new__(_Process)
+        process.__init__(  # type: ignore[misc]  # its pid is known while it waits in exec
+            list(words), env=dict(env), pass_fds=tuple(pass_fds), preexec_fn=in_child, **streams
+        )
+        return process
+
+    def cancel(self) -> None:
+        """Kill the process, also one that is still to come; neither callback is called."""
+        self._cancelled = True
+        if self.pid and self.pid not in self._reaped and not self.over:
+            process_tree.send([self.pid], signal.SIGKILL)
+
+    def note(self, ended: Mapping[int, int]) -> None:
+        """See ``reaped``."""
+        self._reaped |= ended
+
+    @property
+    def unborn(self) -> bool:
+        """See ``unborn``."""
+        return self._cancelled and self.pid > 0
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        try:
+            result = self._make(self)
+        except Exception as error:  # noqa: BLE001 - nobody else would end this start
+            failure = error
+            self._loop.call(lambda: self._settle(lambda: self._failed(failure)))
+            return
+        self._loop.call(lambda: self._settle(lambda: self._started(result)))
+        try:
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # the loop has reaped it
+            pass
+
+    # -- in the loop
+
+    def _settle(self, call: Callable[[], None]) -> None:
+        self.over = True
+        _pending.remove(self)
+        if not self._cancelled:
+            call()
+
+    def _started(self, result: T) -> None:
+        self._done(result, self._reaped.get(self.pid))
+
+
+_pending: list[Start[Any]] = []
+
+
+def reaped(ended: Mapping[int, int]) -> None:
+    """Children of this process have ended: pid → wait status. One may be of a pending start."""
+    for start in _pending:
+        start.note(ended)
+
+
+def unborn() -> list[int]:
+    """Return the children of cancelled starts that are not through exec.
+
+    They are killed, have never run the command, and end when the file system lets them.
+    """
+    return [start.pid for start in _pending if start.unborn]
+
+
+class _Process(subprocess.Popen[bytes]):
+    """A process that the loop reaps, not this object."""
+
+    def __del__(self, *_: object) -> None:
+        """Do not reap, and do not warn."""

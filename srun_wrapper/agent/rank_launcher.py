@@ -1,0 +1,344 @@
+"""Starts the rank of a slot: as a fresh process, or by fork from a warm interpreter."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from robust_slurm.auto import HOOK_DIR, launched
+from robust_slurm.auto.learnt import path_beside
+from robust_slurm.record import create
+from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.processes.starting import Start as Starting
+from srun_wrapper.agent.snapshot_store import Keeper
+from srun_wrapper.agent.streams.pump import Pump
+from srun_wrapper.agent.streams.sinks import OutputPlan, are_open, open_sinks
+from srun_wrapper.agent.streams.streams import Streams
+from srun_wrapper.agent.warm.imports import Learnt
+from srun_wrapper.agent.warm.interpreter import Forked, Warm, at_start
+from srun_wrapper.agent.warm.torchrun_broker import Tell, WarmDoor
+from srun_wrapper.command.rank_env import STALE
+from srun_wrapper.command.torchrun import torchrun_overrides
+from srun_wrapper.protocol.messages import RankStart, Start
+
+NO_THREAD: Exception | None = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOptions:
+    """Options on command and output that robust-srun passes to the shim in its argv."""
+
+    command: tuple[str, ...]
+    output: OutputPlan
+    auto: bool = True
+    regex: str = ""
+    inherit: bool = False  # --pty: the rank gets the terminal itself
+    warm: bool = True
+    warm_packages: tuple[str, ...] = ()
+    work_limit: float = 60.0  # s over the grace for a rank that writes in its handler of SIGTERM
+
+
+@dataclass(slots=True)
+class Running:
+    """A rank's process."""
+
+    epoch: int
+    process: subprocess.Popen[bytes] | Forked
+    pumps: list[Pump] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """All that is needed to run a rank, and who is told what became of it."""
+
+    order: Start
+    rank: RankStart
+    command: list[str]
+    env: dict[str, str]
+    record: Path
+
+
+HEAD_START = 0.15
+"""s by which warm rank 0's script goes ahead of the others': torch's ranks look for its store, and
+one that comes before the store waits half a second or more until it looks again."""
+HEAD_START_BESIDE = 0.3
+"""On its own node, where they see that there is a store, and go on at once."""
+
+
+def head_start(rank: RankStart) -> float:
+    """Return the longest wait for rank 0, in s. On its node, rank and local rank are equal."""
+    if rank.rank == 0:
+        return 0.0
+    return HEAD_START_BESIDE if rank.rank == rank.local else HEAD_START
+
+
+class Launcher:
+    """``started`` gets each rank that runs; ``failed`` what could not be run, and why; ``ended``
+    a rank that has ended before it was known.
+
+    ``cold`` gets a launch for which no warm interpreter answered: it may have forked after all, so
+    everything must be ended before ``spawn``.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        local: int,
+        options: SlotOptions,
+        run_dir: Path,
+        keeper: Keeper | None,
+        started: Callable[[Running], None],
+        failed: Callable[[Launch, Exception], None],
+        cold: Callable[[Launch], None],
+        ended: Callable[[dict[int, int]], None],
+        learnt: Tell,
+        changed: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._local = local
+        self._options = options
+        self._run_dir = run_dir
+        self._keeper = keeper
+        self._on_started = started
+        self._on_failed = failed
+        self._on_cold = cold
+        self._on_ended = ended
+        self._on_change = changed
+        self.warm: Warm | None = None
+        self.door: WarmDoor | None = None
+        if options.warm and not options.inherit:
+            self.warm = self._make_warm(lambda own: learnt(own, 0, {}))
+            self.door = self._open_door(learnt)
+        self._forking: Launch | None = None
+        self._starting: Starting[Running] | None = None
+        self._unclaimed: dict[int, int] = {}
+
+    def _make_warm(self, learnt: Callable[[Learnt], None]) -> Warm:
+        packages = self._options.warm_packages
+        return Warm(self._loop, self._run_dir, packages, learnt, self._changed)
+
+    def _changed(self) -> None:
+        self._loop.call(self._on_change)
+
+    def _open_door(self, learnt: Tell) -> WarmDoor | None:
+        path = self._run_dir / f"warm-{self._local}.sock"
+        try:
+            imports = self._run_dir / f"launcher-{self._local}.modules"
+            make = lambda: self._make_warm(lambda _own: None)  # noqa: E731
+            return WarmDoor(self._loop, path, imports, make, learnt)
+        except OSError as err:
+            os.write(2, f"robust-task: torchrun starts its ranks cold: {err}\n".encode())
+            return None
+
+    # -- starting
+
+    def launch(self, order: Start, rank: RankStart) -> None:
+        command, torchrun_env = list(self._options.command), dict[str, str]()
+        # torchrun starts the node's other ranks; without a world each one is a job of its own.
+        if len(order.ranks) == 1 and "WORLD_SIZE" in order.env:
+            command, torchrun_env = torchrun_overrides(
+                command,
+                world_nodes=int(order.env.get("SLURM_NNODES", order.nodes)),  # in a replay: fewer
+                node_rank=int(order.env.get("NODE_RANK", order.index)),
+                master_addr=order.master,
+                master_port=order.port,
+                first_epoch=order.first and not order.moved,
+                env=os.environ,
+                resized="ROBUST_REPLAY" in order.env,
+            )
+        if self._keeper is not None:
+            self._keeper.begin(order)
+        env = self._environ(torchrun_env | order.env | rank.env)
+        record = self._run_dir / f"{order.epoch}-{self._local}.beat"
+        launch = Launch(order, rank, command, env, record)
+        try:
+            create(str(record), epoch=order.epoch, local_rank=self._local, rank=rank.rank)
+        except (OSError, ValueError) as err:
+            self._on_failed(launch, err)
+            return
+        if self.warm is not None and self.warm.fits(command, env):
+            self._fork(launch)
+        else:
+            self.spawn(launch)
+
+    def _environ(self, more: Mapping[str, str]) -> dict[str, str]:
+        env = {k: v for k, v in os.environ.items() if k not in STALE} | dict(more)
+        if self._keeper is not None:
+            env |= self._keeper.env()
+        env["ROBUST_BEAT_DIR"] = str(self._run_dir)
+        env["ROBUST_AUTO"] = "1" if self._options.auto and not self._options.regex else "0"
+        env["ROBUST_LEARN"] = "1" if self.warm is not None else "0"
+        if self.door is not None:
+            env[launched.DOOR] = str(self.door.path)
+            env[launched.IMPORTS] = str(self.door.imports)
+        paths = [str(HOOK_DIR), env.get("PYTHONPATH", "")]
+        env["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
+        return env
+
+    def spawn(self, launch: Launch) -> None:
+        """A fresh process."""
+        if self.warm is not None:
+            self.warm.cold()
+
+        def make(start: Starting[Running]) -> Running:
+            if self._options.inherit:
+                return Running(launch.order.epoch, start.popen(launch.command, launch.env))
+            with self._streams(launch) as streams:
+                process = start.popen(
+                    launch.command,
+                    launch.env,
+                    stdout=streams.out,
+                    stderr=streams.err,
+                    start_new_session=True,
+                )
+            return Running(launch.order.epoch, process, streams.pumps)
+
+        def done(running: Running, status: int | None) -> None:
+            self._started(launch, running.process, running.pumps)
+            if status is not None:
+                self._on_ended({running.process.pid: status})
+
+        failed = lambda err: self._on_failed(launch, err)  # noqa: E731
+        self._starting = Starting(self._loop, make, done, failed)
+
+    def _fork(self, launch: Launch) -> None:
+        """Get a child of the warm interpreter, or a fresh process if it cannot be asked."""
+        self._forking = launch
+        plan, rank, env = self._options.output, launch.rank.rank, launch.env
+        if are_open(plan, rank, env):
+            self._ask(launch, None)
+            return
+
+        def open_files() -> Exception | None:
+            try:
+                open_sinks(plan, rank, env, truncate=launch.order.first)
+            except Exception as err:  # noqa: BLE001 - raised where it is known
+                return err
+            return None
+
+        self._loop.aside(open_files, lambda error: self._ask(launch, error), NO_THREAD)
+
+    def _ask(self, launch: Launch, error: Exception | None) -> None:
+        """Ask the warm interpreter; ``error``: why the rank's output cannot be opened."""
+        assert self.warm is not None
+        pumps: list[Pump] = []
+
+        def forked(pid: int) -> None:
+            if self._forking is not launch:
+                return  # cancelled
+            self._forking = None
+            if pid:
+                self._started(launch, Forked(pid), pumps)
+            else:
+                self._on_cold(launch)
+
+        if self._forking is not launch:
+            return  # cancelled
+        try:
+            if error is not None:
+                raise error
+            if self.warm.fits(launch.command, launch.env):
+                with self._streams(launch) as streams:
+                    pumps += streams.pumps
+                    fds, wait = (streams.out, streams.err), head_start(launch.rank)
+                    if self.warm.ask(launch.command, launch.env, fds, forked, wait=wait):
+                        return
+        except Exception as err:  # noqa: BLE001 - else nobody would say that it does not start
+            self._forking = None
+            self._on_failed(launch, err)
+            return
+        self._forking = None
+        self.spawn(launch)
+
+    def _streams(self, launch: Launch) -> Streams:
+        options, first = self._options, launch.order.first
+        return Streams(
+            options.output, launch.rank.rank, launch.env, str(launch.record), options.regex,
+            truncate=first,
+        )  # fmt: skip
+
+    def _started(
+        self, launch: Launch, process: subprocess.Popen[bytes] | Forked, pumps: list[Pump]
+    ) -> None:
+        ended, self._unclaimed = self._unclaimed, {}
+        if self.warm is not None:
+            files = [path_beside(str(launch.record)), launch.env.get(launched.IMPORTS, "")]
+            self.warm.watch([Path(f) for f in files if f], process.pid, launch.command, launch.env)
+        if self.door is not None:
+            self.door.watch(self._run_dir, launch.order.epoch, process.pid)
+        self._on_started(Running(launch.order.epoch, process, pumps))
+        if process.pid in ended:
+            self._on_ended({process.pid: ended[process.pid]})
+
+    # -- ahead of a start
+
+    def warm_up(self, learnt: Learnt, ranks: int = 0, environ: Mapping[str, str] = {}) -> None:
+        """This slot has no rank yet: import, and run, what the others' ranks have.
+
+        ``ranks``, ``environ``: see ``messages.Imports``.
+        """
+        own = self._environ({})
+        if not ranks:
+            if self.warm is not None:
+                self.warm.start(learnt, self._options.command, own, further=True)
+        elif self.door is not None:
+            counts = at_start(own)
+            kept = {name: value for name, value in own.items() if name not in counts}
+            self.door.warm_up(learnt, ranks, {**kept, **environ})
+
+    def forking(self) -> bool:
+        """True while a rank is being started."""
+        return self._forking is not None or (self._starting is not None and not self._starting.over)
+
+    def warm_ranks(self) -> int:
+        """Number of ranks of this slot that could be forked now: torchrun's, if it is torchrun."""
+        ranks = self.door.ready() if self.door is not None else 0
+        return ranks or int(self.warm is not None and self.warm.ready)
+
+    # -- ends
+
+    def reaped(self, ended: dict[int, int]) -> None:
+        """Children of the shim that have ended: pid → wait status."""
+        if self._forking is not None:  # one of them may be the rank that is not known yet
+            self._unclaimed |= ended
+        if self.warm is not None:
+            self.warm.reaped(ended)
+        if self.door is not None:
+            self.door.reaped(ended)
+
+    def rank_ended(self) -> None:
+        """It will tell nothing any more."""
+        if self.warm is not None:
+            self.warm.unwatch()
+        if self.door is not None:
+            self.door.unwatch()
+
+    def cancel(self) -> None:
+        """Everything is being ended: nobody may be left who is just being forked."""
+        self._forking = None
+        self._unclaimed.clear()
+        if self._starting is not None:
+            self._starting.cancel()
+            self._starting = None
+        if self.warm is not None:
+            self.warm.cancel()
+        if self.door is not None:
+            self.door.cancel()
+
+    def processes(self) -> list[int]:
+        """Pids of warm interpreters, which must survive the end of a rank."""
+        found = self.warm.processes() if self.warm is not None else []
+        return found + (self.door.processes() if self.door is not None else [])
+
+    def close(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+            self._starting = None
+        if self.warm is not None:
+            self.warm.stop()
+        if self.door is not None:
+            self.door.stop()

@@ -1,0 +1,168 @@
+"""The slot's store of snapshots, as the shim sees it: orders in, messages out.
+
+What may take long (checking, fetching, writing) runs in threads; the shim's loop never waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from robust_slurm.checkpoint.store import events
+from robust_slurm.checkpoint.store.store import Store
+from srun_wrapper.agent.loop import Loop
+from srun_wrapper.protocol.checkpoint_messages import (
+    Alarm,
+    Committed,
+    Complete,
+    Enrolled,
+    Fetch,
+    Flush,
+    MakeRoom,
+    Moved,
+    PersistAt,
+    Persisted,
+    Place,
+    Resumed,
+    Saved,
+    SaveEvery,
+    StandAt,
+    StateSums,
+    Stock,
+    TakeStock,
+    TakeSums,
+    Unshare,
+)
+from srun_wrapper.protocol.messages import Message, Start
+
+T = TypeVar("T")
+DIRECTORY = "ckpt"  # in the agent's run directory
+SOCKET = "ROBUST_CKPT_SOCKET"
+
+
+class Keeper:
+    """One slot's store. Raises OSError when it cannot be made."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        local: int,
+        run_dir: Path,
+        key: bytes,
+        emit: Callable[[Message], None],
+        *,
+        bandwidth: float,
+        local_directory: str,
+    ) -> None:
+        self._loop = loop
+        self._local = local
+        self._emit = emit
+        directory = run_dir / DIRECTORY
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self._store = Store(
+            directory,
+            name=str(local),
+            key=key,
+            emit=lambda event: loop.call(lambda: self._event(event)),
+            bandwidth=bandwidth,
+            local_directory=local_directory,
+        )
+
+    @property
+    def port(self) -> int:
+        """Port on which peers reach this store."""
+        return self._store.port
+
+    def env(self) -> dict[str, str]:
+        """Variables with which the rank finds the store."""
+        return {SOCKET: str(self._store.socket_path)}
+
+    def begin(self, order: Start) -> None:
+        """A new epoch is about to be launched in this slot.
+
+        A replay is none: it neither saves nor restores, and what is kept stays for after it.
+        """
+        if "ROBUST_REPLAY" in order.env:
+            return
+        self._store.begin(order.epoch, order.restore)
+
+    def processes(self) -> list[int]:
+        """Pids of the store's own children, which do not end with the rank."""
+        return self._store.children()
+
+    def close(self) -> None:
+        self._store.close()
+
+    # -- orders
+
+    def handle(self, order: Message) -> None:
+        """Carry an order out, if it is one for this store."""
+        kept, local = self._store, self._local
+        if isinstance(order, Place):
+            kept.place(order.targets)
+        elif isinstance(order, MakeRoom):
+            kept.room.prepare(order.size, order.files)
+        elif isinstance(order, PersistAt):
+            kept.persist_at(order.step)
+        elif isinstance(order, Unshare):
+            kept.unshare(order.ranks)
+        elif isinstance(order, Complete):
+            kept.complete(order.step, order.passed)
+        elif isinstance(order, SaveEvery):
+            kept.save_every(order.every, order.first)
+        elif isinstance(order, StandAt):
+            kept.stand_at(order.step)
+        elif isinstance(order, TakeSums):
+            self._answer(
+                lambda: kept.state_sums(order.step), partial(StateSums, order.token, local)
+            )
+        elif isinstance(order, TakeStock):
+            step = order.step
+            self._answer(
+                lambda: kept.stock(step, read=step is not None),
+                partial(Stock, order.token, local),
+            )
+        elif isinstance(order, Fetch) and order.local == local:
+            self._answer(lambda: kept.fetch(order.items), partial(Moved, order.token, local))
+        elif isinstance(order, Flush) and order.local == local:
+            self._answer(
+                lambda: kept.flush(order.owners, order.step, order.commit_world, order.deadline),
+                partial(Moved, order.token, local),
+            )
+
+    def _answer(
+        self, work: Callable[[], Iterable[T]], said: Callable[[tuple[T, ...]], Message]
+    ) -> None:
+        """Work in a thread, then say what came of it; nothing if it failed, but say that too."""
+
+        def run() -> None:
+            answer: tuple[T, ...] = ()
+            try:
+                answer = tuple(work())
+            except Exception as err:  # noqa: BLE001 - the supervisor waits for an answer
+                text = f"internal error in the store: {type(err).__name__}: {err}"
+                self._loop.call(lambda: self._emit(Alarm(0, -1, text)))
+            self._loop.call(lambda: self._emit(said(answer)))
+
+        threading.Thread(target=run, daemon=True).start()
+
+    # -- events
+
+    def _event(self, event: events.Event) -> None:
+        message: Message
+        if isinstance(event, events.Enrolled):
+            message = Enrolled(0, event.epoch, self._local, *event[1:])
+        elif isinstance(event, events.Saved):
+            message = Saved(*event)
+        elif isinstance(event, events.Persisted):
+            message = Persisted(0, *event[:5])
+        elif isinstance(event, events.Committed):
+            message = Committed(0, *event)
+        elif isinstance(event, events.Resumed):
+            message = Resumed(0, *event)
+        else:
+            message = Alarm(0, *event)
+        self._emit(message)

@@ -1,0 +1,413 @@
+"""robust-task: the shim that robust-srun puts into every task slot of the step.
+
+``robust-task OPTIONS -- command ...`` where OPTIONS is JSON (see ``TaskOptions``); not meant to
+be typed. It needs what srun gives every task in the environment, plus the address and the key
+that robust-srun adds, and hands on neither of those to the rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from robust_slurm.checkpoint.transfer import interface
+from robust_slurm.ledger import append_line
+from robust_slurm.memory_dir import MemoryDir
+from srun_wrapper.agent.filesystems import command_paths
+from srun_wrapper.agent.link import Link
+from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.node_agent import Agent
+from srun_wrapper.agent.place import Place, shim_address
+from srun_wrapper.agent.processes import process_tree
+from srun_wrapper.agent.processes.guardian import Restart, guarded
+from srun_wrapper.agent.rank_launcher import SlotOptions
+from srun_wrapper.agent.silence import AFTER_SUPERVISOR, LOST_HOST, Verdict
+from srun_wrapper.agent.slot import SECRETS, Slot
+from srun_wrapper.agent.snapshot_store import Keeper
+from srun_wrapper.agent.streams.sinks import OutputPlan
+from srun_wrapper.agent.streams.stdin import Stdin
+from srun_wrapper.agent.test_worker import SlotTests
+from srun_wrapper.command.rank_env import parse_tasks_per_node
+from srun_wrapper.protocol.checkpoint_messages import Alarm, StoreReady
+from srun_wrapper.protocol.messages import (
+    Finish,
+    Message,
+    SlotHello,
+    SlotWelcome,
+    Start,
+    StdinRead,
+    Stop,
+    decode_to_shim,
+)
+
+PASSED_ON = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGTERM,
+    signal.SIGALRM,
+)
+FIND_AGENT = 30.0
+ABANDON_GRACE = 1.0
+LAST_DUTY = 45.0
+
+
+class TaskOptions(msgspec.Struct, frozen=True):
+    """The shim's options, as JSON in its argv."""
+
+    output: OutputPlan = OutputPlan()
+    auto: bool = True
+    regex: str = ""
+    inherit: bool = False
+    records: str = ""  # the job's directory in the state directory; empty: it has none
+    standby_partition: str = ""
+    requeue: bool = False
+    size: dict[str, str] = {}  # of the job, as robust-srun's environment has it (resubmit.SIZE)
+    checkpoint: bool = True
+    checkpoint_bandwidth: float = 0.0  # bytes/s for a rank's replica; 0: no limit
+    checkpoint_local: str = ""  # directory on the node's own disk
+    warm: bool = True
+    warm_packages: tuple[str, ...] = ()
+    outage_wait: float = LOST_HOST - AFTER_SUPERVISOR
+    slurm_wait: float = 0.0  # s that the last duty waits for a Slurm that is away
+    work_limit: float = 60.0
+    checkpoint_interface: str = ""  # for snapshots between nodes; empty: the supervisor's
+
+
+def place_from(env: Mapping[str, str]) -> Place:
+    """Read Slurm's environment of a task. Raises KeyError/ValueError if it is not one."""
+    index = int(env["SLURM_NODEID"])
+    per_node = env.get("SLURM_STEP_TASKS_PER_NODE") or env["SLURM_TASKS_PER_NODE"]
+    return Place(
+        job_id=int(env["SLURM_JOB_ID"]),
+        step_id=env["SLURM_STEP_ID"],
+        node_index=index,
+        node=env.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],
+        local=int(env["SLURM_LOCALID"]),
+        task=int(env["SLURM_PROCID"]),
+        local_tasks=parse_tasks_per_node(per_node)[index],
+        step_nodes=int(env["SLURM_STEP_NUM_NODES"]),
+        step_tasks=int(env["SLURM_STEP_NUM_TASKS"]),
+        companion=int(env.get("ROBUST_COMPANION", "0")),
+        server=env["SLURM_LAUNCH_NODE_IPADDR"],
+        port=int(env["ROBUST_PORT"]),
+    )
+
+
+class Shim:
+    """One process: a slot, and on local id 0 the node's agent as well."""
+
+    def __init__(
+        self, place: Place, key: bytes, options: TaskOptions, command: list[str], life: int = 0
+    ) -> None:
+        """``life``: how many shims of this slot have died before it."""
+        self._life = life
+        self._finished = False
+        self._orphaned = False
+        self._loop = Loop()
+        self._place = place
+        self._key = key
+        self._options = options
+        self._command = tuple(command)
+        self._slot: Slot | None = None
+        self._keeper: Keeper | None = None
+        self._agent: Agent | None = None
+        self._link: Link | None = None
+        self._run_dir: MemoryDir | None = None
+        self._exit: tuple[int, int] = (1, 0)
+        self._give_up_at = time.monotonic() + FIND_AGENT
+        process_tree.become_subreaper()
+        self._loop.on_signals([signal.SIGCHLD], self._child)
+        self._loop.on_signals(PASSED_ON, self._signalled)
+
+    def run(self) -> tuple[int, int]:
+        """Serve until told to finish. Returns the exit code and signal to end with.
+
+        Raises Restart when the node's agent has died.
+        """
+        if self._place.local == 0:
+            name = f"{self._place.job_id}.{self._place.step_id}"
+            self._run_dir = MemoryDir(name)
+            run_dir = self._run_dir.path
+            self._make_slot(run_dir)
+            self._agent = Agent(
+                self._loop,
+                self._place,
+                self._key,
+                run_dir,
+                self._order,
+                self._abandon,
+                self._paths,
+                self._life,
+            )
+            self._agent.lost_host = self._options.outage_wait + AFTER_SUPERVISOR
+            self._announce()
+        else:
+            self._find_agent()
+        try:
+            self._loop.run()
+        finally:
+            if self._slot is not None:
+                self._slot.close()
+            if self._keeper is not None:
+                self._keeper.close()
+            if self._agent is not None:
+                self._agent.close()
+            if self._run_dir is not None:
+                self._run_dir.close()
+        if self._orphaned:
+            raise Restart
+        return self._exit
+
+    def _make_slot(self, run_dir: Path) -> None:
+        options = SlotOptions(
+            self._command,
+            self._options.output,
+            self._options.auto,
+            self._options.regex,
+            self._options.inherit,
+            self._options.warm,
+            self._options.warm_packages,
+            self._options.work_limit,
+        )
+        if self._options.checkpoint:
+            self._keeper = self._make_keeper(run_dir)
+        self._slot = Slot(
+            self._loop,
+            self._place.local,
+            options,
+            run_dir,
+            self._emit,
+            self._finish,
+            self._keeper,
+            SlotTests(
+                self._loop,
+                self._place.local,
+                self._place.node,
+                self._place.server,
+                self._key,
+                self._emit,
+            ),
+            None if self._options.inherit else Stdin(self._tell_stdin),
+        )
+
+    def _tell_stdin(self, whole: bool) -> None:
+        self._loop.call(lambda: self._emit(StdinRead(0, self._place.local, whole)))
+
+    def _make_keeper(self, run_dir: Path) -> Keeper | None:
+        try:
+            return Keeper(
+                self._loop,
+                self._place.local,
+                run_dir,
+                self._key,
+                self._emit,
+                bandwidth=self._options.checkpoint_bandwidth,
+                local_directory=self._options.checkpoint_local,
+            )
+        except OSError as err:
+            sys.stderr.write(
+                f"robust-task: {self._place.node}: no checkpoints in memory: {run_dir}: {err}\n"
+            )
+            return None
+
+    def _announce(self) -> None:
+        port = self._keeper.port if self._keeper is not None else 0
+        self._emit(StoreReady(0, self._place.local, port, self._snapshot_address()))
+
+    def _snapshot_address(self) -> str:
+        """Return the store's address for peers; empty: the one that the supervisor sees."""
+        name = self._options.checkpoint_interface
+        try:
+            return interface.address(name) if name else ""
+        except OSError as err:
+            why = f"checkpoint_interface {name}: {err.strerror or err}"
+            self._emit(Alarm(0, -1, f"{why}; snapshots take the network of all messages"))
+            return ""
+
+    def _paths(self) -> set[str]:
+        """Paths that the start of a rank touches on this node."""
+        directory = str(Path.cwd())
+        output = [self._options.output.out, self._options.output.err]
+        files = command_paths([*filter(None, output)], {}, directory)
+        return files | command_paths(self._command, os.environ, directory)
+
+    # -- a shim that is not the agent
+
+    def _find_agent(self) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(shim_address(self._key, self._place))
+        except OSError as err:
+            sock.close()
+            if time.monotonic() >= self._give_up_at:
+                sys.stderr.write(
+                    f"robust-task: {self._place.node}: local task 0 of this step does not "
+                    f"answer after {FIND_AGENT:g} s ({err.strerror})\n"
+                )
+                self._loop.stop()
+                return
+            self._loop.later(0.02, self._find_agent)
+            return
+        self._link = Link(
+            self._loop,
+            sock,
+            self._key,
+            server=False,
+            on_payload=self._from_agent,
+            on_close=self._agent_gone,
+        )
+        self._link.send(SlotHello(self._place.local, self._place.task, os.getpid()))
+
+    def _from_agent(self, link: Link, payload: bytes) -> None:
+        try:
+            message = decode_to_shim(payload)
+        except msgspec.DecodeError:
+            link.close("order not understood")
+            return
+        if isinstance(message, SlotWelcome):
+            self._make_slot(Path(message.run_dir))
+            self._announce()
+        else:
+            self._order(message)
+
+    def _agent_gone(self, _link: Link, _reason: str) -> None:
+        if self._slot is None:
+            self._find_agent()
+            return
+        self._orphaned = not self._finished
+        self._loop.stop()
+
+    # -- orders and events
+
+    def _order(self, message: Message) -> None:
+        if self._slot is not None:
+            self._slot.handle(message)
+
+    def _emit(self, message: Message) -> None:
+        if self._agent is not None:
+            self._agent.from_slot(self._place.local, message)
+        elif self._link is not None:
+            self._link.send(message)
+
+    def _finish(self, code: int, signum: int) -> None:
+        self._finished = True
+        self._exit = (code, signum)
+        self._loop.stop()
+
+    # -- signals
+
+    def _child(self, _signum: int) -> None:
+        if self._slot is not None:
+            self._slot.children_changed()
+
+    def _signalled(self, signum: int) -> None:
+        # Slurm signals the whole step, so the rank has it already; only the news is passed on, once
+        # for all shims of the node.
+        if self._agent is not None:
+            self._agent.signalled(signum)
+
+    # -- alone
+
+    def _abandon(self, verdict: Verdict, start: Start | None) -> None:
+        """The supervisor is gone for good: nothing may be left running on this node."""
+        assert self._agent is not None
+        self._agent.broadcast(Stop(start.epoch if start else 0, ABANDON_GRACE))
+        work = threading.Thread(target=self._last_duty, args=(verdict, start), daemon=True)
+        work.start()
+
+        def check() -> None:
+            assert self._agent is not None
+            now = time.monotonic()
+            stopped = now >= stopped_at or self._agent.all_stopped()
+            if now >= give_up_at or (stopped and not work.is_alive()):
+                self._abandoned()
+            else:
+                self._loop.later(0.1, check)
+
+        waiting = self._options.slurm_wait if verdict is Verdict.HOST_LOST else 0.0
+        stopped_at = time.monotonic() + ABANDON_GRACE + 1.0
+        give_up_at = time.monotonic() + LAST_DUTY + waiting
+        check()
+
+    def _last_duty(self, verdict: Verdict, start: Start | None) -> None:
+        """In a thread, because Slurm may take seconds to answer while the ranks are ended."""
+        from srun_wrapper.agent import (
+            batch_host_failover,  # not needed by the thousands of shims that never do this
+        )
+
+        place, options = self._place, self._options
+        job_dir = Path(options.records) if options.records else None
+
+        def report(text: str) -> None:
+            self._report(job_dir, text)
+
+        report(f"{verdict.value}: ending the ranks")
+        if verdict is Verdict.HOST_LOST and start is not None and options.requeue:
+            standby = options.standby_partition
+            batch_host_failover.rescue(
+                place, self._key, start, job_dir, standby, options.size, report, options.slurm_wait
+            )
+        if place.companion:
+            batch_host_failover.release_companion(place, report)
+
+    def _abandoned(self) -> None:
+        assert self._agent is not None
+        self._agent.broadcast(Finish(tuple((1, 0) for _ in range(self._place.local_tasks))))
+
+    def _report(self, job_dir: Path | None, text: str) -> None:
+        """Write it down and say it: srun may be gone, and stderr with it."""
+        event = {"time": time.time(), "event": "orphan", "node": self._place.node, "text": text}
+        with contextlib.suppress(OSError):
+            if job_dir is not None:
+                append_line(job_dir / "events.jsonl", event)
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"robust-task: {self._place.node}: {text}\n")
+            sys.stderr.flush()
+
+
+def end_like(code: int, signum: int) -> NoReturn:
+    """End this process as the rank ended, so that srun reports it as it always does."""
+    if signum:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):  # SIGKILL has no other disposition to begin with
+            signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
+    sys.stdout.flush()
+    os._exit(code or (128 + signum if signum else 0))
+
+
+def main() -> None:
+    try:
+        options = msgspec.json.decode(sys.argv[1].encode(), type=TaskOptions)
+        if sys.argv[2] != "--" or len(sys.argv) < 4:
+            raise ValueError("no command")
+        place = place_from(os.environ)
+        key = bytes.fromhex(os.environ["ROBUST_STEP_KEY"])
+    except (LookupError, ValueError) as err:
+        sys.stderr.write(
+            f"robust-task: started outside robust-srun ({type(err).__name__}: {err}); "
+            "use: robust-srun [options] command\n"
+        )
+        sys.exit(2)
+    for name in SECRETS:
+        os.environ.pop(name, None)
+    shim = lambda life: Shim(place, key, options, sys.argv[3:], life).run()  # noqa: E731
+    guarded(shim, end_like, f"{place.node}: the robust-task of local task {place.local}")
+
+
+if __name__ == "__main__":
+    main()

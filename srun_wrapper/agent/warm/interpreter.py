@@ -1,0 +1,407 @@
+"""A slot's warm interpreter (``robust_slurm.auto.warm``): started, asked for ranks, given up.
+
+A rank is a fork of it. One fork stands by, made before it is wanted; without it, one is made then.
+
+Used only for a command that is known to be nothing but a Python interpreter with our hook in it:
+the rank that was started from it has told so itself, at its first step. A shell script, another
+interpreter or a container without the hook never tells, and is started as always.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from robust_slurm.auto.shown import PAD, PADDING
+from robust_slurm.auto.warm import VARIABLE
+from srun_wrapper.agent.loop import Loop, Timer
+from srun_wrapper.agent.processes import process_tree
+from srun_wrapper.agent.processes.starting import Start as Starting
+from srun_wrapper.agent.warm.imports import Learnt, is_interpreter, read_learnt
+from srun_wrapper.agent.warm.link import ANSWER, Said, WarmLink
+from srun_wrapper.agent.warm.preforked import Ahead
+
+_numbers = itertools.count(1)
+LOOK = 0.5  # s between two looks for what a rank has learnt
+STAND_IN = 2.0  # s after a rank's start, or its own, until a stand-in is made: others start, too
+MADE = 30.0  # s that this may take
+_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_")
+"""Environment that counts when an interpreter starts or a library is loaded."""
+
+
+class Forked:
+    """A rank that was forked: as much of ``subprocess.Popen`` as a slot uses."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+
+class Warm:
+    """At most one warm interpreter. All methods are called in the loop's thread."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        run_dir: Path,
+        named: Sequence[str],
+        learnt: Callable[[Learnt], None],
+        changed: Callable[[], None],
+    ) -> None:
+        """``named``: packages of the training's own that may be imported ahead, too.
+        ``learnt`` is called with what a rank has told, ``changed`` when ``ready`` has changed."""
+        self._tell = learnt
+        self._changed = changed
+        self._loop = loop
+        self._named = tuple(named)
+        self._pid = 0
+        self._starting: Starting[int] | None = None
+        """Not through exec yet."""
+        self._link: WarmLink | None = None
+        self._command: list[str] = []
+        self._arguments = 0
+        self._environ: dict[str, str] = {}
+        self.ready = False
+        """It has imported everything and waits."""
+        self._further = False
+        self.early = False
+        """It was started ahead of the first rank, and has not been asked for one."""
+        self._ahead: Ahead | None = None
+        self._off = ""
+        self._asked: Callable[[int], None] | None = None
+        self._making: tuple[int, socket.socket] | None = None
+        """The stand-in that is being forked: its number, and our end of its link."""
+        self._timer: Timer | None = None
+        self._ended: set[int] = set()
+        self._watching = 0
+        self._lock = run_dir / "warm.lock"
+        self._list = run_dir / f"warm-{os.getpid()}-{next(_numbers)}.json"
+
+    # -- getting one
+
+    def watch(
+        self, paths: Sequence[Path], pid: int, command: Sequence[str], env: Mapping[str, str]
+    ) -> None:
+        """A rank was started: when it has told in one of ``paths`` what it imports, get an
+        interpreter ready for the next start."""
+        if self._off or self._runs:
+            return
+        self._watching += 1
+        turn = self._watching
+
+        def look() -> None:
+            if turn != self._watching or self._runs:
+                return
+            told = (learnt for learnt in map(read_learnt, paths) if learnt and learnt.pid == pid)
+            learnt = next(told, None)
+            if learnt is None:
+                self._loop.later(LOOK, look)
+                return
+            words = learnt.words  # it looks at the user's files
+            self._loop.aside(
+                lambda: is_interpreter(words, command, env),
+                lambda sure: decided(sure, learnt),
+                otherwise=False,
+            )
+
+        def decided(sure: bool, learnt: Learnt) -> None:
+            if sure and turn == self._watching and not self._runs:
+                self._tell(learnt)
+                self.start(learnt, command, env)
+
+        self._loop.later(LOOK, look)
+
+    def unwatch(self) -> None:
+        """The rank has ended."""
+        self._watching += 1
+
+    def start(
+        self,
+        learnt: Learnt,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        further: bool = False,
+    ) -> None:
+        """Unless there is one for the same; another is ended. ``further``: ahead of the first rank;
+        if the script has a standby_point, then run it as far as that."""
+        if self._runs and not self._is_for(command, env):
+            self.stop()
+        if self._off or self._runs:
+            return
+        ours, theirs = socket.socketpair()
+        self._command, self._environ = list(command), dict(env)
+        self.early, self._further = further, further and learnt.standby
+        try:
+            self._lock.touch(0o600)
+            self._list.write_bytes(msgspec.json.encode(learnt))
+        except OSError as err:
+            self._off = str(err)
+            ours.close()
+            theirs.close()
+            return
+        self.ready = False
+        self._link = WarmLink(self._loop, ours, self._heard, self.stop)
+        order = {"learnt": str(self._list), "named": self._named, "lock": str(self._lock)}
+        words, own = self._command, self._environ
+
+        def make(start: Starting[int]) -> int:
+            with theirs:
+                fd = theirs.fileno()
+                environ = own | {VARIABLE: str(fd), PAD: PADDING}
+                return start.popen(words, environ, pass_fds=[fd], start_new_session=True).pid
+
+        self._starting = Starting(self._loop, make, self._started, self._failed)
+        try:
+            self._link.send(order)
+        except OSError:
+            self.stop()
+
+    @property
+    def _runs(self) -> bool:
+        """True if there is an interpreter, or one is starting."""
+        return bool(self._pid or self._starting)
+
+    def _started(self, pid: int, status: int | None) -> None:
+        self._starting = None
+        if status is None:
+            self._pid = pid
+        else:
+            self.stop()  # it has ended at once
+
+    def _failed(self, error: Exception) -> None:
+        self._starting = None
+        self._off = str(error)
+        self.stop()
+
+    # -- asking it
+
+    def fits(self, command: Sequence[str], env: Mapping[str, str], directory: str = "") -> bool:
+        """True if the interpreter is ready to become this command in this environment: the same
+        interpreter, options and script. ``directory``: default this process's."""
+        if not self.ready or self._asked is not None or not self._is_for(command, env):
+            return False
+        path = env.get("PYTHONPATH", "").split(os.pathsep)
+        # It was started in our directory, and that is what it has made of its path.
+        return all(map(os.path.isabs, path)) or directory in ("", str(Path.cwd()))
+
+    def _is_for(self, command: Sequence[str], env: Mapping[str, str]) -> bool:
+        """True if it was started with this command line, but for the script's own arguments (known
+        once it is ready), and with the same variables of ``at_start``."""
+        count = len(command) - (self._arguments if self.ready else 0)
+        same = len(command) == len(self._command) and count > 0
+        same = same and list(command[:count]) == self._command[:count]
+        return same and at_start(env) == at_start(self._environ)
+
+    def ask(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        streams: Sequence[int],
+        answer: Callable[[int], None],
+        directory: str = "",
+        wait: float = 0.0,
+    ) -> bool:
+        """Ask for a rank. ``answer(pid)`` is called once, 0: it will not be. ``streams``: its
+        stdout and stderr; ``directory``: default this process's; ``wait``: s from now on until its
+        script goes on. False: it cannot even be asked.
+        """
+        self._further = False
+        if self._ahead is not None and not self._ahead.fits(command, self._command):
+            self._end_ahead()
+        request = _request(command, env, directory) | {"begin": time.monotonic() + wait}
+        if not self._send(request, streams):
+            self.stop()
+            return False
+        self._asked = answer
+        self.early = False
+        self._loop.later(ANSWER, lambda: self._late(answer))
+        return True
+
+    def _send(self, request: object, fds: Sequence[int]) -> bool:
+        """To whoever was forked ahead; if that one has gone, to the interpreter."""
+        if self._ahead is not None:
+            try:
+                self._ahead.link.send(request, fds)
+            except OSError:
+                self._end_ahead()
+            else:
+                self._ahead.asked = True
+                return True
+        try:
+            assert self._link is not None
+            self._link.send(request, fds)
+        except OSError:
+            return False
+        return True
+
+    def _late(self, answer: Callable[[int], None]) -> None:
+        if self._asked is answer:
+            self.stop()
+
+    def _heard(self, said: Said) -> None:
+        if said.over:
+            self._off = "" if self.ready else said.over  # a change of sources: learn again
+            self.stop()
+        elif said.stand_in:
+            self._made(said)
+        elif said.pid:
+            answer, self._asked = self._asked, None
+            if answer is not None:
+                answer(said.pid)
+            else:
+                process_tree.send([said.pid], signal.SIGKILL)  # nobody waits for it any more
+            self._make_later(STAND_IN)
+        elif said.ready:
+            self.ready, self._arguments = True, said.arguments
+            self._changed()
+            self._make_later(0.0 if self._further else STAND_IN)
+
+    # -- ahead of a rank
+
+    def _make_later(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.later(seconds, self._make)
+
+    def _make(self) -> None:
+        """Have a stand-in forked, unless there is one or a rank is just being started."""
+        if self._link is None or not self.ready or self._ahead is not None or self._making:
+            return
+        if self._asked is not None:
+            self._make_later(STAND_IN)
+            return
+        ours, theirs = socket.socketpair()
+        number = next(_numbers)
+        self._making = number, ours
+        self._ended.clear()
+        try:
+            self._link.send({"stand_in": number}, [theirs.fileno()])
+        except OSError:
+            self.stop()
+        finally:
+            theirs.close()
+        self._loop.later(MADE, lambda: self._unmake(number))
+
+    def _made(self, said: Said) -> None:
+        if self._making is None or self._making[0] != said.stand_in:
+            return  # it finds its link closed, and ends
+        (_, ours), self._making = self._making, None
+        if said.pid in self._ended:
+            ours.close()
+            return
+        gone, over = self._ahead_gone, self._ahead_over
+        self._ahead = Ahead(self._loop, ours, said.pid, self._activated, gone, over)
+        if self._further:  # a node without ranks
+            self._further = False
+            self._ahead.run(_request(self._command, self._environ, ""))
+
+    def _unmake(self, number: int = 0) -> None:
+        """It has not come, and is not to come any more. ``number``: default the one in hand."""
+        if self._making is not None and number in (0, self._making[0]):
+            self._making[1].close()
+            self._making = None
+
+    def _activated(self, pid: int) -> None:
+        """Note that the process forked ahead is now a rank."""
+        if self._ahead is not None:
+            self._ahead.link.close()
+            self._ahead = None
+        self._heard(Said(pid=pid))
+
+    def _ahead_over(self) -> None:
+        """It cannot be what a rank is to be; a stand-in that is as it was made: nobody can."""
+        if self._ahead is not None and self._ahead.further:
+            self._ahead_gone()
+        else:
+            self.stop()
+
+    def _ahead_gone(self) -> None:
+        """It has ended, or closed its end: if it was to be the rank, then there is none."""
+        asked = self._ahead is not None and self._ahead.asked
+        self._end_ahead()
+        if asked:
+            answer, self._asked = self._asked, None
+            if answer is not None:
+                answer(0)
+
+    def _end_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.end()
+
+    def cold(self) -> None:
+        """A rank starts as a fresh process: nobody may run the script beside it, and imports ahead
+        of it come too late."""
+        self._further = False
+        if self._ahead is not None and self._ahead.further:
+            self._end_ahead()
+        self.late()
+        self.cancel()
+
+    def late(self) -> None:
+        """A rank is started without it: what it would still import ahead comes too late."""
+        if self.early and not self.ready:
+            self.stop()
+
+    # -- its end
+
+    def processes(self) -> list[int]:
+        """Pids that must not be ended with a rank."""
+        ahead = self._ahead.pid if self._ahead is not None else 0
+        starting = self._starting.pid if self._starting is not None else 0
+        return [pid for pid in (self._pid, starting, ahead) if pid]
+
+    def reaped(self, pids: Collection[int]) -> None:
+        if self._making:  # who is just being forked may be among them
+            self._ended.update(pids)
+        if self._ahead is not None and self._ahead.pid in pids:
+            self._ahead.pid = 0
+            if not self._ahead.asked:  # else its last words may still be on their way
+                self._ahead_gone()
+        if self._pid in pids:
+            self._pid = 0
+            self.stop()
+
+    def cancel(self) -> None:
+        """A rank that is just being forked must not be: that is sure only when it ends."""
+        self._unmake()
+        if self._asked is not None:
+            self.stop()
+
+    def stop(self) -> None:
+        """End it; whoever waits for a rank is told that none comes."""
+        pid, self._pid, self.ready = self._pid, 0, False
+        if self._starting is not None:
+            self._starting.cancel()
+            self._starting = None
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._unmake()
+        self._end_ahead()
+        if pid:
+            process_tree.send([pid], signal.SIGKILL)
+        answer, self._asked = self._asked, None
+        if answer is not None:
+            answer(0)
+        self._changed()
+
+
+def _request(command: Sequence[str], env: Mapping[str, str], directory: str) -> dict[str, object]:
+    directory = directory or str(Path.cwd())
+    return {"words": list(command), "environ": dict(env), "directory": directory}
+
+
+def at_start(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of an environment that count when an interpreter starts."""
+    return {name: value for name, value in env.items() if name.startswith(_AT_START)}

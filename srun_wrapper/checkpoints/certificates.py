@@ -1,0 +1,224 @@
+"""Certified steps: which saved states are known to be good beyond their digests.
+
+A state is certified when a finite loss was computed from it and the ranks that hold the same state
+were seen to hold the same bits, or other nodes computed it again to the bit (``verifying``).
+Memory's states are known here alone; those on disk bear marks, which outlive the job.
+Why so: docs/decisions/0035-certified-steps.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from robust_slurm.checkpoint.durable import marks
+from robust_slurm.checkpoint.durable import tier as tier
+from robust_slurm.checkpoint.durable.marks import Mark
+from robust_slurm.checkpoint.planning.alike import is_whole
+from robust_slurm.checkpoint.planning.plan import Place
+from robust_slurm.checkpoint.planning.sound import Trust
+from srun_wrapper.decide.diagnose import Diagnosis
+from srun_wrapper.recover.machine_tests import SLOW
+from srun_wrapper.supervisor.aside import aside
+from srun_wrapper.supervisor.report import say
+
+if TYPE_CHECKING:
+    from srun_wrapper.supervisor.supervisor import Supervisor
+
+WRITE = 5.0  # s for the shared file system to take marks
+COMPARED = 64  # steps whose comparison is remembered; memory holds 3
+
+
+def spoils(diagnosis: Diagnosis) -> str:
+    """Reason why the newest states may be spoiled after this failure; empty if it gives none.
+
+    A machine that is only slow has computed nothing wrong.
+    """
+    if diagnosis.symptom == "nan":
+        return "a loss was not finite"
+    evidence = [line for line in diagnosis.evidence if "active-" in line or "replay" in line]
+    wrong = not evidence or any(not SLOW.search(line) for line in evidence)
+    if diagnosis.proven and wrong:
+        return f"{', '.join(diagnosis.proven)} computed wrongly"
+    return ""
+
+
+class Line:
+    """The timeline that the training is on, and what is known of its states. No I/O.
+
+    An epoch that resumes at step r abandons all later states of the epochs before it.
+    """
+
+    def __init__(self) -> None:
+        self.proven: int | None = None
+        """Newest step that a finite loss was computed from; older ones are finite too."""
+        self.sharers = 0
+        """Ranks that hold the same state as others, so that it can be compared."""
+        self._floor: int | None = None  # ``proven`` when the epoch began
+        self._alike: dict[int, set[int]] = {}  # step -> sharers that held what their peers did
+        self._recomputed: set[int] = set()
+        self._differed: int | None = None  # the first step that was not
+        self._begun: list[tuple[int, int]] = []  # (epoch, step it resumed)
+
+    def begin(self, epoch: int, step: int) -> None:
+        """An epoch resumes at ``step``; 0: it starts from nothing, or nobody knows where."""
+        self.proven = min(self.proven, step) if self.proven is not None and step else None
+        self._floor = self.proven
+        self._alike = {at: ranks for at, ranks in self._alike.items() if at <= step}
+        self._recomputed = {at for at in self._recomputed if at <= step}
+        if self._differed is not None and self._differed > step:
+            self._differed = None
+        self._begun.append((epoch, step))
+
+    def prove(self, tellers: Iterable[int], bound: int | None) -> None:
+        """``tellers``: for each rank that tells losses the newest step with a finite one.
+        ``bound``: of a loss of this epoch that is not finite."""
+        proven = min(tellers, default=None)
+        if bound is not None:
+            proven = bound if proven is None else min(proven, bound)
+        if proven is not None:
+            self.proven = proven if self._floor is None else max(proven, self._floor)
+
+    def alike(self, step: int, rank: int) -> None:
+        """Note that a sharer held the same bytes as those of its peers that are known so far."""
+        self._alike.setdefault(step, set()).add(rank)
+        if len(self._alike) > COMPARED:
+            del self._alike[min(self._alike)]
+
+    def differ(self, step: int) -> None:
+        """Note that sharers do not hold the same, from ``step`` on at the latest.
+
+        Nothing after it is certified: they may go on apart, and one of them is wrong.
+        """
+        self._differed = step if self._differed is None else min(step, self._differed)
+
+    def recomputed(self, step: int) -> None:
+        """Note that other nodes have computed the same step to the bit."""
+        self._recomputed.add(step)
+
+    def mark(self, step: int) -> Mark:
+        """Return what is known of a step on this line."""
+        finite = self.proven is not None and step <= self.proven
+        if self._differed is not None and step >= self._differed:
+            return Mark(finite, False)
+        equal = len(self._alike.get(step, ())) >= self.sharers
+        again = step in self._recomputed
+        return Mark(finite, equal if self.sharers else None, recomputed=again)
+
+    def covers(self, step: int, epoch: int) -> bool:
+        """True if the state that an epoch saved as this step is certified."""
+        on_line = all(step <= start for begun, start in self._begun if begun > epoch)
+        return on_line and self.mark(step).certified
+
+
+class Certificates:
+    """Keeps the line up to date and the marks on disk."""
+
+    def __init__(self, boss: Supervisor) -> None:
+        self._boss = boss
+        self.line = Line()
+        self.newest: int | None = None
+        """Newest certified step on disk."""
+        self._open: set[int] = set()  # durable steps on the line that bear no mark yet
+        self._epoch = 0  # as begun; a replay's epochs prove nothing of the job's states
+        self._writing: asyncio.Task[None] | None = None
+        self._failed = False
+
+    def begin(self, epoch: int, step: int) -> None:
+        """As ``Line.begin``."""
+        self.line.begin(epoch, step)
+        self._epoch = epoch
+        self._open = {at for at in self._open if at <= step}
+        if self.newest is not None and self.newest > step:
+            self.newest = None
+
+    def durable(self, step: int) -> None:
+        """A step was committed."""
+        self._open.add(step)
+
+    def compared(self, rank: int, checksums: Sequence[tuple[int, int]], *, alike: bool) -> None:
+        """A sharer's checksums (step, checksum) were held against those of its peers."""
+        if not alike:
+            self.line.differ(min(step for step, _ in checksums))
+        for step, checksum in checksums:
+            if alike and is_whole(checksum):
+                self.line.alike(step, rank)
+
+    def look(self, now: float) -> None:
+        """Mark what has become certified since."""
+        self._prove()
+        ready = sorted(step for step in self._open if self.line.mark(step).certified)
+        if ready and (self._writing is None or self._writing.done()):
+            self._writing = asyncio.create_task(self.mark(*ready))
+
+    def trust(self, places: Sequence[Place], on_disk: Sequence[tier.Committed], why: str) -> Trust:
+        """Return the trust that the planner works with; ``why``: see Trust."""
+        self._prove()
+        held = {(h.step, h.epoch) for place in places for h in place.holdings}
+        known = {step for step in self._open if self.line.mark(step).certified}
+        return Trust(
+            {key for key in held if self.line.covers(*key)},
+            {c.step for c in on_disk if c.mark.certified or c.step in known},
+            {c.step for c in on_disk if c.mark.doubt},
+            why,
+        )
+
+    async def doubt(self, on_disk: Sequence[tier.Committed], after: int, why: str) -> None:
+        """Mark the durable steps after ``after``: no later recovery may take one for good."""
+        later = [c for c in on_disk if c.step > after and not c.mark.doubt]
+        if later:
+            found = [(c.step, c.mark._replace(doubt=why)) for c in later]
+            await self._write(found, {c.step: c.attempt for c in later})
+
+    def _prove(self) -> None:
+        state = self._boss.state
+        if state.world.epoch != self._epoch:
+            return
+        ranks = (*state.world.by_rank.values(), *state.world.inner.values())
+        bound = state.nans.bound.step if state.nans.since and state.nans.bound else None
+        self.line.prove((r.proven for r in ranks if r.proven is not None), bound)
+        enrolled = self._boss.checkpoints.ranks.values()
+        self.line.sharers = sum(len(each.said.needs) > 1 for each in enrolled)
+
+    async def mark(self, *steps: int) -> None:
+        """Mark those of the durable steps that are certified."""
+        self._open.difference_update(steps)
+        found = [(step, self.line.mark(step)) for step in steps]
+        await self._write([(step, mark) for step, mark in found if mark.certified], {})
+
+    async def _write(self, found: Sequence[tuple[int, Mark]], attempts: dict[int, str]) -> None:
+        """``attempts``: of which the marks are; else of what is committed now."""
+        directory = self._boss.checkpoints.directory
+        if not found:
+            return
+
+        def work() -> list[tuple[int, str]]:
+            done = []
+            for step, mark in found:
+                path = tier.step_dir(directory, step)
+                try:
+                    attempt = attempts.get(step) or tier.read_manifest(path).attempt
+                    marks.write(path, attempt, mark)
+                except FileNotFoundError:
+                    continue  # a newer step has taken its place
+                except tier.DurableError:
+                    continue
+                done.append((step, attempt))
+            return done
+
+        try:
+            done = await aside(work, WRITE)
+        except (OSError, TimeoutError) as err:
+            if not self._failed:
+                self._failed = True
+                say(
+                    f"checkpoints: cannot mark steps in {directory}: {err or 'no answer'}; after "
+                    "the end of this job nobody knows which of them are certified"
+                )
+            return
+        for step, attempt in done:
+            mark = dict(found)[step]
+            if mark.certified:
+                self.newest = max(step, self.newest or 0)
+            self._boss.ledger.event("mark", step=step, attempt=attempt, **mark._asdict())

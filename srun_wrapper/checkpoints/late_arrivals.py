@@ -1,0 +1,96 @@
+"""Ranks that come up elsewhere than the restore plan expected: what they lack is brought to them.
+
+A torchrun with a dynamic rendezvous (c10d, etcd-v2) numbers its nodes itself, by address, each time
+anew: a node that takes the place of another may move those behind it. Their store lets them wait
+for it (``robust_slurm/checkpoint/store/awaited.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
+
+from robust_slurm.checkpoint.planning import plan as planner
+from srun_wrapper.checkpoints.registry import StoreAt
+from srun_wrapper.protocol.checkpoint_messages import Enrolled
+from srun_wrapper.supervisor.report import say
+
+if TYPE_CHECKING:
+    from srun_wrapper.supervisor.supervisor import Supervisor
+
+GATHER = 0.1  # s for more such ranks to come up
+
+Failed = set[tuple[str, int, int]]
+Fetch = Callable[[tuple[planner.Transfer, ...]], Awaitable[Failed]]
+
+
+class Elsewhere:
+    """For one plan after another. ``fetch``: as Restoring does it; ``over``: give up."""
+
+    def __init__(self, boss: Supervisor, fetch: Fetch, over: Callable[[], bool]) -> None:
+        self._boss, self._fetch, self._over = boss, fetch, over
+        self._plan: planner.Resume | None = None
+        self._expected: dict[int, str] = {}  # the node of each rank
+        self._shards: Mapping[str, Mapping[int, str]] = {}  # what the plan brought to each node
+        self._told: dict[str, set[int]] = {}  # owners that a store was told to get since
+        self._ranks: list[tuple[int, planner.Seat, set[int]]] = []  # and what each has
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(
+        self,
+        plan: planner.Resume | None,
+        seats: Mapping[int, planner.Seat],
+        shards: Mapping[str, Mapping[int, str]],
+    ) -> None:
+        self._plan, self._shards = plan, shards
+        self._expected = {rank: seat.node for rank, seat in seats.items()}
+        self._told, self._ranks = {}, []
+
+    def enrolled(self, at: StoreAt, said: Enrolled) -> None:
+        """A rank has come up."""
+        plan, node = self._plan, at.node.name
+        if plan is None or self._expected.get(said.rank) == node:
+            return
+        seat = planner.Seat(at.name, node)
+        told = self._told.setdefault(seat.store, set())
+        here = told | self._shards.get(node, {}).keys()
+        lacking = planner.late(plan, said.rank, seat, here)
+        if not lacking:
+            return
+        if not any(self._told.values()):  # the first one
+            self._boss.ledger.event("unexpected_seat", rank=said.rank, node=node)
+        told.update(t.owner for t in lacking)
+        self._ranks.append((said.rank, seat, here))
+        if len(self._ranks) == 1:  # ten thousand may come at the same time
+            task = asyncio.create_task(self._gather(plan))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _gather(self, plan: planner.Resume) -> None:
+        await asyncio.sleep(GATHER)
+        if self._plan is plan:
+            ranks, self._ranks = self._ranks, []
+            try:
+                await self._bring(plan, ranks)
+            except Exception as err:  # noqa: BLE001 - nobody reads the exception of a task
+                text = f"{type(err).__name__}: {err}"
+                say(f"checkpoints: internal error; ranks lack what they resume from: {text}")
+
+    async def _bring(
+        self, plan: planner.Resume, ranks: list[tuple[int, planner.Seat, set[int]]]
+    ) -> None:
+        """From other sources where one fails."""
+        failed: Failed = set()
+        while self._plan is plan and not self._over():
+            transfers: list[planner.Transfer] = []
+            for rank, seat, here in ranks:
+                lacking = planner.late(plan, rank, seat, here, failed)
+                transfers += lacking
+                here.update(t.owner for t in lacking)
+            if not transfers:
+                return
+            failed |= await self._fetch(tuple(transfers))
+            lost = {(t.target, t.owner) for t in transfers if (t.source, t.owner, t.step) in failed}
+            for _, seat, here in ranks:
+                here -= {owner for owner in here if (seat.store, owner) in lost}

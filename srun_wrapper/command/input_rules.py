@@ -1,0 +1,51 @@
+"""Destinations of srun's input, and the limits that they put on a recovery's means (pure)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection
+from dataclasses import replace
+
+from srun_wrapper.agent.streams.stdin import LIMIT
+from srun_wrapper.command import output_rules
+from srun_wrapper.decide.ladder import Means
+
+SPENT = (
+    f"input that a rank has had through stdin is not kept (more than {LIMIT >> 20} MiB, or its "
+    "robust-task died): have the program read a file instead, or start it with --input=FILE"
+)
+ONLY_HERE = (
+    "ranks have had input through stdin, which only nodes of the job's own step can be given again"
+)
+
+
+class Feed(enum.Enum):
+    """Tasks that receive the input."""
+
+    EVERY = "all tasks of the job's own step, the same"
+    ONE = "one task"
+    FILE = "all tasks, the same file"
+    OWN = "each task, a file by its number or node"
+    TERMINAL = "all tasks, what somebody types"
+
+
+def feed(value: str | None, terminal: bool) -> Feed:
+    """Return what srun does with ``--input=value``; ``terminal``: its own stdin is one."""
+    mode = output_rules.parse_mode(value)
+    if isinstance(mode, output_rules.File):
+        return Feed.OWN if output_rules.needs_task(mode.pattern) else Feed.FILE
+    if terminal:
+        return Feed.TERMINAL
+    return Feed.ONE if isinstance(mode, output_rules.Task) else Feed.EVERY
+
+
+def limited(means: Means, source: Feed, had: Collection[bool]) -> Means:
+    """Return the means without those that would lose input.
+
+    ``had``: one for each slot of the running ranks that has had input, True if all is kept.
+    """
+    if not had or source in (Feed.TERMINAL, Feed.FILE):
+        return means
+    if not all(had):
+        return replace(means, never=SPENT)
+    return replace(means, companions=0, spares=means.spares if source is Feed.EVERY else 0)

@@ -1,0 +1,193 @@
+"""Starting the real srun steps: the job's own, and one per companion node."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import functools
+import resource
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from robust_slurm import commands
+from robust_slurm.slurm import Job
+from srun_wrapper.agent.task import TaskOptions
+from srun_wrapper.command.input_rules import Feed
+from srun_wrapper.command.layout import StepPlan
+from srun_wrapper.command.srun_options import Option, SrunCommand
+
+# srun options that say how a task runs; a companion's tasks must run the same way. All others
+# say how many and where, which is decided anew.
+TASK_OPTIONS = frozenset(
+    {
+        *("accel-bind", "bcast", "bcast-exclude", "chdir", "container", "container-id"),
+        *("cpu-bind", "cpus-per-gpu", "cpus-per-task", "cores-per-socket", "export"),
+        *("export-file", "gpu-bind", "gpus-per-task", "hint", "mem-bind", "mpi", "overcommit"),
+        *("network", "profile", "propagate", "resv-ports", "send-libs", "slurmd-debug"),
+        *("task-epilog", "task-prolog", "threads-per-core", "tmp", "tres-bind"),
+        *("tres-per-task", "unbuffered", "euid", "pty", "wckey", "uenv"),
+    }
+)
+PRIVATE = ("ROBUST_STEP_KEY", "ROBUST_PORT", "ROBUST_COMPANION")
+_libc = ctypes.CDLL(None)
+_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """Secrets for shims to find and trust the supervisor; passed by environment, never by argv."""
+
+    key: bytes
+    port: int
+
+    def env(self, companion: int = 0) -> dict[str, str]:
+        return {
+            "ROBUST_STEP_KEY": self.key.hex(),
+            "ROBUST_PORT": str(self.port),
+            "ROBUST_COMPANION": str(companion),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The step to start, as the command line and Slurm's environment describe it."""
+
+    command: SrunCommand
+    plan: StepPlan
+    options: TaskOptions
+    env: Mapping[str, str]
+    companion_output: tuple[str, ...] = ()  # srun options for a companion's streams
+    rank_env: Mapping[str, str] = field(default_factory=dict)  # what only our srun sees otherwise
+    feed: Feed = Feed.EVERY
+
+
+def task_argv(python: str, options: TaskOptions, command: Sequence[str]) -> list[str]:
+    # -I: neither the user's PYTHONPATH nor files in the working directory can change the shim.
+    module = "srun_wrapper.agent.task"
+    words = commands.words(module) if python else commands.own_words(module)
+    head = [python or sys.executable, "-I", *words]
+    return [*head, msgspec.json.encode(options).decode(), "--", *command]
+
+
+def main_argv(command: SrunCommand, env: Mapping[str, str]) -> list[str]:
+    """srun's argv for the job's own step, without the task's own words."""
+    command = with_export(command, env)
+    if command.get("job-name") is None:  # the step is named after the user's program, not ours
+        command = command.with_option("job-name", step_name(command.command))
+    for name, value in (("no-kill", None), ("kill-on-bad-exit", "0")):
+        command = command.with_option(name, value)
+    return ["srun", *command.argv()]
+
+
+def step_name(words: Sequence[str]) -> str:
+    """The name that srun gives a step without --job-name."""
+    return words[0].rpartition("/")[2]
+
+
+def with_export(command: SrunCommand, env: Mapping[str, str]) -> SrunCommand:
+    """``--export=NONE`` or a list would keep our variables from the shim: name them.
+
+    ``env``: srun's; ``sbatch --export=NONE`` leaves SLURM_EXPORT_ENV=NONE there.
+    """
+    option = command.get("export")
+    if option is not None:
+        export = option.value
+    else:
+        export = env.get("SRUN_EXPORT_ENV") or env.get("SLURM_EXPORT_ENV")
+    if not export:
+        return command
+    words = export.split(",")
+    if "ALL" in (word.upper() for word in words):
+        return command
+    kept = [word for word in words if word.upper() not in ("NONE", "NIL")]
+    value = ",".join([*kept, *PRIVATE])
+    return command.with_option("export", value)
+
+
+def companion_name(job_id: int) -> str:
+    """The name of the jobs that its companions are in."""
+    return f"robust-standby-{job_id}"
+
+
+def companion_argv(
+    launch: Launch, job: Job, partition: str, tasks: int, exclude: Sequence[str], minutes: int
+) -> list[str]:
+    """srun's argv for one node of the standby partition: allocation and step in one.
+
+    An allocation that srun makes for itself ends with srun, so it can never outlive the job.
+    """
+    chosen: list[Option] = [
+        o for o in with_export(launch.command, launch.env).srun if _is_task_option(o)
+    ]
+    argv = ["srun", "--quiet", f"--partition={partition}", "--nodes=1", f"--ntasks={tasks}"]
+    argv += [f"--ntasks-per-node={tasks}", "--exclusive", "--kill-on-bad-exit=0"]
+    argv += [f"--job-name={companion_name(job.id)}", f"--comment=robust: standby of job {job.id}"]
+    argv += [f"--time={minutes}", "--no-kill"]
+    argv += _per_node(launch, job)
+    for name, value in (("account", job.account), ("qos", job.qos)):
+        if value and value not in ("(null)", "N/A"):
+            argv.append(f"--{name}={value}")
+    if exclude:
+        argv.append("--exclude=" + ",".join(exclude))
+    argv += launch.companion_output
+    for option in chosen:
+        argv += option.words
+    return argv
+
+
+def _per_node(launch: Launch, job: Job) -> list[str]:
+    """Options that request the job's share of each node again: GPUs, cores per task, all memory."""
+    argv = ["--mem=0"]
+    gpus = launch.env.get("SLURM_GPUS_ON_NODE", "")
+    if job.tres_per_node:
+        argv.append(f"--gres={job.tres_per_node}")
+    elif gpus.isdigit() and int(gpus) > 0:
+        argv.append(f"--gres=gpu:{gpus}")
+    if job.cpus_per_task > 1 and launch.command.get("cpus-per-task") is None:
+        argv.append(f"--cpus-per-task={job.cpus_per_task}")
+    return argv
+
+
+def _is_task_option(option: Option) -> bool:
+    return option.name in TASK_OPTIONS or option.name.startswith("container-")
+
+
+@functools.cache
+def _program(name: str, path: str | None) -> str:
+    return shutil.which(name, path=path) or name
+
+
+async def start(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    own_session: bool,
+    stdin: int | None = None,
+) -> asyncio.subprocess.Process:
+    """Start srun on our own stdin (or ``stdin``), stdout and stderr; it is told when we die."""
+    # Found once: a directory of PATH may be on a file system that does not answer any more.
+    program = _program(argv[0], env.get("PATH"))
+    return await asyncio.create_subprocess_exec(
+        *argv,
+        executable=program,
+        env=dict(env),
+        stdin=stdin,
+        start_new_session=own_session,
+        preexec_fn=_follow_parent,
+    )
+
+
+def raise_file_limit() -> None:
+    """One connection per node can be more than the usual soft limit of open files."""
+    hard = _FILES[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _follow_parent() -> None:
+    _libc.prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
+    resource.setrlimit(resource.RLIMIT_NOFILE, _FILES)  # srun hands our limits on to the ranks

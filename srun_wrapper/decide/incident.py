@@ -1,0 +1,127 @@
+"""One incident from first symptom to first step: its times, its record, its line for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from srun_wrapper.decide.diagnose import Diagnosis
+from srun_wrapper.decide.ladder import Plan
+
+RECOVERED = "recovered"  # the only outcome after which training goes on
+PHASES = ("detect", "decide", "stop", "test", "replace", "restore", "launch", "first_step")
+
+
+@dataclass(slots=True)
+class Incident:
+    """Times are monotonic seconds; a phase runs from the mark before it to its own mark.
+
+    ``wall`` is the wall-clock time of the detection.
+    """
+
+    id: str
+    epoch: int
+    diagnosis: Diagnosis
+    last_good: float
+    detected: float
+    wall: float = field(init=False)
+    plan: Plan | None = None
+    marks: dict[str, float] = field(default_factory=dict)
+    swaps: list[tuple[str, str]] = field(default_factory=list)
+    step_before: int | None = None  # the newest that was seen
+    resume_step: int | None = None  # the first that was done after it
+    fresh: bool = False  # no step had been made before
+    restored: tuple[str, ...] = ()  # what the ranks were restored from, in words
+    tests: tuple[str, ...] = ()  # what tests of the machines said
+    ranks: int = 0  # that were started again
+    warm: int = 0  # of them with everything imported ahead
+    stages: dict[str, float] = field(default_factory=dict)  # s of each stage of "stop"
+    outcome: str = "open"
+
+    def __post_init__(self) -> None:
+        self.wall = time.time() - (time.monotonic() - self.detected)
+
+    def mark(self, phase: str) -> None:
+        """A phase has ended now; only replacements and tests may be tried again."""
+        if phase in ("test", "replace") or phase not in self.marks:
+            self.marks[phase] = time.monotonic()
+
+    def phases(self) -> dict[str, float]:
+        """Seconds per phase; a phase that did not happen took 0."""
+        out = {"detect": max(0.0, self.detected - self.last_good)}
+        previous = self.detected
+        for phase in PHASES[1:]:
+            at = self.marks.get(phase, previous)
+            out[phase] = max(0.0, at - previous)
+            previous = max(previous, at)
+        out["total"] = previous - self.last_good
+        return {name: round(seconds, 4) for name, seconds in out.items()}
+
+    @property
+    def lost_steps(self) -> int | None:
+        """Steps that had been done and were done again; None: not known, which is not 0."""
+        if self.fresh:
+            return 0
+        if self.step_before is None or self.resume_step is None:
+            return None
+        return max(0, self.step_before - self.resume_step + 1)
+
+    def record(self, job: int, step_id: str) -> dict[str, Any]:
+        """The line of incidents.jsonl."""
+        return {
+            "id": self.id,
+            "job": job,
+            "step_id": step_id,
+            "epoch": self.epoch,
+            "time": self.wall,
+            "symptom": self.diagnosis.symptom,
+            "cause": self.diagnosis.cause,
+            "suspects": list(self.diagnosis.suspects),
+            "evidence": list(self.diagnosis.evidence),
+            "action": self.plan.action if self.plan else "none",
+            "why": self.plan.why if self.plan else "",
+            "swaps": [list(pair) for pair in self.swaps],
+            "outcome": self.outcome,
+            "phases": self.phases(),
+            "stop_stages": self.stages,
+            "lost_steps": self.lost_steps,
+            "restored": list(self.restored),
+            "tests": list(self.tests),
+            "ranks": self.ranks,
+            "warm": self.warm,
+        }
+
+    def line(self) -> str:
+        """One plain line for stderr."""
+        phases = self.phases()
+        left_out = {"restore": not self.restored, "test": not self.tests}
+        shown = [name for name in PHASES if not left_out.get(name)]
+        parts = ", ".join(f"{name} {phases[name]:.2f}" for name in shown)
+        what = self.diagnosis.symptom.replace("_", " ")
+        where = ",".join(self.diagnosis.suspects) or self.diagnosis.root.node or "the job"
+        swapped = "".join(f"; {new} took the ranks of {old}" for old, new in self.swaps)
+        lost = self.lost_steps
+        steps = "; lost steps unknown" if lost is None else f"; {_count(lost)} lost"
+        warm = f"; {self.warm} of {self.ranks} ranks started warm" if self.warm else ""
+        restored = f"; {self.restored[0].partition(':')[0]}" if self.restored else ""
+        return (
+            f"recovered from {what} on {where} in {phases['total']:.2f} s "
+            f"({parts}){warm}{restored}{swapped}{steps}"
+        )
+
+
+def _count(steps: int) -> str:
+    return "1 step" if steps == 1 else f"{steps} steps"
+
+
+def ettr(elapsed: float, unproductive: float) -> float | None:
+    """Effective training time ratio: productive seconds / elapsed seconds (ByteRobust 2.1)."""
+    if elapsed <= 0:
+        return None
+    return max(0.0, min(1.0, 1.0 - unproductive / elapsed))
+
+
+def describe(evidence: Iterable[str]) -> str:
+    return "; ".join(evidence)

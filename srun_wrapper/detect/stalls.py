@@ -1,0 +1,107 @@
+"""Shared file systems that do not answer, as the supervisor sees them.
+
+While one does not answer, ranks cannot start, step or end, and no node is to blame for it: the
+clocks of recovery stand still, for at most ``stall_limit`` seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from robust_slurm.slurm.values import fold
+from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.roster import Node
+from srun_wrapper.supervisor.state import JobState
+
+SETTLE = 1.5  # s for other nodes to report the same
+AGAIN = 60.0  # s until it is said again
+
+
+class Stalls:
+    """Stalls that nodes report (``Node.stalled``): shown to the user; the nodes are not blamed."""
+
+    def __init__(
+        self,
+        state: JobState,
+        say: Callable[[str], None] = say,
+        disturbed: Callable[[], float] = lambda: float("-inf"),
+    ) -> None:
+        """``disturbed``: when nodes were last silent by a shared cause, or this process slept."""
+        self._state = state
+        self._disturbed = disturbed
+        self._say = say
+        self._told: dict[str, tuple[float, float]] = {}  # mount -> since, last said
+        self._nodes: dict[str, set[str]] = {}  # mount -> names of the nodes told of
+        # It imports what it needs, which may be on the file system that is going to stall.
+        threading.Thread(target=_folded, args=({"n1", "n2"},), daemon=True).start()
+
+    def standing(self) -> bool:
+        """True if a file system in use does not answer, and the limit for waiting is not over."""
+        oldest = time.monotonic() - self._state.config.stall_limit
+        return any(node.stalled and node.stalled_at > oldest for node in self._state.live())
+
+    async def until(self, ready: Callable[[], bool], seconds: float) -> bool:
+        """As ``JobState.until``; the time counts anew after a stall or another disturbance."""
+        began = time.monotonic()
+        while not await self._state.until(ready, began + seconds - time.monotonic()):
+            if self.standing():
+                await self._state.until(
+                    lambda: ready() or not self.standing(), self._state.config.stall_limit
+                )
+                began = time.monotonic()
+            elif self._disturbed() > began:
+                began = self._disturbed()
+            else:
+                return False
+        return True
+
+    def look(self, now: float) -> None:
+        """Say what is new; called all the time."""
+        found: dict[str, list[Node]] = {}
+        for node in self._state.live():
+            for mount in node.stalled:
+                found.setdefault(mount, []).append(node)
+        for mount, nodes in found.items():
+            since = min(node.stalled_at for node in nodes)
+            if mount not in self._told:
+                if now - since >= SETTLE:
+                    self._tell(mount, nodes, now, since)
+            elif now - self._told[mount][1] >= AGAIN:
+                self._tell(mount, nodes, now, since)
+        for mount in set(self._told) - set(found):
+            since, _ = self._told.pop(mount)
+            where, waited = _folded(self._nodes.pop(mount)), now - since
+            self._say(f"file system {mount} answers again on {where} after {waited:.0f} s")
+
+    def _tell(self, mount: str, nodes: list[Node], now: float, since: float) -> None:
+        first = mount not in self._told
+        self._told[mount] = (since, now)
+        names = self._nodes.setdefault(mount, set())
+        names |= {node.name for node in nodes}
+        starting = any(node.starting for node in nodes)
+        what = "processes cannot start" if starting else "ranks wait"
+        where = _folded({node.name for node in nodes})
+        waited = now - since
+        text = f"{what} on {where}: file system {mount} does not answer"
+        if first:
+            limit = self._state.config.stall_limit
+            text += f"; waiting for up to {limit:g} s (stall_limit), no node is blamed for it"
+        else:
+            text += f" since {waited:.0f} s"
+        self._say(text)
+
+
+def own_mounts(node: Node, nodes: Iterable[Node]) -> list[str]:
+    """Return the file systems that do not answer on this node alone of several.
+
+    That is no evidence against the node: the others may not use them.
+    """
+    others = [other for other in nodes if other is not node]
+    shared = {mount for other in others for mount in other.stalled}
+    return [mount for mount in node.stalled if others and mount not in shared]
+
+
+def _folded(names: set[str]) -> str:
+    return fold(sorted(names))

@@ -1,0 +1,399 @@
+"""The two watches that run beside the job: silent nodes, and jobs that make no step."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from srun_wrapper.command.rank_env import fold_hosts
+from srun_wrapper.decide.diagnose import Failure
+from srun_wrapper.decide.shared_cause import Event, Kind, SharedCauses, Silence
+from srun_wrapper.detect.outage import Elsewhere, begins, ends, expires
+from srun_wrapper.detect.pace import START_INSPECT, is_frozen, judge
+from srun_wrapper.detect.stalls import own_mounts
+from srun_wrapper.protocol.messages import Inspect, Sample
+from srun_wrapper.protocol.server import probe
+from srun_wrapper.supervisor.roster import AgentKey, Node, Rank, Role
+from srun_wrapper.supervisor.state import JobState
+
+TICK = 0.1
+LATE = 0.25  # s that a report may be late, or half an interval, before it is missed
+PROBE_TIMEOUT = 0.75
+PROBED_AGAIN = (0.25, 0.5)  # s after the first attempt: two lost packets must not cost a node
+ASK_AGAIN = 0.5  # s until a node is asked again; who is stopped takes nobody out of its queue
+MANY_PROBES = 64  # at a time, while all nodes are asked once at the start
+UNANSWERED = 0.1  # s; a host that lives answers in a tenth of this, however busy it is
+LONG = 2.0  # s of silence, on top, after which a node that answers may be lost all the same
+BROKEN = 0.3  # s for a node whose connection broke to come back
+TURNED_AWAY = 2  # failed probes of a node that is well: there is a firewall between
+REBORN = 2.0  # s for a robust-task that died to be back
+AGAIN_REFUSED = 0.25
+MUTE = 10.0  # s of silence of a node whose kernel still answers
+SLEPT = 2.0  # s between two looks after which this process was stopped, or its machine paused
+SETTINGS: dict[Kind, str] = {"unreachable": "outage_wait", "mute": "stall_limit"}
+WINDOW = 1.0  # s over which ranks are inspected
+REPLY = 12.0
+
+
+class Guard:
+    """Calls watches so that a failing one neither ends the job nor silences another."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said: set[str] = set()
+
+    def call(self, watch: Callable[[float], None], now: float) -> None:
+        try:
+            watch(now)
+        except Exception as err:  # noqa: BLE001 - whatever it is, the job goes on
+            text = f"{watch.__qualname__}: {type(err).__name__}: {err}"
+            if text not in self._said:
+                self._said.add(text)
+                self._say(f"internal error in a watch, the job goes on: {text}")
+
+
+class NodeWatch:
+    """Finds lost nodes.
+
+    No word from a node is a suspicion; only a failed second way makes it a loss, and only if no
+    shared cause explains it. ``elsewhere``: hosts that show that the network here works.
+    """
+
+    def __init__(
+        self,
+        state: JobState,
+        elsewhere: Elsewhere | None = None,
+        on_shared: Callable[[str, bool], None] = lambda _text, _begins: None,
+    ) -> None:
+        self._state = state
+        self._elsewhere = elsewhere or Elsewhere()
+        self._on_shared = on_shared  # gets a message, and whether a shared cause begins
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looked: float | None = None
+        self.disturbed = float("-inf")  # when a shared cause was last at work, or this slept
+        config = state.config
+        self._causes: SharedCauses[AgentKey] = SharedCauses(
+            {"unreachable": config.outage_wait, "mute": config.stall_limit}
+        )
+
+    def doubtful(self) -> bool:
+        """True if some node's fate is still open."""
+        now = time.monotonic()
+        return any(now - n.last_word > self.patience() for n in self._state.live())
+
+    def waiting(self) -> bool:
+        """True while the job waits out a shared cause that concerns nodes with ranks."""
+        nodes = self._state.nodes
+        return any(
+            nodes[key].role is Role.ACTIVE and nodes[key].silence is not None
+            for event in self._causes.events.values()
+            for key in event.nodes
+        )
+
+    def seems_shared(self, now: float) -> bool:
+        """True if a shared cause is, or may be, at work."""
+        return bool(self._causes.events) or self._causes.suspected(*self._scene(now))
+
+    def patience(self) -> float:
+        """Seconds of silence before the second way is tried."""
+        return self._state.interval + max(LATE, 0.5 * self._state.interval)
+
+    def suspected(self, node: Node, now: float) -> bool:
+        """True if the second way to this node must be tried, or is being tried."""
+        return _broken(node, now) or now - node.last_word > self.patience()
+
+    def doubted(self, node: Node, now: float) -> bool:
+        """True if the node may need replacing; not if its report is late and its host answers."""
+        unanswered = node.unreachable > 0 or (node.probing and now - node.asked_at > UNANSWERED)
+        patience = self.patience() + (0.0 if unanswered else LONG)
+        return _broken(node, now) or now - node.last_word > patience
+
+    def look(self, now: float) -> None:
+        self._notice_sleep(now)
+        for node in self._state.live():
+            if node.probing or now < node.ask_again:
+                continue
+            first = node.second_way is None and len(self._tasks) < MANY_PROBES
+            suspected = self.suspected(node, now)
+            if first or suspected:
+                self._start_probe(node, suspected)
+        self._judge(now)
+
+    # -- this process may have slept
+
+    def _notice_sleep(self, now: float, most: float = SLEPT) -> None:
+        before, self._looked = self._looked, now
+        if before is not None and now - before > most:
+            self._state.on_news(f"robust-srun did not run for {now - before:.1f} s")
+            self._begin_anew(now)
+
+    def continued(self) -> None:
+        """SIGCONT: perhaps this process was stopped; Slurm sends it before other signals, too."""
+        self._notice_sleep(time.monotonic(), self.patience())
+
+    def _begin_anew(self, now: float) -> None:
+        """Let all silence begin anew: this process did not run, and the job may not have either."""
+        self.disturbed = now
+        for node in self._state.live():
+            node.heard(now)
+            node.ask_again = 0.0
+            node.closed_at = node.closed_at and now
+        self._causes.slept(now)
+        self._state.pace.excuse(now)
+
+    # -- the second way
+
+    def _start_probe(self, node: Node, suspected: bool) -> None:
+        node.probing, node.asked_at = True, time.monotonic()
+        task = asyncio.create_task(self._probe(node, suspected))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _probe(self, node: Node, suspected: bool) -> None:
+        before, port = node.last_word, node.hello.probe_port
+        answer = await probe(node.address, port, PROBE_TIMEOUT, PROBED_AGAIN)
+        node.probing = False
+        now = time.monotonic()
+        self._notice_sleep(now)
+        silent = now - node.last_word
+        if not suspected:  # it was asked whether it can be asked, and nothing else follows
+            if answer == "accepted":
+                node.second_way = True
+            elif node.connection and silent <= self.patience():
+                # A firewall between would make every stumble look like a loss: silence decides.
+                node.turned_away += 1
+                if node.turned_away >= TURNED_AWAY:
+                    node.second_way = False
+                    self._state.on_news(f"{node.name}: port {port} is {answer} though it is well")
+            return
+        if node.last_word > before or node.gone:
+            return
+        if node.second_way is False or (node.second_way is None and node.turned_away):
+            answer = "accepted"
+        if node.unreachable and answer != "unreachable":
+            node.reachable_at = now
+        node.unreachable = node.unreachable + 1 if answer == "unreachable" else 0
+        node.silence = None
+        enough = 1 if node.second_way else 2  # once more where it has never answered
+        if answer == "refused":
+            node.refused, node.refused_at = True, node.refused_at or now
+            if now - node.refused_at < REBORN:
+                node.ask_again = now + AGAIN_REFUSED  # its guardian may start it again
+                return
+            node.ours = True
+            where = f"{node.address}:{port}"
+            self._state.lose(node, f"its robust-task is gone ({where} refuses)")
+        elif answer == "unreachable":
+            proven = node.asked_at if node.unreachable >= enough else None
+            node.silence = Silence("unreachable", node.last_word, proven)
+        else:
+            node.ask_again = now + ASK_AGAIN
+            if silent > LONG:
+                # After an outage its agent must have had time to connect anew.
+                mute = now - max(before, node.reachable_at) > max(MUTE, 4 * self._state.interval)
+                node.silence = Silence("mute", node.last_word, node.asked_at if mute else None)
+        self._judge(now)
+
+    # -- the verdict
+
+    def _judge(self, now: float) -> None:
+        silent, keys, own, answered = self._scene(now)
+        if not silent and not self._causes.events:
+            return
+        if silent and all(key in silent for key in keys if key != own):
+            self._elsewhere.ask(since=max(s.since for s in silent.values()))
+        before = dict(self._causes.events)
+        verdicts = self._causes.judge(now, silent, keys, own, answered)
+        self._tell(before, now)
+        for key, verdict in verdicts.items():
+            if verdict != "wait":
+                node = self._state.nodes[key]
+                if verdict == "lost" and key == own:
+                    why = f"no word for {now - node.last_word:.1f} s though robust-srun runs there"
+                    self._state.lose_silent(node, why, shared=True)  # no evidence against the node
+                else:
+                    self._give_up(node, now, shared=verdict == "replace")
+        if self.waiting():
+            self.disturbed = now
+            self._state.pace.excuse(now)
+
+    def _scene(
+        self, now: float
+    ) -> tuple[dict[AgentKey, Silence], list[AgentKey], AgentKey | None, float]:
+        """All that a verdict needs: silent nodes, all nodes, robust-srun's, word from elsewhere."""
+        live = self._state.live()
+        silent = {n.key: s for n in live if (s := self._silence(n, now)) is not None}
+        here = self._state.own_node
+        own = next((n.key for n in live if n.name == here and not n.companion), None)
+        return silent, [n.key for n in live], own, self._elsewhere.answered
+
+    def _silence(self, node: Node, now: float) -> Silence | None:
+        """Return the node's silence; a host that does not answer at once counts among many."""
+        unanswered = node.probing and now - node.asked_at > UNANSWERED
+        if node.silence is None and node.second_way and unanswered and self.suspected(node, now):
+            return Silence("unreachable", node.last_word)
+        return node.silence
+
+    def _give_up(self, node: Node, now: float, *, shared: bool) -> None:
+        silent, where = now - node.last_word, f"{node.address}:{node.hello.probe_port}"
+        if node.silence is not None and node.silence.kind == "unreachable":
+            times = node.unreachable * (1 + len(PROBED_AGAIN))
+            why = f"no word for {silent:.1f} s and {where} unreachable {times} times"
+        elif node.second_way:
+            why = f"no word for {silent:.1f} s though its kernel answers: all processes stopped?"
+        else:
+            why = f"no word for {silent:.1f} s and {where} cannot be asked (a firewall between?)"
+        if shared:
+            why += "; it shares the cause with other nodes"
+        self._state.lose_silent(node, why, shared=shared)
+
+    def _tell(self, before: Mapping[Kind, Event[AgentKey]], now: float) -> None:
+        for kind, event in self._causes.events.items():
+            if kind not in before:
+                limit, setting = self._causes.limits[kind], SETTINGS[kind]
+                self._on_shared(begins(event, self._names(event), limit, setting), True)
+            elif event.expired and not event.told:
+                event.told = True
+                self._on_shared(expires(event, self._names(event), now), False)
+        for kind, event in before.items():
+            if kind not in self._causes.events and not event.told:
+                self._on_shared(ends(event, self._names(event), now), False)
+
+    def _names(self, event: Event[AgentKey]) -> str:
+        silent = [n for n in self._state.nodes.values() if n.key in event.nodes]
+        return fold_hosts([n.name for n in sorted(silent, key=lambda n: (n.companion, n.key[2]))])
+
+
+def _broken(node: Node, now: float) -> bool:
+    """True if the node's connection has been closed for more than ``BROKEN`` seconds."""
+    return node.closed_at is not None and now - node.closed_at > BROKEN
+
+
+class HangWatch:
+    """Asks the ranks what they do when no step comes in time, and judges the answers."""
+
+    def __init__(self, state: JobState, excused: Callable[[], bool] = lambda: False) -> None:
+        """``excused``: whether the ranks wait for a file system that does not answer."""
+        self._state = state
+        self._excused = excused
+        self._token = 0
+        self._busy: asyncio.Task[None] | None = None
+        self._next = 0.0
+        self._frozen_rounds = 0
+        self._frozen_since = 0.0
+
+    def look(self, now: float) -> None:
+        """Start an inspection when one is due."""
+        pace = self._state.pace
+        if self._excused():
+            pace.excuse(now)
+        if not self._state.config.hang or now < self._next:
+            return
+        if pace.silent(now) < pace.inspect_after():
+            self._frozen_rounds = 0
+            return
+        if not self._beating() and not pace.phase:
+            # A command that never gave a sign of steps cannot be told from a slow one; only its
+            # stopped processes can.
+            self._next = now + 30.0
+        if self._busy is None or self._busy.done():
+            self._busy = asyncio.create_task(self._inspect())
+
+    def _beating(self) -> bool:
+        return self._state.progress.best is not None or self._state.pace.slowest > 0
+
+    async def _inspect(self) -> None:
+        state = self._state
+        epoch = state.world.epoch
+        self._token += 1
+        token = self._token
+        active = [n for n in state.world.places if n.role is Role.ACTIVE and n.connection]
+        replies = state.inspections[token] = {}
+        for node in active:
+            if node.connection is not None:
+                node.connection.send(Inspect(token, WINDOW))
+        await state.until(
+            lambda: len(replies) >= len(active) or state.world.epoch != epoch, WINDOW + REPLY
+        )
+        del state.inspections[token]
+        now = time.monotonic()
+        self._next = now + min(5.0, max(1.0, state.pace.floor / 2))
+        if state.world.epoch != epoch or state.failures or self._excused():
+            return
+        alone = [(node, mounts) for node in active if (mounts := own_mounts(node, active))]
+        if len(alone) == 1:  # and it has been waited for
+            ((node, mounts),) = alone
+            others = (reply for key, reply in replies.items() if key != node.key)
+            well = {mount for reply in others for mount in reply.answering}
+            node.own_mount = next((mount for mount in mounts if mount in well), "")
+            where = "it answers on other nodes" if node.own_mount else "no other node uses it"
+            what = f"file system {node.own_mount or mounts[0]} has not answered"
+            why = f"{what} for {now - node.stalled_at:.0f} s, and {where}"
+            state.lose(node, why, shared=not node.own_mount)  # else its server may be away
+            return
+        ranks: dict[int, Rank] = {}
+        samples: dict[int, Sample] = {}
+        for node in active:
+            reply = replies.get(node.key)
+            for sample in reply.samples if reply else ():
+                rank = state.world.rank_at(node, sample.local)
+                if rank is not None and rank.rank >= 0 and rank.exit is None:
+                    ranks[rank.rank], samples[rank.rank] = rank, sample
+        if not samples:
+            return
+        self._count_frozen(samples, now)
+        verdict = judge(
+            state.pace,
+            now,
+            samples,
+            WINDOW,
+            {number: rank.step for number, rank in ranks.items()},
+            self._frozen_rounds,
+            now - self._frozen_since,
+            ending := state.world.is_ending(),
+        )
+        if ending:
+            self._next = now + START_INSPECT  # only stopped ranks are looked for
+        stopped = all(samples[r].state == "T" for r in verdict.ranks) and verdict.ranks
+        if verdict.hung and (self._beating() or stopped or state.pace.phase):
+            self._hung(verdict.why, verdict.ranks, ranks, samples)
+        elif state.config.verbose:
+            state.on_news(f"no step for {state.pace.silent(now):.1f} s: {verdict.why}")
+
+    def _count_frozen(self, samples: dict[int, Sample], now: float) -> None:
+        if not is_frozen(samples):
+            self._frozen_rounds = 0
+        elif self._frozen_rounds == 0:
+            self._frozen_rounds, self._frozen_since = 1, now
+        else:
+            self._frozen_rounds += 1
+
+    def _hung(
+        self,
+        why: str,
+        odd: tuple[int, ...],
+        ranks: dict[int, Rank],
+        samples: dict[int, Sample],
+    ) -> None:
+        state = self._state
+        nodes = tuple(dict.fromkeys(ranks[r].node.name for r in odd if r in ranks))
+        evidence = [why]
+        for number in odd[:4]:
+            stack = samples[number].stack
+            where = f" in {stack[0]}" if stack else ""
+            node = ranks[number].node.name
+            evidence.append(f"rank {number} on {node} stands out{where}")
+        first = odd[0] if odd else min(ranks)
+        state.failures.append(
+            Failure(
+                "hang",
+                time.monotonic(),
+                state.pace.last,
+                ranks[first].node.name if odd else "",
+                first if odd else None,
+                evidence=tuple(evidence),
+                suspects=nodes,
+            )
+        )
+        state.changed.set()

@@ -1,0 +1,226 @@
+"""Messages between the supervisor and the slots' stores of snapshots; the agents relay them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from robust_slurm.checkpoint.format.state_sum import StateSum
+from robust_slurm.checkpoint.planning.interval import Cost
+from robust_slurm.checkpoint.store.events import Holding, Outcome, Target, Wanted
+from srun_wrapper.protocol.base import Event, Message
+
+# ---------------------------------------------------------------- slot -> supervisor
+
+
+MERGED = 256  # steps of a rank in a report at most
+
+
+class StoreReady(Event):
+    """A slot's store of snapshots listens for peers; port 0: the slot has none."""
+
+    local: int
+    port: int
+    host: str = ""  # of checkpoint_interface; empty: the node's address
+
+
+class Enrolled(Event):
+    """A rank's Checkpointer has introduced itself to its slot's store."""
+
+    epoch: int
+    local: int
+    rank: int
+    world: int
+    mesh: dict[str, int]  # dimension -> size, the last varies fastest; empty: none was named
+    needs: tuple[int, ...]  # ranks whose snapshots restore this one
+    directory: str  # of the durable tier, "" for none
+    every: int  # steps between durable checkpoints, 0: by time only
+    size: int  # bytes of a snapshot, as far as known
+
+
+class Saved(Message):
+    """The newest step that a rank has in memory, and that its replica has; in a Report."""
+
+    epoch: int
+    rank: int
+    step: int
+    replicated: int | None
+    size: int
+    copy_s: float
+    blocked_s: float
+    same: tuple[tuple[int, int], ...] = ()  # step, checksum of what its group shares
+    cost: Cost = Cost(0.0, 0.0, 0.0, 0.0)
+    safe: int = -1  # newest step that has a replica, or can have none
+    have: tuple[int, ...] = ()  # steps up to it that can be used, of which some were said before
+
+    def after(self, older: Saved | None) -> Saved:
+        """This one, with what an older one says that nobody will hear."""
+        if older is None or older.epoch != self.epoch:
+            return self
+        same, have = (*older.same, *self.same), tuple(sorted({*older.have, *self.have}))
+        return msgspec.structs.replace(self, same=same[-MERGED:], have=have[-MERGED:])
+
+
+class Persisted(Event):
+    """A snapshot was written to the durable tier, or could not be."""
+
+    rank: int
+    step: int
+    ok: bool
+    why: str
+    seconds: float
+
+
+class Committed(Event):
+    """A durable checkpoint is complete, or never will be."""
+
+    step: int
+    ok: bool
+    why: str
+
+
+class Alarm(Event):
+    """Something about checkpoints that a person should know; training goes on."""
+
+    rank: int
+    text: str
+
+
+class Resumed(Event):
+    """A rank has its state back."""
+
+    epoch: int
+    rank: int
+    step: int
+
+
+class Stock(Message):
+    """One slot's answer to TakeStock."""
+
+    token: int
+    local: int
+    held: tuple[Holding, ...]
+
+
+class Moved(Message):
+    """One slot's answer to Fetch or Flush."""
+
+    token: int
+    local: int
+    results: tuple[Outcome, ...]
+
+
+class StateSums(Message):
+    """One slot's answer to TakeSums."""
+
+    token: int
+    local: int
+    found: tuple[StateSum, ...]
+
+
+FromStore = (
+    StoreReady
+    | Enrolled
+    | Saved
+    | Persisted
+    | Committed
+    | Alarm
+    | Resumed
+    | Stock
+    | StateSums
+    | Moved
+)
+
+# ---------------------------------------------------------------- supervisor -> slot
+
+
+class TakeStock(Message):
+    """Request for the list of the store's snapshots."""
+
+    token: int
+    step: int | None = None  # of this step only, every byte held against its digest
+
+
+class TakeSums(Message):
+    """Request for the sums of all state that the ranks saved as this step (see ``state_sum``)."""
+
+    token: int
+    step: int
+
+
+class StandAt(Message):
+    """The ranks wait after this step, until another one is named; -1: for none."""
+
+    step: int
+
+
+class Place(Message):
+    """Destinations of the replicas of this node's ranks."""
+
+    targets: dict[int, Target | None]  # by rank; None: nowhere
+
+
+class Fetch(Message):
+    """Get snapshots from other stores into this slot's."""
+
+    token: int
+    local: int
+    items: tuple[Wanted, ...]
+
+
+class MakeRoom(Message):
+    """Snapshots may have to be fetched: have memory for so many of ``size`` bytes in each slot."""
+
+    size: int
+    files: int
+
+
+class PersistAt(Message):
+    """The snapshot of this step goes to the durable tier when it comes."""
+
+    step: int
+
+
+class Unshare(Message):
+    """These ranks no longer hold the same: each saves all of its own state from now on."""
+
+    ranks: tuple[int, ...]
+
+
+class Complete(Message):
+    """All ranks have ``step`` in memory, and their replicas: older ones may be overwritten."""
+
+    step: int  # -1: not known of any new one
+    passed: int  # no rank has to be waited for up to this one; some may lack it
+
+
+class SaveEvery(Message):
+    """From step ``first`` on only multiples of ``every`` are saved in memory."""
+
+    every: int
+    first: int
+
+
+class Flush(Message):
+    """Write these snapshots (owner, file) to the durable tier now."""
+
+    token: int
+    local: int
+    step: int
+    owners: tuple[tuple[int, str], ...]
+    commit_world: int  # ranks of the whole checkpoint, for the one slot that commits it; else 0
+    deadline: float  # seconds
+
+
+ToStore = (
+    TakeStock
+    | TakeSums
+    | StandAt
+    | Place
+    | Fetch
+    | MakeRoom
+    | PersistAt
+    | Unshare
+    | SaveEvery
+    | Complete
+    | Flush
+)

@@ -1,0 +1,317 @@
+"""Messages between robust-srun (the supervisor), the node agents and the shims.
+
+One agent per node (the shim with local id 0) holds the node's only connection to the supervisor;
+the node's other shims talk through it. Messages are msgpack arrays, tagged by their first
+element. New fields go at the end, with a default: an older reader skips what it does not know.
+Times are seconds; ``*_age`` are ages at the moment of sending, because nodes' clocks differ.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from robust_slurm.checkpoint.store.events import Restore
+from robust_slurm.record import NotFinite
+from srun_wrapper.protocol.base import Event as Event
+from srun_wrapper.protocol.base import Message as Message
+from srun_wrapper.protocol.checkpoint_messages import FromStore, Saved, ToStore
+
+# ---------------------------------------------------------------- shim <-> its node's agent
+
+
+class SlotHello(Message):
+    """A shim reports to its node's agent."""
+
+    local: int  # SLURM_LOCALID
+    task: int  # SLURM_PROCID in the real step
+    pid: int
+
+
+class SlotWelcome(Message):
+    run_dir: str  # directory for the beat records, 0700, in memory
+
+
+# ---------------------------------------------------------------- agent -> supervisor
+
+
+class Hello(Message):
+    """First message of an agent on each connection, also after a lost one."""
+
+    job_id: int
+    step_id: str
+    node_index: int  # SLURM_NODEID in the real step
+    node: str
+    tasks: tuple[int, ...]  # SLURM_PROCID of each slot, by local id
+    step_nodes: int
+    step_tasks: int
+    probe_port: int
+    free_port: int
+    companion: int  # 0: the main step; else the number of the companion request
+    epoch: int  # epoch its ranks run in; 0 when none was started yet
+    seen: int = 0  # highest event number it has already had acknowledged
+    life: int = 0  # how many agents of this node have died before it
+
+
+class RankBeat(msgspec.Struct, array_like=True):
+    """The newest heartbeat of one rank."""
+
+    local: int
+    step: int | None
+    beats: int
+    age: float
+    phase: str = ""
+    phase_age: float = 0.0
+    source: str = ""
+    loss: float | None = None
+    grad_norm: float | None = None
+    nan: NotFinite | None = None
+    ended: bool = False  # the process that made these steps has ended
+    proven: int | None = None  # newest saved step that a finite loss was computed from
+
+
+class Report(Message):
+    """Sent every interval, and at once when something changed."""
+
+    epoch: int
+    beats: tuple[RankBeat, ...]
+    saved: tuple[Saved, ...] = ()  # by ranks that saved since the last report
+
+
+class Started(Event):
+    epoch: int
+    local: int
+    pid: int
+    warm: bool = False
+    """Forked from an interpreter that had everything imported."""
+
+
+class Exited(Event):
+    """A rank's process ended by itself (not by a Stop order)."""
+
+    epoch: int
+    local: int
+    code: int | None  # exit code, None when a signal ended it
+    signal: int | None
+    age: float
+    tail: str  # the last lines of its stderr
+    launched: bool = True  # False: the command could not be run at all
+
+
+class Stopped(Event):
+    """All processes of this node's ranks of that epoch are gone."""
+
+    epoch: int
+    free_port: int
+    stuck: tuple[int, ...] = ()  # pids that survived SIGKILL
+    stages: dict[str, float] = msgspec.field(default_factory=dict)  # s of each (stop_stages)
+    cut: tuple[str, ...] = ()  # ranks that were killed while they were still writing, in words
+
+
+class StdinRead(Event):
+    """Input has come through a slot's stdin."""
+
+    local: int
+    whole: bool  # all of it is kept for the next incarnation of the rank
+
+
+class SlotLost(Event):
+    """A shim of this node vanished."""
+
+    local: int
+
+
+class Signalled(Event):
+    """Slurm (scancel, time limit, a shrink) signalled this node's shims."""
+
+    signum: int
+
+
+class Stalled(Event):
+    """Shared file systems in use on this node do not answer; () when all of them do again."""
+
+    mounts: tuple[str, ...]
+    starting: bool
+    """A rank is to be started and is not through exec."""
+
+
+class Sample(msgspec.Struct, array_like=True):
+    """Activity of one rank's process tree during an inspection."""
+
+    local: int
+    state: str  # worst of /proc/PID/stat: T stopped, D waiting for I/O, R, S, '' gone
+    cpu: float  # seconds of CPU used in the window
+    io: int  # bytes read and written in the window
+    stack: tuple[str, ...] = ()  # main thread, innermost first, "function (file:line)"
+    moved: bool = False  # stack changed between the start and the end of the window
+
+
+class Inspected(Message):
+    token: int
+    window: float
+    samples: tuple[Sample, ...]
+    answering: tuple[str, ...] = ()
+    """Shared file systems in use on this node that have answered."""
+
+
+# ---------------------------------------------------------------- supervisor -> agent
+
+
+class Ack(Message):
+    """Answer to each Report: the supervisor lives. ``seen``: highest event number received."""
+
+    seen: int
+    interval: float
+    """s between reports from now on."""
+
+
+class RankStart(msgspec.Struct, array_like=True):
+    local: int
+    rank: int
+    env: dict[str, str]
+
+
+class Peer(msgspec.Struct, array_like=True):
+    """Another agent, to be asked whether it still hears the supervisor."""
+
+    index: int
+    host: str
+    port: int
+
+
+class Start(Message):
+    """Begin an epoch on this node; whatever runs of an older one is stopped first."""
+
+    epoch: int
+    env: dict[str, str]
+    ranks: tuple[RankStart, ...]
+    grace: float
+    index: int  # this node's place in the virtual world
+    first: bool  # nothing ran before in this job
+    nodes: int
+    master: str
+    port: int
+    peers: tuple[Peer, ...] = ()
+    restore: Restore | None = None
+    moved: bool = False  # places are not as srun has numbered the nodes
+
+
+class Stop(Message):
+    epoch: int
+    grace: float
+
+
+class Signal(Message):
+    """Pass a signal to the ranks.
+
+    ``early``: it was sent before they were started, and waits until they are ready for it.
+    """
+
+    signum: int
+    early: bool = False
+
+
+class Inspect(Message):
+    token: int
+    window: float
+
+
+class Finish(Message):
+    """End the shims, each with its rank's own exit (code, signal), by local id."""
+
+    exits: tuple[tuple[int, int], ...]
+
+
+# ---------------------------------------------------------------- warm starts
+
+
+class Imports(Event):
+    """Imports at the first step, sent by one rank of the job (``imports.pack``).
+
+    ``ranks``: how many ranks a launcher (torchrun) has started there, one of which it was; 0: it is
+    the command itself. ``environ``: what counted when such a rank's interpreter started.
+    """
+
+    learnt: bytes
+    ranks: int = 0
+    environ: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class WarmRanks(Event):
+    """Number of a slot's ranks that would start warm."""
+
+    local: int
+    ready: int
+
+
+class Warmup(Message):
+    """A slot that has no rank yet: have the same imported (see ``Imports``)."""
+
+    learnt: bytes
+    ranks: int = 0
+    environ: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+# ---------------------------------------------------------------- stop-time tests
+
+
+class RunTests(Message):
+    """Start a worker of the active tests in this slot; the ranks are down.
+
+    It finds its coordinator at the supervisor's address and ``port``; its key is made of the
+    step's and ``token`` (``tester.session_key``), so that none goes over the wire.
+    """
+
+    token: int
+    port: int
+    life: float  # s after which it ends itself
+    python: str  # that has torch; "": the shim's own
+    every_slot: bool  # else only local id 0
+
+
+class WorkerEnded(Event):
+    """A worker has ended: ``code`` as subprocess has it, ``tail`` the end of what it said."""
+
+    token: int
+    local: int
+    code: int
+    tail: str
+
+
+# ---------------------------------------------------------------- agent <-> agent
+
+
+class PeerAsk(Message):
+    job_id: int
+
+
+class PeerSay(Message):
+    """``silent``: seconds since this agent last heard the supervisor."""
+
+    index: int
+    silent: float
+
+
+_FromSlot = (
+    Started
+    | Exited
+    | StdinRead
+    | Stopped
+    | Inspected
+    | Imports
+    | WarmRanks
+    | WorkerEnded
+    | FromStore
+)
+_ToSlot = Start | Stop | Signal | Inspect | Finish | Warmup | RunTests | ToStore
+FromShim = SlotHello | _FromSlot
+ToShim = SlotWelcome | _ToSlot
+FromAgent = Hello | Report | SlotLost | Signalled | Stalled | PeerAsk | _FromSlot
+ToAgent = Ack | _ToSlot
+
+encode = msgspec.msgpack.Encoder().encode
+decode_from_shim = msgspec.msgpack.Decoder(FromShim).decode
+decode_to_shim = msgspec.msgpack.Decoder(ToShim).decode
+decode_from_agent = msgspec.msgpack.Decoder(FromAgent).decode
+decode_to_agent = msgspec.msgpack.Decoder(ToAgent).decode
+decode_ask = msgspec.msgpack.Decoder(PeerAsk).decode
+decode_say = msgspec.msgpack.Decoder(PeerSay).decode

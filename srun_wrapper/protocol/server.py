@@ -1,0 +1,113 @@
+"""The supervisor's side of the wire: accepts agents, hands on their messages (asyncio)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from asyncio import FIRST_COMPLETED
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from robust_slurm.framed import Framed
+from robust_slurm.wire import WireError
+from srun_wrapper.protocol.messages import Message, PeerAsk, decode_from_agent, encode
+
+HIGH_WATER = 8 << 20
+HELD_UP = 0.05  # s
+Answer = Literal["accepted", "refused", "unreachable"]
+
+
+class Connection(Framed):
+    """One agent's connection. ``agent`` is set by the supervisor."""
+
+    refused = (WireError, msgspec.MsgspecError)
+
+    def __init__(
+        self,
+        key: bytes,
+        on_message: Callable[[Connection, Message], None],
+        on_close: Callable[[Connection], None],
+    ) -> None:
+        super().__init__(key)
+        self._on_message = on_message
+        self._on_close = on_close
+        self.agent: object | None = None
+        self.closed = False
+
+    def prepare(self, transport: asyncio.Transport, sock: socket.socket) -> None:
+        transport.set_write_buffer_limits(high=HIGH_WATER)
+
+    def received(self, payload: bytes) -> None:
+        message = decode_from_agent(payload)
+        if not isinstance(message, PeerAsk):
+            self._on_message(self, message)
+
+    def send(self, message: Message) -> None:
+        if self._transport is not None and not self.closed and self._codec.ready:
+            self.write(encode(message))
+            if self._transport.get_write_buffer_size() > HIGH_WATER:
+                self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        self._on_close(self)
+
+
+async def listen(
+    key: bytes,
+    on_message: Callable[[Connection, Message], None],
+    on_close: Callable[[Connection], None],
+) -> tuple[asyncio.Server, int]:
+    """Listen on all addresses, on a port of the kernel's choice. Returns the server and port."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: Connection(key, on_message, on_close),
+        host="0.0.0.0",  # agents come from all nodes; they must prove the key
+        port=0,
+        backlog=4096,
+    )
+    return server, int(server.sockets[0].getsockname()[1])
+
+
+async def probe(host: str, port: int, timeout: float, again: Sequence[float] = ()) -> Answer:
+    """Second way to a silent node.
+
+    A live kernel answers a connection attempt at once, however busy the node's processes are.
+    ``again``: s from now at which one more attempt is made, beside those before, while nothing has
+    been answered; ``timeout`` is for all of them.
+    """
+    attempts = {asyncio.create_task(_attempt(host, port, wait)) for wait in (0.0, *again)}
+    answers, end = set[Answer](), time.monotonic() + timeout
+    try:
+        waiting = attempts
+        while waiting and not answers and (left := end - time.monotonic()) > 0:
+            done, waiting = await asyncio.wait(waiting, timeout=left, return_when=FIRST_COMPLETED)
+            answers = _said(done)
+        if not answers and time.monotonic() > end + HELD_UP:
+            # This process was held up: an answer may be there that it has not looked at.
+            done, _ = await asyncio.wait(attempts, timeout=HELD_UP)
+            answers = _said(done)
+    finally:
+        for each in attempts:
+            each.cancel()
+    return min(answers, default="unreachable")  # "accepted" before "refused"
+
+
+def _said(attempts: Iterable[asyncio.Task[Answer]]) -> set[Answer]:
+    """Answers of the host to these attempts."""
+    return {each.result() for each in attempts} - {"unreachable"}
+
+
+async def _attempt(host: str, port: int, wait: float) -> Answer:
+    await asyncio.sleep(wait)
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except ConnectionRefusedError:
+        return "refused"
+    except OSError:
+        return "unreachable"
+    writer.close()
+    return "accepted"

@@ -1,0 +1,441 @@
+"""robust-srun's main loop: launch, watch, recover, end.
+
+Observations come in through JobState (messages) and the watches; ``diagnose`` and ``ladder``
+decide; ``recovery`` and ``replace`` do what was decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any
+
+from robust_slurm.config import Config
+from robust_slurm.ledger import JobLedger
+from robust_slurm.slurm import Slurm, SlurmError
+from srun_wrapper.checkpoints import restoring
+from srun_wrapper.checkpoints.certificates import Certificates
+from srun_wrapper.checkpoints.registry import Checkpoints
+from srun_wrapper.checkpoints.restoring import Restoring
+from srun_wrapper.checkpoints.verify_rules import ONE_NODE
+from srun_wrapper.checkpoints.verifying import Verify
+from srun_wrapper.command import steps
+from srun_wrapper.command.torchrun import restarts_itself
+from srun_wrapper.decide import ladder
+from srun_wrapper.detect.launch_watch import LaunchWatch
+from srun_wrapper.detect.outage import Elsewhere
+from srun_wrapper.detect.stalls import Stalls
+from srun_wrapper.detect.watch import TICK, Guard, HangWatch, NodeWatch
+from srun_wrapper.protocol.messages import Finish, Message, Signal, Start, Stop
+from srun_wrapper.protocol.server import Connection, listen
+from srun_wrapper.recover.machine_tests import StopTests
+from srun_wrapper.recover.recovery import Recovery
+from srun_wrapper.recover.replace import Replacement
+from srun_wrapper.replay.replaying import Asked, Replay
+from srun_wrapper.supervisor.aside import aside
+from srun_wrapper.supervisor.ending import Ending
+from srun_wrapper.supervisor.orders import finish_order, start_orders
+from srun_wrapper.supervisor.real_step import RealStep
+from srun_wrapper.supervisor.report import Account, roster, say
+from srun_wrapper.supervisor.roster import Node, Role, World, first_places
+from srun_wrapper.supervisor.state import ENDING, JobState
+from srun_wrapper.supervisor.topology import Neighbours
+
+ALL_HELLO = 60.0  # s between the first and the last shim's report
+NOTHING_RAN = 1.0  # s for shims to end that have had no rank; others may not even have started
+ROSTER_EVERY = 2.0
+BAD_SIZE = 2  # exit code, as for other bad input
+FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)
+TERMINATING = (signal.SIGINT, signal.SIGTERM)
+
+
+class Supervisor:
+    """Runs one robust-srun. ``run`` returns its exit code."""
+
+    def __init__(
+        self,
+        config: Config,
+        launch: steps.Launch,
+        slurm: Slurm,
+    ) -> None:
+        self.config = config
+        self.launch = launch
+        self.env = env = launch.env
+        self.slurm = slurm
+        job_id = int(env["SLURM_JOB_ID"])
+        own = env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+        self.state = JobState(config, job_id, own)
+        self.state.on_news = self.news
+        self.checkpoints = Checkpoints(self)
+        self.state.on_store = self.checkpoints.heard
+        self.certificates = Certificates(self)
+        self.verify = Verify(self)
+        self.restoring = Restoring(self)
+        self.neighbours = Neighbours(self)
+        self.stop_tests = StopTests(self)
+        how = (config.replay, config.replay_limit, config.replay_rounds, config.replay_fixed)
+        self.replay = Replay(self, Asked(*how))
+        self.checkpoints.on_enrolled = self.restoring.elsewhere.enrolled
+        self.ledger = JobLedger(launch.options.records)
+        self.account = Account()
+        self.key = secrets.token_bytes(32)
+        self.phase = "starting"
+        self.step = RealStep(self.state)
+        self._interrupts: list[float] = []
+        self._next_roster = 0.0
+        self.elsewhere = Elsewhere()
+        self.node_watch = NodeWatch(self.state, self.elsewhere, self._shared_cause)
+        self._beside: set[asyncio.Task[None]] = set()
+        self.stalls = Stalls(self.state, disturbed=lambda: self.node_watch.disturbed)
+        self.ending = Ending(self.state, self.node_watch.doubted)
+
+    # -- the whole life
+
+    async def run(self) -> int:
+        steps.raise_file_limit()
+        server, port = await listen(self.key, self._message, self.state.closed)
+        self._secrets = steps.Secrets(self.key, port)
+        self._catch_signals()
+        replacement = self.replacement = Replacement(self, self._secrets)
+        self._recovery = Recovery(self, replacement)
+        watcher: asyncio.Task[None] | None = None
+        try:
+            await self._launch_step()
+            missing = await self._wait_for_shims()
+            if missing is None and not self.state.signalled:
+                self.neighbours.learn()
+                self._start_beside(self.elsewhere.learn(self.slurm))
+                missing = await self._first_world()
+            if missing is not None or self.state.signalled:
+                self.phase = self._last_phase(missing or 0)
+                self._dismiss()
+                await self.step.end(patience=NOTHING_RAN)
+                return missing or 128 + self.state.signalled
+            watcher = asyncio.create_task(self._watch())
+            if await self.restoring.prepare():
+                self.begin_epoch("")
+            code = await self._life()
+            if self.phase not in ("failed", "requeued", "cancelled"):
+                self.phase = self._last_phase(code)
+            return code
+        finally:
+            for task in (watcher, *self._beside):
+                if task is not None:
+                    task.cancel()
+            self.neighbours.close()
+            await replacement.close()
+            await self.step.end()
+            server.close()
+            self.write_roster()
+            self.ledger.close()
+            if self.ledger.dropped:
+                say(f"{self.ledger.dropped} records were not written: {self.ledger.error}")
+
+    def _last_phase(self, code: int) -> str:
+        """Return the job's last state, as robust-status shows it."""
+        if self.state.signalled in ENDING:
+            return "cancelled"
+        return "failed" if code else "completed"
+
+    async def _life(self) -> int:
+        state = self.state
+        while True:
+            await state.until(self._something_to_do, None)
+            ended = state.world.all_exited() and not (state.failures or state.stopped())
+            if state.signalled or ended:
+                return await self.finish()
+            if self.step.ended and not state.failures:
+                await asyncio.sleep(1.0)
+                if not state.failures:
+                    return await self.step_ended()
+            if self.verify.ready and not state.failures and not state.stopped():
+                await self.verify.run()
+                continue
+            code = await self._recovery.handle()
+            if code is not None:
+                return code
+
+    def _something_to_do(self) -> bool:
+        state = self.state
+        if state.signalled:
+            stopped = state.stopped()
+            done = state.world.all_exited() or self.ending.over
+            return stopped or done or self.step.ended
+        due = bool(state.failures) or state.stopped() or self.verify.ready
+        return due or state.world.all_exited() or self.step.ended
+
+    # -- start
+
+    async def _launch_step(self) -> None:
+        argv = steps.main_argv(self.launch.plan.apply(self.launch.command), self.env)
+        argv += steps.task_argv(
+            self.config.task_python, self.launch.options, self.launch.command.command
+        )
+        env = {**self.env, **self._secrets.env()}
+        await self.step.start(argv, env, own_session=not self.launch.options.inherit)
+
+    async def _wait_for_shims(self) -> int | None:
+        """Wait until every node of the step has reported; an exit code if it never will.
+
+        Not when the step is to end: some may have died of the signal before they could report.
+        """
+        state = self.state
+        await state.until(lambda: bool(state.nodes) or self.step.ended, None)
+
+        def complete() -> bool:
+            wanted = next(iter(state.nodes.values())).hello.step_nodes if state.nodes else 1
+            return len(state.nodes) >= wanted or self.step.ended or state.signalled > 0
+
+        await state.until(complete, ALL_HELLO)
+        if self.step.ended:
+            code = self.step.code or 1
+            say(f"srun could not start the step (exit code {code}); its message is above")
+            return code
+        wanted = next(iter(state.nodes.values())).hello.step_nodes
+        plan = self.launch.plan
+        needed = plan.active_nodes - plan.short if plan.active_nodes is not None else wanted
+        if len(state.nodes) < needed and not state.signalled:
+            say(
+                f"{wanted - len(state.nodes)} of {wanted} nodes did not start robust-task within "
+                f"{ALL_HELLO:g} s, {needed} are needed; look at slurmd's log on the nodes missing "
+                f"from: {', '.join(n.name for n in state.nodes.values())}"
+            )
+            return ladder.NOTHING_LEFT
+        return None
+
+    async def _first_world(self) -> int | None:
+        """Give the places to nodes; an exit code if there are too few."""
+        state = self.state
+        if short := self.launch.plan.short:
+            came = await self.replacement.reinforce(short, self.launch.plan.slots_per_node or 1)
+            if state.signalled:
+                return None
+            if self.step.ended:
+                return await self.step_ended()
+            if len(came) < short:
+                say(f"nodes left this job in an earlier step, and {short} of its places stay empty")
+                return ladder.NOTHING_LEFT
+            names = ", ".join(node.name for node in came)
+            say(f"{names}: in place of what left this job in an earlier step")
+        nodes, planned = list(state.nodes.values()), self.launch.plan.ranks_per_active_node
+        try:
+            places, ranks = first_places(nodes, planned)
+        except LookupError as err:
+            say(str(err.args[0]))
+            return ladder.NOTHING_LEFT
+        except ValueError as err:
+            say(str(err))
+            return BAD_SIZE
+        if self.config.verify_every and len(places) + len(state.spares()) < 2:
+            say(f"error: --robust-verify-every: {ONE_NODE}")
+            return BAD_SIZE
+        state.world = World(0, places, ranks)
+        await self.neighbours.arrange_first()
+        for node in state.world.places:
+            state.move(node, Role.ACTIVE)
+        asked = restarts_itself(self.launch.command.command, self.env)
+        if asked and self.config.rank_env and all(len(numbers) == 1 for numbers in ranks):
+            say(f"torchrun's --max-restarts={asked} is set to 0: robust-srun restarts its ranks")
+        if self.config.verbose or state.spares():
+            spare = ", ".join(n.name for n in state.spares()) or "none"
+            say(f"{len(places)} nodes, {state.world.size} ranks, spares: {spare}")
+        return None
+
+    @property
+    def run_id(self) -> str:
+        """Of this step in this run of the job: a requeued job keeps its id."""
+        restarts = self.env.get("SLURM_RESTART_COUNT") or "0"
+        return f"{self.state.job_id}.{self.state.step_id}.{restarts}"
+
+    # -- an epoch
+
+    def begin_epoch(self, reason: str) -> None:
+        """Send every place its part of the next epoch."""
+        grace = self.config.stop_grace
+        extra = {**self.launch.rank_env, "ROBUST_RUN_ID": self.run_id}
+        restored = self.restoring.step
+        for node, order in start_orders(
+            self.state, grace, reason, extra, restored, self.restoring.of
+        ):
+            self.send(node, order)
+        self.checkpoints.new_epoch(self.restoring.from_memory)
+        self.certificates.begin(self.state.world.epoch, restored or 0)
+        self.verify.begin()
+        world = self.state.world
+        for signum in sorted(self.state.early):
+            for node in world.places:
+                self.send(node, Signal(signum, early=True))
+        self.state.early.clear()
+        names = [n.name for n in world.places]
+        self.ledger.event("epoch", epoch=world.epoch, nodes=names, why=reason)
+        if self.phase not in ("recovering", "checking"):
+            self.phase = "running"
+
+    def send(self, node: Node, message: Message) -> None:
+        if isinstance(message, Start | Stop | Finish):
+            node.order = message
+        if node.connection is not None:
+            node.connection.send(message)
+
+    def broadcast(self, message: Message) -> None:
+        for node in self.state.live():
+            self.send(node, message)
+
+    # -- the end
+
+    async def step_ended(self) -> int:
+        """The step ended although ranks should be running: someone cancelled it."""
+        self.phase = "cancelled"
+        for node in self.state.world.places:
+            if node.role is Role.DEAD and node.refused:  # its shim went with the step
+                self.state.move(node, Role.RELEASED)
+        self._dismiss()  # companions, whose steps are others
+        await self.step.end(self._swapped())
+        code = self.step.code or 128 + signal.SIGKILL
+        if self.step.code == 0:
+            say(f"srun ended with 0 although ranks were still running; exit code {code}")
+        else:
+            say(f"the step was ended by Slurm (exit code {code})")
+        return code
+
+    async def finish(self) -> int:
+        """Let every shim end like its rank; returns the step's exit code as srun computes it."""
+        state = self.state
+        await self.restoring.flush(await self._time_to_flush())
+        silent = self.ending.silent if state.signalled else []
+        if silent:
+            self._dismiss([n for n in state.live() if self.ending.answers(n)])
+            silent = await self.ending.wait_for_silent(lambda: self.step.ended)
+        self._dismiss()
+        codes = [
+            128 + r.exit[1] if r.exit[1] else r.exit[0]
+            for r in state.world.by_rank.values()
+            if r.exit is not None
+        ]
+        swapped = self._swapped()
+        await self.step.end(swapped, silent=silent)
+        if not swapped and self.step.code is not None:
+            return self.step.code
+        if state.signalled and not any(codes):
+            return 128 + state.signalled
+        return max(codes, default=0)
+
+    async def _time_to_flush(self) -> float:
+        """Seconds for the last durable checkpoint: of a job that is ended, part of KillWait."""
+        if not self.state.signalled or not self.restoring.needed:
+            return restoring.END
+        try:
+            config = await aside(self.slurm.config, restoring.ASK)
+            wait = float(config["KillWait"].split()[0])
+        except (SlurmError, TimeoutError, LookupError, ValueError):
+            return restoring.SIGNALLED
+        return min(restoring.SIGNALLED, restoring.OF_KILL_WAIT * wait)
+
+    def _dismiss(self, nodes: Iterable[Node] | None = None) -> None:
+        """Tell the shims of these nodes (None: all, later ones included) to end."""
+        self.state.ending = True
+        for node in self.state.nodes.values() if nodes is None else nodes:
+            self.send(node, finish_order(self.state.world, node))
+
+    def _swapped(self) -> bool:
+        return any(n.gone or n.companion for n in self.state.nodes.values())
+
+    # -- signals
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for signum in FORWARDED:
+            loop.add_signal_handler(signum, self._forward, signum)
+        for signum in TERMINATING:
+            loop.add_signal_handler(signum, self._terminate, signum)
+        loop.add_signal_handler(signal.SIGCONT, self.node_watch.continued)
+
+    def _forward(self, signum: int) -> None:
+        self.state.pass_on(signum)
+        self.broadcast(Signal(signum))
+
+    def _terminate(self, signum: int) -> None:
+        """As srun does: pass it on; a second Ctrl-C within a second ends the step."""
+        now = time.monotonic()
+        self._interrupts = [t for t in self._interrupts if now - t < 1.0] + [now]
+        self.state.signalled = signum
+        if not self.state.nodes:
+            self.step.send_signal(signum)
+        self.broadcast(Signal(signum))
+        if signum == signal.SIGINT and len(self._interrupts) > 1:
+            self.broadcast(Signal(signal.SIGKILL))
+        self.state.changed.set()
+
+    # -- beside the loop
+
+    def _start_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
+    def _shared_cause(self, text: str, begins: bool) -> None:
+        self.ledger.event("shared_cause", text=text)
+        say(text)
+        if begins:
+            self._start_beside(self._name_shared_cause())
+
+    async def _name_shared_cause(self) -> None:
+        if found := await self.elsewhere.missing(self.slurm):
+            say(f"seen from {self.state.own_node}: {'; '.join(found)}")
+
+    def _message(self, connection: Connection, message: Message) -> None:
+        self.state.message(connection, message)
+
+    async def _watch(self) -> None:
+        hang = HangWatch(self.state, lambda: self.stalls.standing() or self.verify.held_up)
+        launch, guard = LaunchWatch(self.state, say, self._disturbed), Guard(say)
+        while not self.state.ending:
+            for watch in self._watches(hang, launch):
+                guard.call(watch, time.monotonic())
+            await asyncio.sleep(TICK)
+
+    def _watches(self, hang: HangWatch, launch: LaunchWatch) -> Iterator[Callable[[float], None]]:
+        """Return the watches to be called now."""
+        yield self.node_watch.look
+        yield self.ending.look
+        yield self.stalls.look
+        yield self._note_first_step
+        yield self.verify.look
+        # Ranks that are being stopped make no step, and that is no hang.
+        if not self.state.failures and self.state.stopping_epoch < self.state.world.epoch:
+            yield launch.look
+            yield hang.look
+            yield self.checkpoints.look
+            yield self.certificates.look
+            yield self.replacement.suspect
+        yield self._update_roster
+
+    def _disturbed(self) -> bool:
+        """Return whether nodes are held up by what they share, or have just been."""
+        return self.stalls.standing() or time.monotonic() - self.node_watch.disturbed < TICK * 5
+
+    def _note_first_step(self, now: float) -> None:
+        if self.account.first_step is None and self.state.progress.beats:
+            self.account.first_step = now
+
+    def _update_roster(self, now: float) -> None:
+        if now >= self._next_roster:
+            self._next_roster = now + ROSTER_EVERY
+            self.write_roster()
+
+    def write_roster(self) -> None:
+        name = self.env.get("SLURM_JOB_NAME", "")
+        record = roster(self.state, self.account, self.phase, name, "")
+        record["checkpoint"] = self.checkpoints.record()
+        if record["checkpoint"] is not None:
+            record["checkpoint"]["checked"] = self.verify.text
+        self.ledger.roster(self.state.step_id, record)
+
+    def news(self, text: str) -> None:
+        self.ledger.event("news", text=text)
+        if self.config.verbose:
+            say(text)

@@ -1,0 +1,199 @@
+"""Makes the pool: looks, shows, asks, gives the orders and writes down what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import IO, NamedTuple
+
+from msgspec.structs import replace
+
+from health.admin.render import fill
+from health.admin.want import SLURM_CONF, Want
+from robust_slurm.slurm import Slurm, SlurmError
+from standby.pool import file as pool_file
+from standby.pool.edge import BadInput, Confirm, Seen, check, count, give, look, slurm_conf
+from standby.pool.file import Record, taken
+from standby.pool.lines import named_in, partition_lines, preemption, preempts
+from standby.pool.members import Choice, Member, Sight, Wish, choose, demote
+from standby.pool.objects import Change, Target, changes, gone_notes, record, takes, targets
+from standby.pool.show import notes, stock_of
+from status.pool import told
+
+_NOT_DONE = ("denied", "invalid", "not_found", "conflict")  # after any other answer it may be
+
+
+class Plan(NamedTuple):
+    """The changes to be made, as of ``seen``."""
+
+    seen: Seen
+    choice: Choice
+    goal: Mapping[str, Target]
+    orders: list[Change]
+
+
+def plan(slurm: Slurm, state_dir: str, wish: Wish, old: Record | None) -> Plan:
+    """Looks at everything. Raises SlurmError, BadInput."""
+    seen = look(slurm, wish, state_dir)
+    check(wish, seen, old)
+    before, sight = old or Record(wish), seen.sight
+    choice = choose(wish, sight, before.admitted, taken(before))
+    goal = targets(wish, choice, sight.partitions, sight.nodes, before.done, preempts(seen.config))
+    return Plan(seen, choice, goal, changes(goal, sight.partitions))
+
+
+def _show(found: Plan, out: IO[str]) -> None:
+    for order in found.orders:
+        out.write(f"{order}\n")
+    for name, target in found.goal.items():
+        for note in gone_notes(name, target.gone):
+            out.write(f"note: {note}\n")
+    for name, why in found.choice.refused.items():
+        out.write(f"not admitted: {name}: {why}\n")
+    for name in found.choice.claims:
+        out.write(f"on its way: {name}, when its jobs are over\n")
+
+
+def apply(
+    slurm: Slurm,
+    state_dir: str,
+    wanted: Callable[[Wish | None], Wish],
+    out: IO[str],
+    confirm: Confirm,
+    dry_run: bool,
+) -> int:
+    """Make the pool as wished; ``wanted`` makes the wish out of the recorded one.
+
+    Exit code 0 done or nothing to do, 1 the answer was no. Raises SlurmError, PoolError, BadInput.
+    """
+    if dry_run:
+        pool_file.demand(state_dir)
+        old = pool_file.load(state_dir)
+        _show(plan(slurm, state_dir, _wished(wanted, old), old), out)
+        return 0
+    with pool_file.locked(state_dir) as directory:
+        old = pool_file.load(state_dir)
+        wish = _wished(wanted, old)
+        found = plan(slurm, state_dir, wish, old)
+        _show(found, out)
+        while found.orders and confirm is not None:
+            if not confirm(f"make {count(found.orders)}?"):
+                out.write("nothing was changed\n")
+                return 1
+            asked, found = found, plan(slurm, state_dir, wish, old)
+            if found.orders == asked.orders:
+                break
+            out.write("Slurm is not as it was; now it would be:\n")
+            _show(found, out)
+        now, found = _carry_out(slurm, directory, old, wish, found)
+        sight, config = found.seen
+        now = _finished(now, found.choice, sight)
+        pool_file.save(directory, now)
+        wants = [w for w in preemption(wish, config) if w.level == "fix"]
+        wants += partition_lines(found.goal, now.done)
+        pool_file.save_lines(directory, fill("standby.conf.j2", wants=wants))
+        out.write("" if found.orders else "nothing to change\n")
+        out.write(f"{told(stock_of(now, sight))}\n")
+        for note in notes(wish, found.choice.members, sight, config):
+            out.write(f"note: {note}\n")
+        _tell_lines(wants, slurm_conf(config), bool(found.orders), state_dir, out)
+    return 0
+
+
+def _wished(wanted: Callable[[Wish | None], Wish], old: Record | None) -> Wish:
+    wish = wanted(old.wish if old else None)
+    _same_objects(old, wish)
+    return wish
+
+
+def _carry_out(
+    slurm: Slurm, directory: int, old: Record | None, wish: Wish, found: Plan
+) -> tuple[Record, Plan]:
+    """Give all orders; what was done, and the plan as it became. Raises SlurmError.
+
+    If nothing at all was done, the record is as it was.
+    """
+    start = now = replace(old or Record(wish), wish=wish)
+    sight, choice, goal = found.seen.sight, found.choice, found.goal
+    try:
+        first = [order for order in found.orders if takes(order, wish, sight.partitions)]
+        for order in first:
+            now = _do(slurm, directory, now, order)
+        if first:  # from here on nothing new starts on these nodes; what has, has to end first
+            sight = _again(slurm, sight)
+            choice = demote(choice, wish, sight, now.admitted)
+            on = preempts(found.seen.config)
+            goal = targets(wish, choice, sight.partitions, sight.nodes, now.done, on)
+        for order in changes(goal, sight.partitions):
+            now = _do(slurm, directory, now, order)
+    except SlurmError as error:
+        if now is start and error.kind in _NOT_DONE:
+            if old is None:
+                pool_file.remove(directory)
+            else:
+                pool_file.save(directory, old)
+        raise
+    if found.orders:
+        sight = _again(slurm, sight)
+    seen = found.seen._replace(sight=sight)
+    return now, Plan(seen, choice, goal, found.orders)
+
+
+def _again(slurm: Slurm, sight: Sight) -> Sight:
+    """Read again what may have changed since."""
+    partitions, nodes = slurm.partitions(), slurm.nodes()
+    return sight._replace(partitions=partitions, nodes=nodes, jobs=slurm.placements())
+
+
+def _same_objects(old: Record | None, wish: Wish) -> None:
+    """The names of partitions are not changed under way: what was done is kept by them."""
+    if old is None or not old.done:
+        return
+    for key in ("partition", "source", "backfill"):
+        was, wanted = getattr(old.wish, key), getattr(wish, key)
+        if was and was != wanted:
+            flag = {"source": "from"}.get(key, key)
+            raise BadInput(f"--{flag} {wanted or 'none'}: it is {was} now; revert first")
+
+
+def _do(slurm: Slurm, directory: int, now: Record, order: Change) -> Record:
+    """One order, written down before it is given, so that no kill can lose it."""
+    present = slurm.partitions().get(order.partition)
+    planned = replace(now, done=record(now.done, order, present))
+    pool_file.save(directory, planned)
+    try:
+        give(slurm, order)
+    except SlurmError as error:
+        if error.kind in _NOT_DONE:
+            pool_file.save(directory, now)
+        raise
+    return planned
+
+
+def _finished(now: Record, choice: Choice, sight: Sight) -> Record:
+    """The record after all orders: who was admitted when, and since when nodes are missing."""
+    admitted = {
+        name: now.admitted.get(name, Member(sight.now, name not in now.wish.nodes))
+        for name in choice.members
+    }
+    checked = {n: sight.proofs[n].passed for n in choice.members if n in sight.proofs}
+    found = replace(now, admitted=admitted, checked=checked, applied=sight.now)
+    short = stock_of(found, sight).short
+    since = (now.short_since or sight.now) if short else 0.0
+    return replace(found, short_since=since)
+
+
+def _tell_lines(wants: list[Want], text: str, moved: bool, state_dir: str, out: IO[str]) -> None:
+    """Print the lines that slurm.conf lacks; after a change those it has: they may be right."""
+    own = [w for w in wants if w.key == "PartitionName" and w.where == SLURM_CONF]
+    there = [w for w in own if named_in(text, w.value)]
+    lacking = [w for w in wants if w not in there and w.where == SLURM_CONF]
+    shown = lacking if text or moved else []
+    shown += [w for w in wants if w not in lacking] if moved else []
+    if not shown:
+        return
+    file = f"{state_dir}/{pool_file.DIRECTORY}/{pool_file.LINES}"
+    out.write(f"\nTo outlive a reconfigure, in slurm.conf (reasons in {file}):\n")
+    for want in shown:
+        where = "" if want.where == SLURM_CONF else f"{want.where}: "
+        also = "   (in place of the line that is there)" if want in there else ""
+        out.write(f"  {where}{want.line()}{also}\n")

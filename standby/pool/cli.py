@@ -1,0 +1,297 @@
+"""``robust-standby apply | show | revert | warm``: the command lines of the pool."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import IO, Any
+
+from msgspec.structs import replace
+
+from health.admin import flow
+from health.admin.install import InstallError
+from robust_slurm.checkpoint.planning.topology import MAX_NODES, at_most
+from robust_slurm.config import ConfigError
+from robust_slurm.slurm import Slurm, SlurmError
+from robust_slurm.slurm.objects import partition_name
+from robust_slurm.slurm.values import ParseError, expand
+from standby.pool import apply as applying
+from standby.pool import edge, keep_warm, settings
+from standby.pool import revert as reverting
+from standby.pool import show as showing
+from standby.pool.edge import SLURM_S, BadInput
+from standby.pool.file import PoolError
+from standby.pool.lines import preempts
+from standby.pool.members import Wish
+from standby.pool.settings import Place
+
+_CODES = """\
+exit codes: 0 done, or nothing to do (show: in order); 1 Slurm or a file refused, standbys are in
+use, the answer was no (show: nodes are missing, or Slurm differs from what was applied); 2 bad
+input"""
+_RIGHT = (
+    "partitions are changed by root and SlurmUser and, where there is a slurmdbd, by "
+    "administrators of Slurm (sacctmgr modify user NAME set AdminLevel=Admin)"
+)
+_MOST_NODES = 20_000
+_GIB = 1 << 30
+
+
+def main(argv: Sequence[str], slurm: Slurm | None = None, out: IO[str] | None = None) -> int:
+    """``argv`` begins with the subcommand. The text for people goes to ``out`` (stdout)."""
+    try:
+        args = _parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has printed the usage, or the help
+        return stop.code if isinstance(stop.code, int) else 2
+    target = sys.stdout if out is None else out
+    door = slurm if slurm is not None else Slurm(deadline_s=SLURM_S)
+    try:
+        place = settings.place(args.state_dir, os.environ, os.geteuid())
+        return int(args.run(args, place, door, target))
+    except SlurmError as error:
+        print(f"robust-standby: {_said(error)}", file=sys.stderr)
+        return 1
+    except (PoolError, InstallError) as error:
+        print(f"robust-standby: {error}", file=sys.stderr)
+        return 1
+    except (BadInput, ConfigError, ValueError) as error:
+        print(f"robust-standby: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("robust-standby: interrupted; the same command again does the rest", file=sys.stderr)
+        return 130
+
+
+def apply(argv: Sequence[str]) -> int:
+    return main(["apply", *argv])
+
+
+def show(argv: Sequence[str]) -> int:
+    return main(["show", *argv])
+
+
+def revert(argv: Sequence[str]) -> int:
+    return main(["revert", *argv])
+
+
+def warm(argv: Sequence[str]) -> int:
+    return main(["warm", *argv])
+
+
+def _said(error: SlurmError) -> str:
+    if error.kind == "denied":
+        return f"Slurm refuses: {error.message}; {_RIGHT}"
+    return str(error)
+
+
+# ---- the commands
+
+
+def _apply(args: argparse.Namespace, place: Place, slurm: Slurm, out: IO[str]) -> int:
+    wanted = partial(wish, args, place.partition)
+    return applying.apply(slurm, place.state_dir, wanted, out, _confirm(args), args.dry_run)
+
+
+def _revert(args: argparse.Namespace, place: Place, slurm: Slurm, out: IO[str]) -> int:
+    confirm = _confirm(args)
+    return reverting.revert(slurm, place.state_dir, out, confirm, args.dry_run, args.force)
+
+
+def _show(args: argparse.Namespace, place: Place, slurm: Slurm, out: IO[str]) -> int:
+    record = edge.recorded(place.state_dir)
+    sight, told = edge.look(slurm, record.wish, place.state_dir)
+    owners = edge.companions(slurm, record.wish, sight)
+    notes = edge.not_permanent(record, told)
+    found = showing.view(record, sight, told, owners, notes)
+    if args.json:
+        json.dump(showing.as_json(found), out, indent=1)
+        out.write("\n")
+    else:
+        out.write(showing.as_text(found))
+    return int(bool(found.stock.short or found.differs))
+
+
+def _warm(args: argparse.Namespace, place: Place, slurm: Slurm, out: IO[str]) -> int:
+    record = edge.recorded(place.state_dir)
+    odd = [path for path in args.paths if not path.startswith("/")]
+    if odd:
+        raise BadInput(f"not an absolute path: {odd[0]!r}")
+    sight, told = edge.look(slurm, record.wish, place.state_dir)
+    most, lends = int(args.gib * _GIB), preempts(told)
+    return keep_warm.run(
+        record.wish, sight, sys.executable, args.paths, most, args.seconds, lends, out
+    )
+
+
+def wish(args: argparse.Namespace, partition: str, before: Wish | None) -> Wish:
+    """Return the wish: the words given now over those given before. Raises BadInput."""
+    given: dict[str, Any] = {
+        "partition": args.partition,
+        "nodes": args.nodes,
+        "size": args.size,
+        "source": args.source,
+        "backfill": args.backfill,
+        "refill": args.refill,
+        "proof_hours": args.proof_hours,
+        "burn_in_hours": args.burn_in_hours,
+        "qos": args.qos,
+    }
+    given = {key: value for key, value in given.items() if value is not None}
+    if before is None:
+        if "nodes" not in given:
+            raise BadInput("--nodes: which nodes may be standbys? e.g. --nodes 's[1-8]'")
+        before = Wish(partition, (), len(given["nodes"]))
+    elif "nodes" in given and "size" not in given and before.size == len(before.nodes):
+        given["size"] = len(given["nodes"])  # all of them, as before
+    found = replace(before, **given)
+    if found.size > len(found.nodes):
+        raise BadInput(
+            f"--size {found.size}: --nodes names {len(found.nodes)}, and no more can be free"
+        )
+    names = [n for n in (found.partition, found.source, found.backfill) if n]
+    if len(set(names)) < len(names):
+        raise BadInput(f"three different partitions, please, not {', '.join(names)}")
+    if found.refill == "pool" and not (found.source and found.proof_hours):
+        raise BadInput(
+            "--refill pool: also name the partition of the repaired nodes (--from), "
+            "and ask for a proof (--proof-hours above 0)"
+        )
+    return found
+
+
+def _confirm(args: argparse.Namespace) -> edge.Confirm:
+    return None if args.yes else flow.confirm
+
+
+# ---- the words
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="robust-standby", add_help=False)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--state-dir", metavar="DIR", help="where the pool is recorded (default: from robust.toml)"
+    )
+    change = argparse.ArgumentParser(add_help=False)
+    change.add_argument("--dry-run", action="store_true", help="only show what would change")
+    change.add_argument("--yes", action="store_true", help="do not ask")
+
+    def command(
+        name: str, run: Callable[..., int], text: str, *parents: argparse.ArgumentParser
+    ) -> argparse.ArgumentParser:
+        made = commands.add_parser(
+            name, help=text, description=text, parents=[common, *parents], epilog=_CODES
+        )
+        made.set_defaults(run=run)
+        return made
+
+    one = command(
+        "apply",
+        _apply,
+        "make the pool, or bring it up to date: what is not given stays as it was",
+        change,
+    )
+    one.add_argument("--nodes", type=_nodes, metavar="s[1-8]", help="which nodes may be standbys")
+    one.add_argument("--size", type=_count, metavar="N", help="free standbys wanted (default: all)")
+    one.add_argument("--partition", type=_name, metavar="P", help="the pool (default: standby)")
+    one.add_argument(
+        "--from",
+        dest="source",
+        type=_optional,
+        metavar="P",
+        help="take the nodes out of this partition, and give them back to it",
+    )
+    one.add_argument(
+        "--backfill",
+        type=_optional,
+        metavar="P",
+        help="a partition over the pool whose jobs make way for companions",
+    )
+    one.add_argument(
+        "--refill",
+        choices=("train", "pool"),
+        help="where repaired nodes of --from go (default: train)",
+    )
+    one.add_argument(
+        "--proof-hours",
+        type=_hours,
+        metavar="H",
+        help="the node gate saw a node well so lately; 0: do not ask (default: 24)",
+    )
+    one.add_argument(
+        "--burn-in-hours",
+        type=_hours,
+        metavar="H",
+        help="a node passed `robust-health burn-in` so lately; 0: do not ask (default: 0)",
+    )
+    one.add_argument("--qos", type=_optional, metavar="Q", help="the pool's QOS (needs slurmdbd)")
+    two = command("show", _show, "what is in the pool, who uses it, what is missing")
+    two.add_argument("--json", action="store_true", help="print JSON")
+    three = command("revert", _revert, "take back what apply did", change)
+    three.add_argument("--force", action="store_true", help="cancel the jobs that are in the way")
+    four = command("warm", _warm, "read files on the idle standbys, so that they are in memory")
+    four.add_argument("paths", nargs="+", metavar="PATH", help="files or directories, absolute")
+    four.add_argument("--seconds", type=_hours, default=60.0, help="at most (default: 60)")
+    four.add_argument(
+        "--gib",
+        type=_gib,
+        default=0.0,
+        metavar="G",
+        help="at most (default, and never more: half of the free memory)",
+    )
+    return parser
+
+
+def _nodes(text: str) -> tuple[str, ...]:
+    try:
+        names = expand(text) if at_most(text) <= MAX_NODES else ()
+    except ParseError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not 0 < len(names) <= _MOST_NODES:
+        raise argparse.ArgumentTypeError(f"1 to {_MOST_NODES} nodes, please, not {text[:80]!r}")
+    return names
+
+
+def _name(text: str) -> str:
+    try:
+        return partition_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _optional(text: str) -> str:
+    """A name, or "none" for none."""
+    return "" if text in ("", "none") else _name(text)
+
+
+def _gib(text: str) -> float:
+    number = _hours(text)
+    if 0 < number < 1 / _GIB:
+        raise argparse.ArgumentTypeError(f"less than a byte: {text[:40]!r}; 0: what fits")
+    return number
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 6):
+        raise argparse.ArgumentTypeError(f"not a number of nodes: {text[:40]!r}")
+    return int(text)
+
+
+def _hours(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < 1e6:
+        raise argparse.ArgumentTypeError(f"not a number from 0 on: {text[:40]!r}")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

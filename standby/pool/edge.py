@@ -1,0 +1,135 @@
+"""Looks at Slurm and the ledger, and gives single orders."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from health.history.accusations import companion_of
+from robust_slurm.slurm import Slurm, SlurmError
+from robust_slurm.slurm.values import fold
+from standby.pool import file as pool_file
+from standby.pool.file import PoolError, Record
+from standby.pool.lines import has_accounting, named_in
+from standby.pool.members import Sight, Wish, uses
+from standby.pool.objects import Change
+
+SLURM_S = 20.0
+_MOST_COMPANIONS = 64  # that are asked one by one whose they are
+_CONF_LIMIT = 8 << 20  # bytes
+Confirm = Callable[[str], bool] | None  # None: do not ask
+
+
+class BadInput(ValueError):
+    """A wish that cannot be met; the text says which can."""
+
+
+class Seen(NamedTuple):
+    sight: Sight
+    config: Mapping[str, str]
+
+
+def look(slurm: Slurm, wish: Wish, state_dir: str) -> Seen:
+    """All that decides, as it is now. Raises SlurmError."""
+    alive(slurm)
+    config, nodes = slurm.config(), slurm.nodes()
+    partitions, jobs = slurm.partitions(), slurm.placements()
+    names = dict.fromkeys(wish.nodes)
+    if wish.partition in partitions:
+        names |= dict.fromkeys(partitions[wish.partition].nodes)
+    if wish.refill == "pool" and wish.source in partitions:
+        names |= dict.fromkeys(partitions[wish.source].nodes)
+    known = [name for name in names if name in nodes]
+    proofs, unread = pool_file.proofs(state_dir, known, wish.burn_in_hours > 0)
+    return Seen(Sight(nodes, partitions, jobs, proofs, time.time(), unread), config)
+
+
+def alive(slurm: Slurm) -> None:
+    """Raises SlurmError where no slurmctld answers, or Slurm's commands are not here."""
+    if not slurm.ping():
+        slurm.version()  # which needs no slurmctld
+        raise SlurmError("unreachable", ("scontrol", "ping"), "no slurmctld answers")
+
+
+def check(wish: Wish, seen: Seen, old: Record | None) -> None:
+    """Raises BadInput for a wish that this Slurm cannot grant, or that takes what is not ours."""
+    if wish.source and wish.source not in seen.sight.partitions:
+        there = ", ".join(seen.sight.partitions)
+        raise BadInput(f"--from {wish.source}: Slurm has no such partition; it has {there}")
+    if wish.qos and not has_accounting(seen.config):
+        raise BadInput(
+            f"--qos {wish.qos}: a QOS needs slurmdbd, and AccountingStorageType is "
+            f"{seen.config.get('AccountingStorageType', 'not set')}; without --qos all else applies"
+        )
+
+    for key in ("partition", "backfill"):
+        name = getattr(wish, key)
+        ours = old is not None and (name in old.done or name == getattr(old.wish, key))
+        others = [node for node in seen.sight.nodes_of(name) if node not in wish.nodes]
+        if others and not ours:
+            raise BadInput(
+                f"--{key} {name}: this partition is there already, with nodes that --nodes does "
+                f"not name ({fold(others)}), and would lose them: name them too, or another "
+                f"--{key}"
+            )
+
+
+def give(slurm: Slurm, order: Change) -> None:
+    """Raises SlurmError."""
+    if order.action == "create":
+        slurm.create_partition(order.partition, order.words())
+    elif order.action == "update":
+        slurm.update_partition(order.partition, order.words())
+    else:
+        slurm.delete_partition(order.partition)
+
+
+def slurm_conf(config: Mapping[str, str]) -> str:
+    """The text of the cluster's slurm.conf, if this machine has it; else ""."""
+    try:
+        with open(config.get("SLURM_CONF", ""), "rb") as file:
+            return file.read(_CONF_LIMIT).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def not_permanent(now: Record, config: Mapping[str, str]) -> list[str]:
+    """The partitions that apply made and slurm.conf, where it can be read here, does not have."""
+    text = slurm_conf(config)
+    made = [name for name, one in now.done.items() if one.created]
+    lacking = [name for name in made if text and named_in(text, name) is False]
+    file = f"{pool_file.DIRECTORY}/{pool_file.LINES}"
+    return [
+        f"partition {name} is not in slurm.conf: the next reconfigure ends it ({file} in the "
+        "state directory has its line)"
+        for name in lacking
+    ]
+
+
+def companions(slurm: Slurm, wish: Wish, sight: Sight) -> dict[int, int]:
+    """For the jobs in the pool's partition the training that each is a companion of."""
+    found: dict[int, int] = {}
+    numbers = sorted({job for use in uses(wish, sight.jobs).values() for job in use.standby})
+    for number in numbers[:_MOST_COMPANIONS]:
+        try:
+            found[number] = companion_of(slurm.job(number).comment or "")
+        except SlurmError as error:
+            if error.transient:
+                raise
+    return found
+
+
+def recorded(state_dir: str) -> Record:
+    """Return the applied pool. Raises PoolError if nothing was applied."""
+    found = pool_file.load(state_dir)
+    if found is None:
+        raise PoolError(
+            f"no pool is recorded below {state_dir or 'the state directory'}: "
+            "robust-standby apply --nodes … makes one"
+        )
+    return found
+
+
+def count(orders: list[Change]) -> str:
+    return f"{len(orders)} change{'s' if len(orders) != 1 else ''}"

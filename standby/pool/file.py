@@ -1,0 +1,177 @@
+"""robust-standby's wish and changes, in ``<state_dir>/standby/pool.json``: root's, under a lock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from health.gate.proof import Proof, proof_of
+from health.history import events
+from health.node import rootfiles
+from health.run.aside import aside
+from standby.pool.members import Member, Wish
+from standby.pool.objects import Done
+
+VERSION = 1
+DIRECTORY = "standby"
+FILE = "pool.json"
+LINES = "slurm.conf.lines"
+_LIMIT = 8 << 20  # bytes
+_TAIL = 64 << 10  # bytes of a node's history: hours of it
+_LONG_TAIL = 4 << 20  # bytes in which a burn-in is looked for: weeks of it
+_BURN_IN = b'"kind":"burn-in"'  # as rootfiles.line_of writes it
+_READ_S = 20.0
+
+
+class PoolError(Exception):
+    """An error of reading or writing; the text says where, and what to do."""
+
+
+class Record(msgspec.Struct, frozen=True):
+    """Times are wall clock. ``short_since``: 0.0 while nothing is missing; ``checked``: when each
+    member was last seen well, as of ``applied``."""
+
+    wish: Wish
+    done: dict[str, Done] = {}
+    admitted: dict[str, Member] = {}
+    checked: dict[str, float] = {}
+    applied: float = 0.0
+    short_since: float = 0.0
+    v: int = VERSION
+
+
+def taken(record: Record) -> tuple[str, ...]:
+    """Nodes that left the source and are not in the pool yet."""
+    source = record.done.get(record.wish.source)
+    return tuple(n for n in (source.removed if source else ()) if n not in record.admitted)
+
+
+def load(state_dir: str) -> Record | None:
+    """Return the record; None: nothing was applied. Raises PoolError."""
+    place = f"{state_dir}/{DIRECTORY}/{FILE}"
+    try:
+        directory = rootfiles.open_dir(f"{state_dir}/{DIRECTORY}")
+        try:
+            fd = rootfiles.open_file(directory, FILE, os.O_RDONLY)
+        finally:
+            os.close(directory)
+        with os.fdopen(fd, "rb") as file:
+            raw = file.read(_LIMIT)
+        found = msgspec.json.decode(raw, type=Record)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise PoolError(f"{place}: {_said(error)}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise PoolError(
+            f"{place} cannot be read ({error}): repair it; it says what to revert"
+        ) from error
+    if found.v != VERSION:
+        raise PoolError(f"{place} is of version {found.v}: use the release that wrote it")
+    return found
+
+
+def demand(state_dir: str) -> None:
+    """The state directory must be there: it is never made, it may only not be mounted."""
+    if not state_dir:
+        raise PoolError(
+            "no state_dir: name an absolute path in robust.toml or with --state-dir, on a file "
+            "system that all nodes see"
+        )
+    try:
+        os.close(rootfiles.open_dir(state_dir))
+    except OSError as error:
+        raise PoolError(f"{error.filename or state_dir}: {_said(error)}") from error
+
+
+@contextmanager
+def locked(state_dir: str) -> Iterator[int]:
+    """The directory, made if need be, with the lock held. Raises PoolError."""
+    place = f"{state_dir}/{DIRECTORY}"
+    demand(state_dir)
+    try:
+        os.makedirs(place, 0o755, exist_ok=True)  # noqa: PTH103
+        directory = rootfiles.open_dir(place)
+    except OSError as error:
+        raise PoolError(f"{error.filename or place}: {_said(error)}") from error
+    try:
+        try:
+            held = rootfiles.lock(directory, "lock", wait=False)
+        except BlockingIOError:
+            raise PoolError(f"{place}/lock: another robust-standby is at work; try again") from None
+        except OSError as error:
+            raise PoolError(f"{place}/lock: {_said(error)}") from error
+        try:
+            yield directory
+        finally:
+            os.close(held)
+    finally:
+        os.close(directory)
+
+
+def save(directory: int, record: Record) -> None:
+    """Replace the record as a whole. Raises PoolError; then the old one stands."""
+    _put(directory, FILE, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+
+
+def save_lines(directory: int, text: str) -> None:
+    _put(directory, LINES, text.encode())
+
+
+def _put(directory: int, name: str, content: bytes) -> None:
+    try:
+        rootfiles.replace(directory, name, content)
+    except OSError as error:
+        raise PoolError(f"{DIRECTORY}/{name} cannot be written: {_said(error)}") from error
+
+
+def remove(directory: int) -> None:
+    """After a revert nothing is recorded."""
+    for name in (FILE, LINES):
+        try:
+            os.unlink(name, dir_fd=directory)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise PoolError(f"{DIRECTORY}/{name} cannot be removed: {_said(error)}") from error
+
+
+def proofs(
+    state_dir: str, names: Sequence[str], burn_ins: bool = False
+) -> tuple[dict[str, Proof], str]:
+    """Return the proofs of the gate's ledger for these nodes; and why it was unreadable, or "".
+
+    ``burn_ins``: old ones count too, not only those of the last hours. In a child with a
+    deadline: the file system may be dead.
+    """
+    if not state_dir:
+        return {}, "no state_dir is set"
+    rows, error = aside(lambda: _proofs(state_dir, names, burn_ins), _READ_S)
+    if error:
+        return {}, f"{state_dir}/{events.NODES}: {error}"
+    return {name: Proof(*row) for name, row in rows.items()}, ""
+
+
+def _proofs(state_dir: str, names: Sequence[str], burn_ins: bool) -> dict[str, Proof]:
+    found: dict[str, Proof] = {}
+    nodes = rootfiles.open_dir(f"{state_dir}/{events.NODES}")
+    for name in names:
+        try:
+            fd = rootfiles.open_file(nodes, f"{name}.jsonl", os.O_RDONLY)
+        except OSError:  # no gate there yet, or no file of root's: nothing is proven
+            continue
+        try:
+            lines = rootfiles.tail(fd, _TAIL)
+            old = rootfiles.tail(fd, _LONG_TAIL) if burn_ins else b""
+            lines += b"".join(x for x in old.splitlines(keepends=True) if _BURN_IN in x)
+            found[name] = proof_of(events.parse(lines))
+        finally:
+            os.close(fd)
+    return found
+
+
+def _said(error: OSError) -> str:
+    return error.strerror or str(error)

@@ -1,0 +1,77 @@
+"""The lines of slurm.conf that let the pool outlive slurmctld. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from health.admin.show_config import value_of
+from health.admin.want import SLURM_CONF, Level, Want
+from robust_slurm.slurm.values import fold
+from standby.pool.members import Wish
+from standby.pool.objects import Done, Target
+
+PREEMPT_TYPE = "preempt/partition_prio"
+
+
+def preempts(config: Mapping[str, str]) -> bool:
+    """Return whether jobs of a higher tier take nodes from those of a lower one."""
+    on = value_of(config, "PreemptMode").upper().split(",")[0] not in ("", "OFF")
+    return value_of(config, "PreemptType") == PREEMPT_TYPE and on
+
+
+def has_accounting(config: Mapping[str, str]) -> bool:
+    """Return whether there is a slurmdbd, without which no QOS exists."""
+    return value_of(config, "AccountingStorageType") == "accounting_storage/slurmdbd"
+
+
+def preemption(wish: Wish, config: Mapping[str, str]) -> list[Want]:
+    """The settings without which a low-priority partition would keep companions waiting."""
+    if not wish.backfill:
+        return []
+    kind, mode = value_of(config, "PreemptType"), value_of(config, "PreemptMode")
+    good: Level = "ok" if kind == PREEMPT_TYPE else "fix"
+    why = (
+        f"jobs of partition {wish.backfill} make way for companions. It holds for all partitions "
+        "that share nodes: write PreemptMode=OFF into those whose jobs must never be ended"
+    )
+    if kind not in ("", "preempt/none", PREEMPT_TYPE):
+        why += f"; {kind} is in force now: whoever relies on it must agree"
+    found = [Want("PreemptType", kind, PREEMPT_TYPE, good, why, True)]
+    good = "ok" if mode.upper().split(",")[0] not in ("", "OFF") else "fix"
+    why = "what becomes of a job that makes way: REQUEUE, or CANCEL where it cannot be requeued"
+    found.append(Want("PreemptMode", mode, mode if good == "ok" else "REQUEUE", good, why, True))
+    return found
+
+
+def partition_lines(wanted: Mapping[str, Target], done: Mapping[str, Done]) -> list[Want]:
+    """The partitions that apply made, as lines; of the site's own the words that it changed."""
+    found = []
+    for name, target in wanted.items():
+        one = done.get(name)
+        settings = {key: value for key, value in target.settings.items() if value}
+        if one is None:
+            continue
+        words = {"Nodes": fold(target.nodes)}
+        if one.created:
+            words |= {**settings, **target.initial}
+            why, where, head = f"the partition {name}, which apply made", SLURM_CONF, [_head(name)]
+        else:
+            words |= {k: v for k, v in settings.items() if k in one.settings}
+            why = f"these words of partition {name} were changed; the others stay as they are"
+            where, head = f"in the line {_head(name)}", []
+        line = " ".join([*head, *(f"{k}={v}" for k, v in words.items())])
+        found.append(Want("PartitionName", "", name, "fix", why, True, line, where))
+    return found
+
+
+def _head(name: str) -> str:
+    return f"PartitionName={name}"
+
+
+def named_in(slurm_conf: str, partition: str) -> bool | None:
+    """Return whether slurm.conf has a line of this partition; None: unknown, it includes files."""
+    line = rf"(?im)^[ \t]*PartitionName[ \t]*=[ \t]*{re.escape(partition)}(?=\s|$)"
+    if re.search(line, slurm_conf):
+        return True
+    return None if re.search(r"(?im)^[ \t]*Include\s", slurm_conf) else False

@@ -1,0 +1,219 @@
+"""The nodes of the pool: who may join, who stays, who is on the way. Pure.
+
+A node joins when the node gate has seen it well within the last hours; what is recorded of it is
+the gate's, which is root's. A member stays until the pool is larger than wanted: a drained one
+keeps its place and is counted as missing, since it comes back by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from health.gate.proof import Proof
+from robust_slurm.slurm import Node, Partition, Placement
+from status.pool import span
+
+Refill = Literal["train", "pool"]
+HOUR = 3600.0
+SKEW_S = 300.0  # by how much a node's clock may be ahead of ours
+
+
+class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The admin's wishes. Empty names: none.
+
+    ``nodes`` may join, in this order, until ``size`` of them are free; ``source`` is the partition
+    that they are taken from and given back to; ``backfill`` one over the same nodes whose jobs
+    make way for companions. ``refill`` "pool": nodes of ``source`` that come back repaired may
+    join too. ``proof_hours``: how old a node's last passed check may be when it joins; 0: any.
+    ``burn_in_hours``: the same of its last passed burn-in.
+    """
+
+    partition: str
+    nodes: tuple[str, ...]
+    size: int
+    source: str = ""
+    backfill: str = ""
+    refill: Refill = "train"
+    proof_hours: float = 24.0
+    burn_in_hours: float = 0.0
+    qos: str = ""
+
+
+class Use(NamedTuple):
+    """The jobs on a node: companions in the pool's partition, low-priority ones, any others."""
+
+    standby: tuple[int, ...] = ()
+    lent: tuple[int, ...] = ()
+    other: tuple[int, ...] = ()
+
+
+class Sight(NamedTuple):
+    """The state that Slurm and the ledger show. ``unread``: why there are no proofs, or ""."""
+
+    nodes: Mapping[str, Node]
+    partitions: Mapping[str, Partition]
+    jobs: Mapping[int, Placement]
+    proofs: Mapping[str, Proof]
+    now: float
+    unread: str = ""
+
+    def nodes_of(self, partition: str) -> tuple[str, ...]:
+        found = self.partitions.get(partition)
+        return found.nodes if found else ()
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A node that was admitted. ``returned``: as one that came back repaired, not by its name."""
+
+    since: float
+    returned: bool = False
+
+
+class Choice(NamedTuple):
+    """``claims`` leave the source now and join when their jobs are over."""
+
+    members: tuple[str, ...]
+    claims: tuple[str, ...]
+    refused: Mapping[str, str]  # node -> why it was not admitted
+
+
+def uses(wish: Wish, jobs: Mapping[int, Placement]) -> dict[str, Use]:
+    """The jobs on each node that has any."""
+    found: dict[str, Use] = {}
+    for number, job in sorted(jobs.items()):
+        for name in job.nodes:
+            use = found.get(name, Use())
+            if job.partition == wish.partition:
+                use = use._replace(standby=(*use.standby, number))
+            elif wish.backfill and job.partition == wish.backfill:
+                use = use._replace(lent=(*use.lent, number))
+            else:
+                use = use._replace(other=(*use.other, number))
+            found[name] = use
+    return found
+
+
+def why_not(name: str, wish: Wish, sight: Sight) -> str:
+    """Return the reason why a node may not join; "" if it may."""
+    node = sight.nodes.get(name)
+    if node is None:
+        return "Slurm knows no such node"
+    if not node.usable:
+        reason = f", {node.reason}" if node.reason else ""
+        return f"{'+'.join(sorted(node.state))}{reason}"
+    if sight.unread and (wish.proof_hours or wish.burn_in_hours):
+        return f"its checks cannot be read: {sight.unread}"
+    proof = sight.proofs.get(name, Proof())
+    return _unproven(wish, proof, sight.now) or _unburned(name, wish, proof, sight.now)
+
+
+def _unproven(wish: Wish, proof: Proof, now: float) -> str:
+    if not wish.proof_hours:
+        return ""
+    if proof.failed > proof.passed:
+        return f"its last check failed {ago(proof.failed, now)}: {proof.why}"
+    if not proof.passed:
+        return "no check of it is on record: is the node gate there (robust-admin doctor)?"
+    age = now - proof.passed
+    if age > wish.proof_hours * HOUR:
+        return f"last seen well {ago(proof.passed, now)}, {wish.proof_hours:g} h are allowed"
+    if age < -SKEW_S:
+        return f"its clock, or this one, is wrong: its last check is {-age:.0f} s ahead"
+    return ""
+
+
+def _unburned(name: str, wish: Wish, proof: Proof, now: float) -> str:
+    if not wish.burn_in_hours:
+        return ""
+    if not proof.burned:
+        return f"no passed burn-in of it is on record: robust-health burn-in {name}"
+    if now - proof.burned > wish.burn_in_hours * HOUR:
+        return f"last burn-in {ago(proof.burned, now)}, {wish.burn_in_hours:g} h are allowed"
+    return ""
+
+
+def refill(wish: Wish, proof: Proof, now: float) -> Refill:
+    """Return the place of a node of the source that the gate has undrained."""
+    fresh = 0 <= now - proof.undrained <= wish.proof_hours * HOUR
+    return "pool" if wish.refill == "pool" and fresh else "train"
+
+
+def choose(
+    wish: Wish, sight: Sight, admitted: Mapping[str, Member], taken: Sequence[str] = ()
+) -> Choice:
+    """The pool as it should be now; ``taken``: nodes that left the source for it already.
+
+    Nodes in use are not counted: they are away, and ``size`` are to be there. Members come first
+    (nothing moves without need), then idle nodes, then busy ones.
+    """
+    use = uses(wish, sight.jobs)
+    returned = [
+        name
+        for name in (*sight.nodes_of(wish.source), *taken)
+        if name not in wish.nodes
+        and refill(wish, sight.proofs.get(name, Proof()), sight.now) == "pool"
+    ]
+    returned += [name for name, m in admitted.items() if m.returned and name not in wish.nodes]
+    candidates = dict.fromkeys((*wish.nodes, *returned))
+    old = [name for name in candidates if name in admitted and name in sight.nodes]
+    stay = [name for name in old if use.get(name, Use()).standby or not sight.nodes[name].usable]
+    ready = [name for name in old if name not in stay]
+    # One that the list no longer names leaves when its job is over.
+    stay += [
+        name
+        for name in admitted
+        if name not in candidates and use.get(name, Use()).standby and name in sight.nodes
+    ]
+    refused: dict[str, str] = {}
+    new: list[str] = []
+    for name in candidates:
+        if name in old:
+            continue
+        why = why_not(name, wish, sight)
+        if not why:
+            new.append(name)
+        elif name in wish.nodes:
+            refused[name] = why
+    # Whoever a companion runs on already has its proof and its work: it only takes no place.
+    held = [name for name in new if use.get(name, Use()).standby]
+    idle = [name for name in new if name not in held and not use.get(name, Use()).other]
+    busy = [name for name in new if name not in held and name not in idle]
+    lacking = max(0, wish.size - len(ready))
+    joining = idle[:lacking]
+    claims = busy[: lacking - len(joining)]
+    members = set(stay) | set(ready[: wish.size]) | set(held) | set(joining)
+    order = [name for name in dict.fromkeys((*candidates, *stay)) if name in members]
+    return Choice(tuple(order), tuple(claims), refused)
+
+
+def demote(choice: Choice, wish: Wish, sight: Sight, admitted: Mapping[str, Member]) -> Choice:
+    """The choice without newcomers on which a job started meanwhile: they come later.
+
+    In the pool's partition a companion could end that job.
+    """
+    use = uses(wish, sight.jobs)
+    late = {n for n in choice.members if n not in admitted and use.get(n, Use()).other}
+    kept = tuple(name for name in choice.members if name not in late)
+    return Choice(kept, (*choice.claims, *sorted(late)), choice.refused)
+
+
+def ago(then: float, now: float) -> str:
+    """Like "4 min ago"."""
+    return f"{span(now - then)} ago"
+
+
+def shared(
+    wish: Wish, members: Iterable[str], partitions: Mapping[str, Partition]
+) -> dict[str, tuple[str, ...]]:
+    """Other partitions whose jobs can take nodes of the pool, and which nodes."""
+    pool = set(members)
+    ours = {wish.partition, wish.backfill}
+    found = {
+        name: tuple(node for node in partition.nodes if node in pool)
+        for name, partition in partitions.items()
+        if name not in ours and partition.state == "UP"
+    }
+    return {name: nodes for name, nodes in found.items() if nodes}

@@ -1,0 +1,246 @@
+"""From the pool that is wanted to changes of Slurm's partitions, and back again. Pure.
+
+A change names only what it changes. What apply did is kept as ``Done`` for each partition, as a
+net effect over all its runs, so that revert takes back that and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from robust_slurm.slurm import Partition
+from robust_slurm.slurm.values import fold
+from standby.pool.members import Choice, Wish
+
+STANDBY_TIER = 100  # PriorityTier; Slurm's default is 1
+BACKFILL_TIER = 1
+
+
+class Change(NamedTuple):
+    """One order. ``nodes`` None: they stay as they are."""
+
+    action: Literal["create", "update", "delete"]
+    partition: str
+    settings: Mapping[str, str] = {}
+    nodes: tuple[str, ...] | None = None
+
+    def words(self) -> dict[str, str]:
+        """The settings as scontrol takes them, nodes included."""
+        listed = {} if self.nodes is None else {"Nodes": fold(self.nodes)}
+        return {**listed, **self.settings}
+
+    def __str__(self) -> str:
+        words = [f"{key}={value or '(none)'}" for key, value in self.words().items()]
+        return " ".join([self.action, f"PartitionName={self.partition}", *words])
+
+
+class Done(Struct, frozen=True):
+    """The changes that apply made to a partition; ``settings``: key to values before, after."""
+
+    created: bool = False
+    settings: Mapping[str, tuple[str, str]] = {}
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+
+class Target(NamedTuple):
+    """A partition as it should be. ``initial``: only when made; ``made``: it may be made.
+
+    ``gone``: names that belong there and that Slurm does not know.
+    """
+
+    nodes: tuple[str, ...]
+    settings: Mapping[str, str] = {}
+    initial: Mapping[str, str] = {}
+    made: bool = True
+    gone: tuple[str, ...] = ()
+
+
+def known(names: Iterable[str], nodes: Container[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names that Slurm knows, and the others: what no order may name.
+
+    A single unknown one, and 22.05 leaves the partition without a usable node.
+    """
+    listed = tuple(dict.fromkeys(names))
+    here = tuple(name for name in listed if name in nodes)
+    return here, tuple(name for name in listed if name not in nodes)
+
+
+def gone_notes(partition: str, names: Iterable[str]) -> list[str]:
+    return [f"partition {partition}: Slurm knows no node {name}: left out" for name in names]
+
+
+def targets(
+    wish: Wish,
+    choice: Choice,
+    partitions: Mapping[str, Partition],
+    nodes: Container[str],
+    done: Mapping[str, Done],
+    preempts: bool,
+) -> dict[str, Target]:
+    """Every partition that the wish is about, the source first. ``nodes``: what Slurm knows.
+
+    ``preempts``: slurm.conf lets higher tiers take nodes from lower ones. Without it no
+    low-priority partition is made: its jobs would only be in the way. One that was made before
+    is kept in step.
+    """
+    found: dict[str, Target] = {}
+    low = done.get(wish.backfill, Done()).created and wish.backfill in partitions
+    lends = bool(wish.backfill) and (preempts or low)
+    held = {*choice.members, *choice.claims}
+    if wish.source in partitions:
+        now = partitions[wish.source].nodes
+        back = [name for name in done.get(wish.source, Done()).removed if name not in now]
+        rest, gone = known((name for name in (*now, *back) if name not in held), nodes)
+        found[wish.source] = Target(rest, made=False, gone=gone)
+    settings: dict[str, str] = {}
+    was, ours = done.get(wish.partition, Done()).settings.get("QoS", ("", ""))
+    if wish.qos:
+        settings["QoS"] = wish.qos
+    elif was != ours:  # one of ours that is no longer wanted
+        settings["QoS"] = was
+    if lends:
+        present = partitions.get(wish.partition)
+        tier = _tier(present)
+        settings["PriorityTier"] = str(tier if tier > BACKFILL_TIER else STANDBY_TIER)
+        settings["PreemptMode"] = "OFF"
+    up = {"State": "UP", "MaxTime": "INFINITE"}
+    members, gone = known(choice.members, nodes)
+    found[wish.partition] = Target(members, settings, up, gone=gone)
+    if lends:
+        settings = {"PriorityTier": str(BACKFILL_TIER), "PreemptMode": "REQUEUE"}
+        found[wish.backfill] = Target(members, settings, up)
+    return found
+
+
+def _tier(partition: Partition | None) -> int:
+    text = partition.raw.get("PriorityTier", "") if partition else ""
+    return int(text) if text.isdecimal() else 0
+
+
+def changes(wanted: Mapping[str, Target], partitions: Mapping[str, Partition]) -> list[Change]:
+    """Return the changes. A node leaves a partition before it joins another: never in both."""
+    first: list[Change] = []
+    last: list[Change] = []
+    for name, target in wanted.items():
+        present = partitions.get(name)
+        if present is None:
+            if target.made:
+                settings = {**target.settings, **target.initial}
+                last.append(Change("create", name, settings, target.nodes))
+            continue
+        settings = {k: v for k, v in target.settings.items() if not _same(present, k, v)}
+        kept = tuple(node for node in present.nodes if node in target.nodes)
+        if len(kept) < len(present.nodes):
+            first.append(Change("update", name, settings, kept))
+            settings = {}
+        if set(kept) != set(target.nodes):
+            last.append(Change("update", name, settings, target.nodes))
+        elif settings:
+            last.append(Change("update", name, settings))
+    return [*first, *last]
+
+
+def takes(order: Change, wish: Wish, partitions: Mapping[str, Partition]) -> bool:
+    """Return whether the order takes nodes out of the source."""
+    present = partitions.get(order.partition)
+    if order.partition != wish.source or order.nodes is None or present is None:
+        return False
+    return not set(present.nodes) <= set(order.nodes)
+
+
+def _same(partition: Partition, key: str, value: str) -> bool:
+    return setting(partition, key).lower() == value.lower()
+
+
+def setting(partition: Partition, key: str) -> str:
+    """A setting as Slurm prints it; "" for its words for nothing."""
+    text = partition.raw.get(key, "")
+    return "" if text in ("N/A", "NONE", "(null)") else text
+
+
+def record(done: Mapping[str, Done], change: Change, present: Partition | None) -> dict[str, Done]:
+    """Add a change to those done; ``present`` is the partition just before it."""
+    before = done.get(change.partition, Done())
+    if change.action == "delete":
+        return {name: one for name, one in done.items() if name != change.partition}
+    if present is None:
+        made = {key: ("", value) for key, value in change.settings.items()}
+        return {**done, change.partition: replace(before, created=True, settings=made)}
+    settings = dict(before.settings)
+    for key, value in change.settings.items():
+        original = settings[key][0] if key in settings else setting(present, key)
+        settings[key] = (original, value)
+    added, removed = set(before.added), set(before.removed)
+    if change.nodes is not None:
+        came = set(change.nodes) - set(present.nodes)
+        went = set(present.nodes) - set(change.nodes)
+        added, removed = (added | (came - removed)) - went, (removed | (went - added)) - came
+    one = Done(before.created, settings, tuple(sorted(added)), tuple(sorted(removed)))
+    return {**done, change.partition: one}
+
+
+def undo(
+    done: Mapping[str, Done], partitions: Mapping[str, Partition], nodes: Container[str]
+) -> tuple[list[Change], list[str]]:
+    """The changes that take it back, and notes on what somebody else changed since.
+
+    ``nodes``: what Slurm knows.
+    """
+    first: list[Change] = []
+    last: list[Change] = []
+    notes: list[str] = []
+    for name, one in done.items():
+        present = partitions.get(name)
+        if present is None:
+            notes.append(f"partition {name} is gone already")
+            continue
+        if one.created:
+            first.append(Change("delete", name))
+            continue
+        settings: dict[str, str] = {}
+        for key, (before, after) in one.settings.items():
+            now = setting(present, key)
+            if now.lower() == after.lower():
+                settings[key] = before
+            elif now.lower() != before.lower():
+                notes.append(f"partition {name}: {key}={now} is not ours ({after}): left")
+        stay = [node for node in present.nodes if node not in one.added]
+        back_then, gone = known((*stay, *one.removed), nodes)
+        notes += gone_notes(name, gone)
+        same = set(back_then) == set(present.nodes)
+        if settings or not same:
+            back = Change("update", name, settings, None if same else back_then)
+            (last if one.removed else first).append(back)
+    return [*first, *last], notes
+
+
+def differences(wanted: Mapping[str, Target], partitions: Mapping[str, Partition]) -> list[str]:
+    """Return the differences between Slurm and what was applied, for people."""
+    found: list[str] = []
+    for name, target in wanted.items():
+        present = partitions.get(name)
+        if present is None:
+            found.append(f"there is no partition {name}" + _gone(target))
+            continue
+        for key, value in target.settings.items():
+            if not _same(present, key, value):
+                found.append(f"partition {name}: {key}={setting(present, key)}, not {value}")
+        found += _nodes(name, "lacks", set(target.nodes) - set(present.nodes))
+        found += _nodes(name, "has", set(present.nodes) - set(target.nodes))
+        if target.made and present.state != "UP":
+            found.append(f"partition {name} is {present.state}")
+    return found
+
+
+def _gone(target: Target) -> str:
+    return " (a reconfigure brings back slurm.conf's only)" if target.made else ""
+
+
+def _nodes(partition: str, word: str, names: Iterable[str]) -> Sequence[str]:
+    listed = fold(sorted(names))
+    return [f"partition {partition} {word} {listed}"] if listed else []

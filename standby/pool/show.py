@@ -1,0 +1,174 @@
+"""The pool as people and programs are shown it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from health.admin.show_config import seconds, value_of
+from health.gate.proof import Proof
+from robust_slurm.slurm import Node
+from standby.pool.file import Record, taken
+from standby.pool.lines import preemption, preempts
+from standby.pool.members import HOUR, Choice, Sight, Use, Wish, choose, shared, uses
+from standby.pool.objects import differences, gone_notes, known, targets
+from status.pool import Pool, Stock, span, stock, told
+
+JSON_VERSION = 1
+
+
+class Row(NamedTuple):
+    """One node of the pool. Times in seconds ago; None: not known."""
+
+    node: str
+    state: str
+    use: str
+    admitted_s: float | None
+    checked_s: float | None
+    burned_s: float | None  # looked for only where the pool asks for burn-ins
+
+
+class View(NamedTuple):
+    """``differs``: from what was applied; ``notes``: what else is not as it should be."""
+
+    stock: Stock
+    rows: Sequence[Row]
+    refused: Mapping[str, str]
+    joining: Sequence[str]
+    claims: Sequence[str]
+    differs: Sequence[str]
+    notes: Sequence[str]
+
+
+def applied(record: Record, nodes: Container[str]) -> Choice:
+    """The pool as apply left it; who is on the way, only if Slurm knows it still."""
+    return Choice(tuple(record.admitted), known(taken(record), nodes)[0], {})
+
+
+def stock_of(record: Record, sight: Sight) -> Stock:
+    wish = record.wish
+    times = {n: p.passed for n, p in sight.proofs.items() if p.passed}
+    pool = Pool(wish.partition, wish.backfill, wish.size, record.short_since, times)
+    return stock(pool, sight.nodes, sight.jobs, sight.now)
+
+
+def view(
+    record: Record,
+    sight: Sight,
+    config: Mapping[str, str],
+    companions: Mapping[int, int],
+    told_elsewhere: Sequence[str] = (),
+) -> View:
+    """``companions``: jobs of the pool's partition, and the training that each one is for."""
+    wish, left = record.wish, applied(record, sight.nodes)
+    use = uses(wish, sight.jobs)
+    on = preempts(config)
+    wanted = targets(wish, left, sight.partitions, sight.nodes, record.done, on)
+    gone = [note for name, target in wanted.items() for note in gone_notes(name, target.gone)]
+    names = dict.fromkeys((*record.admitted, *sight.nodes_of(wish.partition)))
+    rows = [
+        Row(
+            name,
+            "+".join(sorted(sight.nodes[name].state)) if name in sight.nodes else "gone",
+            _use(sight.nodes.get(name), use.get(name, Use()), companions),
+            sight.now - record.admitted[name].since if name in record.admitted else None,
+            _age(sight.proofs.get(name, Proof()).passed, sight.now),
+            _age(sight.proofs.get(name, Proof()).burned, sight.now),
+        )
+        for name in names
+    ]
+    now = choose(wish, sight, record.admitted, left.claims)
+    return View(
+        stock_of(record, sight),
+        rows,
+        now.refused,
+        [name for name in now.members if name not in record.admitted],
+        left.claims,
+        differences(wanted, sight.partitions),
+        [*notes(wish, left.members, sight, config), *gone, *told_elsewhere],
+    )
+
+
+def _use(node: Node | None, use: Use, companions: Mapping[int, int]) -> str:
+    parts = []
+    for job in use.standby:
+        of = companions.get(job, 0)
+        parts.append(f"job {job}" + (f", standby of job {of}" if of else ""))
+    parts += [f"lent to job {job}" for job in use.lent]
+    parts += [f"job {job} of another partition" for job in use.other]
+    if node is None or not node.usable:
+        parts.append((node.reason if node else "") or "out of service")
+    return "; ".join(parts) or "free"
+
+
+def _age(then: float, now: float) -> float | None:
+    return max(0.0, now - then) if then else None
+
+
+def notes(
+    wish: Wish, members: Sequence[str], sight: Sight, config: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield the reasons why the pool cannot do its work, and what to do."""
+    for name, nodes in shared(wish, members, sight.partitions).items():
+        these = f"{len(nodes)} of its nodes" if len(nodes) > 1 else nodes[0]
+        ends = preempts(config) and sight.partitions[name].raw.get("PreemptMode") != "OFF"
+        also = ", and companions end those jobs" if ends else ""
+        yield f"partition {name} has {these} too: its jobs can take them{also} (--from {name})"
+    if any(want.level == "fix" for want in preemption(wish, config)):
+        lines = " and ".join(w.line() for w in preemption(wish, config) if w.level == "fix")
+        if wish.backfill in sight.partitions:
+            yield (
+                f"jobs in partition {wish.backfill} make no way for companions, which wait for "
+                f"them: slurm.conf needs {lines}"
+            )
+        else:
+            yield f"no partition {wish.backfill} yet: slurm.conf needs {lines}, then apply again"
+    every = seconds(value_of(config, "HealthCheckInterval"))
+    if wish.proof_hours and (not value_of(config, "HealthCheckProgram") or not every):
+        yield "no HealthCheckProgram runs: idle nodes are not checked (robust-admin doctor)"
+    elif wish.proof_hours and every and wish.proof_hours * HOUR < 2 * max(every, HOUR):
+        yield f"checks are written down once an hour: proof of {wish.proof_hours:g} h is too short"
+    if sight.unread:
+        yield f"the nodes' checks cannot be read, nobody new joins: {sight.unread}"
+
+
+def as_text(found: View) -> str:
+    lines = [told(found.stock)]
+    if found.rows:
+        columns = ["NODE", "STATE", "USE", "ADMITTED", "CHECKED", "BURN-IN"]
+        cells = [columns]
+        cells += [
+            [
+                row.node,
+                row.state,
+                row.use,
+                *map(_ago, (row.admitted_s, row.checked_s, row.burned_s)),
+            ]
+            for row in found.rows
+        ]
+        if all(row.burned_s is None for row in found.rows):
+            cells = [row[:-1] for row in cells]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines += ["", *("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)]
+    lines += _section("may join", dict.fromkeys(found.joining, ""))
+    lines += _section("on their way", dict.fromkeys(found.claims, "when their jobs are over"))
+    lines += _section("not admitted", found.refused)
+    lines += ["", "differs from what was applied:"] if found.differs else []
+    lines += [f"  {text}" for text in found.differs]
+    lines += ["", *(f"note: {text}" for text in found.notes)] if found.notes else []
+    return "\n".join(lines) + "\n"
+
+
+def _section(title: str, names: Mapping[str, str]) -> list[str]:
+    rows = [f"  {name}  {text}".rstrip() for name, text in names.items()]
+    return ["", f"{title}:", *rows] if rows else []
+
+
+def _ago(age: float | None) -> str:
+    return "-" if age is None else f"{span(age)} ago"
+
+
+def as_json(found: View) -> dict[str, Any]:
+    rows = [row._asdict() for row in found.rows]
+    stock_ = {name: getattr(found.stock, name) for name in found.stock.__dataclass_fields__}
+    return {"version": JSON_VERSION, **found._asdict(), "stock": stock_, "rows": rows}

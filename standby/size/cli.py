@@ -1,0 +1,257 @@
+"""``robust-standby size``: exit 0, 1 (nothing was measured, or --table disagrees), 2 (usage)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from standby.size import answer, paper
+from standby.size.count import MAX_NODES, SizeError, Source, losses
+from standby.size.history import DAY
+from standby.size.observed import Observed
+
+JSON_VERSION = 1
+_GROUP, _SWITCH = 8, 32  # ByteRobust: a PP group at 9,600 GPUs; its catastrophic case
+_HOURS, _QUANTILE = 24.0, 0.99
+
+
+class _Nothing(Exception):
+    """Nothing was measured; the text says what to do."""
+
+
+class _Usage(Exception):
+    """Options that do not go together."""
+
+
+def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
+    """Print the answer to ``out`` (stdout) and return the exit code."""
+    try:
+        args = _parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has printed the usage, or the help
+        return stop.code if isinstance(stop.code, int) else 2
+    target = sys.stdout if out is None else out
+    try:
+        _check(args)
+        if args.table:
+            return _table(args.json, target)
+        _show(_answer(args), args.json, target)
+    except _Nothing as error:
+        print(f"robust-standby: {error}", file=sys.stderr)
+        return 1
+    except (_Usage, SizeError) as error:
+        print(f"robust-standby: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="robust-standby size",
+        allow_abbrev=False,
+        description="How many standbys are enough, with probability --quantile, for the nodes "
+        "that are lost until the pool is full again. All rates are events per 1,000 node-days: "
+        "1,000 nodes lose one node a day at --rate 1.",
+    )
+    add = parser.add_argument
+    add("--nodes", type=_nodes, metavar="N", help="nodes of the training, without standbys")
+    add("--rate", type=_rate, metavar="R", help="failures of single nodes")
+    add(
+        "--from-ledger", action="store_true",
+        help="measure the rates: incidents of jobs and drains of the node gate in the state "
+        "directory, over the time that jobs ran",
+    )  # fmt: skip
+    add("--state-dir", metavar="DIR", help="the state directory (default: from robust.toml)")
+    add(
+        "--node-days", type=_positive, metavar="D",
+        help="with --from-ledger: the time that was watched, in place of the jobs' own records; "
+        "then drains outside of jobs count, too",
+    )  # fmt: skip
+    add(
+        "--since", type=_positive, metavar="DAYS",
+        help="with --from-ledger: only the last so many days (default: all that is recorded)",
+    )  # fmt: skip
+    add("--group", type=_nodes, metavar="NODES", help=f"size of a group (default: {_GROUP})")
+    add("--group-rate", type=_rate, metavar="R", help="evictions of whole groups")
+    add("--switch", type=_nodes, metavar="NODES", help=f"nodes of a switch (default: {_SWITCH})")
+    add("--switch-rate", type=_rate, metavar="R", help="failures of switches")
+    add(
+        "--refill", type=_positive, metavar="HOURS",
+        help=f"mean time until a used standby is replaced by another (default: {_HOURS:g})",
+    )  # fmt: skip
+    add("--quantile", type=_quantile, metavar="Q", help=f"default: {_QUANTILE}")
+    add("--table", action="store_true", help="ByteRobust's pool sizes beside ours, and no more")
+    add("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Options that need or exclude each other. Raises _Usage."""
+    given = {name for name, value in vars(args).items() if value is not None and value is not False}
+    if args.table:
+        if more := sorted(given - {"table", "json"}):
+            raise _Usage(f"--table takes no {_flags(more)}: its settings are the paper's")
+        return
+    if args.nodes is None:
+        raise _Usage("name the nodes of the training: --nodes N")
+    if (args.rate is None) == (not args.from_ledger):
+        raise _Usage("name a rate, --rate R, or have it measured, --from-ledger: one of the two")
+    if not args.from_ledger and (more := sorted(given & {"state_dir", "node_days", "since"})):
+        raise _Usage(f"{_flags(more)}: only with --from-ledger")
+    for name in ("group", "switch"):
+        if vars(args)[name] is not None and vars(args)[f"{name}_rate"] is None:
+            raise _Usage(f"--{name} needs --{name}-rate: how often do {name} failures happen?")
+
+
+def _flags(names: Sequence[str]) -> str:
+    return ", ".join("--" + name.replace("_", "-") for name in names)
+
+
+def _answer(args: argparse.Namespace) -> answer.Answer:
+    groups = [
+        Source(nodes or usual, rate / 1000.0)
+        for nodes, usual, rate in (
+            (args.group, _GROUP, args.group_rate),
+            (args.switch, _SWITCH, args.switch_rate),
+        )
+        if rate is not None
+    ]
+    hours, quantile = args.refill or _HOURS, args.quantile or _QUANTILE
+    if args.rate is not None:
+        sources = [Source(1, args.rate / 1000.0), *groups]
+        return answer.from_rates(args.nodes, sources, hours, quantile)
+    losses(args.nodes, groups, hours / 24.0)  # what is wrong with these is the user's
+    seen = _measure(args)
+    try:
+        return answer.from_ledger(args.nodes, seen, groups, hours, quantile)
+    except SizeError as error:
+        raise _Nothing(f"too little was watched for a rate: {error}") from None
+
+
+def _measure(args: argparse.Namespace) -> Observed:
+    from robust_slurm.config import ConfigError, load
+    from standby.size.ledger import Ledger
+
+    try:
+        config = load(cli={"robust-state-dir": args.state_dir} if args.state_dir else {})
+    except ConfigError as error:
+        raise _Usage(str(error)) from None
+    state_dir: Path = config.state_dir
+    if not state_dir.is_dir():
+        raise _Usage(f"{state_dir} is no directory: name the state directory, --state-dir DIR")
+    now = time.time()
+    since = now - args.since * DAY if args.since else 0.0
+    seen = Ledger(state_dir, now).observed(args.node_days, since)
+    if seen.node_days <= 0.0:
+        for problem in seen.problems:
+            print(f"robust-standby: {problem}", file=sys.stderr)
+        raise _Nothing(
+            f"no job under {state_dir / 'jobs'} tells how long its nodes ran"
+            + (" in that time" if since else "")
+            + "; say how many node-days were watched, --node-days D, or name a rate, --rate R"
+        )
+    return seen
+
+
+def _show(found: answer.Answer, as_json: bool, out: IO[str]) -> None:
+    if as_json:
+        _dump(as_data(found), out)
+    else:
+        from standby.size.render import console, print_answer
+
+        print_answer(found, console(out))
+
+
+def _table(as_json: bool, out: IO[str]) -> int:
+    rows = paper.rows()
+    if as_json:
+        settings = [
+            {**row.setting._asdict(), "ours": list(row.standbys), "agrees": row.agrees}
+            for row in rows
+        ]
+        _dump({"rates": [rate._asdict() for rate in paper.RATES], "settings": settings}, out)
+    else:
+        from standby.size.render import console, print_table
+
+        print_table(rows, console(out))
+    return 0 if all(row.agrees for row in rows) else 1
+
+
+def as_data(found: answer.Answer) -> dict[str, Any]:
+    """The answer for JSON."""
+    data: dict[str, Any] = {
+        "nodes": found.nodes,
+        "refill_hours": found.refill_hours,
+        "quantile": found.quantile,
+        "cases": [
+            {
+                "name": case.name,
+                "causes": [cause._asdict() for cause in case.causes],
+                "mean": case.mean,
+                "single": case.single._asdict(),
+                "all": case.all._asdict(),
+            }
+            for case in found.cases
+        ],
+        "measured": None,
+        "notes": list(found.notes),
+    }
+    if (seen := found.measured) is not None:
+        sizes = {str(size): count for size, count in sorted(seen.sizes.items())}
+        data["measured"] = {
+            **seen._asdict(),
+            "sizes": sizes,
+            "single": seen.single._asdict(),
+            "several": seen.several._asdict(),
+        }
+    return data
+
+
+def _dump(data: dict[str, Any], out: IO[str]) -> None:
+    json.dump({"version": JSON_VERSION, **data}, out, indent=1, allow_nan=False)
+    out.write("\n")
+
+
+# -- numbers ----------------------------------------------------------------------------------
+
+
+def _nodes(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_NODES):
+        raise argparse.ArgumentTypeError(f"not a number of nodes, 1 to {MAX_NODES}: {text!r}")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"not a number: {text!r}")
+    return value
+
+
+def _rate(text: str) -> float:
+    value = _number(text)
+    if value < 0.0:
+        raise argparse.ArgumentTypeError(f"not a rate, 0 or more per 1,000 node-days: {text!r}")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = _number(text)
+    if value <= 0.0:
+        raise argparse.ArgumentTypeError(f"must be above 0: {text!r}")
+    return value
+
+
+def _quantile(text: str) -> float:
+    value = _number(text)
+    if not 0.0 < value < 1.0:
+        raise argparse.ArgumentTypeError(f"must be above 0 and below 1, like 0.99: {text!r}")
+    return value

@@ -1,0 +1,155 @@
+"""``robust-standby size`` for a terminal. Imports rich, so it is imported only to print."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import IO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from standby.size.answer import ESTIMATE, GIVEN, Answer, Case
+from standby.size.observed import Observed, Rate
+from standby.size.paper import RATES, Row
+
+_PIPE_WIDTH = 200  # without a terminal nothing says how wide a line may be
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Not rich's exit code 1: the command line knows what to do."""
+        raise BrokenPipeError
+
+
+def console(file: IO[str]) -> Console:
+    """A console that never reads markup, emoji codes or links out of data."""
+    width = None if file.isatty() else _PIPE_WIDTH
+    return _Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+
+
+def print_answer(found: Answer, out: Console) -> None:
+    """Print what was measured, what is lost, what pools are worth, and the number last."""
+    if found.measured is not None:
+        _measured(found.measured, out)
+        out.print()
+    table = _table(1, "LOST AT ONCE", "PER 1,000 NODE-DAYS", "ONCE IN", "UNITS", "P OF EACH")
+    for case in found.cases:
+        for cause in case.causes:
+            what = "1 node" if cause.size == 1 else f"{cause.size} nodes"
+            if case.name not in (GIVEN, ESTIMATE):
+                what += f", {case.name}"
+            often = "never" if cause.days is None else _time(cause.days)
+            table.add_row(what, f"{cause.per_1000:.3g}", often, str(cause.units), f"{cause.p:.3g}")
+    out.print(table)
+    out.print(f"p: that one of the units goes within the refill time, {found.refill_hours:g} h")
+    out.print()
+    table = _table(1, "POOL FOR", "STANDBYS", "P(SHORTAGE)", "MEAN SHORTFALL", "SHORT BY, IF SHORT")
+    for case in found.cases:
+        _pools(case, table)
+    out.print(table)
+    out.print()
+    for note in found.notes:
+        out.print(Text(f"note: {note}", style="yellow"))
+    out.print(Text(_verdict(found), style="bold"))
+
+
+def _pools(case: Case, table: Table) -> None:
+    many = len(case.causes) > 1
+    rows = [("single nodes alone", case.single)] if many else []
+    rows.append(("all losses" if many else "single nodes", case.all))
+    for name, pool in rows:
+        if case.name != GIVEN:
+            name += f", {case.name}"
+        table.add_row(
+            name,
+            str(pool.standbys),
+            _percent(pool.shortage),
+            f"{pool.shortfall:.2g} nodes",
+            f"{pool.short_by:.1f} nodes" if pool.shortage else "",
+        )
+
+
+def _verdict(found: Answer) -> str:
+    first, *more = found.cases
+    text = f"{found.nodes} nodes: keep {_count(first.all.standbys, 'standby')}"
+    for case in more:
+        text += f"; {case.all.standbys} if the rate is at the {case.name}"
+    return f"{text} (enough with probability {found.quantile:g})"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def _measured(seen: Observed, out: Console) -> None:
+    where = (
+        "as given" if seen.given else f"{_count(seen.nodes, 'node')} in {_count(seen.jobs, 'job')}"
+    )
+    if seen.begin is not None and seen.end is not None:
+        where += f", {_date(seen.begin)} to {_date(seen.end)}"
+    out.print(f"watched: {seen.node_days:,.1f} node-days ({where})")
+    out.print(
+        f"counted: {_count(seen.incidents, 'incident')} that cost a node, "
+        f"{_count(seen.drains, 'drain')} by the gate"
+    )
+    if seen.left_out:
+        out.print(f"left out: {seen.left_out} of nodes and times that no job's records cover")
+    out.print(_rate("single nodes", seen.single))
+    sizes = ", ".join(f"{n} x {size}" for size, n in sorted(seen.sizes.items()) if size > 1)
+    found = f"; events x nodes: {sizes}" if sizes else ""
+    out.print(_rate("several nodes at once", seen.several) + found)
+    for problem in seen.problems:
+        out.print(Text(f"note: {problem}", style="yellow"))
+
+
+def _rate(what: str, rate: Rate) -> str:
+    return (
+        f"{what}: {_count(rate.events, 'event')}, {1000 * rate.estimate:.3g} per 1,000 node-days, "
+        f"95 % interval {1000 * rate.low:.3g} to {1000 * rate.high:.3g}"
+    )
+
+
+def print_table(rows: Sequence[Row], out: Console) -> None:
+    """ByteRobust's sizes beside ours."""
+    headings = [f"{rate.name} {rate.per_1000:g}" for rate in RATES]
+    table = _table(2, "MACHINES", "TRAINING", "PAPER", *headings)
+    for row in rows:
+        setting = row.setting
+        theirs = "" if setting.standbys is None else str(setting.standbys)
+        style = "" if row.agrees else "bold red"
+        first, *others = map(str, row.standbys)
+        table.add_row(
+            str(setting.machines), setting.training, theirs, Text(first, style=style), *others
+        )
+    out.print("standbys by P(K <= n) >= 0.99, K ~ Binomial(machines, p), a window of one day")
+    out.print("p: failures per 1,000 node-days, behind the name of the fleet that had so many")
+    out.print()
+    out.print(table)
+    out.print()
+    good = all(row.agrees for row in rows)
+    said = "ours are the paper's" if good else "OURS ARE NOT THE PAPER'S"
+    out.print(Text(f"At the rate that explains ByteRobust's table 5, {said}.", style="bold"))
+
+
+def _table(left: int, *headings: str) -> Table:
+    """``left``: how many columns, the first ones, hold text."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, overflow="fold", justify="left" if number < left else "right")
+    return table
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
+
+
+def _time(days: float) -> str:
+    if days < 2.0:
+        return f"{24 * days:.3g} h"
+    return f"{days:.3g} days" if days < 1000.0 else f"{days / 365.0:,.0f} years"
+
+
+def _date(when: float) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(when))
