@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from made_job import SentBus
 
 from robust_slurm.config import Config
 from robust_slurm.slurm import SlurmError
@@ -28,7 +29,8 @@ class Boss:
     def __init__(self, topology: str | SlurmError = "", **settings: Any) -> None:
         self.config = Config(**settings)
         self.state = JobState(self.config, 12, "n0")
-        self.sent: list[tuple[str, Message]] = []
+        self.bus = SentBus(self.state, self.obey)
+        self.sent = self.bus.sent
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.told: list[str] = []
         self._topology = topology
@@ -58,11 +60,8 @@ class Boss:
     def news(self, text: str) -> None:
         self.told.append(text)
 
-    def send(self, node: Node, message: Message) -> None:
-        self.sent.append((node.name, message))
-
-    def broadcast(self, message: Message) -> None:
-        self.sent.append(("*", message))
+    def obey(self, node: Node, message: Message) -> None:
+        """Do what a node does when it receives a message."""
 
     def enrol(
         self,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from robust_slurm.config import Config
 from srun_wrapper.protocol.messages import Hello, Message, RankBeat
 from srun_wrapper.protocol.server import Connection
+from srun_wrapper.supervisor.bus import Bus
 from srun_wrapper.supervisor.roster import Node, Role, World, planned_world
 from srun_wrapper.supervisor.state import JobState
 
@@ -25,6 +27,26 @@ class Line:
 
     def close(self) -> None:
         self.closed = True
+
+
+class SentBus(Bus):
+    """A bus that keeps what is sent; ``obey`` stands for the nodes."""
+
+    def __init__(
+        self, state: JobState, obey: Callable[[Node, Message], None] = lambda _node, _message: None
+    ) -> None:
+        super().__init__(state.nodes, state.changed)
+        self.sent: list[tuple[str, Message]] = []  # "*": to all
+        self.obey = obey
+        state.bus = self
+
+    def send(self, node: Node, message: Message) -> None:
+        super().send(node, message)
+        self.sent.append((node.name, message))
+        self.obey(node, message)
+
+    def broadcast(self, message: Message) -> None:
+        self.sent.append(("*", message))
 
 
 def as_connection(line: Line) -> Connection:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from made_job import SentBus
 
 from robust_slurm.config import Config
 from srun_wrapper.checkpoints.certificates import Certificates
@@ -49,6 +50,7 @@ class Boss:
         state.nodes[node.key] = node
         state.world = World(0, [node], [(0, 1)])
         self.phase = ""
+        self.bus = SentBus(state, self.obey)
         self.stalls = Stalls(self.state)
         self.node_watch = SimpleNamespace(doubtful=lambda: False, waiting=lambda: False)
         self.step = SimpleNamespace(ended=False)
@@ -67,7 +69,7 @@ class Boss:
         for rank in self.state.world.by_rank.values():
             self.state.world.note_started(rank)
 
-    def send(self, node: Node, message: Message) -> None:
+    def obey(self, node: Node, message: Message) -> None:
         if isinstance(message, Stop):
             node.stopped = message.epoch
 
@@ -146,15 +148,14 @@ def test_ranks_begin_anew_although_the_loss_that_cut_a_recovery_short_is_over(
     monkeypatch.setattr(restarted, "proving_time", lambda _lived: 0.0)
     boss = Boss(2)
     state = boss.state
-    send = boss.send
 
     def also_lost(node: Node, message: Message) -> None:
-        send(node, message)
+        boss.obey(node, message)
         if isinstance(message, Stop):
             lost = Failure("node_lost", time.monotonic(), 0.0, "n1", evidence=("n1: silent",))
             state.failures.append(lost)
 
-    monkeypatch.setattr(boss, "send", also_lost)
+    boss.bus.obey = also_lost
     one = Recovery(cast(Supervisor, boss), cast(Replacement, NoNodes(2)))
     crash = Failure("crash", time.monotonic(), time.monotonic(), "n0", 1, 1, tail="ValueError")
     state.failures.append(crash)
@@ -162,7 +163,7 @@ def test_ranks_begin_anew_although_the_loss_that_cut_a_recovery_short_is_over(
     async def life() -> None:
         assert await one.handle() is None  # superseded, with the ranks down
         assert state.stopping_epoch == state.world.epoch == 1
-        monkeypatch.setattr(boss, "send", send)
+        boss.bus.obey = boss.obey
         state.failures.clear()  # as JobState does when n1 answers again
         assert await one.handle() is None
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from made_job import SentBus
 
 from robust_slurm.config import Config
 from srun_wrapper.detect.stalls import Stalls
@@ -27,8 +28,9 @@ from srun_wrapper.protocol.messages import (
 from srun_wrapper.protocol.server import Connection
 from srun_wrapper.recover.machine_tests import Found
 from srun_wrapper.replay.replaying import Asked, Replay
+from srun_wrapper.supervisor.changes import Changes
 from srun_wrapper.supervisor.roster import Node, Role, World
-from srun_wrapper.supervisor.state import Changes, JobState
+from srun_wrapper.supervisor.state import JobState
 from srun_wrapper.supervisor.supervisor import Supervisor
 
 STEPS = 3
@@ -47,6 +49,7 @@ class Job:
         self.behave = behave
         self.config = Config(mesh=mesh, stop_grace=0.0)
         self.state = JobState(self.config, 12, "n0")
+        self.bus = SentBus(self.state, self._obey)
         self.stalls = Stalls(self.state)
         self.state.world = World(0, [], [(i,) for i in range(nodes)])
         self.events: list[dict[str, Any]] = []
@@ -76,7 +79,7 @@ class Job:
     def ledger(self) -> Any:
         return SimpleNamespace(event=lambda kind, **more: self.events.append(more))
 
-    def send(self, node: Node, order: Message) -> None:
+    def _obey(self, node: Node, order: Message) -> None:
         loop = asyncio.get_running_loop()
         if isinstance(order, Start):
             self.starts.append((node, order))

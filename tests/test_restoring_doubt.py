@@ -37,8 +37,7 @@ class Answering(Boss):
         self.certificates.begin(1, 0)
         self.state.world.by_rank[0].proven = proven
 
-    def send(self, node: Node, message: Message) -> None:
-        super().send(node, message)
+    def obey(self, node: Node, message: Message) -> None:
         rank = self.nodes.index(node)
         if isinstance(message, TakeStock):
             steps = (11, 12, 13) if message.step is None else (message.step,)
@@ -46,10 +45,10 @@ class Answering(Boss):
                 Holding(rank, s, 4, (rank,), "memory", f"own-{rank}-{s}", 9, True, "", 1)
                 for s in steps
             )
-            self.checkpoints.heard(node, Stock(message.token, 0, held))
+            self.bus.deliver(node, Stock(message.token, 0, held))
         elif isinstance(message, Flush):
             done = Outcome(rank, message.step, True, "", "", 0.0, 9)
-            self.checkpoints.heard(node, Moved(message.token, 0, (done,)))
+            self.bus.deliver(node, Moved(message.token, 0, (done,)))
 
 
 def committed(tier: Path, certified: int, *steps: int) -> None:

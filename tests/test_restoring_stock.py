@@ -48,10 +48,9 @@ def test_a_lost_node_that_answers_no_probe_is_not_waited_for(
     monkeypatch.setattr(restoring, "LEAVING", 0.1 if reachable else 3600.0)
 
     class Answering(Boss):
-        def send(self, node: Node, message: Message) -> None:
-            super().send(node, message)
+        def obey(self, node: Node, message: Message) -> None:
             if isinstance(message, TakeStock) and not node.gone:
-                self.checkpoints.heard(node, Stock(message.token, 0, ()))
+                self.bus.deliver(node, Stock(message.token, 0, ()))
 
     async def run() -> list[str]:
         boss = Answering()
@@ -102,14 +101,14 @@ def test_a_store_that_fetches_nothing_is_replaced_but_not_reported(
             for rank in (1, 2)
         )
 
-        def send(node: Node, message: Message) -> None:
+        def obey(node: Node, message: Message) -> None:
             if isinstance(message, Fetch) and node.name == "n1":
                 results = tuple(
                     Outcome(w.owner, w.step, True, "", "f", 0.1, 1) for w in message.items
                 )
-                boss.checkpoints.heard(node, Moved(message.token, 0, results))
+                boss.bus.deliver(node, Moved(message.token, 0, results))
 
-        monkeypatch.setattr(boss, "send", send)
+        boss.bus.obey = obey
         assert await found._fetch(transfers) == set()
         return boss
 
@@ -125,7 +124,6 @@ def test_several_stores_that_fetch_nothing_cost_no_node(monkeypatch: pytest.Monk
     async def run() -> tuple[Boss, set[tuple[str, int, int]], str]:
         boss = Boss()
         monkeypatch.setattr(boss, "news", told.append, raising=False)
-        monkeypatch.setattr(boss, "send", lambda _node, _message: None)
         stores = [StoreAt(node, 0).name for node in boss.nodes]
         for rank, node in enumerate(boss.nodes):
             node.stores[0] = 8000 + rank

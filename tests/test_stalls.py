@@ -111,7 +111,7 @@ def test_only_where_its_file_system_answers_elsewhere_is_a_node_that_waits_alone
     job.say(0, Stalled(1, (HOME, "/logs"), False))
 
     async def inspect() -> None:
-        asked = asyncio.create_task(HangWatch(job.state)._inspect())
+        asked = asyncio.create_task(HangWatch(job.state, job.state.bus)._inspect())
         await asyncio.sleep(0)
         for node in range(3):
             samples = tuple(Sample(local, "S", 0.0, 0) for local in range(2))

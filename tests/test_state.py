@@ -283,13 +283,13 @@ def test_which_ranks_end_the_job(message: Message, ending: bool) -> None:
     assert not job.state.world.is_ending()
 
 
-def test_inspections_reach_who_asked() -> None:
+def test_replies_reach_the_request() -> None:
     job = Job()
-    replies = job.state.inspections[7] = {}
-    answer = Inspected(7, 1.0, (Sample(0, "S", 0.0, 0),))
-    job.say(0, answer)
-    job.say(0, Inspected(8, 1.0, ()))  # nobody waits for that any more
-    assert replies == {(12, "0", 0): answer}
+    with job.state.bus.ask(Inspected, lambda _token: ()) as asked:
+        answer = Inspected(asked.token, 1.0, (Sample(0, "S", 0.0, 0),))
+        job.say(0, answer)
+        job.say(0, Inspected(asked.token + 1, 1.0, ()))  # nobody waits for that
+        assert [(node.key, reply) for node, reply in asked.replies] == [((12, "0", 0), answer)]
 
 
 def test_named_prefers_the_node_that_is_in_the_job() -> None:

@@ -29,7 +29,7 @@ def test_processes_that_survive_on_many_nodes_at_once_are_no_nodes_fault(
         pids = (77,) if index in stuck else ()
         job.say(index, Stopped(1, job.state.world.epoch, 0, pids))
     boss: Any = SimpleNamespace(
-        state=job.state, config=job.state.config, send=lambda *_: None, stalls=Stalls(job.state)
+        state=job.state, config=job.state.config, bus=job.state.bus, stalls=Stalls(job.state)
     )
     asyncio.run(stop_ranks(cast(Supervisor, boss), job.state.world.places, lambda: False))
     assert [failure.node for failure in job.state.failures] == [f"n{i}" for i in stuck]

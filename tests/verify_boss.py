@@ -105,8 +105,7 @@ class Site(Boss):
     def asked(self) -> list[int]:
         return [order.step for _, order in self.sent if isinstance(order, StandAt)]
 
-    def send(self, node: Node, message: Message) -> None:
-        super().send(node, message)
+    def obey(self, node: Node, message: Message) -> None:
         if isinstance(message, Stop):
             node.stopped = message.epoch
             self.on_stop()
@@ -117,20 +116,17 @@ class Site(Boss):
                 for owner, step, epoch in self._held.get(node.name, [])
                 if message.step in (None, step)
             )  # fmt: skip
-            self.checkpoints.heard(node, Stock(message.token, 0, held))
+            self.bus.deliver(node, Stock(message.token, 0, held))
         elif isinstance(message, Fetch):
             done = tuple(Outcome(w.owner, w.step, True, "", "got", 0.0, 9) for w in message.items)
-            self.checkpoints.heard(node, Moved(message.token, 0, done))
-
-    def broadcast(self, message: Message) -> None:
-        super().broadcast(message)
-        if isinstance(message, TakeSums):
-            epoch = self.state.world.epoch
-            self.on_sums()
+            self.bus.deliver(node, Moved(message.token, 0, done))
+        elif isinstance(message, TakeSums) and node in self.state.world.places:
+            epoch, rank = self.state.world.epoch, self.state.world.places.index(node)
+            if rank == 0:
+                self.on_sums()
             crc = self.sums[min(epoch, len(self.sums)) - 1]
-            for rank, node in enumerate(self.state.world.places):
-                found = (StateSum(rank, epoch, 1, crc, 7),)
-                self.checkpoints.heard(node, StateSums(message.token, 0, found))
+            found = (StateSum(rank, epoch, 1, crc, 7),)
+            self.bus.deliver(node, StateSums(message.token, 0, found))
 
     async def _test(self, names: list[str], _symptom: str) -> Found | None:
         self.tests.append(tuple(names))

@@ -24,21 +24,19 @@ from srun_wrapper.protocol.checkpoint_messages import (
     Complete,
     Enrolled,
     MakeRoom,
-    Moved,
     PersistAt,
     Persisted,
     Place,
     Resumed,
     Saved,
     SaveEvery,
-    StateSums,
-    Stock,
     StoreReady,
     Unshare,
 )
 from srun_wrapper.protocol.messages import Message
 from srun_wrapper.supervisor.alarms import Alarms, kind
 from srun_wrapper.supervisor.aside import aside
+from srun_wrapper.supervisor.bus import Address
 from srun_wrapper.supervisor.report import say
 from srun_wrapper.supervisor.roster import AgentKey, Node
 
@@ -62,6 +60,10 @@ class StoreAt:
     def name(self) -> str:
         return f"{self.node.key[0]}.{self.node.key[1]}.{self.node.key[2]}/{self.local}"
 
+    @property
+    def address(self) -> Address:
+        return self.node.key, self.local
+
 
 @dataclass(slots=True)
 class Enrolment:
@@ -81,9 +83,6 @@ class Checkpoints:
     on_enrolled: Callable[[StoreAt, Enrolled], None] = lambda _at, _said: None
     ranks: dict[int, Enrolment] = field(default_factory=dict)
     saved: dict[int, Saved] = field(default_factory=dict)
-    stocks: dict[int, list[tuple[StoreAt, Stock]]] = field(default_factory=dict)
-    moved: dict[int, list[tuple[StoreAt, Moved]]] = field(default_factory=dict)
-    sums: dict[int, list[StateSums]] = field(default_factory=dict)
     durable_step: int | None = None
     survives: str = ""
     _here: set[int] = field(default_factory=set)  # ranks that enrolled in the running epoch
@@ -145,16 +144,6 @@ class Checkpoints:
                 progress.saved = max(progress.saved or 0, message.step)
                 self._look_at_size(message)
                 self._compare(message)
-        elif isinstance(message, Stock):
-            asked = self.stocks.get(message.token)
-            if asked is not None:
-                asked.append((StoreAt(node, message.local), message))
-        elif isinstance(message, StateSums):
-            self.sums.get(message.token, []).append(message)
-        elif isinstance(message, Moved):
-            wanted = self.moved.get(message.token)
-            if wanted is not None:
-                wanted.append((StoreAt(node, message.local), message))
         elif isinstance(message, Persisted):
             self._durable.written(message.step, self.world)
             if not message.ok:
@@ -238,7 +227,7 @@ class Checkpoints:
                 target = Target(holder, host, port, to.node.name)
             orders.setdefault(id(node), (node, {}))[1][owner] = target
         for node, targets in orders.values():
-            self.boss.send(node, Place(targets))
+            self.boss.bus.send(node, Place(targets))
         survives = survival(placed, names, mesh, self._leaf).text
         if survives != self.survives:
             self.survives = survives
@@ -288,7 +277,7 @@ class Checkpoints:
         size = max(saved.size for saved in self.saved.values())
         for node in waiting:
             self._roomy.add(node.key)
-            self.boss.send(node, MakeRoom(size, max(map(len, needs.values()))))
+            self.boss.bus.send(node, MakeRoom(size, max(map(len, needs.values()))))
 
     def _persist(self, now: float) -> None:
         """Order the next durable checkpoint."""
@@ -297,7 +286,7 @@ class Checkpoints:
         newest = self._newest + self.interval.every - 1
         step = self._durable.next(now, newest, self.ahead(), timed=timed)
         if step is not None:
-            self.boss.broadcast(PersistAt(step))
+            self.boss.bus.broadcast(PersistAt(step))
 
     def unwritten(self, before: int) -> bool:
         """True if a step older than ``before`` is on its way to disk, and lost by a restart."""
@@ -307,7 +296,7 @@ class Checkpoints:
         """Tell all stores the newest step that all ranks have: older ones free their memory."""
         if now - self._told_at >= TELL and self._everywhere.look(self.world):
             self._told_at = now
-            self.boss.broadcast(Complete(self._everywhere.step, self._everywhere.passed))
+            self.boss.bus.broadcast(Complete(self._everywhere.step, self._everywhere.passed))
 
     def ahead(self) -> int:
         """Steps until all ranks have heard of an order."""
@@ -319,7 +308,7 @@ class Checkpoints:
         """Have fewer or more steps saved, if saving costs more or less than it may."""
         newest = self._newest + self.interval.every - 1
         if self.interval.look(now, newest + self.ahead()):
-            self.boss.broadcast(SaveEvery(self.interval.every, self.interval.first))
+            self.boss.bus.broadcast(SaveEvery(self.interval.every, self.interval.first))
             text = f"checkpoints: in memory {self.interval.text()}"
             say(text)
             self.boss.ledger.event("checkpoint_every", every=self.interval.every, text=text)
@@ -365,7 +354,7 @@ class Checkpoints:
         self._alike.forget(lowest)
         said = {rank: each.said.needs for rank, each in self.ranks.items()}
         group = tuple(sorted(r for r, of in said.items() if len(of) > 1 and min(of) == lowest))
-        self.boss.broadcast(Unshare(group))
+        self.boss.bus.broadcast(Unshare(group))
         self.boss.ledger.event("unshared", ranks=group, why=why)
         self._say_once(
             f"checkpoints: ranks that shared their state no longer hold the same ({why}): each of "

@@ -6,9 +6,8 @@ And before an end: write what only memory has to the durable tier.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from srun_wrapper.command.rank_env import fold_hosts
 from srun_wrapper.protocol.checkpoint_messages import Fetch, Flush, Moved, Stock, TakeStock
 from srun_wrapper.protocol.messages import Message
 from srun_wrapper.supervisor.aside import aside
+from srun_wrapper.supervisor.bus import Address
 from srun_wrapper.supervisor.report import say
 from srun_wrapper.supervisor.roster import Node
 
@@ -51,7 +51,6 @@ class Restoring:
 
     def __init__(self, boss: Supervisor) -> None:
         self._boss = boss
-        self._tokens = itertools.count(1)
         self._plan: planner.Resume | None = None
         self._shards: dict[str, dict[int, str]] = {}  # of each node
         self.doubt = ""
@@ -227,32 +226,24 @@ class Restoring:
 
         ``step``: of this step only, checked byte by byte; else nothing is read.
         """
-        boss, token = self._boss, next(self._tokens)
-        answers = boss.checkpoints.stocks.setdefault(token, [])
-        asked = [
+        boss = self._boss
+        nodes = [
             n
             for n in boss.state.nodes.values()
             if n.connection is not None and n.stores and boss.ending.answers(n)
         ]
-        for node in asked:
-            boss.send(node, TakeStock(token, step))
-        staying = {name for name, at in self._stores(asked).items() if not at.node.gone}
+        stores = self._stores(nodes).values()
+        staying = {at.address for at in stores if not at.node.gone}
         # A node that does not answer to probes either is not waited for.
-        everyone = self._stores(n for n in asked if not n.unreachable).keys() | staying
-
-        def heard() -> set[str]:
-            return {at.name for at, _ in answers}
-
+        everyone = {at.address for at in stores if not at.node.unreachable} | staying
         size = max((s.size for s in boss.checkpoints.saved.values()), default=0)
         limit = STOCK + (0.0 if step is None else 8 * size / STOCK_RATE)
-        # Counted before they are compared: ten thousand stores answer one by one.
-        await boss.state.until(
-            lambda: over() or (len(answers) >= len(staying) and staying <= heard()), limit
-        )
-        if everyone - heard() and not over():
-            await boss.state.until(lambda: over() or everyone <= heard(), LEAVING)
-        del boss.checkpoints.stocks[token]
-        return [self._place(at, stock) for at, stock in answers]
+        with boss.bus.ask(
+            Stock, lambda token: [(node, TakeStock(token, step)) for node in nodes]
+        ) as asked:
+            await asked.until(lambda: over() or asked.answered(staying), limit)
+            await asked.until(lambda: over() or asked.answered(everyone), LEAVING)
+        return [self._place(StoreAt(node, stock.local), stock) for node, stock in asked.replies]
 
     def _place(self, at: StoreAt, stock: Stock) -> planner.Place:
         port = at.node.stores.get(at.local, 0)
@@ -276,13 +267,15 @@ class Restoring:
         orders: dict[str, list[planner.Transfer]] = {}
         for transfer in transfers:
             orders.setdefault(transfer.target, []).append(transfer)
-        token = next(self._tokens)
-        sent: list[tuple[Node, Message]] = []
-        for target, group in orders.items():
-            at = stores[target]
-            items = tuple(Wanted(t.owner, t.step, t.host, t.port) for t in group)
-            sent.append((at.node, Fetch(token, at.local, items)))
-        answers = await self._moved(token, sent, set(orders), FETCH, self._interrupted)
+
+        def sent(token: int) -> Iterator[tuple[Node, Message]]:
+            for target, group in orders.items():
+                at = stores[target]
+                items = tuple(Wanted(t.owner, t.step, t.host, t.port) for t in group)
+                yield at.node, Fetch(token, at.local, items)
+
+        wanted = {stores[target].address for target in orders}
+        answers = await self._moved(sent, wanted, FETCH, self._interrupted)
         bad: set[tuple[str, int, int]] = set()
         sources = {(t.target, t.owner, t.step): t.source for t in transfers}
         for at, moved in answers:
@@ -309,24 +302,14 @@ class Restoring:
 
     async def _moved(
         self,
-        token: int,
-        orders: list[tuple[Node, Message]],
-        wanted: set[str],
+        orders: Callable[[int], Iterable[tuple[Node, Message]]],
+        wanted: Set[Address],
         limit: float,
         over: Callable[[], bool],
     ) -> list[tuple[StoreAt, Moved]]:
-        boss = self._boss
-        answers = boss.checkpoints.moved.setdefault(token, [])
-        for node, order in orders:
-            boss.send(node, order)
-        await boss.state.until(
-            lambda: (
-                over() or (len(answers) >= len(wanted) and wanted <= {at.name for at, _ in answers})
-            ),
-            limit,
-        )
-        del boss.checkpoints.moved[token]
-        return answers
+        with self._boss.bus.ask(Moved, orders) as asked:
+            await asked.until(lambda: over() or asked.answered(wanted), limit)
+        return [(StoreAt(node, moved.local), moved) for node, moved in asked.replies]
 
     # -- to the durable tier
 
@@ -375,14 +358,16 @@ class Restoring:
             groups: dict[str, list[tuple[int, str]]] = {}
             for write in flush.writes:
                 groups.setdefault(write.store, []).append((write.owner, write.file))
-            token = next(self._tokens)
-            orders: list[tuple[Node, Message]] = []
-            for store, owners in groups.items():
-                at = stores[store]
-                world = self._world() if store == flush.committer else 0
-                order = Flush(token, at.local, flush.step, tuple(owners), world, left)
-                orders.append((at.node, order))
-            answers = await self._moved(token, orders, set(groups), left + 1.0, ended)
+            all_ranks = self._world()
+
+            def orders(token: int) -> Iterator[tuple[Node, Message]]:
+                for store, owners in groups.items():
+                    at = stores[store]
+                    world = all_ranks if store == flush.committer else 0
+                    yield at.node, Flush(token, at.local, flush.step, tuple(owners), world, left)
+
+            wanted = {stores[store].address for store in groups}
+            answers = await self._moved(orders, wanted, left + 1.0, ended)
             bad = [done.why for _, moved in answers for done in moved.results if not done.ok]
             if bad or len(answers) < len(groups):
                 why = bad[0] if bad else "no answer in time"

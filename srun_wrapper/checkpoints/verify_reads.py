@@ -19,26 +19,23 @@ READ = 20.0  # s for the stores to answer, and for every
 READ_RATE = 1e9  # bytes that they read, 8 more
 
 
-async def results(boss: Supervisor, step: int, token: int, over: Callable[[], bool]) -> Results:
+async def results(boss: Supervisor, step: int, over: Callable[[], bool]) -> Results:
     """Of all ranks, as their stores read them now; none if some do not answer in time."""
     epoch, world = boss.state.world.epoch, boss.checkpoints.world
-    answers: list[StateSums] = []
-    boss.checkpoints.sums[token] = answers
     found: dict[int, StateSum] = {}
+    nodes = boss.state.live()
+    with boss.bus.ask(
+        StateSums, lambda token: [(node, TakeSums(token, step)) for node in nodes]
+    ) as asked:
 
-    def whole() -> bool:
-        while answers:  # each is looked at once: ten thousand stores answer one by one
-            sums = answers.pop().found
-            found.update((each.owner, each) for each in sums if each.epoch == epoch)
-        return len(found) >= world
+        def whole() -> bool:
+            while asked.replies:  # each is looked at once: ten thousand stores answer one by one
+                _, sums = asked.replies.pop()
+                found.update((each.owner, each) for each in sums.found if each.epoch == epoch)
+            return len(found) >= world
 
-    try:
-        boss.broadcast(TakeSums(token, step))
         size = max((saved.size for saved in boss.checkpoints.saved.values()), default=0)
-        limit = READ + 8 * size / READ_RATE
-        await boss.state.until(lambda: whole() or over(), limit)
-    finally:
-        del boss.checkpoints.sums[token]
+        await asked.until(lambda: whole() or over(), READ + 8 * size / READ_RATE)
     return found if len(found) == world else {}
 
 

@@ -8,7 +8,6 @@ docs/decisions/0035-certified-steps.md.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -52,7 +51,6 @@ class Verify:
     def __init__(self, boss: Supervisor) -> None:
         self._boss = boss
         self._every = boss.config.verify_every
-        self._tokens = itertools.count(1)
         self._step = NOBODY  # after which the ranks are to stand
         self._since: float | None = None  # the first has stood
         self._from = math.inf  # signals that have come since may be forgotten in a stop
@@ -129,7 +127,7 @@ class Verify:
         if state.world.is_ending():
             return
         self._step = next_step(newest, checkpoints.ahead(), self._every)
-        self._boss.broadcast(StandAt(self._step))
+        self._boss.bus.broadcast(StandAt(self._step))
 
     def _standing(self, now: float) -> Literal["wait", "all", "over"]:
         checkpoints = self._boss.checkpoints
@@ -144,7 +142,7 @@ class Verify:
     def _go_on(self, now: float | None = None) -> None:
         self._step, self._since, self.ready = NOBODY, None, False
         self._told = time.monotonic() if now is None else now
-        self._boss.broadcast(StandAt(NOBODY))
+        self._boss.bus.broadcast(StandAt(NOBODY))
 
     def _stop(self, why: str) -> None:
         """No more checks in this job."""
@@ -176,7 +174,7 @@ class Verify:
 
     async def _check(self, step: int) -> Outcome:
         boss = self._boss
-        first = await results(boss, step, next(self._tokens), self._over)
+        first = await results(boss, step, self._over)
         if not first:
             boss.news(f"step {step} is not checked: not all stores answered in time")
             return "unknown"
@@ -310,7 +308,7 @@ class Verify:
                 break
         if self._interrupted():
             return None
-        return await results(boss, step, next(self._tokens), self._over)
+        return await results(boss, step, self._over)
 
     def _hindrance(self) -> str:
         """Reason why ranks that stand must not be stopped now, or they would lose something."""

@@ -12,8 +12,9 @@ from srun_wrapper.decide.shared_cause import Event, Kind, SharedCauses, Silence
 from srun_wrapper.detect.outage import Elsewhere, begins, ends, expires
 from srun_wrapper.detect.pace import START_INSPECT, is_frozen, judge
 from srun_wrapper.detect.stalls import own_mounts
-from srun_wrapper.protocol.messages import Inspect, Sample
+from srun_wrapper.protocol.messages import Inspect, Inspected, Sample
 from srun_wrapper.protocol.server import probe
+from srun_wrapper.supervisor.bus import Bus
 from srun_wrapper.supervisor.roster import AgentKey, Node, Rank, Role
 from srun_wrapper.supervisor.state import JobState
 
@@ -273,11 +274,13 @@ def _broken(node: Node, now: float) -> bool:
 class HangWatch:
     """Asks the ranks what they do when no step comes in time, and judges the answers."""
 
-    def __init__(self, state: JobState, excused: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, state: JobState, bus: Bus, excused: Callable[[], bool] = lambda: False
+    ) -> None:
         """``excused``: whether the ranks wait for a file system that does not answer."""
         self._state = state
+        self._bus = bus
         self._excused = excused
-        self._token = 0
         self._busy: asyncio.Task[None] | None = None
         self._next = 0.0
         self._frozen_rounds = 0
@@ -306,17 +309,15 @@ class HangWatch:
     async def _inspect(self) -> None:
         state = self._state
         epoch = state.world.epoch
-        self._token += 1
-        token = self._token
         active = [n for n in state.world.places if n.role is Role.ACTIVE and n.connection]
-        replies = state.inspections[token] = {}
-        for node in active:
-            if node.connection is not None:
-                node.connection.send(Inspect(token, WINDOW))
-        await state.until(
-            lambda: len(replies) >= len(active) or state.world.epoch != epoch, WINDOW + REPLY
-        )
-        del state.inspections[token]
+        wanted = {(node.key, 0) for node in active}
+        with self._bus.ask(
+            Inspected, lambda token: [(node, Inspect(token, WINDOW)) for node in active]
+        ) as asked:
+            await asked.until(
+                lambda: asked.answered(wanted) or state.world.epoch != epoch, WINDOW + REPLY
+            )
+        replies = {node.key: reply for node, reply in asked.replies}
         now = time.monotonic()
         self._next = now + min(5.0, max(1.0, state.pace.floor / 2))
         if state.world.epoch != epoch or state.failures or self._excused():

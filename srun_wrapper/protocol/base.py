@@ -13,3 +13,9 @@ class Event(Message):
     """Base of what must not be lost: numbered, kept until acknowledged, sent again."""
 
     number: int
+
+
+class Reply(Message):
+    """Base of the replies to a request; ``token`` is the request's."""
+
+    token: int

@@ -7,7 +7,7 @@ import msgspec
 from robust_slurm.checkpoint.format.state_sum import StateSum
 from robust_slurm.checkpoint.planning.interval import Cost
 from robust_slurm.checkpoint.store.events import Holding, Outcome, Target, Wanted
-from srun_wrapper.protocol.base import Event, Message
+from srun_wrapper.protocol.base import Event, Message, Reply
 
 # ---------------------------------------------------------------- slot -> supervisor
 
@@ -93,26 +93,23 @@ class Resumed(Event):
     step: int
 
 
-class Stock(Message):
+class Stock(Reply):
     """One slot's answer to TakeStock."""
 
-    token: int
     local: int
     held: tuple[Holding, ...]
 
 
-class Moved(Message):
+class Moved(Reply):
     """One slot's answer to Fetch or Flush."""
 
-    token: int
     local: int
     results: tuple[Outcome, ...]
 
 
-class StateSums(Message):
+class StateSums(Reply):
     """One slot's answer to TakeSums."""
 
-    token: int
     local: int
     found: tuple[StateSum, ...]
 

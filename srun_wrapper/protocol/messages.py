@@ -14,6 +14,7 @@ from robust_slurm.checkpoint.store.events import Restore
 from robust_slurm.record import NotFinite
 from srun_wrapper.protocol.base import Event as Event
 from srun_wrapper.protocol.base import Message as Message
+from srun_wrapper.protocol.base import Reply as Reply
 from srun_wrapper.protocol.checkpoint_messages import FromStore, Saved, ToStore
 
 # ---------------------------------------------------------------- shim <-> its node's agent
@@ -145,8 +146,9 @@ class Sample(msgspec.Struct, array_like=True):
     moved: bool = False  # stack changed between the start and the end of the window
 
 
-class Inspected(Message):
-    token: int
+class Inspected(Reply):
+    """A node's answer to Inspect."""
+
     window: float
     samples: tuple[Sample, ...]
     answering: tuple[str, ...] = ()

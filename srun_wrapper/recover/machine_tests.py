@@ -170,7 +170,7 @@ class StopTests:
             self._session = session
             order = RunTests(self._token, port, limit + MARGIN, config.test_python, every)
             for node in nodes.values():
-                boss.send(node, order)
+                boss.bus.send(node, order)
             await session.gather(min(START, limit / 2))
             left = limit - (time.monotonic() - began)
             wanted = Wanted(

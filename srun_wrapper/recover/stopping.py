@@ -23,7 +23,7 @@ async def stop_ranks(boss: Supervisor, nodes: Sequence[Node], over: Callable[[],
     epoch, grace = state.world.epoch, boss.config.stop_grace
     most = grace + 2 * ABORTING + boss.config.stop_work_limit + STOP_MARGIN
     for node in nodes:
-        boss.send(node, Stop(epoch, grace))
+        boss.bus.send(node, Stop(epoch, grace))
     done = await boss.stalls.until(
         lambda: over() or all(n.stopped >= epoch or n.gone for n in nodes),
         most,

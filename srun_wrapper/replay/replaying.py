@@ -143,7 +143,7 @@ class Replay:
         state.stopping_epoch = epoch = state.world.epoch
         state.world.steppers = set(state.world.steppers)
         for node, order in orders:
-            boss.send(node, order)
+            boss.bus.send(node, order)
         world = state.world
         running: dict[int, Running] = {}
         for number, group in enumerate(groups):
@@ -169,7 +169,7 @@ class Replay:
                     )
                     if each.outcome is not None:
                         for place in each.places:
-                            boss.send(world.places[place], Stop(epoch, boss.config.stop_grace))
+                            boss.bus.send(world.places[place], Stop(epoch, boss.config.stop_grace))
         await stop_ranks(boss, [node for node, _ in orders], self._interrupted)
         if self._interrupted():
             return None

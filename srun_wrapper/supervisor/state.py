@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 import signal
@@ -20,8 +19,8 @@ from srun_wrapper.protocol.messages import (
     Finish,
     Hello,
     Imports,
-    Inspected,
     Message,
+    Reply,
     Report,
     Signal,
     Signalled,
@@ -37,32 +36,14 @@ from srun_wrapper.protocol.messages import (
     WorkerEnded,
 )
 from srun_wrapper.protocol.server import Connection
+from srun_wrapper.supervisor.bus import Bus
+from srun_wrapper.supervisor.changes import Changes
 from srun_wrapper.supervisor.progress import Progress
 from srun_wrapper.supervisor.roster import MOVES, AgentKey, Node, Rank, Role, World
 
 INTERVALS = ((64, 0.25), (256, 0.5))  # up to so many nodes: s between reports
 SLOWEST = 1.0  # s, with more
 ENDING = (signal.SIGTERM, signal.SIGINT)
-
-
-class Changes:
-    """Wakes all waiters at each change.
-
-    A flag that waiters clear would lose changes: on Python 3.11 ``wait_for`` begins to wait one
-    turn of the loop later, and another waiter may clear the flag in between.
-    """
-
-    def __init__(self) -> None:
-        self._next = asyncio.Event()
-
-    def set(self) -> None:
-        changed, self._next = self._next, asyncio.Event()
-        changed.set()
-
-    @property
-    def next(self) -> asyncio.Event:
-        """Set at the next change, and never cleared."""
-        return self._next
 
 
 class JobState:
@@ -82,8 +63,8 @@ class JobState:
         self.nans = Nans()
         self.failures: list[Failure] = []
         self.changed = Changes()
+        self.bus = Bus(self.nodes, self.changed)
         self.stopping_epoch = 0  # exits of this epoch and older ones are of our own making
-        self.inspections: dict[int, dict[AgentKey, Inspected]] = {}
         self.phases: dict[int, tuple[str, float]] = {}
         self.signalled = 0  # the signal that ends the step, once it is being ended
         self.awaited: set[int] = set()  # companions that were asked for and may still come
@@ -105,16 +86,7 @@ class JobState:
 
     async def until(self, ready: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until ``ready()``; False when ``timeout`` seconds pass first."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not ready():
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return False
-            try:
-                await asyncio.wait_for(self.changed.next.wait(), left)
-            except TimeoutError:
-                return ready()
-        return True
+        return await self.changed.until(ready, timeout)
 
     # -- views
 
@@ -195,11 +167,11 @@ class JobState:
         if node.gone or (self.ending and node.order is None):
             # It has been given up, and others may have its ranks: nothing of it may go on. Or it
             # comes when all is over.
-            connection.send(Finish(tuple((0, 0) for _ in hello.tasks)))
+            self.bus.send_once(node, Finish(tuple((0, 0) for _ in hello.tasks)))
         elif isinstance(node.order, Start) and reborn:
             pass  # its ranks start with all others in the next epoch
-        elif node.order is not None and not _obeyed(node, node.order):
-            connection.send(node.order)  # it went under with the last connection
+        else:
+            self.bus.resend(node)  # it went under with the last connection
         self._warm_up(node)
         return node
 
@@ -222,9 +194,9 @@ class JobState:
 
     def _warm_up(self, node: Node) -> None:
         """A node without ranks imports what those of the others have imported."""
-        if node.role is Role.SPARE and node.connection is not None:
+        if node.role is Role.SPARE:
             for warmup in filter(None, (self.warmup, self.rank_warmup)):
-                node.connection.send(warmup)
+                self.bus.send(node, warmup)
 
     def message(self, connection: Connection, message: Message) -> None:
         """Everything an agent says comes through here."""
@@ -255,8 +227,8 @@ class JobState:
                 self._beats(node, message)
                 if stepping:
                     return  # steps as ever: nobody waits for that
-        elif isinstance(message, Inspected):
-            self.inspections.get(message.token, {})[node.key] = message
+        elif isinstance(message, Reply):
+            self.bus.deliver(node, message)
         else:
             self.on_store(node, message)
         self.changed.set()
@@ -322,8 +294,8 @@ class JobState:
         own = [n for n in self.live() if not n.companion] or self.live()
         if own and node is own[0]:  # Slurm does not know that companions' steps belong to this one
             for other in self.live():
-                if other.companion and other.connection is not None and other is not node:
-                    other.connection.send(Signal(signum))
+                if other.companion and other is not node:
+                    self.bus.send(other, Signal(signum))
         if signum in ENDING:
             node.signalled = signum
             self.note_ending(lambda _node: True)
@@ -491,12 +463,3 @@ class JobState:
         self.phases.clear()
         self.failures.clear()
         return self.world.epoch
-
-
-def _obeyed(node: Node, order: Message) -> bool:
-    """True if the node is known to have received ``order``, its last order."""
-    if isinstance(order, Start):
-        return node.hello.epoch >= order.epoch
-    if isinstance(order, Stop):
-        return node.stopped >= order.epoch
-    return False

@@ -30,7 +30,7 @@ from srun_wrapper.detect.launch_watch import LaunchWatch
 from srun_wrapper.detect.outage import Elsewhere
 from srun_wrapper.detect.stalls import Stalls
 from srun_wrapper.detect.watch import TICK, Guard, HangWatch, NodeWatch
-from srun_wrapper.protocol.messages import Finish, Message, Signal, Start, Stop
+from srun_wrapper.protocol.messages import Message, Signal
 from srun_wrapper.protocol.server import Connection, listen
 from srun_wrapper.recover.machine_tests import StopTests
 from srun_wrapper.recover.recovery import Recovery
@@ -70,6 +70,7 @@ class Supervisor:
         own = env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
         self.state = JobState(config, job_id, own)
         self.state.on_news = self.news
+        self.bus = self.state.bus
         self.checkpoints = Checkpoints(self)
         self.state.on_store = self.checkpoints.heard
         self.certificates = Certificates(self)
@@ -261,29 +262,19 @@ class Supervisor:
         for node, order in start_orders(
             self.state, grace, reason, extra, restored, self.restoring.of
         ):
-            self.send(node, order)
+            self.bus.send(node, order)
         self.checkpoints.new_epoch(self.restoring.from_memory)
         self.certificates.begin(self.state.world.epoch, restored or 0)
         self.verify.begin()
         world = self.state.world
         for signum in sorted(self.state.early):
             for node in world.places:
-                self.send(node, Signal(signum, early=True))
+                self.bus.send(node, Signal(signum, early=True))
         self.state.early.clear()
         names = [n.name for n in world.places]
         self.ledger.event("epoch", epoch=world.epoch, nodes=names, why=reason)
         if self.phase not in ("recovering", "checking"):
             self.phase = "running"
-
-    def send(self, node: Node, message: Message) -> None:
-        if isinstance(message, Start | Stop | Finish):
-            node.order = message
-        if node.connection is not None:
-            node.connection.send(message)
-
-    def broadcast(self, message: Message) -> None:
-        for node in self.state.live():
-            self.send(node, message)
 
     # -- the end
 
@@ -339,7 +330,7 @@ class Supervisor:
         """Tell the shims of these nodes (None: all, later ones included) to end."""
         self.state.ending = True
         for node in self.state.nodes.values() if nodes is None else nodes:
-            self.send(node, finish_order(self.state.world, node))
+            self.bus.send(node, finish_order(self.state.world, node))
 
     def _swapped(self) -> bool:
         return any(n.gone or n.companion for n in self.state.nodes.values())
@@ -356,7 +347,7 @@ class Supervisor:
 
     def _forward(self, signum: int) -> None:
         self.state.pass_on(signum)
-        self.broadcast(Signal(signum))
+        self.bus.broadcast(Signal(signum))
 
     def _terminate(self, signum: int) -> None:
         """As srun does: pass it on; a second Ctrl-C within a second ends the step."""
@@ -365,9 +356,9 @@ class Supervisor:
         self.state.signalled = signum
         if not self.state.nodes:
             self.step.send_signal(signum)
-        self.broadcast(Signal(signum))
+        self.bus.broadcast(Signal(signum))
         if signum == signal.SIGINT and len(self._interrupts) > 1:
-            self.broadcast(Signal(signal.SIGKILL))
+            self.bus.broadcast(Signal(signal.SIGKILL))
         self.state.changed.set()
 
     # -- beside the loop
@@ -391,7 +382,9 @@ class Supervisor:
         self.state.message(connection, message)
 
     async def _watch(self) -> None:
-        hang = HangWatch(self.state, lambda: self.stalls.standing() or self.verify.held_up)
+        hang = HangWatch(
+            self.state, self.bus, lambda: self.stalls.standing() or self.verify.held_up
+        )
         launch, guard = LaunchWatch(self.state, say, self._disturbed), Guard(say)
         while not self.state.ending:
             for watch in self._watches(hang, launch):

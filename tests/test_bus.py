@@ -1,0 +1,68 @@
+"""Messages to the node agents, and the replies to a request."""
+
+from __future__ import annotations
+
+import asyncio
+
+from made_job import Job
+
+from srun_wrapper.protocol.checkpoint_messages import Moved, Stock, TakeStock
+from srun_wrapper.protocol.messages import Signal, Start, Stop
+
+
+def test_a_standing_order_that_a_node_did_not_obey_is_sent_again_on_its_next_connection() -> None:
+    job = Job()
+    node = job.node(0)
+    job.state.bus.send(node, Stop(1, 5.0))
+    job.state.bus.send(node, Signal(10))
+    assert [Stop(1, 5.0), Signal(10)] == job.lines[0].sent[-2:]
+    assert Stop(1, 5.0) in job.join(0).sent
+    node.stopped = 1
+    assert Stop(1, 5.0) not in job.join(0).sent
+
+
+def test_an_order_that_is_sent_once_leaves_the_standing_order_alone() -> None:
+    job = Job()
+    node = job.node(0)
+    job.state.bus.send(node, Stop(1, 5.0))
+    job.state.bus.send_once(node, Stop(2, 0.0))
+    assert node.order == Stop(1, 5.0)
+
+
+def test_a_message_to_all_goes_to_the_nodes_in_the_job() -> None:
+    job = Job()
+    job.state.lose(job.node(1), "gone")
+    job.state.bus.broadcast(Signal(10))
+    assert [Signal(10) in line.sent for line in job.lines] == [True, False, True]
+
+
+def test_a_request_collects_its_replies_by_token_and_class() -> None:
+    job = Job()
+    bus, nodes = job.state.bus, [job.node(0), job.node(1)]
+    wanted = {(node.key, local) for node in nodes for local in range(2)}
+
+    async def ask() -> tuple[bool, list[tuple[str, int]]]:
+        with bus.ask(Stock, lambda token: [(node, TakeStock(token)) for node in nodes]) as first:
+            with bus.ask(Stock, lambda _token: ()) as second:
+                job.say(0, Stock(first.token, 1, ()))
+            job.say(0, Stock(second.token, 0, ()))  # closed
+            job.say(0, Moved(first.token, 0, ()))  # not what was asked for
+            late = await first.until(lambda: first.answered(wanted), 0.01)
+            for line, local in ((0, 0), (1, 0), (1, 1)):
+                asyncio.get_running_loop().call_soon(job.say, line, Stock(first.token, local, ()))
+            assert not late and await first.until(lambda: first.answered(wanted), 60.0)
+        return second.replies == [], [(node.name, reply.local) for node, reply in first.replies]
+
+    nothing, replies = asyncio.run(ask())
+    assert nothing and replies == [("n0", 1), ("n0", 0), ("n1", 0), ("n1", 1)]
+    assert all(isinstance(job.lines[i].sent[-1], TakeStock) for i in range(2))
+
+
+def test_a_start_is_a_standing_order_until_the_node_reports_its_epoch() -> None:
+    job = Job()
+    node = job.node(0)
+    order = Start(epoch=3, env={}, ranks=(), grace=0.0, index=0, first=True, nodes=2,
+                  master="", port=0, peers=())  # fmt: skip
+    job.state.bus.send(node, order)
+    assert order in job.join(0).sent
+    assert order not in job.join(0, epoch=3).sent
