@@ -22,14 +22,16 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "size": Command("standby.size.cli", "main", "how many standbys the cluster needs"),
-    "apply": Command("standby.pool.cli", "apply", "make the pool of standbys in Slurm"),
-    "show": Command("standby.pool.cli", "show", "what is in the pool, and what is missing"),
+    "size": Command("standby.size.cli", "main", "compute how many standby nodes are needed"),
+    "apply": Command("standby.pool.cli", "apply", "create or update the standby pool in Slurm"),
+    "show": Command("standby.pool.cli", "show", "show the pool and what is missing"),
     "revert": Command("standby.pool.cli", "revert", "take back what apply did"),
-    "choose": Command(
-        "standby.placement.choose_cli", "main", "which standby takes a lost node's place"
-    ),
-    "warm": Command("standby.pool.cli", "warm", "read files on idle standbys ahead of need"),
+}
+
+# Commands of the last release, and what to use instead.
+REMOVED = {
+    "choose": "robust-srun chooses the standby node itself and orders ranks with --robust-place",
+    "warm": "run `srun --partition=PARTITION --nodelist=NODE vmtouch -t PATH` on each idle node",
 }
 
 
@@ -42,13 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS.get(words[0]) if words else None
     if command is None:
         what = f"no such command: {words[0]!r}" if words else "no command"
+        if words and words[0] in REMOVED:
+            what = f"{words[0]} was removed: {REMOVED[words[0]]}"
         print(f"{_usage()}\n\nrobust-standby: {what}", file=sys.stderr)
         return 2
     function = getattr(importlib.import_module(command.module), command.function)
     try:
         code = cast(Callable[[list[str]], int], function)(words[1:])
         sys.stdout.flush()
-    except BrokenPipeError:  # `robust-standby size … | head`: who reads has enough
+    except BrokenPipeError:  # `robust-standby size … | head`
         # Python flushes once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import placement
 from bench.common import Results
-from bench.placement_baselines import BASELINES
-from standby.placement.bound import bound, columns_bound
+from bench.placement.__main__ import CASES
+from bench.placement.baselines import BASELINES
+from bench.placement.exact import arnold, columns_bound, exact
+from bench.placement.highs import Program
+from standby.placement.bound import bound
 from standby.placement.choose import UNKNOWN
-from standby.placement.exact import arnold, exact
 from standby.placement.fill import Filled, fill, measured
-from standby.placement.highs import Program
 from standby.placement.place import cells_of, order
 from standby.placement.spread import groups, spread, weighted
 
@@ -272,7 +272,7 @@ def test_baselines(baseline: str, expected: list[int]) -> None:
 
 def test_benchmark_of_the_small_setting() -> None:
     results = Results("placement", quick=True)
-    placement.CASES["small"](results)
+    CASES["small"](results)
     assert results.ratios["small.alpha0.3.arnold/ours.mean"] >= 1
     assert results.ratios["small.alpha0.3.best-baseline/ours.max"] >= 1
     assert results.ratios["small.alpha0.3.ours/bound.max"] >= 1

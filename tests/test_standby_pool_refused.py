@@ -84,8 +84,6 @@ def test_a_file_that_root_does_not_use(
         "apply --nodes s[1-3] --yes --partition train",  # has other nodes, and is not ours
         "apply --nodes s[1-3] --yes --backfill train",
         "show --what",
-        "warm",
-        "warm --gib 1e-10 /x",
         "",
     ],
 )
@@ -122,7 +120,7 @@ def test_the_qos_of_a_partition_of_ours(site: Site) -> None:
     assert site.slurm.orders[2:] == ["update own QoS=low", "delete own"]
 
 
-@pytest.mark.parametrize("word", ["apply --yes --nodes s1", "show", "revert --yes", "warm /x"])
+@pytest.mark.parametrize("word", ["apply --yes --nodes s1", "show", "revert --yes"])
 def test_slurmctld_is_down(site: Site, word: str, capsys: pytest.CaptureFixture[str]) -> None:
     site.apply("--nodes", "s[1-3]")
     site.slurm.down = True

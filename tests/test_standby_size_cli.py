@@ -95,6 +95,7 @@ def test_the_papers_table() -> None:
     [
         ("", "no command"),
         ("resize", "no such command: 'resize'"),
+        ("choose --lost n1", "choose was removed: robust-srun chooses"),
         ("size", "--nodes N"),
         ("size --nodes 10", "--rate R, or have it measured, --from-ledger"),
         ("size --nodes 10 --rate 1 --from-ledger", "one of the two"),

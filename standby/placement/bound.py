@@ -34,8 +34,8 @@ def bound(rows: int, columns: int, room: Sequence[int], alpha: float) -> float:
     if columns > rows:  # the other way round there is less to compute
         return bound(columns, rows, room, 1 - alpha)
     pods = sum(1 for free in room if free)
-    relaxed = _Relaxed(rows, columns, room)
-    pairs = product(range(_fewest(columns, room), pods + 1), range(_fewest(rows, room), pods + 1))
+    relaxed = Relaxed(rows, columns, room)
+    pairs = product(range(fewest(columns, room), pods + 1), range(fewest(rows, room), pods + 1))
     excluded: list[tuple[int, int]] = []
     for p, d in sorted(pairs, key=lambda pair: (weighted(pair[1], pair[0], alpha), pair)):
         if any(p <= p2 and d <= d2 for p2, d2 in excluded):
@@ -46,45 +46,14 @@ def bound(rows: int, columns: int, room: Sequence[int], alpha: float) -> float:
     raise AssertionError("every pair excluded, also that of all minipods")
 
 
-def columns_bound(rows: int, columns: int, room: Sequence[int]) -> dict[int, int]:
-    """Row spread → a column spread below which no layout with that row spread is.
-
-    Row spreads that are impossible are absent.
-    """
-    check_room(rows, columns, room)
-    pods = sum(1 for free in room if free)
-    if columns > rows:
-        return _inverted(columns_bound(columns, rows, room), pods)
-    relaxed = _Relaxed(rows, columns, room)
-    found: dict[int, int] = {}
-    d = _fewest(rows, room)
-    for p in range(pods, _fewest(columns, room) - 1, -1):
-        while d <= pods and relaxed.excludes(p, d):
-            d += 1
-        if d > pods:
-            break
-        found[p] = d
-    return found
-
-
-def _inverted(of: dict[int, int], pods: int) -> dict[int, int]:
-    """Row spread → column spread from column spread → row spread."""
-    found = {}
-    for p in range(1, pods + 1):
-        fitting = [d for d, least in of.items() if least <= p]
-        if fitting:
-            found[p] = min(fitting)
-    return found
-
-
-def _fewest(cells: int, room: Sequence[int]) -> int:
+def fewest(cells: int, room: Sequence[int]) -> int:
     """Minipods that so many cells need at least."""
     most = accumulate(sorted(room, reverse=True))
     return next(count for count, free in enumerate(most, 1) if free >= cells)
 
 
-class _Relaxed:
-    """The problem without the places of the rectangles."""
+class Relaxed:
+    """The problem without the positions of the rectangles."""
 
     def __init__(self, rows: int, columns: int, room: Sequence[int]) -> None:
         self._rows, self._columns = rows, columns

@@ -28,8 +28,6 @@ class Choice(NamedTuple):
 
     takes: dict[str, str]
     """Fewer entries than lost nodes only where candidates are too few."""
-    before: Spread
-    """Of the job as it was."""
     after: Spread
     bound: float
     """No choice has a smaller weighted maximum spread."""
@@ -86,8 +84,7 @@ def decide(
         for place, pod in zip(empty, search.chosen, strict=True)
         if pod is not None
     }
-    before = Vacancies(job, minipod, (), alpha).spread
-    return Choice(takes, before, search.job.spread, search.bound, exact)
+    return Choice(takes, search.job.spread, search.bound, exact)
 
 
 class _Search:

@@ -9,7 +9,7 @@ The heuristic cuts the columns into bands and stacks rectangles as wide as the b
 per minipod (or nearly rectangles, where not a cell can be wasted). So a row meets one minipod per
 band, and a column those of its band only; one band keeps pipelines whole, as many bands as columns
 keep DP groups whole, and between the two lie blocks that Arnold's program, which moves whole
-pipelines (``exact.arnold``), cannot find. Cells that no rectangle covers take what is left.
+pipelines (``bench/placement/exact.py``), cannot find. Cells that no rectangle covers take the rest.
 It tries all numbers of bands, both ways round, then other widths and orders at random (but the same
 every time), until it has reached the bound or has looked long enough.
 """

@@ -1,4 +1,4 @@
-"""Node → minipod, from ``scontrol show topology`` or a topology.conf. Pure.
+"""Node → minipod, from the output of ``scontrol show topology``. Pure.
 
 A minipod is what lies under one switch of the level below the top of the network: within it
 placement makes no measurable difference (Arnold, arXiv 2509.15940: at most 0.3 %), between
@@ -14,37 +14,21 @@ from collections.abc import Mapping
 from robust_slurm.checkpoint.planning.topology import MAX_NODES, at_most, leaves
 from robust_slurm.slurm.values import ParseError, expand
 
-_KEYS = ("SwitchName", "BlockName", "Nodes", "Switches", "Level")
-_KEY = re.compile(r"(?<!\S)(" + "|".join(_KEYS) + r")\s*=\s*", re.IGNORECASE | re.ASCII)
 _WORD = re.compile(r"(\w+)=(\S*)", re.ASCII)
-_SPELLING = {key.lower(): key for key in _KEYS}
 
 
-def minipods(text: str, level: int | None = None) -> dict[str, str]:
-    """Node → name of the switch above it at ``level``.
+def minipods(text: str) -> dict[str, str]:
+    """Node → name of the switch above it, at the highest level that has more than one switch.
 
-    Level 0 is the leaf switch. Without ``level``: the highest one that has more than one switch,
-    so the spine of a network of leaf, spine and core, and the leaf where there is no spine. A
-    branch of the tree that ends below ``level`` counts by its top. Blocks (topology/block) have
-    one level, the base block. Empty where there is no topology or it cannot be read.
-    ValueError for a negative level.
+    That is the spine in a network of leaf, spine and core, and the leaf where there is no spine.
+    A branch of the tree that ends below that level counts by its top. Blocks (topology/block)
+    have one level, the base block. Empty where there is no topology or it cannot be read.
     """
-    if level is not None and level < 0:
-        raise ValueError(f"level {level}: 0 is the leaf switch")
-    text = _as_scontrol(text)
     leaf = leaves(text)
     above = _parents(text)
     chains = {switch: _chain(switch, above) for switch in dict.fromkeys(leaf.values())}
-    if level is None:
-        level = _level(chains)
+    level = _level(chains)
     return {node: _at(chains[switch], level) for node, switch in leaf.items()}
-
-
-def _as_scontrol(text: str) -> str:
-    """topology.conf written as scontrol writes it: no comments, one record a line, keys spelt."""
-    joined = re.sub(r"\\[ \t]*\r?\n", " ", text)
-    bare = "\n".join(line.partition("#")[0] for line in joined.splitlines())
-    return _KEY.sub(lambda match: _SPELLING[match[1].lower()] + "=", bare)
 
 
 def _parents(text: str) -> dict[str, str]:

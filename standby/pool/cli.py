@@ -1,4 +1,4 @@
-"""``robust-standby apply | show | revert | warm``: the command lines of the pool."""
+"""``robust-standby apply | show | revert``: the command lines of the pool."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.objects import partition_name
 from robust_slurm.slurm.values import ParseError, expand
 from standby.pool import apply as applying
-from standby.pool import edge, keep_warm, settings
+from standby.pool import edge, settings
 from standby.pool import revert as reverting
 from standby.pool import show as showing
 from standby.pool.edge import SLURM_S, BadInput
 from standby.pool.file import PoolError
-from standby.pool.lines import preempts
 from standby.pool.members import Wish
 from standby.pool.settings import Place
 
@@ -39,7 +38,6 @@ _RIGHT = (
     "administrators of Slurm (sacctmgr modify user NAME set AdminLevel=Admin)"
 )
 _MOST_NODES = 20_000
-_GIB = 1 << 30
 
 
 def main(argv: Sequence[str], slurm: Slurm | None = None, out: IO[str] | None = None) -> int:
@@ -79,10 +77,6 @@ def revert(argv: Sequence[str]) -> int:
     return main(["revert", *argv])
 
 
-def warm(argv: Sequence[str]) -> int:
-    return main(["warm", *argv])
-
-
 def _said(error: SlurmError) -> str:
     if error.kind == "denied":
         return f"Slurm refuses: {error.message}; {_RIGHT}"
@@ -114,18 +108,6 @@ def _show(args: argparse.Namespace, place: Place, slurm: Slurm, out: IO[str]) ->
     else:
         out.write(showing.as_text(found))
     return int(bool(found.stock.short or found.differs))
-
-
-def _warm(args: argparse.Namespace, place: Place, slurm: Slurm, out: IO[str]) -> int:
-    record = edge.recorded(place.state_dir)
-    odd = [path for path in args.paths if not path.startswith("/")]
-    if odd:
-        raise BadInput(f"not an absolute path: {odd[0]!r}")
-    sight, told = edge.look(slurm, record.wish, place.state_dir)
-    most, lends = int(args.gib * _GIB), preempts(told)
-    return keep_warm.run(
-        record.wish, sight, sys.executable, args.paths, most, args.seconds, lends, out
-    )
 
 
 def wish(args: argparse.Namespace, partition: str, before: Wish | None) -> Wish:
@@ -235,16 +217,6 @@ def _parser() -> argparse.ArgumentParser:
     two.add_argument("--json", action="store_true", help="print JSON")
     three = command("revert", _revert, "take back what apply did", change)
     three.add_argument("--force", action="store_true", help="cancel the jobs that are in the way")
-    four = command("warm", _warm, "read files on the idle standbys, so that they are in memory")
-    four.add_argument("paths", nargs="+", metavar="PATH", help="files or directories, absolute")
-    four.add_argument("--seconds", type=_hours, default=60.0, help="at most (default: 60)")
-    four.add_argument(
-        "--gib",
-        type=_gib,
-        default=0.0,
-        metavar="G",
-        help="at most (default, and never more: half of the free memory)",
-    )
     return parser
 
 
@@ -268,13 +240,6 @@ def _name(text: str) -> str:
 def _optional(text: str) -> str:
     """A name, or "none" for none."""
     return "" if text in ("", "none") else _name(text)
-
-
-def _gib(text: str) -> float:
-    number = _hours(text)
-    if 0 < number < 1 / _GIB:
-        raise argparse.ArgumentTypeError(f"less than a byte: {text[:40]!r}; 0: what fits")
-    return number
 
 
 def _count(text: str) -> int:

@@ -1,4 +1,4 @@
-"""The HiGHS solver for mixed-integer programs (extra ``place``), as far as it is used here."""
+"""The HiGHS solver for mixed-integer programs (extra ``dev``), as far as it is used here."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Program:
             import highspy
         except ImportError as error:
             raise SolverMissing(
-                "the exact placement needs highspy: pip install 'robust-slurm[place]'"
+                "the exact placement needs highspy: pip install 'robust-slurm[dev]'"
             ) from error
         program = highspy.HighsLp()
         program.num_col_ = len(self._cost)

@@ -16,9 +16,9 @@ from itertools import combinations, repeat
 from math import ceil, comb
 from typing import NamedTuple
 
-from standby.placement.bound import check_room, columns_bound
+from bench.placement.highs import Program, Terms
+from standby.placement.bound import Relaxed, check_room, fewest
 from standby.placement.fill import Filled, Grid, fill, measured
-from standby.placement.highs import Program, Terms
 from standby.placement.spread import weighted
 
 _LARGEST = 100_000  # variables; larger programs are left unsolved
@@ -39,7 +39,7 @@ def exact(
 ) -> Solved:
     """The best layout that ``limit_s`` seconds suffice for; see ``standby.placement.fill.fill``.
 
-    Raises ``standby.placement.highs.SolverMissing`` where highspy is needed and not there.
+    Raises ``bench.placement.highs.SolverMissing`` where highspy is needed and not there.
     """
     until = time.monotonic() + limit_s
     best = fill(rows, columns, room, alpha)
@@ -63,6 +63,37 @@ def exact(
                 best = found
         bound = min(bound, weighted(max(d, least[p]), p, weight))
     return Solved(best, min(bound, best.weighted(alpha)))
+
+
+def columns_bound(rows: int, columns: int, room: Sequence[int]) -> dict[int, int]:
+    """Row spread → a column spread below which no layout with that row spread is.
+
+    Row spreads that are impossible are absent.
+    """
+    check_room(rows, columns, room)
+    pods = sum(1 for free in room if free)
+    if columns > rows:
+        return _inverted(columns_bound(columns, rows, room), pods)
+    relaxed = Relaxed(rows, columns, room)
+    found: dict[int, int] = {}
+    d = fewest(rows, room)
+    for p in range(pods, fewest(columns, room) - 1, -1):
+        while d <= pods and relaxed.excludes(p, d):
+            d += 1
+        if d > pods:
+            break
+        found[p] = d
+    return found
+
+
+def _inverted(of: dict[int, int], pods: int) -> dict[int, int]:
+    """Row spread → column spread from column spread → row spread."""
+    found = {}
+    for p in range(1, pods + 1):
+        fitting = [d for d, least in of.items() if least <= p]
+        if fitting:
+            found[p] = min(fitting)
+    return found
 
 
 def _least_columns(

@@ -21,9 +21,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from bench.common import MIN_SAMPLES, Results, main
-from bench.placement_baselines import BASELINES
+from bench.placement.baselines import BASELINES
+from bench.placement.exact import arnold, exact
 from standby.placement.bound import bound
-from standby.placement.exact import arnold, exact
 from standby.placement.fill import fill, measured
 from standby.placement.place import cells_of
 from standby.placement.spread import groups, spread
