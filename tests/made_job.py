@@ -6,9 +6,14 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from robust_slurm.config import Config
+from srun_wrapper.agent.task import TaskOptions
+from srun_wrapper.command.layout import StepPlan
+from srun_wrapper.command.srun_options import SrunCommand
+from srun_wrapper.command.steps import Launch
 from srun_wrapper.protocol.messages import Hello, Message, RankBeat
 from srun_wrapper.protocol.server import Connection
 from srun_wrapper.supervisor.bus import Bus
+from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.roster import Node, Role, World, planned_world
 from srun_wrapper.supervisor.state import JobState
 
@@ -47,6 +52,38 @@ class SentBus(Bus):
 
     def broadcast(self, message: Message) -> None:
         self.sent.append(("*", message))
+
+
+class KeptJournal(Journal):
+    """A journal that keeps events and news."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.told: list[str] = []
+
+    def event(self, name: str, **fields: Any) -> None:
+        self.events.append((name, fields))
+
+    def news(self, text: str) -> None:
+        self.told.append(text)
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        """Return the events of this name."""
+        return [fields for each, fields in self.events if each == name]
+
+
+def made_launch(*command: str) -> Launch:
+    """Return the launch of a command without srun options."""
+    return Launch(SrunCommand((), {}, command), StepPlan(), TaskOptions(), {})
+
+
+def made_node(index: int, slots: int = 1, role: Role = Role.ACTIVE, name: str = "") -> Node:
+    """Return a connected node of the job's own step, each slot of which is a task."""
+    tasks = tuple(range(index * slots, (index + 1) * slots))
+    name = name or f"n{index}"
+    said = Hello(12, "0", index, name, tasks, 4, 4, 7000, 7001, 0, 0)
+    line = as_connection(Line())
+    return Node((12, "0", index), name, f"10.0.0.{index}", said, line, role, 0.0, 7001)
 
 
 def as_connection(line: Line) -> Connection:

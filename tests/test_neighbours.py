@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from made_job import KeptJournal, made_launch, made_node
 
 from robust_slurm.config import Config
 from srun_wrapper.command.srun_options import UsageError
 from srun_wrapper.supervisor import topology
-from srun_wrapper.supervisor.topology import Neighbours, layout
+from srun_wrapper.supervisor.roster import Role, World
+from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.supervisor.topology import Topology, layout
 
 TREE = """SwitchName=w0 Level=1 Nodes=n[1-6] Switches=w[1-2]
 SwitchName=w1 Level=0 Nodes=n[1,3,5]
@@ -50,7 +52,7 @@ def test_ranks_of_places(mesh: dict[str, int], ranks: Any, command: str, expecte
 
 
 class Job:
-    """As much of a supervisor as they see; nodes are n1 … in Slurm's order, the rest spares."""
+    """A job whose nodes are n1 … in Slurm's order."""
 
     def __init__(
         self,
@@ -62,23 +64,14 @@ class Job:
         command: tuple[str, ...] = ("python",),
         slots: int = 1,
     ) -> None:
-        self.config = Config(place=True, mesh=mesh, place_alpha=0.0)
-        every = [
-            SimpleNamespace(
-                name=f"n{i + 1}", key=(7, "0", i), gone=False, slots=ranks if i == 0 else slots
-            )
-            for i in range(nodes)
-        ]
+        self.state = JobState(Config(place=True, mesh=mesh, place_alpha=0.0), 12, "n1")
+        for i in range(nodes):
+            node = made_node(i, ranks if i == 0 else slots, Role.SPARE, f"n{i + 1}")
+            self.state.nodes[node.key] = node
         own = [tuple(range(ranks * i, ranks * (i + 1))) for i in range(places)]
-        world = SimpleNamespace(places=every[:places], ranks=own)
-        self.state = SimpleNamespace(world=world, spares=lambda: every)
-        self.slurm = SimpleNamespace(topology=lambda: tree)
-        self.checkpoints = SimpleNamespace(mesh=dict)
-        self.launch = SimpleNamespace(command=SimpleNamespace(command=command))
-        self.env: dict[str, str] = {}
-        self.events: list[str] = []
-        self.ledger = SimpleNamespace(event=lambda name, **_more: self.events.append(name))
-        self.network = Neighbours(self)  # type: ignore[arg-type]
+        self.state.world = World(0, list(self.state.nodes.values())[:places], own)
+        self.journal = KeptJournal()
+        self.network = Topology(self.state, made_launch(*command), self.journal, lambda: tree, dict)
 
     def start(self) -> list[str]:
         async def first() -> None:
@@ -112,7 +105,7 @@ def test_the_first_order(
 ) -> None:
     assert job.start() == nodes.split()
     assert said in capfd.readouterr().err
-    assert job.events == (["placed"] if "n1 n2" not in nodes else [])
+    assert len(job.journal.named("placed")) == ("n1 n2" not in nodes)
 
 
 def test_after_a_swap_only_for_a_better_one() -> None:
@@ -129,4 +122,4 @@ def test_after_a_swap_only_for_a_better_one() -> None:
     asyncio.run(job.network.arrange())
     assert sorted(job.names[:2]) in (["n2", "n6"], ["n3", "n5"])
     assert sum(a == b for a, b in zip(job.names, ["n6", "n5", "n2", "n3"], strict=True)) == 2
-    assert job.events == ["placed", "placed"]
+    assert len(job.journal.named("placed")) == 2

@@ -22,6 +22,7 @@ from srun_wrapper.protocol.server import Connection
 from srun_wrapper.recover import recovery, restarted
 from srun_wrapper.recover.recovery import STEADY, Recovery
 from srun_wrapper.recover.replace import Replacement
+from srun_wrapper.recover.stopping import Stopping
 from srun_wrapper.supervisor import state as job_state
 from srun_wrapper.supervisor.roster import Node, Role, World
 from srun_wrapper.supervisor.state import JobState
@@ -51,7 +52,7 @@ class Boss:
         state.world = World(0, [node], [(0, 1)])
         self.phase = ""
         self.bus = SentBus(state, self.obey)
-        self.stalls = Stalls(self.state)
+        self.stopping = Stopping(state, self.bus, Stalls(state))
         self.node_watch = SimpleNamespace(doubtful=lambda: False, waiting=lambda: False)
         self.step = SimpleNamespace(ended=False)
         nothing = SimpleNamespace(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from made_job import SentBus
+from made_job import KeptJournal, SentBus, made_launch
 
 from robust_slurm.config import Config
 from srun_wrapper.detect.stalls import Stalls
@@ -27,17 +27,19 @@ from srun_wrapper.protocol.messages import (
 )
 from srun_wrapper.protocol.server import Connection
 from srun_wrapper.recover.machine_tests import Found
-from srun_wrapper.replay.replaying import Asked, Replay
-from srun_wrapper.supervisor.changes import Changes
+from srun_wrapper.recover.stopping import Stopping
+from srun_wrapper.replay.replaying import Replay
+from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
+from srun_wrapper.supervisor.facts import JobFacts
 from srun_wrapper.supervisor.roster import Node, Role, World
 from srun_wrapper.supervisor.state import JobState
-from srun_wrapper.supervisor.supervisor import Supervisor
+from srun_wrapper.supervisor.topology import Topology
 
 STEPS = 3
 
 
 class Job:
-    """As much of a supervisor as a replay needs, on nodes of one rank each.
+    """A job on nodes of one rank each, whose agents obey at once.
 
     ``behave(group, attempt)``: what the ranks of a small world do, one word: "ok", "nan" (its last
     rank), "crash" (its first rank), "mute", "lost" (its first node), "signal" (sent to all).
@@ -50,9 +52,8 @@ class Job:
         self.config = Config(mesh=mesh, stop_grace=0.0)
         self.state = JobState(self.config, 12, "n0")
         self.bus = SentBus(self.state, self._obey)
-        self.stalls = Stalls(self.state)
         self.state.world = World(0, [], [(i,) for i in range(nodes)])
-        self.events: list[dict[str, Any]] = []
+        self.journal = KeptJournal()
         self.starts: list[tuple[Node, Start]] = []
         self.started: dict[tuple[int, str], list[Node]] = {}
         self._numbers = 0
@@ -67,17 +68,6 @@ class Job:
         for node in self.state.world.places:  # they have made steps before
             self.say(node, Report(1, (RankBeat(0, 70, 70, 0.0, source="explicit"),)))
         self.state.stopping_epoch = 1
-
-    # what Replay asks of a supervisor
-
-    launch = SimpleNamespace(rank_env={}, command=SimpleNamespace(command=("python", "t.py")))
-    run_id = "12.0.0"
-    checkpoints = SimpleNamespace(mesh=dict)
-    step = SimpleNamespace(ended=False)
-
-    @property
-    def ledger(self) -> Any:
-        return SimpleNamespace(event=lambda kind, **more: self.events.append(more))
 
     def _obey(self, node: Node, order: Message) -> None:
         loop = asyncio.get_running_loop()
@@ -116,8 +106,19 @@ class Job:
         chosen = Asked(STEPS, 5.0, 2, False)._replace(**asked)
 
         async def run() -> Found | None:
-            self.state.changed = Changes()
-            return await Replay(cast(Supervisor, self), chosen).dual_phase()
+            state, launch = self.state, made_launch("python", "t.py")
+            topology = Topology(state, launch, self.journal, str, dict)
+            stopping = Stopping(state, self.bus, Stalls(state))
+            facts = JobFacts(launch, 12, b"")
+            worlds = SmallWorlds(
+                state,
+                self.bus,
+                stopping,
+                facts,
+                self.journal,
+                lambda: bool(state.failures) or state.signalled > 0,
+            )
+            return await Replay(chosen, state, worlds, topology).dual_phase()
 
         return asyncio.run(run())
 
@@ -129,15 +130,15 @@ def test_every_position(bad: int, how: str) -> None:
     found = job.replay()
     assert found is not None and list(found.named) == [f"n{bad}"]
     assert found.named[f"n{bad}"][0].startswith("failed in replay 1 with n")
-    assert len(job.events) == 2
-    assert [e["groups"][0]["result"] for e in job.events].count("bad") <= 2
+    assert len(job.journal.named("replay")) == 2
+    assert [e["groups"][0]["result"] for e in job.journal.named("replay")].count("bad") <= 2
 
 
 def test_two_bad_nodes() -> None:
     job = Job(lambda group, _attempt: "crash" if {"n1", "n6"} & set(group) else "ok")
     found = job.replay()
     assert found is not None and sorted(found.named) == ["n1", "n6"]
-    assert len(job.events) == 3
+    assert len(job.journal.named("replay")) == 3
 
 
 def test_the_job_remembers_nothing_of_it() -> None:
@@ -171,7 +172,7 @@ def test_a_group_that_does_not_end_says_nothing() -> None:
     job = Job(lambda group, _attempt: "mute" if "n3" in group else "ok")
     found = job.replay(limit=0.3)
     assert found is not None and found.named == {}
-    (unclear,) = [g for g in job.events[0]["groups"] if g["result"] != "good"]
+    (unclear,) = [g for g in job.journal.named("replay")[0]["groups"] if g["result"] != "good"]
     assert unclear == {"nodes": ["n3", "n7"], "result": "unknown",
                        "why": "not at its end after 0.3 s"}  # fmt: skip
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 from made_job import Job
@@ -12,8 +10,7 @@ from made_job import Job
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.detect.stalls import Stalls
 from srun_wrapper.protocol.messages import Stopped
-from srun_wrapper.recover.stopping import stop_ranks
-from srun_wrapper.supervisor.supervisor import Supervisor
+from srun_wrapper.recover.stopping import Stopping
 
 
 @pytest.mark.parametrize(
@@ -28,10 +25,8 @@ def test_processes_that_survive_on_many_nodes_at_once_are_no_nodes_fault(
     for index in range(nodes):
         pids = (77,) if index in stuck else ()
         job.say(index, Stopped(1, job.state.world.epoch, 0, pids))
-    boss: Any = SimpleNamespace(
-        state=job.state, config=job.state.config, bus=job.state.bus, stalls=Stalls(job.state)
-    )
-    asyncio.run(stop_ranks(cast(Supervisor, boss), job.state.world.places, lambda: False))
+    stopping = Stopping(job.state, job.state.bus, Stalls(job.state))
+    asyncio.run(stopping.end_ranks(job.state.world.places, lambda: False))
     assert [failure.node for failure in job.state.failures] == [f"n{i}" for i in stuck]
     diagnosis = diagnose(job.state.failures, nodes)
     assert list(diagnosis.suspects) == reported

@@ -27,6 +27,7 @@ from srun_wrapper.protocol.checkpoint_messages import (
 )
 from srun_wrapper.protocol.messages import Message, Stop
 from srun_wrapper.recover.machine_tests import Found
+from srun_wrapper.recover.stopping import Stopping
 from srun_wrapper.supervisor.roster import Node, Role, World
 from srun_wrapper.supervisor.supervisor import Supervisor
 
@@ -56,7 +57,8 @@ class Site(Boss):
         self.replacement = SimpleNamespace(leave=self._leave)
         self.neighbours = SimpleNamespace(pod=lambda _name: "")
         self.stop_tests = SimpleNamespace(ask=self._test)
-        self.stalls, self.restoring = Stalls(self.state), Restoring(boss)
+        self.stopping = Stopping(self.state, self.bus, Stalls(self.state))
+        self.restoring = Restoring(boss)
         self.verify = Verify(boss)
         for node in self.nodes[4 - spares :]:
             self.state.move(node, Role.SPARE)

@@ -31,7 +31,6 @@ from srun_wrapper.decide.diagnose import Diagnosis, Failure
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.protocol.checkpoint_messages import StandAt
 from srun_wrapper.recover.machine_tests import Found
-from srun_wrapper.recover.stopping import stop_ranks
 from srun_wrapper.supervisor.report import say
 from srun_wrapper.supervisor.roster import Node, Role
 
@@ -324,7 +323,7 @@ class Verify:
         state = self._boss.state
         state.stopping_epoch = state.world.epoch
         staying = [node for node in state.world.places if node.role is Role.ACTIVE]
-        await stop_ranks(self._boss, staying, self._interrupted)
+        await self._boss.stopping.end_ranks(staying, self._interrupted)
         return not self._interrupted() and not state.vacant()
 
     def _seat(self, places: Sequence[Node]) -> None:

@@ -11,9 +11,9 @@ import contextlib
 import itertools
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from health.active.coordinator.procedure import Wanted, run
 from health.active.coordinator.session import GOODBYE_S, Session
@@ -21,11 +21,13 @@ from health.active.model import Judged, usual
 from srun_wrapper.agent.test_worker import session_key
 from srun_wrapper.decide.diagnose import Diagnosis, Symptom, last_error
 from srun_wrapper.protocol.messages import RunTests, WorkerEnded
+from srun_wrapper.supervisor.bus import Bus
+from srun_wrapper.supervisor.facts import JobFacts
+from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.report import say
 from srun_wrapper.supervisor.roster import Node, Role
-
-if TYPE_CHECKING:
-    from srun_wrapper.supervisor.supervisor import Supervisor
+from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.supervisor.topology import Topology
 
 START = 30.0  # s at most for the workers to start and import torch; part of the limit
 MARGIN = 30.0  # s over the limit after which a worker ends itself, whatever happened to us
@@ -126,16 +128,30 @@ def conclusive(found: Found, active: Sequence[str]) -> bool:
 class StopTests:
     """Runs one session of tests on the nodes that the job has."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._boss = supervisor
+    def __init__(
+        self,
+        state: JobState,
+        bus: Bus,
+        facts: JobFacts,
+        topology: Topology,
+        journal: Journal,
+        over: Callable[[], bool],
+    ) -> None:
+        """``over``: True if another failure or the end came in between."""
+        self._state = state
+        self._bus = bus
+        self._facts = facts
+        self._topology = topology
+        self._journal = journal
+        self._interrupted = over
         self._tokens = itertools.count(1)
         self._session: Session | None = None
         self._token = 0
-        supervisor.state.on_tests = self._over
+        state.on_tests = self._over
 
     async def ask(self, suspects: Sequence[str], symptom: Symptom) -> Found | None:
         """Test, suspects first. None when another failure or the end came in between."""
-        state = self._boss.state
+        state = self._state
         task = asyncio.create_task(self._ask(suspects, symptom))
         task.add_done_callback(lambda _done: state.changed.set())
         await state.until(lambda: task.done() or self._interrupted(), None)
@@ -149,20 +165,16 @@ class StopTests:
         except Exception as err:  # noqa: BLE001 - a slip here must not end the job
             return Found({}, (f"stop-time tests: internal error: {type(err).__name__}: {err}",))
 
-    def _interrupted(self) -> bool:
-        state = self._boss.state
-        return bool(state.failures) or state.signalled > 0 or self._boss.step.ended
-
     async def _ask(self, suspects: Sequence[str], symptom: Symptom) -> Found:
-        boss, config = self._boss, self._boss.config
+        state, config = self._state, self._state.config
         nodes = self._nodes()
         every = self._gpu_each()
         self._token = next(self._tokens)
         session = Session(
             {name: node.slots if every else 1 for name, node in nodes.items()},
-            session_key(boss.key, self._token),
+            session_key(self._facts.key, self._token),
         )
-        limit, active = config.stop_tests, [node.name for node in boss.state.world.places]
+        limit, active = config.stop_tests, [node.name for node in state.world.places]
         began = time.monotonic()
         say(f"testing {len(nodes)} nodes for up to {limit:g} s: no machine is to blame so far")
         try:
@@ -170,7 +182,7 @@ class StopTests:
             self._session = session
             order = RunTests(self._token, port, limit + MARGIN, config.test_python, every)
             for node in nodes.values():
-                boss.bus.send(node, order)
+                self._bus.send(node, order)
             await session.gather(min(START, limit / 2))
             left = limit - (time.monotonic() - began)
             wanted = Wanted(
@@ -178,7 +190,7 @@ class StopTests:
                 "quick",
                 max(1.0, left),
                 tuple(name for name in suspects if name in nodes),
-                boss.neighbours.leaf_of,
+                self._topology.leaf_of,
             )
             judged = await run(session, list(nodes), wanted)
         except OSError as err:
@@ -188,7 +200,7 @@ class StopTests:
             await session.close(0.0 if self._interrupted() else GOODBYE_S)
         judged = judged._replace(seconds=time.monotonic() - began)
         found = read(judged, active, symptom)
-        boss.ledger.event(
+        self._journal.event(
             "tests",
             named=list(judged.named),
             cleared=sorted(judged.cleared),
@@ -203,13 +215,13 @@ class StopTests:
 
     def _nodes(self) -> dict[str, Node]:
         """All that live: idle ones are compared with, too."""
-        state = self._boss.state
+        state = self._state
         active = [node for node in state.world.places if node.role is Role.ACTIVE]
         return {node.name: node for node in (*active, *state.spares()) if node.connection}
 
     def _gpu_each(self) -> bool:
         """True if each slot sees other GPUs, so that all slots must test."""
-        command, env = self._boss.launch.command, self._boss.env
+        command, env = self._facts.launch.command, self._facts.env
         names = ("gpus-per-task", "gpu-bind", "tres-per-task", "ntasks-per-gpu")
         return any(command.get(name) is not None for name in names) or any(
             env.get("SLURM_" + name.upper().replace("-", "_")) for name in names
@@ -217,8 +229,8 @@ class StopTests:
 
     def _shared(self) -> bool:
         """True if other jobs may be using these GPUs as well."""
-        words = [o.value or "" for o in self._boss.launch.command.srun]
-        words += [value for name, value in self._boss.env.items() if name.startswith("SLURM_")]
+        words = [o.value or "" for o in self._facts.launch.command.srun]
+        words += [value for name, value in self._facts.env.items() if name.startswith("SLURM_")]
         return any(SHARED.search(word) for word in words)
 
     def _over(self, node: Node, message: WorkerEnded) -> None:

@@ -25,7 +25,6 @@ from srun_wrapper.protocol.messages import Stop
 from srun_wrapper.recover.localization import Culprit
 from srun_wrapper.recover.replace import Replacement
 from srun_wrapper.recover.restarted import proven
-from srun_wrapper.recover.stopping import stop_ranks
 from srun_wrapper.supervisor.report import put, say
 from srun_wrapper.supervisor.roster import Role
 
@@ -79,7 +78,9 @@ class Recovery:
         if again and not self._handled:  # they were lost before the first epoch, or in a check
             late = [n for n in state.world.places if n.stopped < state.world.epoch]
             if late:
-                await stop_ranks(self._boss, late, lambda: bool(state.failures or state.signalled))
+                await self._boss.stopping.end_ranks(
+                    late, lambda: bool(state.failures or state.signalled)
+                )
             if state.failures or state.signalled:
                 return None
             if await self._boss.restoring.prepare():
@@ -287,7 +288,9 @@ class Recovery:
         """End all ranks of this epoch on the nodes that stay; False if another failure came."""
         state = self._state
         staying = [n for n in state.world.places if n.role is Role.ACTIVE]
-        await stop_ranks(self._boss, staying, lambda: bool(state.failures) or state.signalled > 0)
+        await self._boss.stopping.end_ranks(
+            staying, lambda: bool(state.failures) or state.signalled > 0
+        )
         incident.mark("stop")
         incident.stages = longest(node.stages for node in staying)
         progress = state.progress  # the last reports are in now

@@ -35,15 +35,19 @@ from srun_wrapper.protocol.server import Connection, listen
 from srun_wrapper.recover.machine_tests import StopTests
 from srun_wrapper.recover.recovery import Recovery
 from srun_wrapper.recover.replace import Replacement
-from srun_wrapper.replay.replaying import Asked, Replay
+from srun_wrapper.recover.stopping import Stopping
+from srun_wrapper.replay.replaying import Replay
+from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
 from srun_wrapper.supervisor.aside import aside
 from srun_wrapper.supervisor.ending import Ending
+from srun_wrapper.supervisor.facts import JobFacts
+from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.orders import finish_order, start_orders
 from srun_wrapper.supervisor.real_step import RealStep
 from srun_wrapper.supervisor.report import Account, roster, say
 from srun_wrapper.supervisor.roster import Node, Role, World, first_places
 from srun_wrapper.supervisor.state import ENDING, JobState
-from srun_wrapper.supervisor.topology import Neighbours
+from srun_wrapper.supervisor.topology import Topology
 
 ALL_HELLO = 60.0  # s between the first and the last shim's report
 NOTHING_RAN = 1.0  # s for shims to end that have had no rank; others may not even have started
@@ -71,19 +75,16 @@ class Supervisor:
         self.state = JobState(config, job_id, own)
         self.state.on_news = self.news
         self.bus = self.state.bus
+        self.ledger = JobLedger(launch.options.records)
+        self.journal = Journal(self.ledger, config.verbose)
+        self.facts = JobFacts(launch, job_id, secrets.token_bytes(32))
         self.checkpoints = Checkpoints(self)
         self.state.on_store = self.checkpoints.heard
         self.certificates = Certificates(self)
         self.verify = Verify(self)
         self.restoring = Restoring(self)
-        self.neighbours = Neighbours(self)
-        self.stop_tests = StopTests(self)
-        how = (config.replay, config.replay_limit, config.replay_rounds, config.replay_fixed)
-        self.replay = Replay(self, Asked(*how))
         self.checkpoints.on_enrolled = self.restoring.elsewhere.enrolled
-        self.ledger = JobLedger(launch.options.records)
         self.account = Account()
-        self.key = secrets.token_bytes(32)
         self.phase = "starting"
         self.step = RealStep(self.state)
         self._interrupts: list[float] = []
@@ -93,13 +94,29 @@ class Supervisor:
         self._beside: set[asyncio.Task[None]] = set()
         self.stalls = Stalls(self.state, disturbed=lambda: self.node_watch.disturbed)
         self.ending = Ending(self.state, self.node_watch.doubted)
+        self.stopping = Stopping(self.state, self.bus, self.stalls)
+        self.neighbours = Topology(
+            self.state, launch, self.journal, slurm.topology, lambda: self.checkpoints.mesh()
+        )
+        self.stop_tests = StopTests(
+            self.state, self.bus, self.facts, self.neighbours, self.journal, self._interrupted
+        )
+        worlds = SmallWorlds(
+            self.state, self.bus, self.stopping, self.facts, self.journal, self._interrupted
+        )
+        how = (config.replay, config.replay_limit, config.replay_rounds, config.replay_fixed)
+        self.replay = Replay(Asked(*how), self.state, worlds, self.neighbours)
+
+    def _interrupted(self) -> bool:
+        """True if a failure waits for its recovery, or the step is being ended."""
+        return bool(self.state.failures) or self.state.signalled > 0 or self.step.ended
 
     # -- the whole life
 
     async def run(self) -> int:
         steps.raise_file_limit()
-        server, port = await listen(self.key, self._message, self.state.closed)
-        self._secrets = steps.Secrets(self.key, port)
+        server, port = await listen(self.facts.key, self._message, self.state.closed)
+        self._secrets = steps.Secrets(self.facts.key, port)
         self._catch_signals()
         replacement = self.replacement = Replacement(self, self._secrets)
         self._recovery = Recovery(self, replacement)
@@ -246,18 +263,12 @@ class Supervisor:
             say(f"{len(places)} nodes, {state.world.size} ranks, spares: {spare}")
         return None
 
-    @property
-    def run_id(self) -> str:
-        """Of this step in this run of the job: a requeued job keeps its id."""
-        restarts = self.env.get("SLURM_RESTART_COUNT") or "0"
-        return f"{self.state.job_id}.{self.state.step_id}.{restarts}"
-
     # -- an epoch
 
     def begin_epoch(self, reason: str) -> None:
         """Send every place its part of the next epoch."""
         grace = self.config.stop_grace
-        extra = {**self.launch.rank_env, "ROBUST_RUN_ID": self.run_id}
+        extra = self.facts.rank_env(self.state.step_id)
         restored = self.restoring.step
         for node, order in start_orders(
             self.state, grace, reason, extra, restored, self.restoring.of
@@ -429,6 +440,4 @@ class Supervisor:
         self.ledger.roster(self.state.step_id, record)
 
     def news(self, text: str) -> None:
-        self.ledger.event("news", text=text)
-        if self.config.verbose:
-            say(text)
+        self.journal.news(text)

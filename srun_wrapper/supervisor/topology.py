@@ -8,24 +8,23 @@ network as Slurm knows it, and the mesh as the training's Checkpointer has told 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
 from robust_slurm.checkpoint.planning.topology import leaves
 from robust_slurm.slurm import SlurmError
 from srun_wrapper.command.srun_options import UsageError
+from srun_wrapper.command.steps import Launch
 from srun_wrapper.command.torchrun import sorts_nodes, starts_ranks
 from srun_wrapper.supervisor.aside import aside
+from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.report import say
 from srun_wrapper.supervisor.roster import Node
+from srun_wrapper.supervisor.state import JobState
 from standby.placement.choose import UNKNOWN, choose
 from standby.placement.place import order
 from standby.placement.spread import Groups, Layout, Spread, check_alpha, groups, parse_mesh, spread
 from standby.placement.topology import minipods
-
-if TYPE_CHECKING:
-    from srun_wrapper.supervisor.supervisor import Supervisor
 
 PATIENCE = 10.0  # s for Slurm to say how nodes are connected, and to think about it
 
@@ -54,27 +53,46 @@ def layout(
     return ranks
 
 
-class Neighbours:
-    """Without a topology all nodes are alike, and nothing is preferred."""
+class Topology:
+    """Knows how nodes are connected. Without that all nodes are alike, and none is preferred."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._boss = supervisor
+    def __init__(
+        self,
+        state: JobState,
+        launch: Launch,
+        journal: Journal,
+        read: Callable[[], str],
+        trained: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """``read``: return Slurm's topology; ``trained``: the mesh that the ranks named, or {}."""
+        self._state = state
+        self._config = state.config
+        self._launch = launch
+        self._journal = journal
+        self._read = read
+        self._trained = trained
         self._minipods: dict[str, str] = {}
         self.leaf_of: Mapping[str, str] = {}  # node -> its leaf switch
         self._unknown = "Slurm knows no topology (topology.conf)"
         self._learning: asyncio.Task[None] | None = None
 
     def learn(self) -> None:
-        """Beside the start of the job."""
+        """Begin to read the topology, beside the start of the job."""
         self._learning = asyncio.create_task(self._learn())
 
     async def _learn(self) -> None:
         try:
-            text = await aside(self._boss.slurm.topology, PATIENCE)
+            text = await aside(self._read, PATIENCE)
             self._minipods, self.leaf_of = minipods(text), leaves(text)
         except (SlurmError, OSError, ValueError, TimeoutError) as err:
             self._unknown = f"no topology: {err or f'no answer in {PATIENCE:g} s'}"
-            self._boss.news(self._unknown)
+            self._journal.news(self._unknown)
+
+    async def leaves(self) -> Mapping[str, str]:
+        """Return the leaf switch of each node; {} if that is not known."""
+        if self._learning is not None:
+            await self._learning
+        return self.leaf_of
 
     def pod(self, name: str) -> str:
         """Location of a node in the network; "" for all nodes where that is not known."""
@@ -82,57 +100,58 @@ class Neighbours:
 
     def prefer(self, lost: Sequence[str], candidates: Sequence[str]) -> dict[str, str]:
         """Lost node → candidate. Empty where nothing speaks for one or another."""
-        world, mesh = self._boss.state.world, self._mesh()
+        world, mesh = self._state.world, self.mesh()
         places = [node.name for node in world.places]
         lost = [name for name in lost if name in places]
         if not lost or len({self._minipods.get(name) for name in candidates}) < 2:
             return {}
-        ranks, alpha = self._layout(mesh), self._boss.config.place_alpha
+        ranks, alpha = self.ranks_of_places(mesh), self._config.place_alpha
         try:
             return dict(choose(lost, candidates, places, mesh, ranks, self._minipods, alpha))
         except ValueError as err:
-            self._boss.news(f"no choice by topology: {err}")
+            self._journal.news(f"no choice by topology: {err}")
             return {}
 
-    def _mesh(self) -> dict[str, int]:
-        named = self._boss.config.mesh
-        return self._boss.checkpoints.mesh() or (parse_mesh(named) if named else {})
+    def mesh(self) -> dict[str, int]:
+        """Return the mesh that the ranks or the user named; {} if nobody did."""
+        named = self._config.mesh
+        return dict(self._trained()) or (parse_mesh(named) if named else {})
 
     # -- all places
 
     async def arrange_first(self) -> None:
         """Before the first epoch; spares are nodes like the others."""
-        if not self._boss.config.place:
+        if not self._config.place:
             return
-        if self._learning is not None:
-            await self._learning
-        world, mesh = self._boss.state.world, self._mesh()
+        await self.leaves()
+        world, mesh = self._state.world, self.mesh()
         size, ranks = prod(mesh.values()), sum(map(len, world.ranks))
-        if mesh and size != ranks and not isinstance(self._layout(mesh), int):
-            say(f"--robust-mesh={self._boss.config.mesh} is of {size} ranks, the job has {ranks}")
+        if mesh and size != ranks and not isinstance(self.ranks_of_places(mesh), int):
+            say(f"--robust-mesh={self._config.mesh} is of {size} ranks, the job has {ranks}")
         elif not self._minipods:
             say(f"--robust-place: {self._unknown}: nodes stay in Slurm's order")
         elif self._sorted_by_torchrun():
             say("--robust-place: this torchrun numbers its nodes itself: use --rdzv-backend=static")
         else:
-            spares = sorted(self._boss.state.spares(), key=lambda node: node.key[2])
+            spares = sorted(self._state.spares(), key=lambda node: node.key[2])
             await self._arrange(spares, settled=False)
 
     async def arrange(self) -> None:
         """After a swap; the survivors' memory is where they are, so only for a better spread."""
-        if self._boss.config.place and self._minipods and not self._sorted_by_torchrun():
+        if self._config.place and self._minipods and not self._sorted_by_torchrun():
             await self._arrange([], settled=True)
 
-    def _layout(self, mesh: Mapping[str, int]) -> Layout:
-        return layout(mesh, self._boss.state.world.ranks, self._boss.launch.command.command)
+    def ranks_of_places(self, mesh: Mapping[str, int]) -> Layout:
+        """Return the ranks of each place; see ``layout``."""
+        return layout(mesh, self._state.world.ranks, self._launch.command.command)
 
     def _sorted_by_torchrun(self) -> bool:
-        return sorts_nodes(self._boss.launch.command.command, self._boss.env)
+        return sorts_nodes(self._launch.command.command, self._launch.env)
 
     async def _arrange(self, spares: Sequence[Node], settled: bool) -> None:
-        world, mesh = self._boss.state.world, self._mesh()
+        world, mesh = self._state.world, self.mesh()
         known = {node.name: node for node in (*world.places, *spares)}
-        ranks, alpha = self._layout(mesh), self._boss.config.place_alpha
+        ranks, alpha = self.ranks_of_places(mesh), self._config.place_alpha
         places, pods = len(world.places), self._minipods
 
         def found() -> tuple[list[str], Groups]:
@@ -154,7 +173,7 @@ class Neighbours:
         switches = f"switches per DP group: at most {after.dp}, per PP group: {after.pp}"
         if chosen != world.places:
             world.places[:] = chosen
-            self._boss.ledger.event("placed", nodes=[node.name for node in chosen])
+            self._journal.event("placed", nodes=[node.name for node in chosen])
             say(f"nodes ordered by the network; {switches} (were {before.dp} and {before.pp})")
         elif not settled:
             say(f"--robust-place: Slurm's order is as good as any; {switches}")

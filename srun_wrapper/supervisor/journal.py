@@ -1,0 +1,24 @@
+"""The events of the job, as the parts of the supervisor record them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from robust_slurm.ledger import JobLedger
+from srun_wrapper.supervisor.report import say
+
+
+class Journal:
+    """Records events in the job's ledger, and prints news to a user who asked for details."""
+
+    def __init__(self, ledger: JobLedger, verbose: bool) -> None:
+        self._ledger = ledger
+        self._verbose = verbose
+
+    def event(self, name: str, **fields: Any) -> None:
+        self._ledger.event(name, **fields)
+
+    def news(self, text: str) -> None:
+        self.event("news", text=text)
+        if self._verbose:
+            say(text)
