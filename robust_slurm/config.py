@@ -179,6 +179,11 @@ class Config:
         "", "python that runs robust-task on the nodes (default: the one of robust-srun)"
     )
     verbose: bool = _setting(False, "say every decision on stderr, not only recoveries")
+    log_level: str = _setting(
+        "info",
+        "least level of what goes to robust-srun.log in the job's directory below state_dir",
+        choices=("debug", "info", "warning", "error"),
+    )
 
 
 FIELDS = dict(Config.__dataclass_fields__)

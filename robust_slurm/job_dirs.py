@@ -13,6 +13,7 @@ import re
 import stat
 
 PLACES = 8  # names of one job's directory
+LOG = "robust-srun.log"  # in it
 _NAME = re.compile(r"([1-9]\d{0,9})(?:\.(\d{1,10})\.\d)?", re.ASCII)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import queue
 import tempfile
@@ -26,6 +27,7 @@ MAX_WAITING = 4096
 OTHER_USER = 2.0  # s
 WITHDRAWN = ".withdrawn.json"  # ends the name of what takes an accusation back
 _END = object()
+_log = logging.getLogger("robust-srun.events")
 
 
 class StateDirError(OSError):
@@ -122,7 +124,12 @@ class JobLedger:
         self._put(("append", "incidents.jsonl", {"v": VERSION, **record}))
 
     def event(self, name: str, **fields: Any) -> None:
-        """Append one line to events.jsonl, the job's own chronicle, with its own time."""
+        """Append one line to events.jsonl, the job's own chronicle, with its own time, and log it.
+
+        An event with a ``text`` is not logged here: ``say`` or ``news`` has logged that text.
+        """
+        if "text" not in fields:
+            _log.info("%s: %s", name, ", ".join(f"{key}={fields[key]}" for key in fields))
         self._put(("append", "events.jsonl", {"time": time.time(), "event": name, **fields}))
 
     def roster(self, step_id: str, roster: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ from srun_wrapper.command.step_request import StepRequest, effective
 from srun_wrapper.command.steps import Launch, step_name
 from srun_wrapper.command.torchrun import numbers_nodes
 from srun_wrapper.recover.resubmit import SCRIPT_WORDS, SIZE
-from srun_wrapper.supervisor import topology
+from srun_wrapper.supervisor import job_log, topology
 from srun_wrapper.supervisor.report import flush, say
 from srun_wrapper.supervisor.supervisor import FORWARDED, TERMINATING, Supervisor
 
@@ -54,6 +54,8 @@ def main() -> NoReturn:
     except (UsageError, ConfigError) as err:
         say(f"error: {err}")
         code = BAD_INPUT
+    if missing := job_log.end():
+        say(missing)
     flush()
     sys.stdout.flush()
     sys.exit(code)
@@ -78,6 +80,7 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
     plan = plan_step(request, nodes, config.spares, env.get("SLURM_TASKS_PER_NODE"))
     job_id, size = int(env["SLURM_JOB_ID"]), job_size(env)
     records = prepared(config, job_id)
+    job_log.begin(records, config)
     if accused(records):
         plan, env = remains(config, records, request, plan, nodes, env)
     warn(config, env)

@@ -14,7 +14,7 @@ from typing import IO
 
 from robust_slurm.config import Config, ConfigError, load
 from robust_slurm.slurm import Slurm, SlurmError
-from status.files import read_incidents, read_state
+from status.files import log_of, read_incidents, read_state
 from status.model import JobReport, Report, SlurmView, job_report, report
 from status.pool import read_pool
 from status.records import clean
@@ -125,7 +125,13 @@ def _show_job(job_id: int, state_dir: Path, door: Slurm, as_json: bool, out: IO[
             print(f"robust-status: {problem}", file=sys.stderr)
         return 1
     done = job_report(
-        job_id, files.rosters, incidents, [*files.problems, *problems], view, time.time()
+        job_id,
+        files.rosters,
+        incidents,
+        [*files.problems, *problems],
+        view,
+        time.time(),
+        log_of(files.directory),
     )
     if as_json:
         _print_json(done, out)

@@ -185,6 +185,17 @@ def _content(path: Path, limit: int, problems: list[str]) -> bytes | None:
         return None
 
 
+def log_of(job_dir: Path | None) -> str:
+    """The path of robust-srun's log of a job; "" if there is none."""
+    if job_dir is None:
+        return ""
+    try:
+        found = stat.S_ISREG((job_dir / names.LOG).lstat().st_mode)
+    except OSError:
+        return ""
+    return clean(str(job_dir / names.LOG)) if found else ""
+
+
 def read_incidents(job_dir: Path | None) -> tuple[list[Incident], list[str]]:
     """A job's incidents, oldest first, and what is wrong with their file."""
     if job_dir is None:

@@ -101,6 +101,7 @@ class JobReport:
     steps: tuple[JobRow, ...]
     incidents: tuple[Incident, ...]
     problems: tuple[str, ...]
+    log: str = ""  # robust-srun's log of the job, if there is one
 
 
 def status_of(roster: Roster, slurm: SlurmView, now: float) -> str:
@@ -235,6 +236,7 @@ def job_report(
     problems: Sequence[str],
     slurm: SlurmView,
     now: float,
+    log: str = "",
 ) -> JobReport:
     """One job: every step it had, ended ones too, and its incidents, oldest first."""
     return JobReport(
@@ -244,4 +246,5 @@ def job_report(
         steps=tuple(job_row(roster, slurm, now) for roster in rosters),
         incidents=tuple(incidents),
         problems=tuple(problems),
+        log=log,
     )

@@ -70,6 +70,8 @@ def print_job(report: JobReport, out: Console) -> None:
     """The job's steps and nodes, then its incidents."""
     _slurm_error(report.slurm_error, out)
     out.print(_jobs(report.steps))
+    if report.log:
+        out.print(f"log: {report.log}", soft_wrap=True)
     for row in report.steps:
         if row.note:
             out.print(f"note of step {row.step_id}: {row.note}")

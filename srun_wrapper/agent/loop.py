@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import heapq
 import itertools
+import logging
 import os
 import selectors
 import signal
@@ -39,6 +40,7 @@ class Timer:
 
 SPARED = 1.0  # s without a socket whose callback has failed, or that accept() finds no room for
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_log = logging.getLogger("robust-task")
 
 
 class Loop:
@@ -196,8 +198,7 @@ class Loop:
             text = f"{type(error).__name__} in {where}: {error}"
             if text not in self._told:
                 self._told.add(text)
-                line = f"robust-task: internal error, going on: {text}\n"
-                os.write(2, line.encode(errors="backslashreplace"))
+                _log.error(f"internal error, going on: {text}")
             return False
         return True
 

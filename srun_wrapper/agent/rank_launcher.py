@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import subprocess
 from collections.abc import Callable, Mapping
@@ -67,6 +68,7 @@ HEAD_START = 0.15
 one that comes before the store waits half a second or more until it looks again."""
 HEAD_START_BESIDE = 0.3
 """On its own node, where they see that there is a store, and go on at once."""
+_log = logging.getLogger("robust-task")
 
 
 def head_start(rank: RankStart) -> float:
@@ -131,7 +133,7 @@ class Launcher:
             make = lambda: self._make_warm(lambda _own: None)  # noqa: E731
             return WarmDoor(self._loop, path, imports, make, learnt)
         except OSError as err:
-            os.write(2, f"robust-task: torchrun starts its ranks cold: {err}\n".encode())
+            _log.warning(f"torchrun starts its ranks cold: {err}")
             return None
 
     # -- starting

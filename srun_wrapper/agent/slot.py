@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import os
 import time
@@ -45,6 +46,7 @@ TAIL_WAIT = 0.05
 READY = 30.0  # s for a new rank to get ready for a signal that came before it
 NOT_FOUND = 2  # srun's own exit code when a task's command cannot be run
 SECRETS = ("ROBUST_STEP_KEY", "ROBUST_PORT", "ROBUST_COMPANION")
+_log = logging.getLogger("robust-task")
 
 
 class Slot:
@@ -314,7 +316,7 @@ class Slot:
         try:
             self._launcher.warm_up(unpack(order.learnt), order.ranks, order.environ)
         except (OSError, ValueError) as err:
-            os.write(2, f"robust-task: this node starts its first ranks cold: {err}\n".encode())
+            _log.warning(f"this node starts its first ranks cold: {err}")
 
     def _exited(self, running: Running) -> None:
         at = time.monotonic()

@@ -8,6 +8,7 @@ that robust-srun adds, and hands on neither of those to the rank.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import resource
 import signal
@@ -24,6 +25,7 @@ import msgspec
 from robust_slurm.checkpoint.transfer import interface
 from robust_slurm.ledger import append_line
 from robust_slurm.memory_dir import MemoryDir
+from srun_wrapper.agent import task_log
 from srun_wrapper.agent.filesystems import command_paths
 from srun_wrapper.agent.link import Link
 from srun_wrapper.agent.loop import Loop
@@ -63,6 +65,7 @@ PASSED_ON = (
 FIND_AGENT = 30.0
 ABANDON_GRACE = 1.0
 LAST_DUTY = 45.0
+_log = logging.getLogger("robust-task")
 
 
 class TaskOptions(msgspec.Struct, frozen=True):
@@ -129,6 +132,7 @@ class Shim:
         self._run_dir: MemoryDir | None = None
         self._exit: tuple[int, int] = (1, 0)
         self._give_up_at = time.monotonic() + FIND_AGENT
+        task_log.begin(lambda line: self._loop.call(lambda: self._emit(line)))
         process_tree.become_subreaper()
         self._loop.on_signals([signal.SIGCHLD], self._child)
         self._loop.on_signals(PASSED_ON, self._signalled)
@@ -203,6 +207,9 @@ class Shim:
             ),
             None if self._options.inherit else Stdin(self._tell_stdin),
         )
+        if self._life:
+            local = self._place.local
+            task_log.warn_only(f"the robust-task of local task {local} died and was started again")
 
     def _tell_stdin(self, whole: bool) -> None:
         self._loop.call(lambda: self._emit(StdinRead(0, self._place.local, whole)))
@@ -219,9 +226,7 @@ class Shim:
                 local_directory=self._options.checkpoint_local,
             )
         except OSError as err:
-            sys.stderr.write(
-                f"robust-task: {self._place.node}: no checkpoints in memory: {run_dir}: {err}\n"
-            )
+            _log.warning(f"{self._place.node}: no checkpoints in memory: {run_dir}: {err}")
             return None
 
     def _announce(self) -> None:

@@ -135,6 +135,15 @@ class Stalled(Event):
     """A rank is to be started and is not through exec."""
 
 
+class Logged(Event):
+    """A line for robust-srun's log, from a robust-task; bounded by ``agent.task_log``."""
+
+    level: int  # as in logging
+    text: str
+    dropped: int = 0
+    """Lines of this robust-task that were left out before it, because they came too fast."""
+
+
 class Sample(msgspec.Struct, array_like=True):
     """Activity of one rank's process tree during an inspection."""
 
@@ -302,6 +311,7 @@ _FromSlot = (
     | Imports
     | WarmRanks
     | WorkerEnded
+    | Logged
     | FromStore
 )
 _ToSlot = Start | Stop | Signal | Inspect | Finish | Warmup | RunTests | ToStore

@@ -25,6 +25,7 @@ from srun_wrapper.protocol.messages import Stop
 from srun_wrapper.recover.localization import Culprit
 from srun_wrapper.recover.replace import Replacement
 from srun_wrapper.recover.restarted import proven
+from srun_wrapper.supervisor import job_log
 from srun_wrapper.supervisor.report import put, say
 from srun_wrapper.supervisor.roster import Role
 
@@ -125,6 +126,7 @@ class Recovery:
             diagnosis = incident.diagnosis = without_returned(diagnosis, state.vacant())
             incident.plan = ladder.plan(diagnosis, state.vacant(), self._culprit.budget, means)
             incident.mark("decide")
+            job_log.decided(incident)
             plan = incident.plan
             self._boss.news(f"{'; '.join(diagnosis.evidence)} -> {plan.action} ({plan.why})")
             if plan.action == "stop":
@@ -299,6 +301,7 @@ class Recovery:
 
     def _close(self, incident: Incident, outcome: str) -> None:
         incident.outcome = outcome
+        job_log.closed(incident)
         self._boss.account.incident(incident, self._state.pace.step_time())
         self._boss.ledger.incident(incident.record(self._state.job_id, self._state.step_id))
         self._boss.write_roster()

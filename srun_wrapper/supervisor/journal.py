@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from robust_slurm.ledger import JobLedger
 from srun_wrapper.supervisor.report import say
+
+_log = logging.getLogger("robust-srun.news")
 
 
 class Journal:
@@ -22,3 +25,5 @@ class Journal:
         self.event("news", text=text)
         if self._verbose:
             say(text)
+        else:
+            _log.info(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import logging
 import os
 import socket
 import statistics
@@ -19,8 +20,13 @@ PATIENCE = 0.2  # s for a line to get through, while none waits
 MAX_LINES = 1000
 
 
+_log = logging.getLogger("robust-srun.said")
+_LEVELS = {"warning": logging.WARNING, "error": logging.ERROR}
+
+
 def say(text: str) -> None:
     """One line to the user, by one write, so that it does not mix with the ranks' output."""
+    _log.log(_LEVELS.get(text.partition(":")[0], logging.INFO), text)
     put(f"robust-srun: {text}\n".encode(errors="backslashreplace"))
 
 

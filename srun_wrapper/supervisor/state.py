@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import signal
@@ -19,6 +20,7 @@ from srun_wrapper.protocol.messages import (
     Finish,
     Hello,
     Imports,
+    Logged,
     Message,
     Reply,
     Report,
@@ -36,6 +38,7 @@ from srun_wrapper.protocol.messages import (
     WorkerEnded,
 )
 from srun_wrapper.protocol.server import Connection
+from srun_wrapper.supervisor import job_log
 from srun_wrapper.supervisor.bus import Bus
 from srun_wrapper.supervisor.changes import Changes
 from srun_wrapper.supervisor.progress import Progress
@@ -44,6 +47,7 @@ from srun_wrapper.supervisor.roster import MOVES, AgentKey, Node, Rank, Role, Wo
 INTERVALS = ((64, 0.25), (256, 0.5))  # up to so many nodes: s between reports
 SLOWEST = 1.0  # s, with more
 ENDING = (signal.SIGTERM, signal.SIGINT)
+_log = logging.getLogger("robust-srun.nodes")
 
 
 class JobState:
@@ -128,6 +132,7 @@ class JobState:
         An impossible move is a slip of ours: it is reported and refused, and raises in tests.
         """
         if role in MOVES[node.role]:
+            _log.info("%s: %s -> %s", node.name, node.role.value, role.value)
             node.role = role
             return
         text = f"internal error: {node.name} cannot become {role.value}: it is {node.role.value}"
@@ -151,6 +156,7 @@ class JobState:
                 self.step_id = hello.step_id
         elif node.connection is not None and node.connection is not connection:
             node.connection.close()
+        _log.info("%s has connected from %s: %s", node.name, connection.peer, node.role.value)
         reborn = hello.life > node.hello.life
         node.connection = connection
         node.hello = hello
@@ -215,6 +221,7 @@ class JobState:
             return
         if isinstance(message, Event):
             if message.number > node.seen:
+                job_log.heard(node.name, message)
                 node.seen = message.number
                 self._event(node, message)
             connection.send(Ack(node.seen, self.interval))
@@ -238,6 +245,7 @@ class JobState:
         if isinstance(node, Node) and node.connection is connection:
             node.connection = None
             node.closed_at = time.monotonic()
+            _log.info("%s: the connection is closed", node.name)
             self.changed.set()
 
     # -- events
@@ -267,6 +275,8 @@ class JobState:
             node.stalled, node.starting = message.mounts, message.starting
         elif isinstance(message, Signalled):
             self._signalled(node, message.signum)
+        elif isinstance(message, Logged):
+            job_log.agent_said(node.name, message.level, message.text, message.dropped)
         elif isinstance(message, WarmRanks):
             node.warm[message.local] = message.ready
         elif isinstance(message, WorkerEnded):

@@ -7,6 +7,7 @@ decide; ``recovery`` and ``replace`` do what was decided.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import signal
@@ -55,10 +56,13 @@ ROSTER_EVERY = 2.0
 BAD_SIZE = 2  # exit code, as for other bad input
 FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)
 TERMINATING = (signal.SIGINT, signal.SIGTERM)
+_log = logging.getLogger("robust-srun.supervisor")
 
 
 class Supervisor:
     """Runs one robust-srun. ``run`` returns its exit code."""
+
+    _phase = "starting"
 
     def __init__(
         self,
@@ -85,7 +89,6 @@ class Supervisor:
         self.restoring = Restoring(self)
         self.checkpoints.on_enrolled = self.restoring.elsewhere.enrolled
         self.account = Account()
-        self.phase = "starting"
         self.step = RealStep(self.state)
         self._interrupts: list[float] = []
         self._next_roster = 0.0
@@ -152,6 +155,17 @@ class Supervisor:
             self.ledger.close()
             if self.ledger.dropped:
                 say(f"{self.ledger.dropped} records were not written: {self.ledger.error}")
+
+    @property
+    def phase(self) -> str:
+        """The job's state, as robust-status shows it."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: str) -> None:
+        if phase != self._phase:
+            _log.info("the job is %s (was %s)", phase, self._phase)
+        self._phase = phase
 
     def _last_phase(self, code: int) -> str:
         """Return the job's last state, as robust-status shows it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import select
 import stat
@@ -19,6 +20,7 @@ from collections.abc import Callable
 
 LIMIT = 16 << 20  # bytes kept per rank
 _CHUNK = 1 << 16
+_log = logging.getLogger("robust-task")
 
 
 class Stdin:
@@ -103,7 +105,7 @@ class Stdin:
                 if any(fd == self._wake for fd, _ in waits.poll()):
                     os.read(self._wake, _CHUNK)
         except (OSError, ValueError) as error:
-            os.write(2, f"robust-task: stdin: {error}\n".encode())
+            _log.warning(f"stdin: {error}")
         finally:
             self._feeding = False
 

@@ -1,0 +1,78 @@
+"""Warnings of a robust-task: a line on its stderr, and one in robust-srun's log with its node.
+
+``logging.getLogger("robust-task")`` from any thread. On the wire they are bounded in size and rate,
+so that a fault of all nodes at once floods neither robust-srun nor the file system of its log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+
+from srun_wrapper.protocol.messages import Logged
+
+MOST = 20  # lines of one robust-task within WINDOW
+WINDOW = 60.0  # s
+LONGEST = 500  # characters
+
+
+class Bound:
+    """At most MOST lines within WINDOW; counts those that were left out. Pure but for its state."""
+
+    def __init__(self) -> None:
+        self._sent: deque[float] = deque(maxlen=MOST)
+        self._dropped = 0
+
+    def admit(self, now: float) -> int | None:
+        """None: leave this line out. Else how many have been left out since the last one."""
+        if len(self._sent) == MOST and now - self._sent[0] < WINDOW:
+            self._dropped += 1
+            return None
+        self._sent.append(now)
+        dropped, self._dropped = self._dropped, 0
+        return dropped
+
+
+class _ToSupervisor(logging.Handler):
+    """``send`` takes the message in the thread of the caller."""
+
+    def __init__(self, send: Callable[[Logged], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._send = send
+        self._bound = Bound()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        dropped = self._bound.admit(time.monotonic())
+        if dropped is not None:
+            self._send(Logged(0, record.levelno, record.getMessage()[:LONGEST], dropped))
+
+
+class _ToStderr(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        if hasattr(record, "told"):
+            return
+        try:
+            line = f"robust-task: {record.getMessage().rstrip()}\n"
+            os.write(2, line.encode(errors="backslashreplace"))
+        except OSError:
+            pass  # srun may be gone, and stderr with it
+
+
+_log = logging.getLogger("robust-task")
+_log.addHandler(_ToStderr())
+_log.propagate = False
+
+
+def warn_only(text: str) -> None:
+    """Warn in robust-srun's log alone: the user has been told by another line."""
+    _log.warning(text, extra={"told": True})
+
+
+def begin(send: Callable[[Logged], None]) -> None:
+    """Send warnings to the supervisor, too, from now on."""
+    for handler in [h for h in _log.handlers if isinstance(h, _ToSupervisor)]:
+        _log.removeHandler(handler)
+    _log.handlers.insert(0, _ToSupervisor(send))  # first: a write to stderr may block

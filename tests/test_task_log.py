@@ -1,0 +1,40 @@
+"""Warnings of a robust-task: on stderr as ever, and bounded on the wire."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from srun_wrapper.agent import task_log
+from srun_wrapper.protocol.messages import Logged, decode_from_agent, encode
+
+log = logging.getLogger("robust-task")
+
+
+def test_a_warning_goes_both_ways(capfd: pytest.CaptureFixture[str]) -> None:
+    sent: list[Logged] = []
+    task_log.begin(sent.append)
+    log.warning("stdin: broken\n")
+    task_log.warn_only("started anew")
+    log.info("of no interest")
+    assert capfd.readouterr().err == "robust-task: stdin: broken\n"
+    assert [line.text for line in sent] == ["stdin: broken\n", "started anew"]
+    assert decode_from_agent(encode(sent[0])) == sent[0]
+
+
+def test_a_flood_is_bounded_in_size_and_rate(capfd: pytest.CaptureFixture[str]) -> None:
+    sent: list[Logged] = []
+    task_log.begin(sent.append)
+    for _ in range(50):
+        log.warning("x" * 10_000)
+    assert len(sent) == task_log.MOST
+    assert {len(line.text) for line in sent} == {task_log.LONGEST}
+    assert capfd.readouterr().err.count("\n") == 50
+
+
+def test_left_out_lines_are_counted() -> None:
+    bound = task_log.Bound()
+    assert [bound.admit(0.1 * n) for n in range(task_log.MOST)] == [0] * task_log.MOST
+    assert [bound.admit(30.0), bound.admit(59.0)] == [None, None]
+    assert [bound.admit(60.5), bound.admit(61.0)] == [2, 0]
