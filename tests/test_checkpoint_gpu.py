@@ -17,8 +17,9 @@ from test_checkpoint_snapshot import form_of, read
 
 from robust_slurm.checkpoint.copying import gpu, watch
 from robust_slurm.checkpoint.copying import snapshot as copying
+from robust_slurm.checkpoint.copying.sample import Sample
 from robust_slurm.checkpoint.copying.slots import Ring, Slot
-from robust_slurm.checkpoint.copying.snapshot import Copier, Copy
+from robust_slurm.checkpoint.copying.snapshot import Copier, Copy, TornError
 from robust_slurm.checkpoint.copying.watch import same_in_pieces
 
 COPY_THREAD = "robust-copy"
@@ -69,14 +70,25 @@ def test_the_copy_thread_issues_and_the_optimizer_makes_its_stream_wait(
     assert copy.error is None and same(slot, tensors)
 
 
-def test_save_records_one_event_however_many_tensors_there_are(
+def test_save_records_one_event_however_many_tensors_there_are_and_waits_for_none(
     tmp_path: Path, cuda: FakeCuda
 ) -> None:
     tensors = [torch.full((2,), float(i)) for i in range(500)]
-    slot, copy = begin(tmp_path, tensors)
+    slot, copy = begin(tmp_path, tensors, sample=Sample(tensors[:-1]))
     assert cuda.of(threading.current_thread().name)[1:] == ["record on compute"]
     in_copy_thread(copy)
     assert same(slot, tensors)
+
+
+def test_what_a_device_held_at_save_is_read_by_the_copy_thread_when_it_has_copied(
+    tmp_path: Path, cuda: FakeCuda
+) -> None:
+    tensors = [torch.randn(50, 3), torch.tensor(2.0), torch.randn(7), torch.randn(4)]
+    _slot, copy = begin(tmp_path, tensors, sample=Sample(tensors[:-1]))
+    tensors[2].data.zero_()
+    in_copy_thread(copy)
+    assert isinstance(copy.error, TornError) and copy.error.indices == [2]
+    assert cuda.of(COPY_THREAD)[5:7] == ["host waits for copies", "issue on copies"]
 
 
 def test_an_optimizer_that_comes_before_the_copy_thread_waits_until_copies_are_issued(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from robust_slurm.checkpoint.copying import snapshot as copying
+from robust_slurm.checkpoint.copying.sample import Sample
 from robust_slurm.checkpoint.copying.slots import Form, Slot, map_file
 from robust_slurm.checkpoint.copying.snapshot import Copier, Copy, TornError
 from robust_slurm.checkpoint.format.dtypes import NAME
@@ -34,7 +35,7 @@ def begin(
 ) -> Copy:
     slot.invalidate()
     late, early = [tensors[i] for i in form.late], [tensors[i] for i in form.early]
-    return Copy(step, slot, form, late, early, lambda: values)
+    return Copy(step, slot, form, late, early, lambda: values, sample=Sample(late))
 
 
 def read(slot: Slot) -> dict[str, torch.Tensor]:
@@ -71,12 +72,13 @@ def test_all_kinds_of_tensors_arrive(tmp_path: Path, late: list[int] | None, fit
     assert read_snapshot(str(slot.path))[0].values == {"n": 5}
 
 
-def test_a_tensor_that_changes_meanwhile_makes_it_torn(tmp_path: Path) -> None:
+@pytest.mark.parametrize("counted", [True, False], ids=["counted", "through .data"])
+def test_a_tensor_that_changes_meanwhile_makes_it_torn(tmp_path: Path, counted: bool) -> None:
     tensors = [torch.ones(5), torch.ones(6), torch.ones(7)]
     slot = Slot(tmp_path / "own-0-0.safetensors", 0)
     copy = begin(slot, form_of(tensors, [0, 2]), tensors)
     tensors[1].add_(1)  # early: copied already
-    tensors[2].add_(1)
+    (tensors[2] if counted else tensors[2].data).add_(1)
     copy.run()
     assert isinstance(copy.error, TornError) and copy.error.indices == [1]
     assert slot.step is None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ..copying import gpu
+from ..copying.sample import Sample, on_host
 from ..format.crc import crc32
 from ..format.layout import Entry
 from ..planning.alike import mark
@@ -122,10 +123,7 @@ class Fingerprint:
     def __init__(self, tensors: Sequence[tuple[Entry, torch.Tensor]]) -> None:
         self._tensors = list(tensors)
         self._names = checksum((entry, None) for entry, _ in self._tensors)
-        self._items: dict[torch.device, list[torch.Tensor]] = {}
-        for _, tensor in self._tensors:
-            for at in (tensor.numel() // 3, tensor.numel() - 1) if tensor.numel() else ():
-                self._items.setdefault(tensor.device, []).append(_item(tensor, at))
+        self._sample = Sample([tensor for _, tensor in self._tensors])
 
     def take(self, *, whole: bool, beside: bool) -> Callable[[], int]:
         """Begin in the training's thread; what ends it, in any thread. ``whole``: of all bytes.
@@ -134,29 +132,22 @@ class Fingerprint:
         parts: list[torch.Tensor] = []
         here: list[tuple[Entry, torch.Tensor]] = []
         if not whole:
-            parts = [torch.cat(items) for items in self._items.values()]
+            parts = self._sample.take()
         else:
             here = [each for each in self._tensors if each[1].is_cpu]
             sums = [_sum(tensor) for _, tensor in self._tensors if not tensor.is_cpu]
             parts = [torch.stack(sums)] if sums else []
-        events = [_event(part) for part in parts]
+        devices = gpu.devices_of(parts)
+        events = [gpu.event(gpu.cuda.current_stream(device)) for device in devices]
         now = None if beside else checksum(here)
 
         def end() -> int:
             crc = crc32(b"%d" % (checksum(here) if now is None else now), self._names)
-            for part, event in zip(parts, events, strict=True):
-                crc = crc32(_read(part, event).numpy().tobytes(), crc)
-            return mark(crc, whole=whole)
+            for event in events:
+                event.synchronize()
+            return mark(crc32(on_host(parts).numpy().tobytes(), crc), whole=whole)
 
         return end
-
-
-def _item(tensor: torch.Tensor, at: int) -> torch.Tensor:
-    """The bytes of one item, as a view."""
-    for dim in reversed(range(tensor.dim())):
-        at, index = divmod(at, tensor.shape[dim])
-        tensor = tensor.narrow(dim, index, 1)
-    return tensor.as_strided((1,), (1,)).view(torch.uint8)
 
 
 def _sum(tensor: torch.Tensor) -> torch.Tensor:
@@ -164,17 +155,3 @@ def _sum(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.contiguous().view(-1)
     words = flat.view(torch.int32 if flat.nbytes % 4 == 0 else torch.uint8)
     return words.sum(dtype=torch.int64)
-
-
-def _event(part: torch.Tensor) -> Any:
-    device = gpu.device_of(part)
-    return None if device is None else gpu.event(gpu.cuda.current_stream(device))
-
-
-def _read(part: torch.Tensor, event: Any) -> torch.Tensor:
-    """On the host, when it is ready there; without a wait for what the device does after it."""
-    if event is None:
-        return part.cpu()
-    event.synchronize()
-    with gpu.cuda.stream(gpu.stream(part.device)):
-        return part.cpu()

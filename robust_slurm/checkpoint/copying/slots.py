@@ -21,6 +21,7 @@ from ..format.advice import populate
 from ..format.layout import SUFFIX, Entry, Plan, Snapshot, encode_header, lay_out
 from ..format.sizes import megabytes
 from . import gpu
+from .sample import Sample
 
 OWN = 3  # ranks are one step apart and copying takes time: two would leave no common step
 
@@ -70,6 +71,8 @@ class Slot:
         self.late: list[torch.Tensor] = []
         self.early: list[torch.Tensor] = []
         """Views of the file, in the order of Form.late and Form.early."""
+        self.sample: Sample | None = None
+        """Of ``late``, as the last copy into it needed it."""
         self.unpinned = ""
         """Reason why CUDA could not register its memory, and the cost of that."""
         self._form: Form | None = None
@@ -97,6 +100,7 @@ class Slot:
         ]
         self.late = [views[i] for i in form.late]
         self.early = [views[i] for i in form.early]
+        self.sample = None
         self._form, self.plan = form, form.plan
 
     def complete(self, header: bytes, step: int) -> None:
@@ -112,6 +116,7 @@ class Slot:
         if self._on_unmap is not None:
             self._on_unmap()
         self.late, self.early, self.plan, self._form = [], [], None, None
+        self.sample = None
         self._map, self._on_unmap, self.unpinned = None, None, ""  # gone with its last view
 
     def remove(self) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from ..capture.sharing import Fingerprint
 from ..capture.state import Item, State
+from ..copying.sample import Sample
 from ..copying.slots import Form
 from ..format.layout import Snapshot
 
@@ -62,6 +63,7 @@ class Moments:
         self._encoded: dict[str, tuple[Any, str]] = {}
         self._live: list[torch.Tensor] = []
         self._fingerprint = Fingerprint([])  # of those
+        self._sample = Sample([])
 
     @property
     def steady(self) -> bool:
@@ -91,12 +93,18 @@ class Moments:
         form, early = now.form, list(zip(now.form.early, now.early, small, strict=True))
         live = [*zip(form.late, now.late, strict=True), *((i, t) for i, t, few in early if not few)]
         tensors = [tensor for _, tensor in live]
-        if len(tensors) != len(self._live) or not all(map(is_, tensors, self._live)):
+        if not _same(tensors, self._live):
             self._live = tensors
             self._fingerprint = Fingerprint([(form.entries[i], tensor) for i, tensor in live])
         whole = all(t.is_cpu for t in tensors) and sum(t.nbytes for t in tensors) <= WHOLE
         moment = now._replace(early=[t.clone() if few else t for _, t, few in early])
         return Held(moment, self._fingerprint, whole=whole)
+
+    def sample(self, late: list[torch.Tensor]) -> Sample:
+        """Of these, the same object as long as the tensors are the same."""
+        if not _same(late, self._sample.tensors):
+            self._sample = Sample(late)
+        return self._sample
 
     def distrust(self, names: Collection[str] | None = None) -> None:
         """Copy these tensors inside save() from now on; None: all."""
@@ -109,7 +117,7 @@ class Moments:
     def release(self) -> None:
         """Let go of all tensors."""
         self._items, self._late, self._early, self._live = (), [], [], []
-        self._fingerprint = Fingerprint([])
+        self._fingerprint, self._sample = Fingerprint([]), Sample([])
 
     def _form_of(self, items: Sequence[Item]) -> Form:
         form = self._form
@@ -130,6 +138,8 @@ class Moments:
         self._early = [items[i].tensor for i in form.early]
         if not {*map(id, self._live)} <= {*map(id, self._late), *map(id, self._early)}:
             self._live, self._fingerprint = [], Fingerprint([])  # nobody keeps their memory
+        if not _same(self._late, self._sample.tensors):
+            self._sample = Sample([])
         return form
 
     def encode(self, values: dict[str, Any]) -> str:
@@ -142,3 +152,8 @@ class Moments:
                 known = self._encoded[key] = (value, json.dumps(text)[1:-1])
             parts.append(known[1])
         return "{" + ",".join(parts) + "}"
+
+
+def _same(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """True if both hold the same objects in the same order."""
+    return len(some) == len(others) and all(map(is_, some, others))

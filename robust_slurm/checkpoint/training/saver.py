@@ -181,7 +181,7 @@ class Saver:
             copy = Copy(
                 step, slot, form, late, early, lambda: self._moments.encode(values),
                 self._state.fingerprint(whole=persist, beside=beside),
-                at_once=careful,
+                sample=None if careful else self._moments.sample(late), at_once=careful,
             )  # fmt: skip
         except OSError as error:
             if error.errno not in _FULL:
@@ -326,6 +326,8 @@ class Saver:
                 ring = self._ring
                 if ring is not None and not self._on_disk:
                     ring.prepare(copy.form, self._client.held())
+            else:
+                self._client.skipped(copy.step)
         except OSError as error:
             self._no_room = error
         finally:
