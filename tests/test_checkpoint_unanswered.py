@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from checkpointed_training import Training
 from isolated import isolated
 from stalled_mount import stalling
 
+from robust_slurm.checkpoint.capture.sharing import Share
 from robust_slurm.checkpoint.training.unanswered import SILENT, reported
 from tests.waiting import until
 
@@ -75,6 +77,30 @@ def test_resume_names_the_directory_that_does_not_answer(tmp_path: Path, saved: 
             assert f"{mount}/run7 answers again after" in again.stderr.readline()
             assert again.stdout.readline() == "resumed 1\n"
             assert again.wait(60) == 0
+
+
+@isolated
+def test_save_does_not_wait_for_the_others_mark_on_a_directory_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outside robust-srun such a file says that ranks no longer hold the same."""
+    shared_by = "robust_slurm.checkpoint.training.mesh.find_share"
+    monkeypatch.setattr(shared_by, lambda *_args: Share((0, 1)))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    mount = tmp_path / "mnt"
+    mount.mkdir()
+    with stalling(mount) as shared:
+        training = Training(mesh={"dp": 2}, directory=str(mount / "run7"), every=1)
+        assert training.ckpt.resume() == 0
+        shared.stall()
+        save = threading.Thread(target=training.step, args=[1], daemon=True)
+        save.start()
+        save.join(20.0)
+        waits = save.is_alive()
+        shared.resume()
+        training.ckpt._close(0.0)
+        assert not waits
 
 
 def test_a_long_resume_is_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

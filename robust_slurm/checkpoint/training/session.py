@@ -25,7 +25,7 @@ from .resuming import from_durable, from_memory, named
 from .room import check_room, estimate
 from .saver import Saver
 from .stats import Stats
-from .unanswered import reported
+from .unanswered import FileLook, reported
 
 SOCKET = "ROBUST_CKPT_SOCKET"
 _NUMBER = re.compile(r"\d+")  # of steps, slots and bytes: the trouble is the same
@@ -47,6 +47,7 @@ class Session:
         self._said: set[str] = set()
         self._checked = False
         self._no_room = self._attempt = ""
+        self._look = FileLook()
         self.client: Client | None = None
         self.store: OwnStore | None = None
         self.saver: Saver | None = None
@@ -270,7 +271,7 @@ class Session:
             return False
         if self.store is not None and self._options.every and step % self._options.every == 0:
             # Outside robust-srun a commit that failed for it is all that tells the others.
-            return tier.apart_mark(self._options.directory, self._attempt).exists()
+            return self._look.finds(tier.apart_mark(self._options.directory, self._attempt))
         return self.client.unshare
 
     def _unshare(self) -> None:

@@ -1,4 +1,4 @@
-"""Reports a directory whose file system does not answer while something waits for it."""
+"""Deals with a shared directory whose file system does not answer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,38 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 SILENT = 5.0  # s without an answer before it is reported
 PAUSE = 2.0  # s between two questions
+ANSWER = 1.0  # s that a training step may wait for whether a file is there
+
+
+class FileLook:
+    """Looks for a file in a thread of its own; belongs to one other thread."""
+
+    def __init__(self) -> None:
+        self._found = False
+        self._over = threading.Event()
+        self._over.set()
+
+    def finds(self, path: Path) -> bool:
+        """True if it is there, or was when its file system last answered within ``ANSWER`` s. While
+        a question is open, no other is put and nothing is waited for."""
+        if self._over.is_set():
+            self._over.clear()
+            args = (path,)
+            threading.Thread(target=self._look, args=args, name="robust-asks", daemon=True).start()
+            self._over.wait(ANSWER)
+        return self._found
+
+    def _look(self, path: Path) -> None:
+        try:
+            self._found = path.exists()
+        except OSError:
+            pass  # as without an answer
+        finally:
+            self._over.set()
 
 
 @contextmanager
