@@ -1,4 +1,4 @@
-"""Every setting of robust-slurm, in one table, and the four places it can come from.
+"""The four places that a setting (``robust_slurm.settings``) can come from.
 
 Precedence, strongest first: command line (``--robust-spares=1``), environment
 (``ROBUST_SPARES=1``), the file named by ``ROBUST_CONFIG`` or else ``./robust.toml``,
@@ -11,182 +11,17 @@ import difflib
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from robust_slurm.settings import FIELDS as FIELDS
+from robust_slurm.settings import Config as Config
+from robust_slurm.settings import ConfigError as ConfigError
+from robust_slurm.settings import contradiction
 
 SITE_FILE = Path("/etc/robust-slurm/robust.toml")
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
-
-
-class ConfigError(ValueError):
-    """A setting that cannot be used; the text says where it came from and what is allowed."""
-
-
-def _setting(
-    default: Any, help_: str, *, unit: str = "", choices: tuple[str, ...] = (), minimum: float = 0
-) -> Any:
-    return field(
-        default=default,
-        metadata={"help": help_, "unit": unit, "choices": choices, "minimum": minimum},
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """All settings with their defaults. Times are seconds."""
-
-    state_dir: Path = _setting(
-        Path("~/.robust-slurm"), "directory on a file system that all nodes share"
-    )
-    spares: int = _setting(0, "nodes of the allocation that stay idle until one is lost")
-    standby_partition: str = _setting(
-        "standby", "partition that replaces lost nodes; empty: never ask for one"
-    )
-    standby_wait: float = _setting(
-        30.0, "how long a recovery waits for a node of the standby partition", unit="s"
-    )
-    slurm_wait: float = _setting(
-        900.0, "how long a recovery waits for slurmctld or munge while they are away", unit="s"
-    )
-    requeue: str = _setting(
-        "auto",
-        "last rung: put the job back in the queue without the bad nodes",
-        choices=("auto", "never"),
-    )
-    max_restarts: int = _setting(3, "recoveries in a row without progress before giving up")
-    drain: str = _setting(
-        "never",
-        "direct: drain a bad node at once (needs operator rights)",
-        choices=("never", "direct"),
-    )
-    rank_env: bool = _setting(
-        True,
-        "RANK, WORLD_SIZE, MASTER_ADDR and the like for the tasks; off: they are independent "
-        "programs, none is started again, and one that fails leaves the others running",
-    )
-    auto: bool = _setting(True, "see steps by torch's optimizer hook, without code change")
-    progress_regex: str = _setting(
-        "", "see steps in the ranks' output: a group 'step' or the first group is the number"
-    )
-    hang: bool = _setting(True, "detect hangs")
-    hang_floor: float = _setting(
-        10.0, "shortest silence of all ranks that can be called a hang", unit="s", minimum=0.1
-    )
-    busy_limit: float = _setting(
-        600.0, "shortest time without a step, ranks busy, that is a hang", unit="s", minimum=0.1
-    )
-    start_limit: float = _setting(
-        1800.0, "time for start-up and the first steps, and for a phase() not seen before", unit="s"
-    )
-    nan: str = _setting(
-        "recover",
-        "a loss that is not finite: restart from before it, or ignore it",
-        choices=("recover", "ignore"),
-    )
-    stop_tests: float = _setting(
-        60.0,
-        "most time for tests of the machines while the ranks are down, when none is to blame "
-        "for a NaN or a repeated crash; 0: never",
-        unit="s",
-    )
-    test_python: str = _setting(
-        "", "python with torch that runs these tests on the nodes (default: robust-task's)"
-    )
-    replay: int = _setting(
-        0,
-        "last resort when no machine is to blame: replay the job in small worlds for so many steps "
-        "to find the node (the program must heed ROBUST_REPLAY); 0: never",
-        unit="steps",
-    )
-    replay_limit: float = _setting(
-        600.0, "most time for one round of replays, start-up included", unit="s", minimum=1
-    )
-    replay_rounds: int = _setting(
-        2, "rounds in a row without a failure after which the replay is given up", minimum=1
-    )
-    replay_fixed: bool = _setting(
-        False, "the program feeds every group the same data and weights: compare their losses"
-    )
-    outage_wait: float = _setting(
-        10.0,
-        "how long nodes that become unreachable together are waited for before they are replaced; "
-        "the other nodes wait 5 s longer for a batch host that is unreachable",
-        unit="s",
-    )
-    stall_limit: float = _setting(
-        600.0,
-        "how long a recovery waits for a shared file system, or for silent nodes whose kernels "
-        "answer, before the nodes are replaced",
-        unit="s",
-    )
-    stop_grace: float = _setting(1.0, "time between SIGTERM and SIGKILL for a rank", unit="s")
-    stop_work_limit: float = _setting(
-        60.0,
-        "most time after stop_grace for a rank that is writing a file in its SIGTERM handler",
-        unit="s",
-    )
-    interval: float = _setting(
-        0.0, "time between a node's reports; 0: 0.25 s, above 64 nodes 0.5, above 256 1", unit="s"
-    )
-    checkpoint: bool = _setting(True, "keep what a Checkpointer saves in memory, with replicas")
-    checkpoint_dir: str = _setting(
-        "", "durable checkpoints: a directory that all nodes share; empty: the script's, or none"
-    )
-    checkpoint_every: int = _setting(
-        0, "a durable checkpoint every so many steps; 0: by time only", unit="steps"
-    )
-    checkpoint_minutes: float = _setting(
-        10.0, "a durable checkpoint every so many minutes; 0: by steps only", unit="min"
-    )
-    checkpoint_keep: int = _setting(2, "durable checkpoints that are kept", minimum=1)
-    checkpoint_local_dir: str = _setting(
-        "", "directory on each node's own disk for a copy of every durable checkpoint"
-    )
-    checkpoint_bandwidth: float = _setting(
-        0.0, "most that a rank's replica may take of the network; 0: no limit", unit="MB/s"
-    )
-    checkpoint_interface: str = _setting(
-        "", "network interface for snapshots between nodes, such as ib0 (default: the messages')"
-    )
-    checkpoint_overhead: float = _setting(
-        3.0,
-        "most that snapshots in memory may cost of the training's time; beyond it not every step "
-        "is saved; 0: every step, whatever it costs",
-        unit="%",
-    )
-    verify_every: int = _setting(
-        0,
-        "compute every so many steps' last one again on other nodes and compare all state to the "
-        "bit (a restart and a step each time; the program must be deterministic); 0: never",
-        unit="steps",
-    )
-    warm: bool = _setting(True, "have what the ranks import imported ahead of the next start")
-    warm_packages: str = _setting(
-        "", "packages of the training's own that may be imported ahead, too (a,b)"
-    )
-    place: bool = _setting(
-        False, "order ranks over the nodes by the network: groups that talk under one switch"
-    )
-    mesh: str = _setting(
-        "", "the groups, slowest first (pp=2,dp=8,tp=8), where no Checkpointer has named them"
-    )
-    place_alpha: float = _setting(
-        0.3, "weight of data-parallel groups, 0 (pipelines only) to 1; above 0.5 is unusual"
-    )
-    task_python: str = _setting(
-        "", "python that runs robust-task on the nodes (default: the one of robust-srun)"
-    )
-    verbose: bool = _setting(False, "say every decision on stderr, not only recoveries")
-    log_level: str = _setting(
-        "info",
-        "least level of what goes to robust-srun.log in the job's directory below state_dir",
-        choices=("debug", "info", "warning", "error"),
-    )
-
-
-FIELDS = dict(Config.__dataclass_fields__)
 
 
 def flag(name: str) -> str:
@@ -292,6 +127,8 @@ def load(
             f"state_dir = {str(config.state_dir)!r}: {err}; set it to a path"
         ) from None
     object.__setattr__(config, "state_dir", state_dir)
+    if why := contradiction(config):
+        raise ConfigError(why)
     return config
 
 

@@ -102,6 +102,8 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         config.outage_wait,
         config.slurm_wait,
         work_limit=config.stop_work_limit,
+        suspend_limit=config.suspend_limit,
+        task_start_limit=config.task_start_limit,
         checkpoint_interface=config.checkpoint_interface,
     )
     ranks = rank_env(command, request, env) | checkpoint_env(config) | {"ROBUST_NAN": config.nan}

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from robust_slurm.settings import SHOWN_STALE
 from robust_slurm.slurm.model import FINISHED, Node, Placement
 from status.pool import Pool, Stock, stock
 from status.records import Accusation, Checkpoint, Incident, Roster, clean
 
-STALE_S = 30.0  # a supervisor reports every second or so; this long without is worth a look
+STALE_S = SHOWN_STALE  # a supervisor reports every roster_interval, at most a third of it
 REQUEUED = ("PENDING", "REQUEUED", "REQUEUE_HOLD")
 ENDED = {  # Slurm's last states of a job, in our words
     "COMPLETED": "completed",

@@ -11,16 +11,16 @@ from companions_boss import BUSY, WAITS, Boss, asked, play, srun_count
 
 from robust_slurm.config import Config
 from robust_slurm.slurm import Allotted, SlurmError
-from srun_wrapper.recover import slurm_wait, standby_nodes, standby_request
+from srun_wrapper.recover import slurm_wait, standby_nodes
 
 boss = companions_boss.boss
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch, boss: Boss) -> None:
     monkeypatch.setattr(slurm_wait, "PAUSES", (0.01,))
     monkeypatch.setattr(standby_nodes, "LOOK", 0.05)
-    monkeypatch.setattr(standby_request, "SILENT", 0.3)
+    boss.companions._config = Config(standby_wait=5.0, standby_start_limit=0.3)
 
 
 def allotted(boss: Boss, *nodes: str, state: str = "FAILED") -> Callable[[str], list[Allotted]]:
@@ -164,7 +164,7 @@ def test_slurm_was_away_when_srun_ended(boss: Boss) -> None:
 
 def test_the_request_waits_for_slurm_but_not_beyond_a_signal(boss: Boss) -> None:
     async def scene() -> None:
-        boss.companions._config = Config(standby_wait=60.0)
+        boss.companions._config = Config(standby_wait=60.0, standby_start_limit=0.3)
 
         def job(_number: int) -> object:
             raise SlurmError("unreachable", ("scontrol",), "connect failure")
@@ -184,7 +184,7 @@ def test_slurm_was_away_while_a_node_was_awaited(boss: Boss) -> None:
     """Then it is waited for anew."""
 
     async def scene() -> None:
-        boss.companions._config = Config(standby_wait=0.3)
+        boss.companions._config = Config(standby_wait=0.3, standby_start_limit=0.3)
         away = iter([SlurmError("timeout", ("squeue",), "no answer")] * 3)
 
         def reasons(_name: str) -> set[str]:

@@ -84,6 +84,17 @@ def test_an_empty_variable_is_none(tmp_path: Path) -> None:
         ({"robust-hang-floor": "0"}, {}, None, "must be at least 0.1"),
         ({"robust-requeue": "maybe"}, {}, None, "use one of auto, never"),
         ({}, {"ROBUST_HANG": "maybe"}, None, "environment ROBUST_HANG: hang = 'maybe': use true"),
+        ({"robust-log-level": "chatty"}, {}, None, "use one of debug, info, warning, error"),
+        ({"robust-stop-margin": "10"}, {}, None, "stop_margin = '10': must be at least 11"),
+        (
+            {"robust-outage-wait": "595"},
+            {},
+            None,
+            "suspend_limit = 600 s must be longer than outage_wait + 5 s = 600 s: ",
+        ),
+        ({}, {}, "suspend_limit = 15", "raise suspend_limit or lower outage_wait"),
+        ({}, {}, "roster_interval = 60", "roster_interval = 60 s must be at most 10 s: "),
+        ({"robust-interval": "5.1"}, {}, None, "raise hang_floor or lower interval"),
         ({}, {}, "spares = 'x'", "robust.toml: spares = 'x'"),
         ({}, {}, "spares = true", "not a int"),
         ({}, {}, "requeue = 3", "not a string"),
@@ -101,6 +112,12 @@ def test_bad_values_name_their_source(
     with pytest.raises(ConfigError) as caught:
         get(tmp_path, cli, env, file)
     assert says in str(caught.value)
+
+
+def test_settings_at_their_bounds_are_in_order(tmp_path: Path) -> None:
+    cli = {"robust-outage-wait": "594", "robust-roster-interval": "10", "robust-interval": "5"}
+    assert get(tmp_path, cli).outage_wait == 594.0
+    assert get(tmp_path, {"robust-interval": "60", "robust-no-hang": None}).interval == 60.0
 
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:

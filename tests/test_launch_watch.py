@@ -7,9 +7,12 @@ import time
 import pytest
 from made_job import Job
 
+from robust_slurm.config import Config
 from srun_wrapper.decide.diagnose import diagnose
-from srun_wrapper.detect.launch_watch import LAUNCH, LaunchWatch, judge
+from srun_wrapper.detect.launch_watch import LaunchWatch, judge
 from srun_wrapper.protocol.messages import Exited, Started
+
+LAUNCH = Config().launch_limit
 
 
 @pytest.mark.parametrize(
@@ -26,7 +29,7 @@ from srun_wrapper.protocol.messages import Exited, Started
     ],
 )
 def test_which_nodes_are_lost(late: int, nodes: int, waited: float, verdict: str) -> None:
-    assert judge(late, nodes, waited, 600.0) == verdict
+    assert judge(late, nodes, waited, LAUNCH, 600.0) == verdict
 
 
 def looked(job: Job, *waited: float) -> list[str]:

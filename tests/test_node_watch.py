@@ -13,10 +13,12 @@ from made_job import Job
 from robust_slurm.config import Config
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.detect import watch
-from srun_wrapper.detect.watch import BROKEN, MUTE, UNANSWERED, NodeWatch
+from srun_wrapper.detect.watch import BROKEN, UNANSWERED, NodeWatch
 from srun_wrapper.protocol.messages import Finish, Report, Stop
 from srun_wrapper.recover.replace import MAX_COMPANIONS, Replacement
 from srun_wrapper.supervisor.roster import Role
+
+MUTE = Config().mute_limit
 
 
 @pytest.fixture

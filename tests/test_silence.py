@@ -69,6 +69,14 @@ def test_verdicts(history: list[tuple[str, float]], now: float, verdict: Verdict
     assert judge_silence(contact, now, LOST_HOST) is verdict
 
 
+def test_a_site_may_be_more_or_less_patient_with_a_suspended_robust_srun() -> None:
+    contact = Contact(since=0.0)
+    contact.heard(10.0)
+    assert judge_silence(contact, 10.0 + 29, LOST_HOST, mute=30.0) is FINE
+    assert judge_silence(contact, 10.0 + 30, LOST_HOST, mute=30.0) is DEAD
+    assert judge_silence(contact, 10.0 + MUTE, LOST_HOST, mute=2 * MUTE) is FINE
+
+
 KINDS = st.sampled_from(["heard", "refused", "unreachable", "accepted"])
 
 

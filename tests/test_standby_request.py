@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from robust_slurm.slurm import Allotted
-from srun_wrapper.recover.standby_request import NO_ANSWER, SILENT, Outcome, Request, outcome
+from srun_wrapper.recover.standby_request import NO_ANSWER, Outcome, Request, outcome
 
 
 def job(state: str = "FAILED", reason: str = "NonZeroExitCode", *nodes: str) -> Allotted:
@@ -52,7 +52,7 @@ def test_silent_only_once_slurm_runs_it_on_a_node() -> None:
     assert request.look([others], 10.0) is None and not request.node
     request.look([others, job("PENDING", "Resources")], 10.0)
     request.look([others, job("CONFIGURING", "None", "s1")], 20.0)  # its prolog runs
-    assert (request.job, request.node) == (5, "s1") and not request.silent(90.0)
+    assert (request.job, request.node) == (5, "s1") and not request.silent(90.0, 5.0)
     request.look([job("RUNNING", "None", "s1")], 30.0)
     request.look([job("RUNNING", "None", "s1")], 31.0)
-    assert not request.silent(30.0 + SILENT - 0.1) and request.silent(30.0 + SILENT)
+    assert not request.silent(34.9, limit=5.0) and request.silent(35.0, limit=5.0)

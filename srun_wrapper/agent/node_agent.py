@@ -23,7 +23,7 @@ from srun_wrapper.agent.node_files import NodeFiles
 from srun_wrapper.agent.place import Place, job_of, shim_address
 from srun_wrapper.agent.processes.ports import free_port
 from srun_wrapper.agent.processes.stop_stages import longest
-from srun_wrapper.agent.silence import LOST_HOST, Verdict
+from srun_wrapper.agent.silence import LOST_HOST, MUTE, Verdict
 from srun_wrapper.agent.uplink import Uplink
 from srun_wrapper.protocol.checkpoint_messages import Enrolled, Saved
 from srun_wrapper.protocol.messages import (
@@ -102,6 +102,7 @@ class Agent:
         )
         self._held: list[Inspected] = []
         self._finished = False
+        self.mute = MUTE  # s without a word of robust-srun while its host answers
         self.lost_host = LOST_HOST  # s without an answer of robust-srun's host until it is lost
         self._running: dict[int, int] = {}  # slot -> epoch of its rank
         self._absent: set[int] = set()  # slots whose shims have died and are not back
@@ -317,7 +318,7 @@ class Agent:
         self._own(order)
 
     def _watch_supervisor(self) -> None:
-        verdict = self._uplink.judge(self._interval, self.lost_host)
+        verdict = self._uplink.judge(self._interval, self.lost_host, self.mute)
         if verdict is not Verdict.FINE:
             self._finish()
             self._uplink.close()  # a supervisor that answers now must not count on this node

@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-LOST_HOST = 15.0  # s without a word and an answer from the host (outage_wait + AFTER_SUPERVISOR)
-AFTER_SUPERVISOR = 5.0  # s that agents wait longer than the supervisor, so that it decides first
+from robust_slurm.settings import AFTER_SUPERVISOR, Config
+
+LOST_HOST = Config().outage_wait + AFTER_SUPERVISOR  # s without a word and an answer from the host
 DEAD_SUPERVISOR = 5.0  # s during which the living host refuses the connection
 DEAD_IN_THE_END = 0.5  # s of that once Slurm ends the step: its SIGKILL follows after KillWait
-MUTE = 600.0  # s during which the host accepts connections but says nothing (e.g. Ctrl-Z)
+MUTE = Config().suspend_limit  # s during which the host accepts connections but says nothing
 SLEPT = 2.0  # s between two looks after which this process was stopped, or its machine paused
 START = 60.0  # s to reach the supervisor for the first time
 
@@ -57,7 +58,7 @@ class Contact:
             self.tried = begun
 
 
-def judge_silence(contact: Contact, now: float, lost_host: float) -> Verdict:
+def judge_silence(contact: Contact, now: float, lost_host: float, mute: float = MUTE) -> Verdict:
     """Decide from the last contact what has happened to the supervisor.
 
     An agent cannot tell a dead host from one that is cut off for a moment: ``lost_host`` is how
@@ -74,6 +75,6 @@ def judge_silence(contact: Contact, now: float, lost_host: float) -> Verdict:
         return Verdict.SUPERVISOR_DEAD
     if contact.unreachable_since is not None and contact.tried - contact.since >= lost_host:
         return Verdict.HOST_LOST
-    if silent >= MUTE:
+    if silent >= mute:
         return Verdict.SUPERVISOR_DEAD
     return Verdict.FINE

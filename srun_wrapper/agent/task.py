@@ -25,6 +25,7 @@ import msgspec
 from robust_slurm.checkpoint.transfer import interface
 from robust_slurm.ledger import append_line
 from robust_slurm.memory_dir import MemoryDir
+from robust_slurm.settings import AFTER_SUPERVISOR, Config
 from srun_wrapper.agent import task_log
 from srun_wrapper.agent.filesystems import command_paths
 from srun_wrapper.agent.link import Link
@@ -34,7 +35,7 @@ from srun_wrapper.agent.place import Place, shim_address
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.guardian import Restart, guarded
 from srun_wrapper.agent.rank_launcher import SlotOptions
-from srun_wrapper.agent.silence import AFTER_SUPERVISOR, LOST_HOST, Verdict
+from srun_wrapper.agent.silence import LOST_HOST, MUTE, Verdict
 from srun_wrapper.agent.slot import SECRETS, Slot
 from srun_wrapper.agent.snapshot_store import Keeper
 from srun_wrapper.agent.streams.sinks import OutputPlan
@@ -62,7 +63,6 @@ PASSED_ON = (
     signal.SIGTERM,
     signal.SIGALRM,
 )
-FIND_AGENT = 30.0
 ABANDON_GRACE = 1.0
 LAST_DUTY = 45.0
 _log = logging.getLogger("robust-task")
@@ -87,6 +87,8 @@ class TaskOptions(msgspec.Struct, frozen=True):
     outage_wait: float = LOST_HOST - AFTER_SUPERVISOR
     slurm_wait: float = 0.0  # s that the last duty waits for a Slurm that is away
     work_limit: float = 60.0
+    suspend_limit: float = MUTE
+    task_start_limit: float = Config().task_start_limit
     checkpoint_interface: str = ""  # for snapshots between nodes; empty: the supervisor's
 
 
@@ -131,7 +133,7 @@ class Shim:
         self._link: Link | None = None
         self._run_dir: MemoryDir | None = None
         self._exit: tuple[int, int] = (1, 0)
-        self._give_up_at = time.monotonic() + FIND_AGENT
+        self._give_up_at = time.monotonic() + options.task_start_limit / 2
         task_log.begin(lambda line: self._loop.call(lambda: self._emit(line)))
         process_tree.become_subreaper()
         self._loop.on_signals([signal.SIGCHLD], self._child)
@@ -157,6 +159,7 @@ class Shim:
                 self._paths,
                 self._life,
             )
+            self._agent.mute = self._options.suspend_limit
             self._agent.lost_host = self._options.outage_wait + AFTER_SUPERVISOR
             self._announce()
         else:
@@ -261,7 +264,7 @@ class Shim:
             if time.monotonic() >= self._give_up_at:
                 sys.stderr.write(
                     f"robust-task: {self._place.node}: local task 0 of this step does not "
-                    f"answer after {FIND_AGENT:g} s ({err.strerror})\n"
+                    f"answer after {self._options.task_start_limit / 2:g} s ({err.strerror})\n"
                 )
                 self._loop.stop()
                 return

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from srun_wrapper.agent.link import Link
 from srun_wrapper.agent.loop import Loop
-from srun_wrapper.agent.silence import SLEPT, Contact, Verdict, judge_silence
+from srun_wrapper.agent.silence import MUTE, SLEPT, Contact, Verdict, judge_silence
 from srun_wrapper.protocol.messages import Message
 
 RETRY = 0.25
@@ -60,7 +60,7 @@ class Uplink:
         if self._link is not None:
             self._link.close()
 
-    def judge(self, interval: float, lost_host: float) -> Verdict:
+    def judge(self, interval: float, lost_host: float, mute: float = MUTE) -> Verdict:
         """Judge the supervisor's silence; called about every ``interval`` seconds."""
         # A connection made anew gets its time too: a stumble of the supervisor must not end in
         # every agent cutting the line again before its answer is there.
@@ -71,7 +71,7 @@ class Uplink:
         silent = now - max(self.contact.since, self._introduced)
         if silent > max(QUIET, 2.2 * interval) and self._link and self._link.ready:
             self._link.close("silent")  # the new attempt shows whether the host is there
-        return judge_silence(self.contact, now, lost_host)
+        return judge_silence(self.contact, now, lost_host, mute)
 
     # -- inside
 

@@ -34,7 +34,6 @@ ANNOUNCE = 10.0  # s for the stores of a node that has come to say where they ar
 STOCK = 20.0  # s for a store to answer, and for every
 STOCK_RATE = 1e9  # bytes that it has to check, one more
 LEAVING = 1.0  # s longer for nodes that are leaving the job
-LIST = 5.0  # s for the shared file system to list the durable checkpoints
 TRIES = 8  # plans in one recovery: what is bad shows only when it is read or fetched
 PLAN = 120.0
 TOLD = 8  # bad copies that are said
@@ -208,10 +207,12 @@ class Restoring:
         directory = self._boss.checkpoints.directory
         if not directory:
             return []
+        limit = self._boss.config.checkpoint_list_limit
         try:
-            found, unreadable = await aside(lambda: tier.look(directory), LIST)
+            found, unreadable = await aside(lambda: tier.look(directory), limit)
         except (OSError, tier.DurableError, TimeoutError) as err:
-            say(f"checkpoints: cannot list {directory}: {err or 'no answer'}")
+            why = str(err) or f"no answer in {limit:g} s (checkpoint_list_limit)"
+            say(f"checkpoints: cannot list {directory}: {why}")
             return []
         for step, why in unreadable.items():
             say(f"checkpoints: durable step {step} is passed over: {why}")

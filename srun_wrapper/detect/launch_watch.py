@@ -13,18 +13,20 @@ from typing import Literal
 from srun_wrapper.supervisor.roster import Node
 from srun_wrapper.supervisor.state import JobState
 
-LAUNCH = 30.0  # s for a node to start its ranks
 SHOWN = 8  # nodes that are named
 
 
-def judge(late: int, nodes: int, waited: float, limit: float) -> Literal["wait", "tell", "lose"]:
+def judge(
+    late: int, nodes: int, waited: float, launch: float, limit: float
+) -> Literal["wait", "tell", "lose"]:
     """Decide on ``late`` of ``nodes`` nodes that have not started their ranks (pure).
 
-    ``limit``: seconds after which nodes are lost that have no excuse but a shared cause.
+    ``launch``: seconds that a node has (``launch_limit``). ``limit``: seconds after which nodes are
+    lost that have no excuse but a shared cause.
     """
-    if not late or waited < LAUNCH:
+    if not late or waited < launch:
         return "wait"
-    if waited >= max(LAUNCH, limit) or (late == 1 and nodes > 1):
+    if waited >= max(launch, limit) or (late == 1 and nodes > 1):
         return "lose"
     return "tell"
 
@@ -50,25 +52,27 @@ class LaunchWatch:
         if self._excused():
             self._held = now
         waited = now - max(state.pace.epoch_since, self._held)
-        if waited < LAUNCH or world.all_started():
+        launch = state.config.launch_limit
+        if waited < launch or world.all_started():
             return
         late = {
             id(rank.node): rank.node
             for rank in world.by_rank.values()
             if not (rank.started or rank.exit or rank.node.gone)
         }
-        verdict = judge(len(late), len(world.places), waited, state.config.stall_limit)
+        verdict = judge(len(late), len(world.places), waited, launch, state.config.stall_limit)
         if verdict == "lose":
             for node in late.values():
                 why = f"did not start its ranks in {waited:.0f} s"
                 state.lose(node, why, shared=True)
         elif verdict == "tell" and self._told != world.epoch:
             self._told = world.epoch
-            limit = max(LAUNCH, state.config.stall_limit)
+            limit = max(launch, state.config.stall_limit)
             self._say(
                 f"{_names(late.values())} of {len(world.places)} nodes have not started their "
                 f"ranks after {waited:.0f} s: waiting for up to {limit:g} s. Look at what "
-                "they share: the file systems of the program and its interpreter"
+                "they share: the file systems of the program and its interpreter. If they are "
+                "only slow, raise launch_limit"
             )
 
 

@@ -30,7 +30,6 @@ BROKEN = 0.3  # s for a node whose connection broke to come back
 TURNED_AWAY = 2  # failed probes of a node that is well: there is a firewall between
 REBORN = 2.0  # s for a robust-task that died to be back
 AGAIN_REFUSED = 0.25
-MUTE = 10.0  # s of silence of a node whose kernel still answers
 SLEPT = 2.0  # s between two looks after which this process was stopped, or its machine paused
 SETTINGS: dict[Kind, str] = {"unreachable": "outage_wait", "mute": "stall_limit"}
 WINDOW = 1.0  # s over which ranks are inspected
@@ -192,7 +191,8 @@ class NodeWatch:
             node.ask_again = now + ASK_AGAIN
             if silent > LONG:
                 # After an outage its agent must have had time to connect anew.
-                mute = now - max(before, node.reachable_at) > max(MUTE, 4 * self._state.interval)
+                limit = max(self._state.config.mute_limit, 4 * self._state.interval)
+                mute = now - max(before, node.reachable_at) > limit
                 node.silence = Silence("mute", node.last_word, node.asked_at if mute else None)
         self._judge(now)
 

@@ -21,7 +21,7 @@ from srun_wrapper.command import steps
 from srun_wrapper.decide.exclusions import Bad, exclusions
 from srun_wrapper.protocol.messages import Finish
 from srun_wrapper.recover.slurm_wait import LONGEST, SlurmWait
-from srun_wrapper.recover.standby_request import SILENT, Outcome, Request, outcome
+from srun_wrapper.recover.standby_request import Outcome, Request, outcome
 from srun_wrapper.supervisor.aside import aside
 from srun_wrapper.supervisor.report import say
 from srun_wrapper.supervisor.roster import Node, Role
@@ -203,6 +203,7 @@ class Companions:
     def _review(self, chosen: dict[int, int], ready: Mapping[int, Node]) -> set[int]:
         """Places that need another request: the node of theirs did not come, or is silent."""
         now, lacking = time.monotonic(), set[int]()
+        limit = self._config.standby_start_limit
         joined = {n.companion: n for n in self._state.nodes.values() if n.companion}
         for number, place in list(chosen.items()):
             request, node = self._companions.get(number), joined.get(number)
@@ -214,7 +215,7 @@ class Companions:
                 continue
             elif request.outcome == "unfit":
                 self._note_unfit(request, "srun ended before robust-task reported")
-            elif request.outcome == "waiting" and node is None and request.silent(now):
+            elif request.outcome == "waiting" and node is None and request.silent(now, limit):
                 alone = sum(place == other for other in chosen.values()) == 1
                 if alone:  # it stays: which of two is first?
                     lacking.add(place)
@@ -234,20 +235,21 @@ class Companions:
 
     def _note_silent(self, request: Request, now: float) -> None:
         seconds = now - (request.runs_since or now)
-        what = f"no word of robust-task {seconds:.0f} s after Slurm had started it"
+        what = f"no word of robust-task {seconds:.0f} s after Slurm had started it "
+        what += "(if it is only slow, raise standby_start_limit)"
         self._unfit[request.node] = (request.job, what)
 
     def _dismiss(self, chosen: Mapping[int, int], ready: Mapping[int, Node]) -> None:
         """Send away the requests that brought no node; a new failure may still need them."""
-        state, now = self._state, time.monotonic()
+        state, now, limit = self._state, time.monotonic(), self._config.standby_start_limit
         for number, place in chosen.items():
             node, request = ready.get(place), self._companions.get(number)
             if node is not None and node.companion == number:
                 self._unfit.pop(node.name, None)  # it was only slow
                 continue
-            if node is not None and request is not None and request.silent(now):
+            if node is not None and request is not None and request.silent(now, limit):
                 other = self._companions.get(node.companion)
-                if other is not None and now - other.since < SILENT:  # nothing delays both
+                if other is not None and now - other.since < limit:  # nothing delays both
                     self._unreported.add(request.node)
             if node is None and request is not None and state.failures and not state.signalled:
                 request.used = False  # it keeps its turn

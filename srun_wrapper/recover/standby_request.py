@@ -10,7 +10,6 @@ from typing import Literal
 
 from robust_slurm.slurm import Allotted
 
-SILENT = 5.0  # s for robust-task to report once Slurm runs it on a node
 NO_ANSWER = 4.0  # s; an srun that was refused ends sooner, one without slurmctld later
 NOT_LAUNCHED = "JobLaunchFailure"
 """Slurm's reason when nobody took the allocation; now and then also for a task that was killed."""
@@ -44,9 +43,9 @@ class Request:
         """Its srun has, and none follows."""
         return self.process is not None and self.process.returncode is not None and not self.prefer
 
-    def silent(self, now: float) -> bool:
+    def silent(self, now: float, limit: float) -> bool:
         """True if robust-task should have reported by now; the caller knows that it did not."""
-        return self.runs_since is not None and now - self.runs_since >= SILENT
+        return self.runs_since is not None and now - self.runs_since >= limit
 
     def look(self, jobs: Sequence[Allotted], now: float) -> Allotted | None:
         """Take over what Slurm knows of the request; returns its job."""

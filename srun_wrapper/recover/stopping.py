@@ -13,8 +13,6 @@ from srun_wrapper.supervisor.report import say
 from srun_wrapper.supervisor.roster import Node
 from srun_wrapper.supervisor.state import JobState
 
-STOP_MARGIN = 12.0  # s over all stages for a node to end its ranks
-
 
 class Stopping:
     """Ends ranks; ``stalls`` stops the clock while a shared file system does not answer."""
@@ -28,7 +26,7 @@ class Stopping:
         """Wait until all ranks are gone, or ``over()``. A node that cannot end them is lost."""
         state = self._state
         epoch, grace = state.world.epoch, state.config.stop_grace
-        most = grace + 2 * ABORTING + state.config.stop_work_limit + STOP_MARGIN
+        most = grace + 2 * ABORTING + state.config.stop_work_limit + state.config.stop_margin
         for node in nodes:
             self._bus.send(node, Stop(epoch, grace))
         done = await self._stalls.until(

@@ -50,9 +50,7 @@ from srun_wrapper.supervisor.roster import Node, Role, World, first_places
 from srun_wrapper.supervisor.state import ENDING, JobState
 from srun_wrapper.supervisor.topology import Topology
 
-ALL_HELLO = 60.0  # s between the first and the last shim's report
 NOTHING_RAN = 1.0  # s for shims to end that have had no rank; others may not even have started
-ROSTER_EVERY = 2.0
 BAD_SIZE = 2  # exit code, as for other bad input
 FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)
 TERMINATING = (signal.SIGINT, signal.SIGTERM)
@@ -222,7 +220,7 @@ class Supervisor:
             wanted = next(iter(state.nodes.values())).hello.step_nodes if state.nodes else 1
             return len(state.nodes) >= wanted or self.step.ended or state.signalled > 0
 
-        await state.until(complete, ALL_HELLO)
+        await state.until(complete, self.config.task_start_limit)
         if self.step.ended:
             code = self.step.code or 1
             say(f"srun could not start the step (exit code {code}); its message is above")
@@ -231,10 +229,12 @@ class Supervisor:
         plan = self.launch.plan
         needed = plan.active_nodes - plan.short if plan.active_nodes is not None else wanted
         if len(state.nodes) < needed and not state.signalled:
+            limit = self.config.task_start_limit
             say(
                 f"{wanted - len(state.nodes)} of {wanted} nodes did not start robust-task within "
-                f"{ALL_HELLO:g} s, {needed} are needed; look at slurmd's log on the nodes missing "
-                f"from: {', '.join(n.name for n in state.nodes.values())}"
+                f"{limit:g} s, {needed} are needed; if they are only slow, raise task_start_limit, "
+                "else look at slurmd's log on the nodes missing from: "
+                f"{', '.join(n.name for n in state.nodes.values())}"
             )
             return ladder.NOTHING_LEFT
         return None
@@ -442,7 +442,7 @@ class Supervisor:
 
     def _update_roster(self, now: float) -> None:
         if now >= self._next_roster:
-            self._next_roster = now + ROSTER_EVERY
+            self._next_roster = now + self.config.roster_interval
             self.write_roster()
 
     def write_roster(self) -> None:

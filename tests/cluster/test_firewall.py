@@ -12,9 +12,11 @@ from conftest import LabFactory
 from holds import connection_of, firewall, shims, tasks
 from jobs import Training, check_incident, reference, start
 
+from robust_slurm.config import Config
 from srun_wrapper.agent.silence import LOST_HOST
-from srun_wrapper.detect.watch import MUTE
 from tests.waiting import until
+
+MUTE = Config().mute_limit
 
 
 def behind_firewall(training: Training, node: str) -> None:
