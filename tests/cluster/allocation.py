@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from waiting import until
+
 from lab import Cluster
-from tests.waiting import until
 
 TOOLS = ("srun", "robust-srun")
 NODES = 3

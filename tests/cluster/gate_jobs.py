@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gate_lab import GateLab
+from waiting import until
 
 from health.node.system import Event
-from tests.waiting import until
 
 # Ends when the test has put into place what the user wants to say.
 WAITS = """#!/bin/sh

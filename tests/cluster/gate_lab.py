@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from admin_prefix import make_prefix
+from waiting import until
+
 from health.history import events
 from health.node.system import Event
 from lab import Cluster
 from robust_slurm import commands
-from tests.admin_prefix import make_prefix
-from tests.waiting import until
 
 SCHEDULER = "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
 FREE = (frozenset({"IDLE"}), "")  # a node in service, without a reason

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from waiting import until
+
 from lab import Lab
-from tests.waiting import until
 
 GPUS = "/sys/bus/pci/devices"
 BUSES = ["1b", "43", "52", "61", "9d", "c3", "d1", "df"]

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from waiting import until
+
 from lab import Lab, LabError
 from lab.ranks import Process, scan
 from robust_slurm.ledger import WITHDRAWN
 from srun_wrapper.decide.incident import PHASES
-from tests.waiting import until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOY = Path(__file__).with_name("toy.py")

@@ -9,11 +9,11 @@ import time
 from typing import Any
 
 from jobs import REPOSITORY
+from waiting import until
 
 from health.history import events
 from health.node.system import Event
 from lab import Cluster
-from tests.waiting import until
 
 
 class Pool:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support" / "active"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fake_test_worker import SILENT, Spoken, connect, introduce, passed, work

@@ -1,0 +1,125 @@
+"""DDP under robust-srun: what was saved in memory survives ranks, nodes and bad copies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ckpt_jobs import Copy, Undisturbed, undisturbed
+from conftest import LabFactory
+from torch_forks import TorchForks
+from waiting import until
+
+from lab import Cluster
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def ddp(torch_forks: TorchForks, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    directory = tmp_path_factory.mktemp("ddp")
+    ballast = "--ballast=100000"  # bytes; a snapshot is three times that
+    return undisturbed(torch_forks, "ckpt_ddp.py", directory, 2, 16, ballast)
+
+
+def test_ranks_killed_three_times_in_a_row(lab: Cluster, ddp: Undisturbed) -> None:
+    """… and at the end the last step is on disk, where torch's own tools can load it."""
+    training = ddp.job(lab)
+    kills = "1:5:1,2:5:0,3:11:1"  # in the first step of a pass, there again, and within a pass
+    training.start("", f"--kill={kills}", sbatch=["-N2", "--ntasks-per-node=1"])
+    training.check_ended()
+    assert training.resumed() == [0, 4, 4, 10], training.story()
+    for record in training.check_lost(3):
+        assert (record["symptom"], record["action"]) == ("crash", "restart")
+        assert record["restored"], record
+    assert training.says("^robust-srun: checkpoints: every step in memory"), training.out()
+    loaded = load_with_dcp(training.directory / f"step-{ddp.steps:08d}")
+    weight = loaded["model.0.weight"]
+    assert weight.shape == (16, 8) and bool((weight != 0).all())
+
+
+def load_with_dcp(directory: Path) -> dict[str, torch.Tensor]:
+    """The model's tensors, by torch.distributed.checkpoint and without us."""
+    from torch.distributed import checkpoint
+
+    metadata = checkpoint.FileSystemReader(directory).read_metadata()
+    state = {
+        name: torch.zeros(about.size, dtype=about.properties.dtype)
+        for name, about in metadata.state_dict_metadata.items()
+        if name.startswith("model.")
+    }
+    checkpoint.load(state, checkpoint_id=directory, no_dist=True)
+    return state
+
+
+def test_bad_copies_in_memory(lab: Cluster, ddp: Undisturbed) -> None:
+    """A flipped bit is noticed: the replica serves; both copies bad: the step before serves."""
+    training = ddp.job(lab)
+    options = "--hold=1:6,2:11"
+    training.start("", options, sbatch=["-N2", "--ntasks-per-node=1"], durable=False)
+    training.wait_held(1, 6)
+    training.wait_replicas(5)
+    flip_a_bit(training.wait_copy("own", 1, 5))
+    training.kill(ddp.program, rank=0)
+    training.wait_held(2, 11)
+    training.wait_replicas(10)
+    flip_a_bit(training.wait_copy("own", 0, 10))
+    tear(training.wait_copy("replica", 0, 10))
+    training.kill(ddp.program, rank=1)
+    training.check_ended()
+    assert training.resumed() == [0, 5, 9], training.story()
+    flipped, torn = training.check_lost(2)
+    assert (flipped["lost_steps"], torn["lost_steps"]) == (0, 1)
+    passed = [(e["owner"], e["step"], e["why"]) for e in training.events("passed_over")]
+    first = [why for owner, step, why in passed if (owner, step) == (1, 5)]
+    second = [why for owner, step, why in passed if (owner, step) == (0, 10)]
+    assert len(first) == 1 and "differs from its digest" in first[0], passed
+    assert len(second) == 2, passed
+
+
+def flip_a_bit(copy: Copy) -> None:
+    """In the last tensor of the file."""
+    with copy.path.open("r+b") as file:
+        at = file.seek(-3, 2)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 0x10]))
+
+
+def tear(copy: Copy) -> None:
+    """As if it were still being written."""
+    with copy.path.open("r+b") as file:
+        file.write(bytes(8))
+
+
+def test_nodes_lost_amid_the_transfer_of_a_replica(new_lab: LabFactory, ddp: Undisturbed) -> None:
+    """A spare, then a companion takes the ranks; the replica on its way is not used."""
+    lab = new_lab(nodes=3, standby=1)
+    training = ddp.job(lab)
+    # Most of a step is then the transfer of its replica.
+    robust = "--robust-spares=1 --robust-checkpoint-bandwidth=0.3"
+    training.start(robust, sbatch=["-N3", "--ntasks-per-node=1"], durable=False)
+    training.wait_saved(4)
+    until(
+        lambda: any(c.kind == "replica" and c.step is None for c in training.copies()), "transfer"
+    )
+    lab.crash("n2")
+    training.wait_saved(9, epoch=2)
+    lab.crash("n3")
+    training.check_ended()
+    spare, companion = training.check_lost(2)
+    assert (spare["action"], spare["swaps"]) == ("swap_spare", [["n2", "n3"]])
+    assert (companion["action"], companion["swaps"]) == ("swap_companion", [["n3", "s1"]])
+
+
+def test_a_slow_link_slows_training_only_until_fewer_steps_are_saved(
+    lab: Cluster, ddp: Undisturbed
+) -> None:
+    training = ddp.job(lab)
+    # About 2 s for each replica.
+    slow = "--robust-checkpoint-bandwidth=0.1 --robust-checkpoint-overhead=3"
+    training.start(slow, "--kill=1:15:1", sbatch=["-N2", "--ntasks-per-node=1"])
+    training.check_ended()
+    every = r"^robust-srun: checkpoints: in memory every \d+\w\w step \(rank \d: a snapshot and"
+    assert training.says(every), training.out()
+    assert training.resumed()[1] <= 14, training.story()

@@ -1,0 +1,87 @@
+"""Active tests in epilog and sweep beside a real slurmctld, with a fake interpreter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from gate_jobs import begin, finish, of
+from gate_lab import FREE, GateLab, gate_lab
+from waiting import until
+
+WRONG = {
+    "status": "FAIL", "class": "node", "check": "active-gemm-wrong", "device": "gpu1",
+    "evidence": "2 of 9 products differ", "action": "service",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[GateLab]:
+    with gate_lab(nodes=2) as site:
+        yield site
+
+
+@pytest.fixture
+def site(made: GateLab) -> Iterator[GateLab]:
+    yield made
+    made.mend()
+
+
+def interpreter(site: GateLab, *rows: Any, before: str = "") -> None:
+    """One that does not test, but says so; and settings with it."""
+    ran = [{"test": name} for name in ("bitwise", "gemm", "memory", "links", "local")]
+    cleared = [] if rows else ["n"]
+    answer = json.dumps({"findings": {"n": rows}, "cleared": cleared, "measured": ran})
+    path = site.etc.parent / "python"
+    fresh = path.with_suffix(".new")
+    fresh.write_text(f"#!/bin/sh\n{before}\necho '{answer}'\nexit {int(bool(rows))}\n")
+    fresh.chmod(0o755)
+    fresh.rename(path)
+    site.settings(more=f'[active]\npython = "{path}"\nundrain = "quick"\n')
+
+
+def accused(site: GateLab, node: str) -> int:
+    job = begin(site, node)
+    site.accuse(node, job)
+    finish(site, job)
+    return job
+
+
+def test_slurm_gives_the_node_to_nobody_during_an_epilog(site: GateLab) -> None:
+    interpreter(site)
+    job = accused(site, "n1")
+    (event,) = of(site, "n1", job, "active-run")
+    assert (event.data["result"], event.data["why"]) == ("passed", "accusation")
+    assert site.node("n1") == FREE
+
+
+def test_wrong_arithmetic_drains_and_stays_until_it_passes(site: GateLab) -> None:
+    interpreter(site, WRONG)
+    job = accused(site, "n1")
+    assert site.reason("n1") == f"robust:node:active-gemm-wrong:gpu1:service:job{job}"
+    site.repaired("n1")
+    site.sweep("n1")
+    assert site.reason("n1"), "it was said to be repaired, and fails again"
+    interpreter(site)
+    site.repaired("n1")
+    site.sweep("n1")
+    site.wait_node("n1", *FREE)
+
+
+def test_a_job_that_comes_is_not_kept_waiting_by_a_test(site: GateLab) -> None:
+    interpreter(site, before="exit 7")
+    job = accused(site, "n2")
+    (event,) = of(site, "n2", job, "active-run")
+    assert event.data["result"] == "owed"
+    pids = site.etc.parent / "pids"
+    interpreter(site, WRONG, before=f"setsid sleep 300 & echo $! >> {pids}; wait")
+    stub = ["env", "-i", "SLURMD_NODENAME=n2", str(site.etc / "healthcheck")]
+    with site.lab.popen("n2", stub, user=False, cwd="/", stderr=subprocess.PIPE) as sweep:
+        until(pids.exists, "the sweep tests", 20)
+        site.run("n2")  # its prolog finds nothing in the way, and it does well
+        assert sweep.wait(30) == 0
+    assert not any("sleep 300" in words for _, words in site.processes("n2"))
+    assert site.node("n2") == FREE and len(site.local("n2", "active-run")) == 1, "still owed"

@@ -1,0 +1,103 @@
+"""The epilog on a real Slurm: what jobs leave behind, and what they say against a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from gate_lab import FREE, GateLab, gate_lab
+from waiting import until
+
+# A process that Slurm loses sight of, as without cgroups: a daemon; and a file in memory.
+LEAVES = """#!/bin/sh
+setsid sh -c 'setsid sleep {mark} & exit 0' </dev/null >/dev/null 2>&1
+echo x > /dev/shm/left-$SLURM_JOB_ID
+"""
+STAYS = """#!/bin/sh
+echo x > /dev/shm/mine-$SLURM_JOB_ID
+sleep {mark} &
+touch $HOME/{mark}.started
+while [ ! -e $HOME/{mark}.end ]; do sleep 0.05; done
+kill $!
+"""
+HANGS = """#!/bin/sh
+setsid sh -c 'setsid stat {path} & exit 0' </dev/null >/dev/null 2>&1
+sleep 0.2
+"""
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[GateLab]:
+    with gate_lab(nodes=2) as site:
+        yield site
+
+
+@pytest.fixture
+def site(made: GateLab) -> Iterator[GateLab]:
+    made.settings()
+    yield made
+    made.mend()
+
+
+def running(site: GateLab, node: str, mark: str) -> bool:
+    return any(argv.endswith(mark) for _, argv in site.processes(node))
+
+
+def in_memory(site: GateLab, node: str) -> list[str]:
+    return site.lab.exec(node, ["ls", "/dev/shm"], user=False, check=True).stdout.split()
+
+
+# -- leftovers
+
+
+def test_leftovers_are_cleared(site: GateLab) -> None:
+    job = site.run("n1", script=LEAVES.format(mark="1001"))
+    assert not running(site, "n1", "1001")
+    assert in_memory(site, "n1") == []
+    assert site.node("n1") == FREE
+    (cleared,) = [event for event in site.local("n1", "cleared") if event.data["job"] == job]
+    assert (cleared.data["ended"], cleared.data["removed"]) == (1, 1)
+
+
+def test_a_service_and_a_login_of_the_same_user_go_on(site: GateLab) -> None:
+    """The service was started by no job; the login is a shell that Slurm did not start."""
+    daemon = "(setsid sleep 1004 </dev/null >/dev/null 2>&1 &)"
+    site.lab.exec("n1", ["sh", "-c", daemon], check=True)
+    login = site.lab.popen("n1", ["sleep", "1005"])
+    try:
+        for mode, service in (("job", True), ("user", False)):
+            site.settings(more=f'[epilog]\nleftovers = "{mode}"\n')
+            site.run("n1", script=LEAVES.format(mark="1006"))
+            there = [running(site, "n1", mark) for mark in ("1004", "1005", "1006")]
+            assert there == [service, True, False], mode
+    finally:
+        login.kill()
+        login.wait()
+
+
+def test_another_job_of_the_same_user_goes_on(site: GateLab) -> None:
+    stays = site.submit("-wn1", script=STAYS.format(mark="1002"))
+    until((site.lab.shared / "1002.started").exists, "the job that stays")
+    site.run("n1", script=LEAVES.format(mark="1003"))
+    assert running(site, "n1", "1002")
+    assert f"mine-{stays}" in in_memory(site, "n1")
+    (site.lab.shared / "1002.end").touch()
+    assert site.ended(stays)["JobState"] == "COMPLETED"
+    # Once the user is gone from the node, all of it is.
+    assert not running(site, "n1", "1003")
+    assert in_memory(site, "n1") == []
+
+
+def test_what_cannot_be_killed_drains(site: GateLab) -> None:
+    site.settings(
+        'disabled = ["mounts"]\nepilog_deadline = 8.0'
+    )  # else the stale mount itself would close the gate
+    site.lab.stale_mount("n1")
+    job = site.submit("-wn1", script=HANGS.format(path=site.lab.scratch))
+    site.wait_reason("n1", f"robust:user:leftover-processes-stuck:-:none:job{job}", 40)
+    assert running(site, "n1", f"stat {site.lab.scratch}")
+    until(lambda: not site.completing(job), "its epilog", 40)
+    site.lab.heal("n1")
+    until(lambda: not running(site, "n1", f"stat {site.lab.scratch}"), "its end")
+    site.sweep("n1")
+    site.wait_node("n1", *FREE)

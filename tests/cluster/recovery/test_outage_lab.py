@@ -1,0 +1,77 @@
+"""Outages that hit many nodes at once, and jobs that slept: a shared cause, no bad nodes."""
+
+from __future__ import annotations
+
+import time
+
+from conftest import LabFactory
+from jobs import Training, check_incident, start
+from waiting import until
+
+from lab import Cluster
+
+
+def outage(lab: Cluster, nodes: list[str], seconds: float) -> None:
+    """The links of these nodes are down for so long."""
+    for node in nodes:
+        lab.partition(node)
+    time.sleep(seconds)
+    for node in nodes:
+        lab.ask("heal", node=node)
+
+
+def undisturbed(training: Training) -> None:
+    """It ended well, where it began, and nobody was blamed."""
+    training.check_done()
+    assert not training.accusations(), training.story()
+    assert all(node["role"] != "dead" for node in training.rosters()[-1]["nodes"])
+    assert not any(record["swaps"] for record in training.incidents()), training.story()
+
+
+def test_a_short_outage_of_the_batch_host_costs_nobody(new_lab: LabFactory) -> None:
+    lab = new_lab(nodes=4)
+    training = start(lab, 4, steps=200)
+    training.wait_step(8)
+    outage(lab, ["n1"], 2.0)
+    undisturbed(training)
+
+
+def test_nodes_that_stay_unreachable_are_replaced_without_a_report(new_lab: LabFactory) -> None:
+    lab = new_lab(nodes=4, standby=0)
+    training = start(lab, 4, robust="--robust-outage-wait=3", steps=3000)
+    training.wait_step(8)
+    for node in ("n2", "n3", "n4"):
+        lab.crash(node)
+    training.until(training.incidents, "incident")
+    found = training.incidents()[0]
+    check_incident(found, symptom="node_lost", cause="shared", suspects=[], action="requeue")
+    assert found["phases"]["detect"] > 2.5
+    assert training.says(r"^robust-srun: n\[2-4\] .* waiting up to 3 s "), training.story()
+    assert training.says(r"^robust-srun: n\[2-4\] still silent after .* not reported as bad")
+    assert not training.accusations()
+    until(lambda: lab.job(training.job)["Restarts"] == "1", "requeue")
+    assert lab.job(training.job)["ExcNodeList"] in ("", "(null)")
+
+
+def test_a_lost_node_that_answers_before_it_is_replaced_is_taken_back(new_lab: LabFactory) -> None:
+    lab = new_lab(nodes=3)
+    hog = lab.sbatch("#!/bin/sh\nexec sleep 600\n", ["-p", "standby", "--exclusive"])
+    lab.wait_job(hog, "RUNNING")
+    training = start(lab, 3, steps=200)
+    training.wait_step(8)
+    lab.partition("n2")
+    training.until(lambda: training.events("failure"), "loss of n2")
+    lab.ask("heal", node="n2")
+    undisturbed(training)
+    training.only_incident(symptom="node_lost", cause="transient", action="restart", swaps=[])
+
+
+def test_a_job_that_was_suspended_goes_on(new_lab: LabFactory) -> None:
+    lab = new_lab(nodes=3)
+    training = start(lab, 3, steps=150)
+    training.wait_step(8)
+    for what, pause in (("suspend", 12.0), ("resume", 0.0)):
+        lab.exec("head", ["scontrol", what, str(training.job)], user=False, check=True)
+        time.sleep(pause)
+    undisturbed(training)
+    assert not training.incidents(), training.story()

@@ -1,0 +1,418 @@
+"""Draining the own node: the breaker's limits, others' reasons, dead ledgers, dead Slurm."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_slurm import FakeSlurm
+from fake_system import FakeSystem, context
+from places import REPOSITORY
+
+from health.gate import act
+from health.gate.act import PLACES, Drainer, Outcome, drain_event, open_door
+from health.gate.breaker import Drain
+from health.gate.reserve import fleet_size, parse, refused_lately, reserve
+from health.node import rootfiles
+from health.node.system import Event
+from health.settings import Settings, defaults
+
+REASON = "robust:node:xid-119:gpu3:reboot:job7"
+ELSEWHERE = "robust:node:xid-119:gpu0:none:job1"
+MILD = "robust:user:leftover-processes:-:clear-leftovers:job6"
+
+
+class Site:
+    """A cluster of four nodes with a shared ledger."""
+
+    def __init__(self, path: Path) -> None:
+        self.slurm = FakeSlurm(path / "slurm", "n1", "n2", "n3", "n4")
+        self.state = path / "state"
+        (self.state / "nodes").mkdir(parents=True)
+        self.conf = path / "slurm.conf"
+        self.conf.write_text("NodeName=n[1-4]\n")
+        self.pauses: list[float] = []
+
+    def settings(self, ledger: bool = True, **breaker: float) -> Settings:
+        base = defaults(())
+        limits = {"max_nodes": 5, "max_percent": 50.0, "max_per_job": 2, **breaker}
+        return base._replace(
+            gate={**base.gate, "slurm_bin": str(self.slurm.bin), "scontrol_deadline": 5.0},
+            breaker={**base.breaker, **limits},
+            state_dir=str(self.state) if ledger else "",
+        )
+
+    def drain(
+        self,
+        node: str = "n1",
+        job: int = 7,
+        reason: str = REASON,
+        ledger: bool = True,
+        history: tuple[Event, ...] = (),
+        seconds: float = 20.0,
+        **breaker: float,
+    ) -> Outcome:
+        known = context(node=node, job=job, SLURM_CONF=str(self.conf))
+        system = FakeSystem(
+            files={str(self.conf): self.conf.read_text()}, context=known, history=history
+        )
+        settings = self.settings(ledger, **breaker)
+        until = time.monotonic() + seconds
+        return Drainer(settings, system, until, pause=self.pauses.append).drain(reason)
+
+    def reserved(self) -> list[str]:
+        path = self.state / "nodes" / "drains.jsonl"
+        raw = path.read_bytes() if path.exists() else b""
+        return [drain.node for drain in parse(rootfiles.records(raw))]
+
+
+@pytest.fixture(autouse=True)
+def own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The door to Slurm sets this process's PATH."""
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that does other things too."""
+    monkeypatch.setattr(act, "LEDGER_S", 20.0)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+# -- with the ledger --------------------------------------------------------------------------
+
+
+def test_a_drain_is_reserved_and_placed(site: Site) -> None:
+    assert site.drain() == Outcome(drained=True)
+    assert site.slurm.node()["reason"] == REASON
+    assert site.slurm.drained == ["n1"]
+    assert site.reserved() == ["n1"]
+
+
+def test_an_administrators_reason_is_kept(site: Site) -> None:
+    site.slurm.set(state="IDLE+DRAIN", reason="replace the fan")
+    outcome = site.drain()
+    assert outcome == Outcome(kept="replace the fan")
+    assert site.slurm.orders == [] and site.reserved() == []
+
+
+def test_an_administrator_who_is_quicker_by_a_moment(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*args: Any) -> Any:
+        decision = reserve(*args)
+        site.slurm.set(state="IDLE+DRAIN", reason="replace the fan")
+        return decision
+
+    monkeypatch.setattr(act, "reserve", late)
+    assert site.drain() == Outcome(kept="replace the fan")
+    assert site.slurm.node()["reason"] == "replace the fan"
+    assert site.reserved() == []  # it did not count
+
+
+def test_a_slurm_conf_that_does_not_answer_costs_the_reservation(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(act, "LEDGER_S", 0.3)
+    monkeypatch.setattr(act, "fleet_size", lambda system: time.sleep(60))
+    began = time.monotonic()
+    outcome = site.drain()
+    assert outcome.drained and "no answer in 0.3 s" in outcome.note
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(("old", "new", "wins"), [(MILD, REASON, REASON), (REASON, MILD, REASON)])
+def test_of_our_own_reasons_the_harder_one_stands(
+    site: Site, old: str, new: str, wins: str
+) -> None:
+    site.slurm.set(state="IDLE+DRAIN", reason=old)
+    assert site.drain(reason=new) == Outcome(drained=True, stood=wins == old)
+    assert site.slurm.node()["reason"] == wins
+    assert site.reserved() == []  # the node was out already
+
+
+def test_a_person_who_edited_our_reason_owns_it(site: Site) -> None:
+    edited = f"{REASON} ticket 4711"
+    site.slurm.set(state="IDLE+DRAIN", reason=edited)
+    assert site.drain().kept == edited
+
+
+def test_the_breaker_holds(site: Site) -> None:
+    for number in (1, 2):
+        assert site.drain(f"n{number}", job=number).drained
+    outcome = site.drain("n3", job=3)
+    assert "2 other nodes were drained" in outcome.bound and "50 % of 4" in outcome.bound
+    assert not outcome.drained and "NOT drained" in str(outcome)
+    assert site.slurm.drained == ["n1", "n2"]
+    assert site.drain("n2", job=9).drained  # out already
+
+
+HARD = "robust:node:xid-79:gpu3:reboot:job0"
+HUNG = "robust:node:mount-hung:/home:none:job0"
+
+
+def test_a_dead_file_system_uses_up_nothing_that_broken_nodes_need(site: Site) -> None:
+    one = {"max_nodes": 1.0, "max_percent": 100.0, "standing_percent": 50.0}
+    assert site.drain("n1", job=0, reason=HUNG, **one).drained
+    refused = site.drain("n2", job=0, reason=HUNG, **one)
+    assert "1 other node was drained automatically for mounts in" in refused.bound
+    assert site.drain("n2", job=0, reason=HARD, **one).drained
+    assert site.drain("n3", job=0, reason=REASON, **one).drained, "a cause of its own"
+
+
+def test_drains_that_stand_are_counted_whenever_they_were_made(site: Site) -> None:
+    day = time.time() - 86400.0
+    for name in ("n1", "n2"):
+        site.slurm.set(name, state="IDLE+DRAIN", reason=HUNG, time=day)
+    limits = {"max_nodes": 1.0, "max_percent": 100.0, "standing_percent": 50.0}
+    outcome = site.drain("n3", job=0, reason=HUNG, **limits)
+    assert outcome.bound == "2 other nodes stand drained automatically, the limit is 2 of 4"
+    assert site.slurm.drained == ["n1", "n2"] and site.reserved() == []
+    asked = len(site.slurm.calls)
+    assert site.drain("n4", job=0, reason=HUNG, **limits).bound == outcome.bound
+    assert len(site.slurm.calls) == asked + 1, "nobody asks for all nodes again at once"
+    assert site.drain("n4", job=0, reason=HARD, **limits).drained
+
+
+def test_drains_that_slurm_does_not_show_yet_count_as_standing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"max_nodes": 4.0, "max_percent": 50.0, "standing_percent": 50.0}
+    assert site.drain("n1", job=0, reason=HUNG, **limits).drained
+    assert site.drain("n2", job=0, reason=REASON, **limits).drained
+    for name in ("n1", "n2"):
+        site.slurm.set(name, state="IDLE", reason="")
+    assert "2 other nodes stand" in site.drain("n3", job=0, reason=HUNG, **limits).bound
+
+
+def test_what_was_refused_is_kept_once(site: Site) -> None:
+    one = {"max_nodes": 1.0, "max_percent": 100.0}
+    assert site.drain("n1", job=0, reason=HUNG, **one).drained
+    for _ in range(3):
+        assert site.drain("n2", job=0, reason=HUNG, **one).bound
+    (refused,) = refused_lately(str(site.state), time.time() - 60)
+    assert (refused.node, refused.reason) == ("n2", HUNG)
+    assert "the limit is 1" in refused.why
+    assert refused_lately(str(site.state), time.time() + 60) == []
+    assert site.reserved() == ["n1"]
+
+
+def test_one_job_cannot_walk_through_the_cluster(site: Site) -> None:
+    many = {"max_percent": 100.0}
+    assert site.drain("n1", job=7, **many).drained
+    assert site.drain("n2", job=7, **many).drained
+    assert "for job 7" in site.drain("n3", job=7, **many).bound
+    assert site.drain("n3", job=8, **many).drained
+
+
+def test_gates_that_fail_at_once_reserve_one_after_another(site: Site) -> None:
+    code = (
+        "import sys; sys.path[:0] = sys.argv[3:]\n"
+        "from health.gate.reserve import reserve\n"
+        "from health.gate.breaker import Drain, Limits\n"
+        "own = Drain(1000.0, sys.argv[2], 0)\n"
+        "print(reserve(sys.argv[1], own, Limits(3, 100.0, 60.0, 2), 0).allowed)\n"
+    )
+    here = [str(REPOSITORY)]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(site.state), f"n{number}", *here],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(8)
+    ]
+    said = [process.communicate(timeout=60)[0].strip() for process in running]
+    assert sorted(said) == ["False"] * 5 + ["True"] * 3
+    assert len(site.reserved()) == 3
+
+
+def test_the_fleet_is_what_slurm_conf_names(site: Site) -> None:
+    text = "Include nodes.conf\nNodeName=DEFAULT CPUs=4\nNodeName=a[01-10],b State=UNKNOWN\n"
+    files = {"/c/slurm.conf": text, "/c/nodes.conf": "NodeName=x[1-2]y[1-3] # more\nNodeName=a01\n"}
+    known = context(SLURM_CONF="/c/slurm.conf")
+    assert fleet_size(FakeSystem(files=dict(files), context=known)) == 17
+    assert fleet_size(FakeSystem(context=known)) == 0
+    broken = {"/c/slurm.conf": "NodeName=a[1-\n"}
+    assert fleet_size(FakeSystem(files=dict(broken), context=known)) == 0
+
+
+def test_records_that_are_none_are_left_out() -> None:
+    one = Drain(1.0, "n1", 2)
+    junk: list[dict[str, Any]] = [
+        {},
+        {"time": "1", "node": "n1", "job": 2},
+        {"time": True, "node": "n1", "job": 2},
+        {"time": float("inf"), "node": "n1", "job": 2},
+        {"time": 1.0, "node": ["n1"], "job": 2},
+        {"time": 1.0, "node": "n1", "job": None},
+    ]
+    assert parse([*junk, one._asdict()]) == [one]
+    assert parse([one._asdict(), {**one._asdict(), "withdrawn": True}]) == []
+    assert parse([{**one._asdict(), "withdrawn": True}, one._asdict()]) == [one]
+
+
+def test_a_long_ledger_is_cut(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    from health.gate import fleet_file
+    from health.gate.breaker import Limits
+
+    monkeypatch.setattr(fleet_file, "LOOK_BACK", 2000)
+    limits = Limits(10**6, 100.0, 1.0, 10**6)
+    for number in range(200):
+        assert reserve(str(site.state), Drain(float(number), f"n{number}", 0), limits, 0).allowed
+    assert (site.state / "nodes" / "drains.jsonl").stat().st_size < 5000
+    assert site.reserved()[-1] == "n199"
+
+
+# -- without it -------------------------------------------------------------------------------
+
+
+def test_slurms_own_records_stand_in_for_the_ledger(site: Site) -> None:
+    outcome = site.drain(ledger=False)
+    assert outcome.drained and outcome.note == "no state_dir is set"
+    assert site.pauses == [1.0]
+    shows = [call for call in site.slurm.calls if call[-1] == "node"]
+    assert len(shows) == 2  # before and after
+
+
+def test_a_dead_ledger_is_as_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(act, "LEDGER_S", 1.5)
+    held = rootfiles.lock(rootfiles.open_dir(str(site.state / "nodes")), "drains.lock")
+    assert held
+    outcome = site.drain()
+    assert outcome.drained and "no answer in 1.5 s" in outcome.note
+
+
+def test_a_ledger_of_somebody_else_is_as_none(site: Site) -> None:
+    (site.state / "nodes").chmod(0o777)
+    outcome = site.drain()
+    assert outcome.drained and "can be written by others" in outcome.note
+
+
+def test_the_breaker_counts_drains_that_slurm_shows(site: Site) -> None:
+    site.slurm.set("n2", state="IDLE+DRAIN", reason=ELSEWHERE)
+    site.slurm.set("n3", state="IDLE+DRAIN", reason="by hand")
+    assert site.drain("n1", ledger=False).drained
+    outcome = site.drain("n4", job=9, ledger=False)
+    assert "2 other nodes" in outcome.bound and site.slurm.node("n4")["state"] == "IDLE"
+    site.slurm.set("n2", state="IDLE+DRAIN", reason=ELSEWHERE, time=time.time() - 7200)
+    refused = site.drain("n4", job=9, ledger=False)  # out of the window, and still there
+    assert "2 other nodes stand drained automatically, the limit is 2 of 4" in refused.bound
+    assert site.drain("n4", job=9, ledger=False, standing_percent=100.0).drained
+
+
+def test_what_users_left_elsewhere_does_not_use_up_the_limit(site: Site) -> None:
+    for name in ("n2", "n3"):
+        site.slurm.set(name, state="IDLE+DRAIN", reason="robust:user:disk-full:/tmp:none:job1")
+    assert site.drain("n1", ledger=False).drained
+
+
+def test_one_drain_too_many_is_taken_back(site: Site) -> None:
+    """Another gate looked at the same moment and drained first."""
+    real = site.pauses.append
+
+    def meanwhile(seconds: float) -> None:
+        real(seconds)
+        site.slurm.set("n2", state="IDLE+DRAIN", reason=ELSEWHERE, time=time.time() - 5)
+
+    known = context(node="n1", job=7)
+    settings = site.settings(False, max_nodes=1)
+    drainer = Drainer(settings, FakeSystem(context=known), time.monotonic() + 20, pause=meanwhile)
+    outcome = drainer.drain(REASON)
+    assert "the limit is 1" in outcome.bound
+    assert site.slurm.drained == ["n2"]
+
+
+# -- without Slurm ----------------------------------------------------------------------------
+
+
+def test_a_dead_slurm_is_said_and_counts(site: Site) -> None:
+    site.slurm.die()
+    outcome = site.drain()
+    assert not outcome.drained and not outcome.bound and "unreachable" in outcome.error
+    assert site.reserved() == ["n1"]  # Slurm will drain it: the gate ends with 1
+
+
+def test_the_breaker_holds_without_slurm_too(site: Site) -> None:
+    for number in (1, 2):
+        assert site.drain(f"n{number}", job=number).drained
+    site.slurm.die()
+    assert "2 other nodes" in site.drain("n3", job=3).bound
+
+
+def test_without_anything_its_own_memory_counts(site: Site) -> None:
+    site.slurm.die()
+    assert site.drain(ledger=False).error
+    assert site.drain(ledger=False, max_nodes=0).bound
+
+
+def test_it_keeps_its_time(site: Site) -> None:
+    site.slurm.die(60.0)
+    began = time.monotonic()
+    assert "timeout" in site.drain(seconds=3.0).error
+    assert time.monotonic() - began < 20
+
+
+def test_no_scontrol_at_all(site: Site) -> None:
+    (site.slurm.bin / "scontrol").unlink()
+    outcome = site.drain()
+    assert outcome.error or outcome.kept or outcome.bound  # never a silent success
+    assert not outcome.drained
+
+
+def test_a_node_that_slurm_does_not_know(site: Site) -> None:
+    assert "knows no node n9" in site.drain("n9").error
+
+
+def test_a_hostile_node_name_is_no_option(site: Site) -> None:
+    assert site.drain("n1,n2").error
+    assert site.slurm.drained == []
+
+
+# -- around it --------------------------------------------------------------------------------
+
+
+def test_the_event_says_what_is_needed_to_undo_it() -> None:
+    system = FakeSystem(context=context(job=7, uid=1234))
+    placed = drain_event(system, REASON, Outcome(drained=True), "Xid 79, 1 x")
+    assert placed.kind == "drain" and placed.boot == system.boot_id()
+    wanted = {"reason": REASON, "job": 7, "uid": 1234, "action": "reboot", "placed": True}
+    assert wanted.items() <= dict(placed.data).items()
+    assert "as" not in placed.data
+    left = drain_event(system, REASON, Outcome(error="timeout"), "x", "Prolog error")
+    assert left.data["as"] == "Prolog error" and left.data["placed"] is False
+
+
+def test_the_failure_path_needs_the_standard_library_only(tmp_path: Path) -> None:
+    """As slurmd starts it on a node: no site-packages, no PATH."""
+    slurm = FakeSlurm(tmp_path, "n1")
+    code = (
+        f"import sys; sys.path[:0] = [{str(REPOSITORY)!r}]\n"
+        "from health.gate.act import open_door\n"
+        "from health.settings import defaults\n"
+        "found = defaults(())\n"
+        f"gate = {{**found.gate, 'slurm_bin': {str(slurm.bin)!r}}}\n"
+        "door = open_door(found._replace(gate=gate))(20.0)\n"
+        "print(door.drain('n1', 'robust:node:x:-:none:job1').done)\n"
+        "print(door.undrain('n1').done)\n"
+        "bad = {'ClusterShell', 'msgspec', 'asyncio', 'argparse', 'logging'} & set(sys.modules)\n"
+        "assert not bad, bad\n"
+    )
+    argv = ["/usr/bin/python3", "-IS", "-c", code]
+    done = subprocess.run(argv, env={}, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("True\nTrue\n", "")
+
+
+def test_the_places_of_scontrol(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    open_door(defaults(()))(1.0)
+    assert os.environ["PATH"] == PLACES

@@ -1,0 +1,50 @@
+"""torchtitan's Trainer (the real one) with attach(): killed, it ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from ckpt_jobs import read_lines
+from extras import needs
+from framework_runs import run, undisturbed
+from torch_forks import TorchForks
+
+from robust_slurm.integrations.torchtitan import attach
+
+pytestmark = needs("torchtitan", "frameworks")
+STEPS = 8
+PROGRAM = "fw_torchtitan.py"
+READ = 4  # samples of a step
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[TorchForks]:
+    with TorchForks("torch._dynamo", "datasets", "tensorboard") as forks:
+        yield forks
+
+
+def test_killed_it_ends_as_if_it_never_was(forks: TorchForks, tmp_path: Path) -> None:
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    # Amid a step, and after one that is on disk.
+    kills = [random.randrange(2, 5), -random.randrange(4, STEPS)]
+    whole = undisturbed(forks, PROGRAM, tmp_path / "whole", STEPS, "--workers=1")
+    again = run(forks, PROGRAM, tmp_path / "killed", STEPS, kills, "--workers=1")
+    assert again == whole, f"killed in steps {kills}"
+    assert list(whole.curve) == list(range(1, STEPS + 1))
+    last = len(kills) + 1
+    lines = read_lines(tmp_path / "killed" / "rank-0.jsonl")
+    (resumed,) = (e["resumed"] for e in lines if "resumed" in e and e["epoch"] == last)
+    assert resumed == -kills[-1]
+    read = (tmp_path / "killed" / "read").read_text().splitlines()
+    first = next(line for line in read if line.startswith(f"{last} "))
+    assert first == f"{last} {READ * resumed}"  # what was trained is not read again
+
+
+def test_another_release_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"torchtitan.*model_parts.*tested with"):
+        attach(SimpleNamespace())

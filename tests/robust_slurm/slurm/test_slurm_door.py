@@ -1,0 +1,308 @@
+"""The door's commands, against recorded answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from places import TESTS
+
+from robust_slurm.slurm import Completed, Slurm, SlurmError
+from robust_slurm.slurm.door import printable
+
+DATA = TESTS / "data" / "slurm"
+ENVIRON = {"PATH": "/usr/bin", "SLURM_CONF": "/c", "SLURM_JOB_ID": "9", "HOME": "/h"}
+
+
+def said(name: str) -> Completed:
+    return Completed(0, (DATA / name).read_text(), "")
+
+
+def failed(message: str, code: int = 1) -> Completed:
+    return Completed(code, "", message + "\n")
+
+
+OK = Completed(0, "", "")
+
+
+class Recorded:
+    """A runner that answers from a table: the first entry whose words all stand in the command.
+
+    A list of answers is used up one by one; its last one stays.
+    """
+
+    def __init__(self, table: Mapping[str, Completed | SlurmError | list[Completed]]) -> None:
+        self.table = dict(table)
+        self.calls: list[tuple[str, ...]] = []
+        self.inputs: list[str | None] = []
+        self.envs: list[Mapping[str, str]] = []
+
+    def __call__(
+        self,
+        argv: Sequence[str],
+        deadline_s: float,
+        input: str | None,
+        env: Mapping[str, str],
+        cwd: Path | None,
+    ) -> Completed:
+        assert 0 < deadline_s <= 10
+        self.calls.append(tuple(argv))
+        self.inputs.append(input)
+        self.envs.append(env)
+        for words, answer in self.table.items():
+            if all(word in argv for word in words.split()):
+                if isinstance(answer, list):
+                    answer = answer.pop(0) if len(answer) > 1 else answer[0]
+                if isinstance(answer, SlurmError):
+                    raise answer
+                return answer
+        raise AssertionError(f"not expected: {argv}")
+
+    def orders(self) -> list[tuple[str, ...]]:
+        return [call for call in self.calls if "show" not in call]
+
+
+def door(
+    table: Mapping[str, Completed | SlurmError | list[Completed]],
+) -> tuple[Slurm, Recorded]:
+    runner = Recorded(table)
+    return Slurm(runner, environ=ENVIRON), runner
+
+
+def job_text(nodes: str, state: str = "RUNNING") -> Completed:
+    return Completed(
+        0,
+        f"JobId=5 JobName=x UserId=a(7) GroupId=a(7) MCS_label=N/A JobState={state} "
+        f"NodeList={nodes} BatchHost=n1\n",
+        "",
+    )
+
+
+def node_text(state: str, reason: str = "") -> Completed:
+    signed = f" Reason={reason} [root@1795251695]" if reason else ""
+    return Completed(0, f"NodeName=n1 State={state} Partitions=train{signed}\n", "")
+
+
+def test_questions_use_the_clean_environment() -> None:
+    slurm, runner = door({"version": Completed(0, "slurm-wlm 22.05.8\n", "")})
+    assert slurm.version() == (22, 5)
+    assert runner.envs[0]["SLURM_TIME_FORMAT"] == "%s"
+    assert "SLURM_JOB_ID" not in runner.envs[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "up"),
+    [
+        (Completed(0, "Slurmctld(primary) at head is UP\n", ""), True),
+        (Completed(1, "Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP\n", ""), True),
+        (Completed(1, "Slurmctld(primary) at head is DOWN\n*** RESTORE ***\n", ""), False),
+        (SlurmError("timeout", ("scontrol", "ping"), "no answer"), False),
+    ],
+)
+def test_ping(answer: Completed | SlurmError, up: bool) -> None:
+    slurm, _ = door({"ping": answer})
+    assert slurm.ping() is up
+
+
+def test_one_job_out_of_an_array() -> None:
+    slurm, _ = door({"show job": said("22.05-jobs.txt")})
+    with pytest.raises(SlurmError, match=r"imitates|without an owner"):
+        slurm.job(17)
+    text = "\n".join(
+        line
+        for line in (DATA / "22.05-jobs.txt").read_text().splitlines()
+        if "ArrayJobId=19 " in line
+    )
+    slurm, _ = door({"show job": Completed(0, text, "")})
+    assert slurm.job(19).array_task_id == "3-5%2"
+    assert slurm.job("19_2").id == 23
+    assert slurm.job(22).array_task_id == "1"
+    with pytest.raises(SlurmError) as caught:
+        slurm.job("19_77")
+    assert caught.value.kind == "not_found"
+    with pytest.raises(SlurmError) as caught:
+        slurm.job("19 Partition=x")
+    assert caught.value.kind == "invalid"
+
+
+def test_invented_jobs_are_not_listed() -> None:
+    table = {"show job": said("22.05-jobs.txt"), "squeue": said("22.05-squeue.txt")}
+    slurm, _ = door(table)
+    assert {job.id for job in slurm.jobs()} == {15, 16, 18, 19, 20, 21, 22, 23}
+    assert {job.id for job in slurm.jobs("root", ["RUNNING"])} == {18, 22, 23}
+    assert slurm.jobs("nobody") == []
+
+
+def test_a_job_told_twice_is_asked_for_alone() -> None:
+    true = job_text("n[1-2]")
+    fake = "JobId=5 JobName=y UserId=a(7) GroupId=a(7) MCS_label=N/A JobState=FAILED NodeList=n9\n"
+    slurm, _ = door(
+        {
+            "show job 5": true,
+            "show job": Completed(0, fake + true.stdout, ""),
+            "squeue": Completed(0, "5|7\n", ""),
+        }
+    )
+    assert [job.state for job in slurm.jobs()] == ["RUNNING"]
+
+
+def test_job_states() -> None:
+    slurm, _ = door({"squeue": Completed(0, "18|RUNNING\n22|PENDING\nnoise\n", "")})
+    assert slurm.job_states() == {18: "RUNNING", 22: "PENDING"}
+    slurm, _ = door({"squeue": failed("Unable to contact slurm controller (connect failure)")})
+    with pytest.raises(SlurmError) as caught:
+        slurm.job_states()
+    assert caught.value.kind == "unreachable"
+
+
+def test_why_jobs_wait() -> None:
+    slurm, _ = door({"squeue": Completed(0, "Resources\nQOSMaxNodePerUserLimit\nResources\n", "")})
+    assert slurm.waiting_reasons("a name") == {"Resources", "QOSMaxNodePerUserLimit"}
+
+
+def test_nodes_that_slurm_does_not_know_are_missing() -> None:
+    text = (DATA / "22.05-nodes-one-unknown.txt").read_text()
+    slurm, runner = door({"show node": Completed(1, text, "")})
+    assert set(slurm.nodes(["nope", "n1"])) == {"n1"}
+    assert runner.calls[0][-1] == "n1,nope"
+    assert slurm.nodes([]) == {}
+    assert len(runner.calls) == 1
+    with pytest.raises(SlurmError):
+        slurm.nodes(["n1 State=DOWN"])
+
+
+def test_a_busy_controller_is_asked_once_more() -> None:
+    busy = failed("slurm_load_node error: Socket timed out on send/recv operation")
+    slurm, runner = door({"show node": [busy, said("22.05-nodes.txt")]})
+    assert len(slurm.nodes()) == 4
+    slurm, runner = door({"show node": [busy]})
+    with pytest.raises(SlurmError) as caught:
+        slurm.nodes()
+    assert caught.value.kind == "timeout"
+    assert len(runner.calls) == 2
+
+
+def test_shrink_folds() -> None:
+    slurm, runner = door({"show job": job_text("n[1-4]"), "update": OK})
+    slurm.shrink(5, ["n1", "n2", "n4"])
+    assert runner.orders() == [("scontrol", "update", "JobId=5", "NodeList=n[1-2,4]")]
+
+
+def test_shrink_that_is_done_already_is_no_error() -> None:
+    slurm, runner = door({"show job": job_text("n[1-2]")})
+    slurm.shrink(5, ["n1", "n2", "n3"])
+    assert runner.orders() == []
+    for late in (failed("Job/step already completing or completed"), failed("Socket timed out")):
+        slurm, _ = door(
+            {"show": [job_text("n[1-3]"), job_text("n1")], "update": late},
+        )
+        slurm.shrink(5, ["n1", "n2"])
+
+
+@pytest.mark.parametrize(
+    ("job", "update", "kind"),
+    [
+        (job_text("(null)", "PENDING"), OK, "conflict"),
+        (job_text("n[1-3]"), failed("Invalid user id for job 5"), "denied"),
+        (job_text("n[3-4]"), OK, "invalid"),
+        (job_text("n[1-3]"), failed("Job update not available right now, the DB index is being "
+                                    "set, try again in a bit for job 5"), "conflict"),
+    ],
+)  # fmt: skip
+def test_shrink_refused(job: Completed, update: Completed, kind: str) -> None:
+    slurm, _ = door({"show job": job, "update": update})
+    with pytest.raises(SlurmError) as caught:
+        slurm.shrink(5, ["n1", "n2"])
+    assert caught.value.kind == kind
+
+
+def test_update_is_one_request() -> None:
+    slurm, runner = door({"update": OK})
+    slurm.update_job(
+        "5_3", partition="train,standby", exclude=["n2", "n1"], start_time="now", requeue=True,
+        comment="a 'b'\nc",
+    )  # fmt: skip
+    assert runner.calls == [
+        ("scontrol", "update", "JobId=5_3", "Partition=train,standby", "ExcNodeList=n[1-2]",
+         "StartTime=now", "Requeue=1", "Comment=a b c"),
+    ]  # fmt: skip
+    slurm.update_job(5, exclude=[])
+    assert runner.calls[-1][-1] == "ExcNodeList="
+    slurm.update_job(5)
+    assert len(runner.calls) == 2
+
+
+def test_cancel_of_a_job_that_is_gone_is_no_error() -> None:
+    slurm, runner = door({"scancel": failed("error: Job/step already completing or completed")})
+    slurm.cancel(5, "USR2")
+    assert runner.calls == [("scancel", "--signal=USR2", "5")]
+    slurm, _ = door({"scancel": failed("error: Access/permission denied", 210)})
+    with pytest.raises(SlurmError):
+        slurm.cancel(5)
+
+
+def test_submit_gives_the_job_its_environment_and_nothing_of_ours() -> None:
+    slurm, runner = door({"sbatch": Completed(0, "77;cluster\n", "sbatch: hello\n")})
+    env = {"A": "x,y\nz", "SLURM_MEM_PER_CPU": "7", "SBATCH_QOS": "high"}
+    assert slurm.submit("#!/bin/sh\n", args=["-N1"], env=env, cwd=Path("/")) == 77
+    assert runner.calls == [("sbatch", "--parsable", "--export=ALL", "-N1")]
+    assert runner.inputs == ["#!/bin/sh\n"]
+    assert runner.envs == [{"PATH": "/usr/bin", "A": "x,y\nz", "SLURM_CONF": "/c"}]
+    slurm.submit("#!/bin/sh\n")
+    assert runner.envs[-1] == {"PATH": "/usr/bin", "HOME": "/h", "SLURM_CONF": "/c"}
+    slurm, runner = door({"sbatch": failed("sbatch: error: Socket timed out on send/recv")})
+    with pytest.raises(SlurmError):
+        slurm.submit("#!/bin/sh\n")
+    assert len(runner.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "done"),
+    [
+        ("IDLE", "", True),
+        ("MIXED+DRAIN", "robust: older", True),
+        ("DOWN+NOT_RESPONDING", "Not responding", True),
+        ("IDLE+DRAIN", "operator: disk", False),
+        ("IDLE+DRAIN", "Prolog error", False),
+    ],
+)
+def test_drain_overwrites_nobodys_reason(state: str, reason: str, done: bool) -> None:
+    slurm, runner = door({"show node": node_text(state, reason), "update": OK})
+    result = slurm.drain("n1", 'bad "GPU" [x@1]\nReason=y')
+    assert result.done is done
+    assert (result.before.reason or "") == reason
+    expected = ("scontrol", "update", "NodeName=n1", "State=DRAIN",
+                "Reason=robust: bad GPU (x@1) Reason=y")  # fmt: skip
+    assert runner.orders() == ([expected] if done else [])
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "done"),
+    [
+        ("IDLE+DRAIN", "robust: bad GPU", True),
+        ("IDLE", "robust: bad GPU", False),
+        ("IDLE+DRAIN", "operator: disk", False),
+        ("IDLE+DRAIN", "", False),
+    ],
+)
+def test_undrain_takes_back_only_what_is_ours(state: str, reason: str, done: bool) -> None:
+    slurm, runner = door({"show node": node_text(state, reason), "update": OK})
+    assert slurm.undrain("n1").done is done
+    expected = [("scontrol", "update", "NodeName=n1", "State=UNDRAIN")]
+    assert runner.orders() == (expected if done else [])
+
+
+def test_drain_takes_one_known_node() -> None:
+    slurm, _ = door({"show node": Completed(1, "Node n9 not found\n", "")})
+    with pytest.raises(SlurmError) as caught:
+        slurm.drain("n9", "x")
+    assert caught.value.kind == "not_found"
+    with pytest.raises(SlurmError) as caught:
+        slurm.drain("n[1-2]", "x")
+    assert caught.value.kind == "invalid"
+
+
+def test_printable() -> None:
+    assert printable("a\x1b[31m\tb\0c", 50) == "a (31m b c"
+    assert printable("x" * 300, 200) == "x" * 200

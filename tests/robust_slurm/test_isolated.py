@@ -1,0 +1,33 @@
+"""The namespaces that tests run in: nothing piles up there, and nothing stays."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from isolated import isolated
+
+
+def zombies() -> int:
+    found = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            found += stat.read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+@isolated
+def test_orphans_are_reaped() -> None:
+    for _ in range(100):
+        middle = os.fork()
+        if middle == 0:
+            os.fork()
+            os._exit(0)
+        os.waitpid(middle, 0)
+    deadline = time.monotonic() + 30
+    while zombies():
+        assert time.monotonic() < deadline, f"{zombies()} zombies"
+        time.sleep(0.01)

@@ -1,0 +1,132 @@
+"""What is installed owns one import name, and no file of the user's gets in its way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+import wheel
+from wheel import REPOSITORY, ROOMS
+
+COMMANDS = (
+    "robust-srun",
+    "robust-status",
+    "robust-standby",
+    "robust-ckpt",
+    "robust-health",
+    "robust-admin",
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wheel.build(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def installed(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wheel.install(made, tmp_path_factory.mktemp("venv"))
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A user's project whose files are named like our rooms."""
+    for name in ROOMS:
+        (tmp_path / f"{name}.py").write_text("MINE = True\n")
+    (tmp_path / "rich.py").write_text("raise SystemExit('the rich of the user')\n")
+    return tmp_path
+
+
+def run(project: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(project), "ROBUST_STATE_DIR": str(project / "state")}
+    env.pop("SLURM_JOB_ID", None)
+    return subprocess.run(
+        argv, cwd=project, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_the_wheel_owns_one_name_and_has_every_file(made: Path) -> None:
+    with zipfile.ZipFile(made) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+        (top,) = (name for name in archive.namelist() if name.endswith("top_level.txt"))
+        assert archive.read(top).decode().split() == ["robust_slurm"]
+    assert {name.partition("/")[0] for name in names} == {"robust_slurm"}
+    rooms = [path for room in ROOMS for path in (REPOSITORY / room).rglob("*.py")]
+    rooms += [
+        *(REPOSITORY / "health" / "pages").glob("*.md"),
+        *(REPOSITORY / "templates").iterdir(),
+    ]
+    ours = {f"robust_slurm/_rooms/{path.relative_to(REPOSITORY)}" for path in rooms}
+    ours |= {
+        str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "robust_slurm").rglob("*.py")
+    }
+    assert set(names) == {*ours, "robust_slurm/py.typed"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_runs_in_a_project_with_such_names(
+    command: str, installed: Path, project: Path
+) -> None:
+    option = "--robust-help" if command == "robust-srun" else "--help"
+    done = run(project, str(installed / command), option)
+    assert done.returncode == 0 and command in done.stdout.splitlines()[0], done.stderr
+
+
+def test_processes_of_ours_run_in_such_a_project(installed: Path, project: Path) -> None:
+    """robust-task, the tests' worker, the writer: started alone, they say what they lack."""
+    python = str(installed / "python")
+    door = ("-m", "robust_slurm.commands")
+    done = run(project, python, *door, "health.active.worker.main")
+    assert done.returncode == 2 and "start it by robust-health test" in done.stderr, done.stderr
+    door_of_ours = next(installed.parent.glob("lib/*/site-packages/robust_slurm/commands.py"))
+    for way in (door, (str(door_of_ours),)):
+        done = run(project, python, "-I", *way, "srun_wrapper.agent.task", "{}", "--", "true")
+        assert "robust-task: started outside robust-srun" in done.stderr, done.stderr
+    done = run(project, python, *door, "robust_slurm.checkpoint.durable.writer")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_working_directory_is_no_place_for_modules(installed: Path, project: Path) -> None:
+    """Also where PYTHONPATH has an empty entry, as ``$PYTHONPATH:/x`` has if it was not set."""
+    (project / "msgspec.py").write_text("raise SystemExit('the msgspec of the user')\n")
+    for path in (":/nowhere", ":", "/nowhere:"):
+        env = {**os.environ, "PYTHONPATH": path}
+        argv = [str(installed / "robust-srun"), "--robust-help"]
+        done = subprocess.run(
+            argv, cwd=project, env=env, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_an_installation_that_only_pythonpath_names(
+    made: Path, project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As an environment module has it: robust-task runs isolated all the same."""
+    top = tmp_path_factory.mktemp("module")
+    with zipfile.ZipFile(made) as archive:
+        archive.extractall(top)
+    code = (
+        "from robust_slurm import commands; commands.enter();"
+        "from srun_wrapper.command import steps;"
+        "from srun_wrapper.agent.task import TaskOptions; import os, sys;"
+        "words = steps.task_argv('', TaskOptions(), ['true']); os.execv(words[0], words)"
+    )
+    env = {**os.environ, "PYTHONPATH": f"{top}:{sysconfig.get_path('purelib')}"}
+    for name in ("msgspec", "ClusterShell"):  # an environment module brings what we depend on
+        (top / name).symlink_to(Path(sysconfig.get_path("purelib")) / name)
+    python = os.path.realpath(sys.executable)  # an interpreter that has nothing installed
+    done = subprocess.run(
+        [python, "-c", code], cwd=project, env=env, capture_output=True, text=True, timeout=60
+    )
+    assert "robust-task: started outside robust-srun" in done.stderr, done.stderr
+
+
+def test_the_users_own_names_are_theirs(installed: Path, project: Path) -> None:
+    code = f"import robust_slurm, {', '.join(ROOMS)}\nprint(health.MINE)"
+    done = run(project, str(installed / "python"), "-c", code)
+    assert done.stdout == "True\n", done.stderr

@@ -1,0 +1,123 @@
+"""The guardian of a shim: started once more after a death, the same end as the shim otherwise."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from waiting import until
+
+PROGRAM = """
+import os, signal, sys, time
+from pathlib import Path
+from srun_wrapper.agent.processes import guardian
+from srun_wrapper.agent.task import end_like
+guardian.STEADY = float(sys.argv[1])
+base, plan = Path(sys.argv[2]), sys.argv[3:]
+
+def life(number):
+    (base / f"life-{number}").write_text(str(os.getpid()))
+    todo = plan[min(number, len(plan) - 1)]
+    kind, _, value = todo.partition(":")
+    if kind == "end":
+        code, _, signum = value.partition(",")
+        return int(code), int(signum or 0)
+    if kind == "restart":
+        raise guardian.Restart
+    if kind == "raise":
+        raise RuntimeError("a slip of ours")
+    if kind == "wait":
+        signal.signal(signal.SIGTERM, lambda *_: (base / "term").touch())
+        (base / "ready").touch()
+        while not (base / "term").exists():
+            time.sleep(0.01)
+        return 7, 0
+    if kind == "leave":  # a rank that ignores signals and the death of its parent
+        if os.fork() == 0:
+            os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            (base / "left").write_text(str(os.getpid()))
+            time.sleep(100)
+        while not (base / "left").exists():
+            time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+guardian.guarded(life, end_like, "n1: the robust-task of local task 0")
+"""
+
+
+class Ran:
+    def __init__(self, base: Path, *plan: str, steady: float = 300.0) -> None:
+        words = [sys.executable, "-c", PROGRAM, str(steady), str(base), *plan]
+        self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        self.base = base
+
+    def end(self) -> tuple[int, str]:
+        err = self.process.communicate(timeout=20)[1]
+        return self.process.returncode, err
+
+    @property
+    def lives(self) -> int:
+        return len(list(self.base.glob("life-*")))
+
+
+@pytest.mark.parametrize(
+    ("plan", "code", "lives"),
+    [
+        (["end:0"], 0, 1),
+        (["end:3"], 3, 1),
+        (["end:0,9"], -signal.SIGKILL, 1),  # as its rank has ended
+        (["end:0,15"], -signal.SIGTERM, 1),
+        (["kill", "end:0"], 0, 2),
+        (["raise", "end:5"], 5, 2),
+        (["kill", "kill", "end:0"], -signal.SIGKILL, 2),
+        (["kill", "raise", "end:0"], 1, 2),
+        (["restart", "restart", "kill", "end:0"], 0, 4),  # the agent's deaths are the agent's
+        (["leave", "end:0"], 0, 2),
+    ],
+)
+def test_it_ends_as_the_shim_ends(tmp_path: Path, plan: list[str], code: int, lives: int) -> None:
+    ran = Ran(tmp_path, *plan)
+    got, err = ran.end()
+    assert (got, ran.lives) == (code, lives), err
+    assert err.count("is started once more") == len(
+        [word for word in plan[: lives - 1] if word != "restart"]
+    )
+    assert ("a slip of ours" in err) == ("raise" in plan)
+    if "leave" in plan:  # nothing is left of the shim that died
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / "left").read_text()), 0)
+
+
+def test_once_in_a_while_it_is_started_once_more_again(tmp_path: Path) -> None:
+    assert Ran(tmp_path, "kill", "kill", "end:4", steady=0.0).end()[0] == 4
+
+
+def test_signals_are_for_the_shim(tmp_path: Path) -> None:
+    ran = Ran(tmp_path, "kill", "wait")
+    until((tmp_path / "ready").exists, "the shim")
+    ran.process.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    assert ran.process.poll() is None
+    assert (Path("/proc") / str(ran.process.pid) / "comm").read_text() == "robust-guard\n"
+    shim = int((tmp_path / "life-1").read_text())
+    assert (Path("/proc") / str(shim) / "comm").read_text() != "robust-guard\n"
+    os.kill(shim, signal.SIGTERM)
+    assert ran.end()[0] == 7
+
+
+def test_the_shim_dies_with_its_guardian(tmp_path: Path) -> None:
+    ran = Ran(tmp_path, "wait")
+    until((tmp_path / "ready").exists, "the shim")
+    shim = int((tmp_path / "life-0").read_text())
+    fd = os.pidfd_open(shim)
+    ran.process.kill()
+    ran.end()
+    assert select.select([fd], [], [], 10.0)[0]
+    os.close(fd)

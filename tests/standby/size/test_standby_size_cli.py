@@ -1,0 +1,189 @@
+"""robust-standby size on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job_records import Job, one_job
+from places import REPOSITORY
+
+from standby.size.count import Source, losses, pool
+
+
+def robust_standby(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "standby.cli", *words],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def answer(*words: str) -> dict[str, Any]:
+    done = robust_standby("size", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    data: dict[str, Any] = json.loads(done.stdout)
+    assert data["version"] == 1
+    return data
+
+
+def test_it_says_how_many() -> None:
+    done = robust_standby("size", "--nodes", "1024", "--rate", "1.2")
+    assert done.returncode == 0 and not done.stderr
+    assert "1024 nodes: keep 4 standbys (enough with probability 0.99)" in done.stdout
+    assert "not counted: --group-rate, --switch-rate" in done.stdout
+
+
+def test_both_pools_are_held_against_all_losses() -> None:
+    words = ("--nodes=1200", "--rate=1.32", "--group-rate=0.1389", "--switch-rate=0.01")
+    [case] = answer(*words)["cases"]
+    assert [cause["size"] for cause in case["causes"]] == [1, 8, 32]
+    assert [cause["units"] for cause in case["causes"]] == [1200, 150, 38]
+    assert case["single"]["standbys"] == 5 and case["single"]["shortage"] > 0.15
+    assert case["all"]["shortage"] <= 0.01
+    lost = losses(1200, [Source(1, 1.32e-3), Source(8, 1.389e-4), Source(32, 1e-5)])
+    assert case["all"]["standbys"] == pool(lost).standbys
+    assert case["mean"] == pytest.approx(lost.mean)
+    shown = robust_standby("size", *words).stdout
+    assert "single nodes alone" in shown and "all losses" in shown
+
+
+def test_sizes_refill_and_quantile_are_used() -> None:
+    words = ("--nodes=512", "--rate=6.5", "--group=4", "--group-rate=0.2", "--switch=16")
+    data = answer(*words, "--switch-rate=0.1", "--refill=6", "--quantile=0.999")
+    lost = losses(512, [Source(1, 6.5e-3), Source(4, 2e-4), Source(16, 1e-4)], 0.25)
+    assert data["cases"][0]["all"]["standbys"] == pool(lost, 0.999).standbys
+    assert (data["refill_hours"], data["quantile"], data["measured"]) == (6.0, 0.999, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--rate=0.0012",), "a node fails once in 2,283 years"),
+        (("--rate=400",), "goes with p = 0.4 within the refill time, and is counted once"),
+    ],
+)
+def test_doubts_are_said(words: tuple[str, ...], said: str) -> None:
+    done = robust_standby("size", "--nodes=100", *words)
+    assert done.returncode == 0 and said in done.stdout
+
+
+def test_the_papers_table() -> None:
+    done = robust_standby("size", "--table")
+    assert done.returncode == 0
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["1024", "256B,", "TP", "8,", "DP", "128,", "PP", "16", *"4 4 7 9 13".split()] in rows  # noqa: SIM905
+    assert ["2048", "7", "11", "15", "22"] in rows
+    data = answer("--table")
+    assert [row["ours"] for row in data["settings"]][:2] == [[2, 2, 3, 4], [2, 3, 4, 5]]
+    assert [rate["per_1000"] for rate in data["rates"]] == [1.2, 2.34, 3.79, 6.5]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "no command"),
+        ("resize", "no such command: 'resize'"),
+        ("choose --lost n1", "choose was removed: robust-srun chooses"),
+        ("size", "--nodes N"),
+        ("size --nodes 10", "--rate R, or have it measured, --from-ledger"),
+        ("size --nodes 10 --rate 1 --from-ledger", "one of the two"),
+        ("size --nodes 0 --rate 1", "not a number of nodes"),
+        ("size --nodes 100001 --rate 1", "not a number of nodes"),
+        ("size --nodes 1e3 --rate 1", "not a number of nodes"),
+        ("size --nodes -5 --rate 1", "--nodes"),
+        ("size --nodes 10 --rate -1", "--rate"),
+        ("size --nodes 10 --rate nan", "not a number: 'nan'"),
+        ("size --nodes 10 --rate inf", "not a number: 'inf'"),
+        ("size --nodes 10 --rate one", "not a number: 'one'"),
+        ("size --nodes 10 --rate 2000", "are the units right?"),
+        ("size --nodes 10 --rate 1 --quantile 99", "like 0.99"),
+        ("size --nodes 10 --rate 1 --quantile 1", "like 0.99"),
+        ("size --nodes 10 --rate 1 --refill 0", "above 0"),
+        ("size --nodes 10 --rate 1 --group 8", "--group needs --group-rate"),
+        ("size --nodes 10 --rate 1 --switch 8", "--switch needs --switch-rate"),
+        ("size --nodes 10 --rate 1 --group 0 --group-rate 1", "not a number of nodes"),
+        ("size --nodes 10 --rate 1 --node-days 5 --since 3", "--node-days, --since: only with"),
+        ("size --nodes 10 --from-ledger --group-rate 900", "are the units right?"),
+        ("size --nodes 10 --from-ledger --state-dir /no/such", "/no/such is no directory"),
+        ("size --nodes 10 --rate 1 --quant 0.9", "unrecognized arguments"),
+        ("size --nodes 10 --rate 1 7", "unrecognized arguments: 7"),
+        ("size --table --rate 0", "--table takes no --rate"),
+        ("size --table --nodes 5 --refill 3", "--table takes no --nodes, --refill"),
+    ],
+)
+def test_wrong_usage(words: str, said: str) -> None:
+    done = robust_standby(*words.split())
+    assert done.returncode == 2
+    assert said in done.stderr and not done.stdout and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [("--help",), ("-h",), ("size", "--help")])
+def test_help(words: tuple[str, ...]) -> None:
+    done = robust_standby(*words)
+    assert done.returncode == 0 and "usage: robust-standby" in done.stdout
+
+
+@pytest.mark.parametrize("words", ["--table", "--table --json", "--nodes 100 --rate 1"])
+def test_a_reader_that_has_enough_is_no_error(words: str) -> None:
+    """``robust-standby size … | head``: nobody reads any more."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "standby.cli", "size", *words.split()]
+    with os.fdopen(writer, "w") as out:
+        done = subprocess.run(
+            command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# -- measured
+
+
+def size(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return robust_standby("size", "--from-ledger", *words, **env)
+
+
+def test_measured_on_the_command_line(tmp_path: Path) -> None:
+    one_job(tmp_path, time.time())
+    words = ("--nodes=64", f"--state-dir={tmp_path}")
+    done = size(*words)
+    assert done.returncode == 0, done.stderr
+    assert "watched: 40.0 node-days (5 nodes in 1 job, " in done.stdout
+    assert (
+        "single nodes: 1 event, 25 per 1,000 node-days, 95 % interval 0.633 to 139" in done.stdout
+    )
+    assert "64 nodes: keep 5 standbys; 16 if the rate is at the upper end" in done.stdout
+    data = json.loads(size(*words, "--json").stdout)
+    assert data["measured"]["node_days"] == pytest.approx(40.0, abs=0.01)
+    assert data["measured"]["sizes"] == {"1": 1}
+    assert [case["all"]["standbys"] for case in data["cases"]] == [5, 16]
+    data = json.loads(size(*words, "--json", "--node-days=400", "--since=5").stdout)
+    assert data["measured"]["single"]["estimate"] == pytest.approx(1 / 400)
+
+
+def test_nothing_was_watched(tmp_path: Path) -> None:
+    job = Job(tmp_path, 7, time.time())
+    (job.dir / "events.jsonl").write_text("torn")
+    done = size("--nodes=64", f"--state-dir={tmp_path}")
+    assert done.returncode == 1 and not done.stdout
+    assert "--node-days D, or name a rate" in done.stderr
+    assert "events.jsonl: 1 unreadable lines skipped" in done.stderr
+    done = size("--nodes=64", f"--state-dir={tmp_path}", "--node-days=1000")
+    assert done.returncode == 0 and "keep 0 standbys; 2 if" in done.stdout
+
+
+def test_the_setting_names_the_state_directory(tmp_path: Path) -> None:
+    one_job(tmp_path, time.time())
+    done = size("--nodes=64", ROBUST_STATE_DIR=str(tmp_path))
+    assert done.returncode == 0 and "40.0 node-days" in done.stdout

@@ -1,0 +1,185 @@
+"""Programs that need torch, in forks of one process that has imported it: the import is paid once.
+
+A program runs as under ``python -c``: it is a process of its own with its own arguments and
+environment, and ends as Python ends, by its last line, an exception, ``sys.exit`` or a signal.
+Nothing of robust_slurm is imported in the process that forks.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+from places import REPOSITORY, SUPPORT
+
+_LIMIT = 1 << 17  # bytes of a request, program and environment included
+
+
+class Fork:
+    """A program that runs, or ran."""
+
+    def __init__(self, line: socket.socket, pid: int, out: int, err: int) -> None:
+        self._line = line
+        self._out = out
+        self._err = err
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float = 200) -> int:
+        """Its exit code, or minus the signal that ended it. Killed if ``timeout`` s are over."""
+        if self.returncode is None:
+            self._line.sendall(json.dumps({"wait": self.pid}).encode())
+            self._line.settimeout(timeout)
+            try:
+                self.returncode = int(self._line.recv(_LIMIT))
+            except TimeoutError:
+                os.kill(self.pid, signal.SIGKILL)
+                self._line.settimeout(None)
+                self.returncode = int(self._line.recv(_LIMIT))
+                raise AssertionError(f"not ended after {timeout} s: {self.err()}") from None
+            finally:
+                self._line.settimeout(None)
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+
+    def out(self) -> str:
+        """Return its standard output so far."""
+        return _contents(self._out)
+
+    def err(self) -> str:
+        return _contents(self._err)
+
+    def close(self) -> None:
+        self.kill()
+        os.close(self._out)
+        os.close(self._err)
+
+
+def _contents(file: int) -> str:
+    return os.pread(file, os.fstat(file).st_size, 0).decode()
+
+
+class TorchForks:
+    """The process that forks. Use it as a context; what still runs is killed at its end."""
+
+    def __init__(self, *modules: str) -> None:
+        """``modules``: what else to import in the process that forks."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("ROBUST_", "SLURM_"))}
+        env |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno()), *modules],
+                env=env, pass_fds=[theirs.fileno()], start_new_session=True,
+            )  # fmt: skip
+        self._env = env
+        self._forks: list[Fork] = []
+
+    def __enter__(self) -> TorchForks:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for fork in self._forks:
+            fork.close()
+        self._line.close()
+        self._server.wait()
+
+    def start(
+        self,
+        code: str,
+        *argv: str,
+        env: Mapping[str, str] | None = None,
+        stdin: int | None = None,
+        stdout: int | None = None,
+    ) -> Fork:
+        """Run a program. ``env`` comes on top of ours without what is Slurm's or robust-slurm's.
+
+        ``stdin`` and ``stdout`` are file descriptors; else it reads nothing, and is kept.
+        """
+        out, err = os.memfd_create("out"), os.memfd_create("err")
+        request = {"code": code, "argv": argv, "env": {**self._env, **(env or {})}}
+        with open(os.devnull, "rb") as nothing:
+            files = [
+                nothing.fileno() if stdin is None else stdin,
+                out if stdout is None else stdout,
+                err,
+            ]
+            socket.send_fds(self._line, [json.dumps(request).encode()], files)
+            fork = Fork(self._line, int(self._line.recv(_LIMIT)), out, err)
+        self._forks.append(fork)
+        return fork
+
+
+def all_end_well(programs: Sequence[Fork], timeout: float = 200) -> None:
+    """Wait for several that may wait for one another, ``timeout`` s each."""
+    try:
+        codes = [fork.wait(timeout) for fork in programs]
+    finally:
+        for fork in programs:
+            fork.kill()
+    assert codes == [0] * len(programs), "\n".join(fork.err() for fork in programs)
+
+
+def _serve(line: socket.socket) -> str:
+    """Fork and wait as asked. Returns in the forks only, with the program."""
+    while True:
+        raw, files, _, _ = socket.recv_fds(line, _LIMIT, 3)
+        if not raw:
+            os._exit(0)
+        request = json.loads(raw)
+        if "wait" in request:
+            code = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
+            line.sendall(str(code).encode())
+            continue
+        pid = os.fork()
+        if pid:
+            line.sendall(str(pid).encode())
+            for file in files:
+                os.close(file)
+            continue
+        line.close()
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+            os.close(file)
+        os.environ.clear()
+        os.environ.update(request["env"])
+        sys.argv = ["-c", *request["argv"]]
+        return str(request["code"])
+
+
+def _import_torch(modules: Sequence[str]) -> None:
+    """And what an optimizer, FSDP and torch's checkpoints import when they are first used."""
+    import torch
+    import torch.distributed.checkpoint.state_dict
+    import torch.distributed.fsdp
+    import torch.nn.parallel
+
+    torch.optim.AdamW([torch.zeros(1)])
+    for module in modules:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # left alone in the forks, its memory stays shared
+
+
+if __name__ == "__main__":
+    sys.path[:1] = SUPPORT
+    _import_torch(sys.argv[2:])
+    program = _serve(socket.socket(fileno=int(sys.argv[1])))
+    exec(compile(program, "<program>", "exec", dont_inherit=True), {"__name__": "__main__"})
