@@ -1,0 +1,39 @@
+"""docs/timings.md has the limits as they are in the code, and those that hang together do."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from robust_slurm.settings import FIELDS
+from srun_wrapper.agent import slot, uplink
+from srun_wrapper.agent.processes import stop_stages
+from srun_wrapper.checkpoints import durable_steps, restoring
+from srun_wrapper.detect import watch
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PAGE = (REPOSITORY / "docs" / "timings.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| ([A-Z_]+) \| ([\d.]+) \| .+ \| `(.+)\.py` \|$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("name", "seconds", "file"), ROWS)
+def test_a_limit_is_as_the_page_says(name: str, seconds: str, file: str) -> None:
+    module = importlib.import_module(file.replace("/", "."))
+    assert getattr(module, name) == float(seconds)
+
+
+def test_the_settings_that_the_page_names_exist() -> None:
+    slow = PAGE.partition("## On a slow cluster")[2].partition("## Fixed limits")[0]
+    named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", slow)) - {"robust_slurm"}
+    assert len(ROWS) > 60 and named and named <= FIELDS.keys()
+
+
+def test_limits_that_hang_together() -> None:
+    assert FIELDS["stop_margin"].metadata["minimum"] > slot.KILL_DEADLINE
+    assert durable_steps.GIVEN_UP > restoring.END  # a step is over only after its writing is
+    assert max(watch.PROBED_AGAIN) < watch.PROBE_TIMEOUT
+    assert watch.LONG > uplink.QUIET  # an agent has had time to connect again
+    assert watch.REPLY > watch.WINDOW + stop_stages.ABORTING
