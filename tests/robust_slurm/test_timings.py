@@ -14,7 +14,7 @@ from srun_wrapper.agent.processes import stop_stages
 from srun_wrapper.checkpoints import durable_steps, restoring
 from srun_wrapper.detect import watch
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs" / "timings.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| ([A-Z_]+) \| ([\d.]+) \| .+ \| `(.+)\.py` \|$", PAGE, re.MULTILINE)
 
