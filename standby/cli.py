@@ -25,11 +25,12 @@ COMMANDS = {
     "size": Command("standby.size.cli", "main", "compute how many standby nodes are needed"),
     "apply": Command("standby.pool.cli", "apply", "create or update the standby pool in Slurm"),
     "show": Command("standby.pool.cli", "show", "show the pool and what is missing"),
-    "revert": Command("standby.pool.cli", "revert", "take back what apply did"),
 }
 
 # Commands of the last release, and what to use instead.
 REMOVED = {
+    "revert": "run `robust-standby apply --size 0`, which gives the nodes back, then remove the "
+    "pool's lines from slurm.conf and run `scontrol reconfigure`",
     "choose": "robust-srun chooses the standby node itself and orders ranks with --robust-place",
     "warm": "run `srun --partition=PARTITION --nodelist=NODE vmtouch -t PATH` on each idle node",
 }

@@ -31,11 +31,6 @@ class Objects(Questions):
         """Change settings of a partition; Nodes="" takes all its nodes. Jobs there go on."""
         self._run(("scontrol", "update", *_words(name, settings)), retry=True)
 
-    def delete_partition(self, name: str) -> None:
-        """``conflict`` while jobs run or wait in it. One that is gone is no error."""
-        argv = ("scontrol", "delete", *_words(name, {}))
-        self._run(argv, retry=True, allow=("not_found",))
-
     def create_reservation(self, name: str, settings: Mapping[str, str]) -> None:
         """``settings`` as scontrol names them (StartTime, Duration, Nodes, Users, Flags).
 

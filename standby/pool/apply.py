@@ -1,4 +1,4 @@
-"""Makes the pool: looks, shows, asks, gives the orders and writes down what it did."""
+"""Makes the pool: plans the changes, asks, gives the orders and records what was done."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import IO, NamedTuple
 
 from msgspec.structs import replace
 
-from health.admin.render import fill
 from health.admin.want import SLURM_CONF, Want
 from robust_slurm.slurm import Slurm, SlurmError
 from standby.pool import file as pool_file
-from standby.pool.edge import BadInput, Confirm, Seen, check, count, give, look, slurm_conf
+from standby.pool.edge import BadInput, Confirm, Seen, check, count, give, observe, slurm_conf
 from standby.pool.file import Record, taken
 from standby.pool.lines import named_in, partition_lines, preemption, preempts
 from standby.pool.members import Choice, Member, Sight, Wish, choose, demote
@@ -32,8 +31,8 @@ class Plan(NamedTuple):
 
 
 def plan(slurm: Slurm, state_dir: str, wish: Wish, old: Record | None) -> Plan:
-    """Looks at everything. Raises SlurmError, BadInput."""
-    seen = look(slurm, wish, state_dir)
+    """Plan the changes from all that is seen now. Raises SlurmError, BadInput."""
+    seen = observe(slurm, wish, state_dir)
     check(wish, seen, old)
     before, sight = old or Record(wish), seen.sight
     choice = choose(wish, sight, before.admitted, taken(before))
@@ -50,7 +49,7 @@ def _show(found: Plan, out: IO[str]) -> None:
     for name, why in found.choice.refused.items():
         out.write(f"not admitted: {name}: {why}\n")
     for name in found.choice.claims:
-        out.write(f"on its way: {name}, when its jobs are over\n")
+        out.write(f"joins when its jobs end: {name}\n")
 
 
 def apply(
@@ -82,7 +81,7 @@ def apply(
             asked, found = found, plan(slurm, state_dir, wish, old)
             if found.orders == asked.orders:
                 break
-            out.write("Slurm is not as it was; now it would be:\n")
+            out.write("Slurm has changed meanwhile; the changes would now be:\n")
             _show(found, out)
         now, found = _carry_out(slurm, directory, old, wish, found)
         sight, config = found.seen
@@ -90,12 +89,11 @@ def apply(
         pool_file.save(directory, now)
         wants = [w for w in preemption(wish, config) if w.level == "fix"]
         wants += partition_lines(found.goal, now.done)
-        pool_file.save_lines(directory, fill("standby.conf.j2", wants=wants))
         out.write("" if found.orders else "nothing to change\n")
         out.write(f"{told(stock_of(now, sight))}\n")
         for note in notes(wish, found.choice.members, sight, config):
             out.write(f"note: {note}\n")
-        _tell_lines(wants, slurm_conf(config), bool(found.orders), state_dir, out)
+        _tell_lines(wants, slurm_conf(config), bool(found.orders), out)
     return 0
 
 
@@ -152,7 +150,11 @@ def _same_objects(old: Record | None, wish: Wish) -> None:
         was, wanted = getattr(old.wish, key), getattr(wish, key)
         if was and was != wanted:
             flag = {"source": "from"}.get(key, key)
-            raise BadInput(f"--{flag} {wanted or 'none'}: it is {was} now; revert first")
+            raise BadInput(
+                f"--{flag} {wanted or 'none'}: it is {was} now; give the nodes back first "
+                f"(apply --size 0), then delete {pool_file.DIRECTORY}/{pool_file.FILE} in the "
+                "state directory"
+            )
 
 
 def _do(slurm: Slurm, directory: int, now: Record, order: Change) -> Record:
@@ -182,7 +184,7 @@ def _finished(now: Record, choice: Choice, sight: Sight) -> Record:
     return replace(found, short_since=since)
 
 
-def _tell_lines(wants: list[Want], text: str, moved: bool, state_dir: str, out: IO[str]) -> None:
+def _tell_lines(wants: list[Want], text: str, moved: bool, out: IO[str]) -> None:
     """Print the lines that slurm.conf lacks; after a change those it has: they may be right."""
     own = [w for w in wants if w.key == "PartitionName" and w.where == SLURM_CONF]
     there = [w for w in own if named_in(text, w.value)]
@@ -191,9 +193,9 @@ def _tell_lines(wants: list[Want], text: str, moved: bool, state_dir: str, out: 
     shown += [w for w in wants if w not in lacking] if moved else []
     if not shown:
         return
-    file = f"{state_dir}/{pool_file.DIRECTORY}/{pool_file.LINES}"
-    out.write(f"\nTo outlive a reconfigure, in slurm.conf (reasons in {file}):\n")
+    out.write("\nTo keep the pool over a reconfigure, write into slurm.conf:\n")
     for want in shown:
+        out.write(f"  # {want.why}\n")
         where = "" if want.where == SLURM_CONF else f"{want.where}: "
-        also = "   (in place of the line that is there)" if want in there else ""
+        also = "   # replaces the line that is there" if want in there else ""
         out.write(f"  {where}{want.line()}{also}\n")

@@ -1,4 +1,4 @@
-"""``robust-standby apply | show | revert``: the command lines of the pool."""
+"""``robust-standby apply | show``: the command lines of the pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import IO, Any
 from msgspec.structs import replace
 
 from health.admin import flow
-from health.admin.install import InstallError
 from robust_slurm.checkpoint.planning.topology import MAX_NODES, at_most
 from robust_slurm.config import ConfigError
 from robust_slurm.slurm import Slurm, SlurmError
@@ -22,20 +21,18 @@ from robust_slurm.slurm.objects import partition_name
 from robust_slurm.slurm.values import ParseError, expand
 from standby.pool import apply as applying
 from standby.pool import edge, settings
-from standby.pool import revert as reverting
 from standby.pool import show as showing
 from standby.pool.edge import SLURM_S, BadInput
 from standby.pool.file import PoolError
 from standby.pool.members import Wish
-from standby.pool.settings import Place
+from standby.pool.settings import PoolSettings
 
 _CODES = """\
-exit codes: 0 done, or nothing to do (show: in order); 1 Slurm or a file refused, standbys are in
-use, the answer was no (show: nodes are missing, or Slurm differs from what was applied); 2 bad
-input"""
+exit codes: 0 done, nothing to do, or (show) all in order; 1 Slurm or a file refused, the answer
+was no, or (show) nodes are missing or Slurm differs from what was applied; 2 bad input"""
 _RIGHT = (
-    "partitions are changed by root and SlurmUser and, where there is a slurmdbd, by "
-    "administrators of Slurm (sacctmgr modify user NAME set AdminLevel=Admin)"
+    "run it as root or SlurmUser or, with slurmdbd, as an administrator of Slurm "
+    "(sacctmgr modify user NAME set AdminLevel=Admin)"
 )
 _MOST_NODES = 20_000
 
@@ -49,19 +46,19 @@ def main(argv: Sequence[str], slurm: Slurm | None = None, out: IO[str] | None = 
     target = sys.stdout if out is None else out
     door = slurm if slurm is not None else Slurm(deadline_s=SLURM_S)
     try:
-        place = settings.place(args.state_dir, os.environ, os.geteuid())
+        place = settings.pool_settings(args.state_dir, os.environ, os.geteuid())
         return int(args.run(args, place, door, target))
-    except SlurmError as error:
-        print(f"robust-standby: {_said(error)}", file=sys.stderr)
-        return 1
-    except (PoolError, InstallError) as error:
-        print(f"robust-standby: {error}", file=sys.stderr)
+    except (SlurmError, PoolError) as error:
+        said = str(error)
+        if isinstance(error, SlurmError) and error.kind == "denied":
+            said = f"Slurm refuses: {error.message}; {_RIGHT}"
+        print(f"robust-standby: {said}", file=sys.stderr)
         return 1
     except (BadInput, ConfigError, ValueError) as error:
         print(f"robust-standby: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("robust-standby: interrupted; the same command again does the rest", file=sys.stderr)
+        print("robust-standby: interrupted; run it again to do the rest", file=sys.stderr)
         return 130
 
 
@@ -73,33 +70,18 @@ def show(argv: Sequence[str]) -> int:
     return main(["show", *argv])
 
 
-def revert(argv: Sequence[str]) -> int:
-    return main(["revert", *argv])
-
-
-def _said(error: SlurmError) -> str:
-    if error.kind == "denied":
-        return f"Slurm refuses: {error.message}; {_RIGHT}"
-    return str(error)
-
-
 # ---- the commands
 
 
-def _apply(args: argparse.Namespace, place: Place, slurm: Slurm, out: IO[str]) -> int:
+def _apply(args: argparse.Namespace, place: PoolSettings, slurm: Slurm, out: IO[str]) -> int:
     wanted = partial(wish, args, place.partition)
     return applying.apply(slurm, place.state_dir, wanted, out, _confirm(args), args.dry_run)
 
 
-def _revert(args: argparse.Namespace, place: Place, slurm: Slurm, out: IO[str]) -> int:
-    confirm = _confirm(args)
-    return reverting.revert(slurm, place.state_dir, out, confirm, args.dry_run, args.force)
-
-
-def _show(args: argparse.Namespace, place: Place, slurm: Slurm, out: IO[str]) -> int:
+def _show(args: argparse.Namespace, place: PoolSettings, slurm: Slurm, out: IO[str]) -> int:
     record = edge.recorded(place.state_dir)
-    sight, told = edge.look(slurm, record.wish, place.state_dir)
-    owners = edge.companions(slurm, record.wish, sight)
+    sight, told = edge.observe(slurm, record.wish, place.state_dir)
+    owners = edge.trainings(slurm, record.wish, sight)
     notes = edge.not_permanent(record, told)
     found = showing.view(record, sight, told, owners, notes)
     if args.json:
@@ -126,22 +108,23 @@ def wish(args: argparse.Namespace, partition: str, before: Wish | None) -> Wish:
     given = {key: value for key, value in given.items() if value is not None}
     if before is None:
         if "nodes" not in given:
-            raise BadInput("--nodes: which nodes may be standbys? e.g. --nodes 's[1-8]'")
+            raise BadInput("--nodes is missing: name the nodes of the pool, e.g. --nodes 's[1-8]'")
         before = Wish(partition, (), len(given["nodes"]))
     elif "nodes" in given and "size" not in given and before.size == len(before.nodes):
         given["size"] = len(given["nodes"])  # all of them, as before
     found = replace(before, **given)
     if found.size > len(found.nodes):
         raise BadInput(
-            f"--size {found.size}: --nodes names {len(found.nodes)}, and no more can be free"
+            f"--size {found.size}: --nodes names only {len(found.nodes)}; name more nodes or a "
+            "smaller size"
         )
     names = [n for n in (found.partition, found.source, found.backfill) if n]
     if len(set(names)) < len(names):
-        raise BadInput(f"three different partitions, please, not {', '.join(names)}")
+        raise BadInput(f"--partition, --from and --backfill must differ: {', '.join(names)}")
     if found.refill == "pool" and not (found.source and found.proof_hours):
         raise BadInput(
-            "--refill pool: also name the partition of the repaired nodes (--from), "
-            "and ask for a proof (--proof-hours above 0)"
+            "--refill pool also needs --from, the partition of the repaired nodes, and "
+            "--proof-hours above 0"
         )
     return found
 
@@ -150,7 +133,7 @@ def _confirm(args: argparse.Namespace) -> edge.Confirm:
     return None if args.yes else flow.confirm
 
 
-# ---- the words
+# ---- options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -158,11 +141,13 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
-        "--state-dir", metavar="DIR", help="where the pool is recorded (default: from robust.toml)"
+        "--state-dir",
+        metavar="DIR",
+        help="directory of the pool's record (default: state_dir of robust.toml)",
     )
     change = argparse.ArgumentParser(add_help=False)
-    change.add_argument("--dry-run", action="store_true", help="only show what would change")
-    change.add_argument("--yes", action="store_true", help="do not ask")
+    change.add_argument("--dry-run", action="store_true", help="print the changes; make none")
+    change.add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
     def command(
         name: str, run: Callable[..., int], text: str, *parents: argparse.ArgumentParser
@@ -176,47 +161,67 @@ def _parser() -> argparse.ArgumentParser:
     one = command(
         "apply",
         _apply,
-        "make the pool, or bring it up to date: what is not given stays as it was",
+        "Create the standby pool, or bring it up to date. Options that are not given keep their "
+        "last values.",
         change,
     )
-    one.add_argument("--nodes", type=_nodes, metavar="s[1-8]", help="which nodes may be standbys")
-    one.add_argument("--size", type=_count, metavar="N", help="free standbys wanted (default: all)")
-    one.add_argument("--partition", type=_name, metavar="P", help="the pool (default: standby)")
+    one.add_argument(
+        "--nodes", type=_nodes, metavar="s[1-8]", help="nodes that may join, in order of preference"
+    )
+    one.add_argument(
+        "--size",
+        type=_count,
+        metavar="N",
+        help="free standby nodes wanted (default: all of --nodes); 0 gives all nodes back",
+    )
+    one.add_argument(
+        "--partition",
+        type=_name,
+        metavar="P",
+        help="partition of the pool (default: standby_partition of robust.toml)",
+    )
     one.add_argument(
         "--from",
         dest="source",
         type=_optional,
         metavar="P",
-        help="take the nodes out of this partition, and give them back to it",
+        help="move nodes out of this partition, and back when the pool does not need them",
     )
     one.add_argument(
         "--backfill",
         type=_optional,
         metavar="P",
-        help="a partition over the pool whose jobs make way for companions",
+        help="low-priority partition over the same nodes; its jobs are preempted when a training "
+        "needs a node",
     )
     one.add_argument(
         "--refill",
         choices=("train", "pool"),
-        help="where repaired nodes of --from go (default: train)",
+        help="what happens to repaired nodes of --from: they stay there, or may join the pool "
+        "(default: train)",
     )
     one.add_argument(
         "--proof-hours",
         type=_hours,
         metavar="H",
-        help="the node gate saw a node well so lately; 0: do not ask (default: 24)",
+        help="maximum age of the last passed check of a node that joins, in hours; 0: no check is "
+        "required (default: 24)",
     )
     one.add_argument(
         "--burn-in-hours",
         type=_hours,
         metavar="H",
-        help="a node passed `robust-health burn-in` so lately; 0: do not ask (default: 0)",
+        help="maximum age of the last passed `robust-health burn-in` of a node that joins, in "
+        "hours; 0: none is required (default: 0)",
     )
-    one.add_argument("--qos", type=_optional, metavar="Q", help="the pool's QOS (needs slurmdbd)")
-    two = command("show", _show, "what is in the pool, who uses it, what is missing")
+    one.add_argument(
+        "--qos",
+        type=_name,
+        metavar="Q",
+        help="QOS of the pool's partition, which needs slurmdbd; none removes it",
+    )
+    two = command("show", _show, "Show the nodes of the pool, their jobs, and what is missing.")
     two.add_argument("--json", action="store_true", help="print JSON")
-    three = command("revert", _revert, "take back what apply did", change)
-    three.add_argument("--force", action="store_true", help="cancel the jobs that are in the way")
     return parser
 
 
@@ -226,7 +231,7 @@ def _nodes(text: str) -> tuple[str, ...]:
     except ParseError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     if not 0 < len(names) <= _MOST_NODES:
-        raise argparse.ArgumentTypeError(f"1 to {_MOST_NODES} nodes, please, not {text[:80]!r}")
+        raise argparse.ArgumentTypeError(f"not a list of 1 to {_MOST_NODES} nodes: {text[:80]!r}")
     return names
 
 
@@ -254,7 +259,7 @@ def _hours(text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 <= number < 1e6:
-        raise argparse.ArgumentTypeError(f"not a number from 0 on: {text[:40]!r}")
+        raise argparse.ArgumentTypeError(f"not a number of 0 or more: {text[:40]!r}")
     return number
 
 

@@ -1,4 +1,4 @@
-"""Looks at Slurm and the ledger, and gives single orders."""
+"""The edge to Slurm and the ledger: reads what decides, gives single orders."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from standby.pool import file as pool_file
 from standby.pool.file import PoolError, Record
 from standby.pool.lines import has_accounting, named_in
 from standby.pool.members import Sight, Wish, uses
-from standby.pool.objects import Change
+from standby.pool.objects import NO_QOS, Change
 
 SLURM_S = 20.0
-_MOST_COMPANIONS = 64  # that are asked one by one whose they are
+_MOST_LOOKUPS = 64  # jobs, of which each is one call of scontrol
 _CONF_LIMIT = 8 << 20  # bytes
 Confirm = Callable[[str], bool] | None  # None: do not ask
 
@@ -30,8 +30,8 @@ class Seen(NamedTuple):
     config: Mapping[str, str]
 
 
-def look(slurm: Slurm, wish: Wish, state_dir: str) -> Seen:
-    """All that decides, as it is now. Raises SlurmError."""
+def observe(slurm: Slurm, wish: Wish, state_dir: str) -> Seen:
+    """Read all that decides, as it is now. Raises SlurmError."""
     alive(slurm)
     config, nodes = slurm.config(), slurm.nodes()
     partitions, jobs = slurm.partitions(), slurm.placements()
@@ -56,11 +56,11 @@ def check(wish: Wish, seen: Seen, old: Record | None) -> None:
     """Raises BadInput for a wish that this Slurm cannot grant, or that takes what is not ours."""
     if wish.source and wish.source not in seen.sight.partitions:
         there = ", ".join(seen.sight.partitions)
-        raise BadInput(f"--from {wish.source}: Slurm has no such partition; it has {there}")
-    if wish.qos and not has_accounting(seen.config):
+        raise BadInput(f"--from {wish.source}: no such partition in Slurm; it has {there}")
+    if wish.qos not in ("", NO_QOS) and not has_accounting(seen.config):
         raise BadInput(
-            f"--qos {wish.qos}: a QOS needs slurmdbd, and AccountingStorageType is "
-            f"{seen.config.get('AccountingStorageType', 'not set')}; without --qos all else applies"
+            f"--qos {wish.qos}: a QOS needs slurmdbd, but AccountingStorageType is "
+            f"{seen.config.get('AccountingStorageType', 'not set')}; apply without --qos"
         )
 
     for key in ("partition", "backfill"):
@@ -69,9 +69,8 @@ def check(wish: Wish, seen: Seen, old: Record | None) -> None:
         others = [node for node in seen.sight.nodes_of(name) if node not in wish.nodes]
         if others and not ours:
             raise BadInput(
-                f"--{key} {name}: this partition is there already, with nodes that --nodes does "
-                f"not name ({fold(others)}), and would lose them: name them too, or another "
-                f"--{key}"
+                f"--{key} {name}: this partition exists and would lose nodes that --nodes does not "
+                f"name ({fold(others)}): name them too, or another --{key}"
             )
 
 
@@ -79,10 +78,8 @@ def give(slurm: Slurm, order: Change) -> None:
     """Raises SlurmError."""
     if order.action == "create":
         slurm.create_partition(order.partition, order.words())
-    elif order.action == "update":
-        slurm.update_partition(order.partition, order.words())
     else:
-        slurm.delete_partition(order.partition)
+        slurm.update_partition(order.partition, order.words())
 
 
 def slurm_conf(config: Mapping[str, str]) -> str:
@@ -99,19 +96,18 @@ def not_permanent(now: Record, config: Mapping[str, str]) -> list[str]:
     text = slurm_conf(config)
     made = [name for name, one in now.done.items() if one.created]
     lacking = [name for name in made if text and named_in(text, name) is False]
-    file = f"{pool_file.DIRECTORY}/{pool_file.LINES}"
     return [
-        f"partition {name} is not in slurm.conf: the next reconfigure ends it ({file} in the "
-        "state directory has its line)"
+        f"partition {name} is not in slurm.conf: the next reconfigure removes it (robust-standby "
+        "apply prints its line)"
         for name in lacking
     ]
 
 
-def companions(slurm: Slurm, wish: Wish, sight: Sight) -> dict[int, int]:
-    """For the jobs in the pool's partition the training that each is a companion of."""
+def trainings(slurm: Slurm, wish: Wish, sight: Sight) -> dict[int, int]:
+    """Return for each job in the pool's partition the training that it was requested for."""
     found: dict[int, int] = {}
     numbers = sorted({job for use in uses(wish, sight.jobs).values() for job in use.standby})
-    for number in numbers[:_MOST_COMPANIONS]:
+    for number in numbers[:_MOST_LOOKUPS]:
         try:
             found[number] = companion_of(slurm.job(number).comment or "")
         except SlurmError as error:
@@ -125,8 +121,8 @@ def recorded(state_dir: str) -> Record:
     found = pool_file.load(state_dir)
     if found is None:
         raise PoolError(
-            f"no pool is recorded below {state_dir or 'the state directory'}: "
-            "robust-standby apply --nodes … makes one"
+            f"no pool is recorded in {state_dir or 'the state directory'}: create one with "
+            "robust-standby apply --nodes …"
         )
     return found
 

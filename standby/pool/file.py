@@ -18,7 +18,6 @@ from standby.pool.objects import Done
 VERSION = 1
 DIRECTORY = "standby"
 FILE = "pool.json"
-LINES = "slurm.conf.lines"
 _LIMIT = 8 << 20  # bytes
 _TAIL = 64 << 10  # bytes of a node's history: hours of it
 _LONG_TAIL = 4 << 20  # bytes in which a burn-in is looked for: weeks of it
@@ -67,7 +66,7 @@ def load(state_dir: str) -> Record | None:
         raise PoolError(f"{place}: {_said(error)}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise PoolError(
-            f"{place} cannot be read ({error}): repair it; it says what to revert"
+            f"{place} cannot be read ({error}): repair it; it lists the nodes taken from --from"
         ) from error
     if found.v != VERSION:
         raise PoolError(f"{place} is of version {found.v}: use the release that wrote it")
@@ -78,8 +77,8 @@ def demand(state_dir: str) -> None:
     """The state directory must be there: it is never made, it may only not be mounted."""
     if not state_dir:
         raise PoolError(
-            "no state_dir: name an absolute path in robust.toml or with --state-dir, on a file "
-            "system that all nodes see"
+            "no state_dir is set: name an absolute path on a shared file system, in robust.toml or "
+            "with --state-dir"
         )
     try:
         os.close(rootfiles.open_dir(state_dir))
@@ -101,7 +100,7 @@ def locked(state_dir: str) -> Iterator[int]:
         try:
             held = rootfiles.lock(directory, "lock", wait=False)
         except BlockingIOError:
-            raise PoolError(f"{place}/lock: another robust-standby is at work; try again") from None
+            raise PoolError(f"{place}/lock: another robust-standby is running; try again") from None
         except OSError as error:
             raise PoolError(f"{place}/lock: {_said(error)}") from error
         try:
@@ -114,29 +113,21 @@ def locked(state_dir: str) -> Iterator[int]:
 
 def save(directory: int, record: Record) -> None:
     """Replace the record as a whole. Raises PoolError; then the old one stands."""
-    _put(directory, FILE, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
-
-
-def save_lines(directory: int, text: str) -> None:
-    _put(directory, LINES, text.encode())
-
-
-def _put(directory: int, name: str, content: bytes) -> None:
+    content = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
     try:
-        rootfiles.replace(directory, name, content)
+        rootfiles.replace(directory, FILE, content)
     except OSError as error:
-        raise PoolError(f"{DIRECTORY}/{name} cannot be written: {_said(error)}") from error
+        raise PoolError(f"{DIRECTORY}/{FILE} cannot be written: {_said(error)}") from error
 
 
 def remove(directory: int) -> None:
-    """After a revert nothing is recorded."""
-    for name in (FILE, LINES):
-        try:
-            os.unlink(name, dir_fd=directory)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise PoolError(f"{DIRECTORY}/{name} cannot be removed: {_said(error)}") from error
+    """Remove the record of an apply that changed nothing. Raises PoolError."""
+    try:
+        os.unlink(FILE, dir_fd=directory)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise PoolError(f"{DIRECTORY}/{FILE} cannot be removed: {_said(error)}") from error
 
 
 def proofs(

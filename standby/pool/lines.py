@@ -26,26 +26,26 @@ def has_accounting(config: Mapping[str, str]) -> bool:
 
 
 def preemption(wish: Wish, config: Mapping[str, str]) -> list[Want]:
-    """The settings without which a low-priority partition would keep companions waiting."""
+    """Return the settings without which trainings would wait for low-priority jobs."""
     if not wish.backfill:
         return []
     kind, mode = value_of(config, "PreemptType"), value_of(config, "PreemptMode")
     good: Level = "ok" if kind == PREEMPT_TYPE else "fix"
     why = (
-        f"jobs of partition {wish.backfill} make way for companions. It holds for all partitions "
-        "that share nodes: write PreemptMode=OFF into those whose jobs must never be ended"
+        f"preempts jobs of partition {wish.backfill} when a training needs their node. It "
+        "holds for all partitions that share nodes: write PreemptMode=OFF where jobs must not end"
     )
     if kind not in ("", "preempt/none", PREEMPT_TYPE):
-        why += f"; {kind} is in force now: whoever relies on it must agree"
+        why += f"; replaces {kind}, which is in force now"
     found = [Want("PreemptType", kind, PREEMPT_TYPE, good, why, True)]
     good = "ok" if mode.upper().split(",")[0] not in ("", "OFF") else "fix"
-    why = "what becomes of a job that makes way: REQUEUE, or CANCEL where it cannot be requeued"
+    why = "requeues preempted jobs, and cancels those that cannot be requeued"
     found.append(Want("PreemptMode", mode, mode if good == "ok" else "REQUEUE", good, why, True))
     return found
 
 
 def partition_lines(wanted: Mapping[str, Target], done: Mapping[str, Done]) -> list[Want]:
-    """The partitions that apply made, as lines; of the site's own the words that it changed."""
+    """Return the lines of the partitions that apply created, and the words of those it changed."""
     found = []
     for name, target in wanted.items():
         one = done.get(name)
@@ -55,10 +55,14 @@ def partition_lines(wanted: Mapping[str, Target], done: Mapping[str, Done]) -> l
         words = {"Nodes": fold(target.nodes)}
         if one.created:
             words |= {**settings, **target.initial}
-            why, where, head = f"the partition {name}, which apply made", SLURM_CONF, [_head(name)]
+            why, where, head = (
+                f"partition {name}, created by robust-standby apply",
+                SLURM_CONF,
+                [_head(name)],
+            )
         else:
-            words |= {k: v for k, v in settings.items() if k in one.settings}
-            why = f"these words of partition {name} were changed; the others stay as they are"
+            words |= settings
+            why = f"settings of partition {name} that robust-standby apply changed"
             where, head = f"in the line {_head(name)}", []
         line = " ".join([*head, *(f"{k}={v}" for k, v in words.items())])
         found.append(Want("PartitionName", "", name, "fix", why, True, line, where))

@@ -1,4 +1,4 @@
-"""The nodes of the pool: who may join, who stays, who is on the way. Pure.
+"""The nodes of the pool: which may join, which stay, which are on the way. Pure.
 
 A node joins when the node gate has seen it well within the last hours; what is recorded of it is
 the gate's, which is root's. A member stays until the pool is larger than wanted: a drained one
@@ -21,13 +21,14 @@ HOUR = 3600.0
 SKEW_S = 300.0  # by how much a node's clock may be ahead of ours
 
 
-class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Wish(msgspec.Struct, frozen=True):
     """The admin's wishes. Empty names: none.
 
     ``nodes`` may join, in this order, until ``size`` of them are free; ``source`` is the partition
     that they are taken from and given back to; ``backfill`` one over the same nodes whose jobs
-    make way for companions. ``refill`` "pool": nodes of ``source`` that come back repaired may
-    join too. ``proof_hours``: how old a node's last passed check may be when it joins; 0: any.
+    are preempted when a training needs a node. ``refill`` "pool": nodes of ``source`` that come
+    back repaired may join too. ``proof_hours``: the maximum age of a node's last passed check when
+    it joins; 0: any.
     ``burn_in_hours``: the same of its last passed burn-in.
     """
 
@@ -43,7 +44,7 @@ class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Use(NamedTuple):
-    """The jobs on a node: companions in the pool's partition, low-priority ones, any others."""
+    """The jobs on a node: standby allocations, low-priority ones, any others."""
 
     standby: tuple[int, ...] = ()
     lent: tuple[int, ...] = ()
@@ -100,7 +101,7 @@ def why_not(name: str, wish: Wish, sight: Sight) -> str:
     """Return the reason why a node may not join; "" if it may."""
     node = sight.nodes.get(name)
     if node is None:
-        return "Slurm knows no such node"
+        return "Slurm does not know this node"
     if not node.usable:
         reason = f", {node.reason}" if node.reason else ""
         return f"{'+'.join(sorted(node.state))}{reason}"
@@ -116,12 +117,12 @@ def _unproven(wish: Wish, proof: Proof, now: float) -> str:
     if proof.failed > proof.passed:
         return f"its last check failed {ago(proof.failed, now)}: {proof.why}"
     if not proof.passed:
-        return "no check of it is on record: is the node gate there (robust-admin doctor)?"
+        return "no check is on record; see robust-admin doctor"
     age = now - proof.passed
     if age > wish.proof_hours * HOUR:
-        return f"last seen well {ago(proof.passed, now)}, {wish.proof_hours:g} h are allowed"
+        return f"last check passed {ago(proof.passed, now)}; --proof-hours is {wish.proof_hours:g}"
     if age < -SKEW_S:
-        return f"its clock, or this one, is wrong: its last check is {-age:.0f} s ahead"
+        return f"its last check is {-age:.0f} s in the future: its clock or this node's is wrong"
     return ""
 
 
@@ -129,9 +130,9 @@ def _unburned(name: str, wish: Wish, proof: Proof, now: float) -> str:
     if not wish.burn_in_hours:
         return ""
     if not proof.burned:
-        return f"no passed burn-in of it is on record: robust-health burn-in {name}"
+        return f"no passed burn-in is on record; run robust-health burn-in {name}"
     if now - proof.burned > wish.burn_in_hours * HOUR:
-        return f"last burn-in {ago(proof.burned, now)}, {wish.burn_in_hours:g} h are allowed"
+        return f"last burn-in {ago(proof.burned, now)}; --burn-in-hours is {wish.burn_in_hours:g}"
     return ""
 
 
@@ -159,7 +160,8 @@ def choose(
     returned += [name for name, m in admitted.items() if m.returned and name not in wish.nodes]
     candidates = dict.fromkeys((*wish.nodes, *returned))
     old = [name for name in candidates if name in admitted and name in sight.nodes]
-    stay = [name for name in old if use.get(name, Use()).standby or not sight.nodes[name].usable]
+    away = [name for name in old if wish.size and not sight.nodes[name].usable]
+    stay = [name for name in old if name in away or use.get(name, Use()).standby]
     ready = [name for name in old if name not in stay]
     # One that the list no longer names leaves when its job is over.
     stay += [
@@ -177,7 +179,7 @@ def choose(
             new.append(name)
         elif name in wish.nodes:
             refused[name] = why
-    # Whoever a companion runs on already has its proof and its work: it only takes no place.
+    # A node with a standby allocation is proven and at work: it only takes no free seat.
     held = [name for name in new if use.get(name, Use()).standby]
     idle = [name for name in new if name not in held and not use.get(name, Use()).other]
     busy = [name for name in new if name not in held and name not in idle]
@@ -192,7 +194,7 @@ def choose(
 def demote(choice: Choice, wish: Wish, sight: Sight, admitted: Mapping[str, Member]) -> Choice:
     """The choice without newcomers on which a job started meanwhile: they come later.
 
-    In the pool's partition a companion could end that job.
+    In the pool's partition a standby allocation could end that job.
     """
     use = uses(wish, sight.jobs)
     late = {n for n in choice.members if n not in admitted and use.get(n, Use()).other}

@@ -1,16 +1,15 @@
-"""From the pool that is wanted to changes of Slurm's partitions, and back again. Pure.
+"""From the pool that is wanted to changes of Slurm's partitions. Pure.
 
-A change names only what it changes. What apply did is kept as ``Done`` for each partition, as a
-net effect over all its runs, so that revert takes back that and nothing else.
+A change names only what it changes. ``Done`` keeps, for each partition, what later runs need: that
+apply created it, and which nodes it took out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from robust_slurm.slurm import Partition
 from robust_slurm.slurm.values import fold
@@ -18,12 +17,13 @@ from standby.pool.members import Choice, Wish
 
 STANDBY_TIER = 100  # PriorityTier; Slurm's default is 1
 BACKFILL_TIER = 1
+NO_QOS = "none"
 
 
 class Change(NamedTuple):
     """One order. ``nodes`` None: they stay as they are."""
 
-    action: Literal["create", "update", "delete"]
+    action: Literal["create", "update"]
     partition: str
     settings: Mapping[str, str] = {}
     nodes: tuple[str, ...] | None = None
@@ -39,11 +39,9 @@ class Change(NamedTuple):
 
 
 class Done(Struct, frozen=True):
-    """The changes that apply made to a partition; ``settings``: key to values before, after."""
+    """The changes that apply made to a partition; ``removed``: nodes that it took out."""
 
     created: bool = False
-    settings: Mapping[str, tuple[str, str]] = {}
-    added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
 
 
@@ -71,7 +69,9 @@ def known(names: Iterable[str], nodes: Container[str]) -> tuple[tuple[str, ...],
 
 
 def gone_notes(partition: str, names: Iterable[str]) -> list[str]:
-    return [f"partition {partition}: Slurm knows no node {name}: left out" for name in names]
+    return [
+        f"partition {partition}: Slurm does not know node {name}; it is left out" for name in names
+    ]
 
 
 def targets(
@@ -98,11 +98,8 @@ def targets(
         rest, gone = known((name for name in (*now, *back) if name not in held), nodes)
         found[wish.source] = Target(rest, made=False, gone=gone)
     settings: dict[str, str] = {}
-    was, ours = done.get(wish.partition, Done()).settings.get("QoS", ("", ""))
     if wish.qos:
-        settings["QoS"] = wish.qos
-    elif was != ours:  # one of ours that is no longer wanted
-        settings["QoS"] = was
+        settings["QoS"] = "" if wish.qos == NO_QOS else wish.qos
     if lends:
         present = partitions.get(wish.partition)
         tier = _tier(present)
@@ -166,81 +163,9 @@ def setting(partition: Partition, key: str) -> str:
 def record(done: Mapping[str, Done], change: Change, present: Partition | None) -> dict[str, Done]:
     """Add a change to those done; ``present`` is the partition just before it."""
     before = done.get(change.partition, Done())
-    if change.action == "delete":
-        return {name: one for name, one in done.items() if name != change.partition}
     if present is None:
-        made = {key: ("", value) for key, value in change.settings.items()}
-        return {**done, change.partition: replace(before, created=True, settings=made)}
-    settings = dict(before.settings)
-    for key, value in change.settings.items():
-        original = settings[key][0] if key in settings else setting(present, key)
-        settings[key] = (original, value)
-    added, removed = set(before.added), set(before.removed)
+        return {**done, change.partition: Done(True, before.removed)}
+    removed = set(before.removed)
     if change.nodes is not None:
-        came = set(change.nodes) - set(present.nodes)
-        went = set(present.nodes) - set(change.nodes)
-        added, removed = (added | (came - removed)) - went, (removed | (went - added)) - came
-    one = Done(before.created, settings, tuple(sorted(added)), tuple(sorted(removed)))
-    return {**done, change.partition: one}
-
-
-def undo(
-    done: Mapping[str, Done], partitions: Mapping[str, Partition], nodes: Container[str]
-) -> tuple[list[Change], list[str]]:
-    """The changes that take it back, and notes on what somebody else changed since.
-
-    ``nodes``: what Slurm knows.
-    """
-    first: list[Change] = []
-    last: list[Change] = []
-    notes: list[str] = []
-    for name, one in done.items():
-        present = partitions.get(name)
-        if present is None:
-            notes.append(f"partition {name} is gone already")
-            continue
-        if one.created:
-            first.append(Change("delete", name))
-            continue
-        settings: dict[str, str] = {}
-        for key, (before, after) in one.settings.items():
-            now = setting(present, key)
-            if now.lower() == after.lower():
-                settings[key] = before
-            elif now.lower() != before.lower():
-                notes.append(f"partition {name}: {key}={now} is not ours ({after}): left")
-        stay = [node for node in present.nodes if node not in one.added]
-        back_then, gone = known((*stay, *one.removed), nodes)
-        notes += gone_notes(name, gone)
-        same = set(back_then) == set(present.nodes)
-        if settings or not same:
-            back = Change("update", name, settings, None if same else back_then)
-            (last if one.removed else first).append(back)
-    return [*first, *last], notes
-
-
-def differences(wanted: Mapping[str, Target], partitions: Mapping[str, Partition]) -> list[str]:
-    """Return the differences between Slurm and what was applied, for people."""
-    found: list[str] = []
-    for name, target in wanted.items():
-        present = partitions.get(name)
-        if present is None:
-            found.append(f"there is no partition {name}" + _gone(target))
-            continue
-        for key, value in target.settings.items():
-            if not _same(present, key, value):
-                found.append(f"partition {name}: {key}={setting(present, key)}, not {value}")
-        found += _nodes(name, "lacks", set(target.nodes) - set(present.nodes))
-        found += _nodes(name, "has", set(present.nodes) - set(target.nodes))
-        if target.made and present.state != "UP":
-            found.append(f"partition {name} is {present.state}")
-    return found
-
-
-def _gone(target: Target) -> str:
-    return " (a reconfigure brings back slurm.conf's only)" if target.made else ""
-
-
-def _nodes(partition: str, word: str, names: Iterable[str]) -> Sequence[str]:
-    listed = fold(sorted(names))
-    return [f"partition {partition} {word} {listed}"] if listed else []
+        removed = (removed | set(present.nodes)) - set(change.nodes)
+    return {**done, change.partition: Done(before.created, tuple(sorted(removed)))}

@@ -1,4 +1,4 @@
-"""The place of the pool's record, and the name of its partition, as the settings say.
+"""The settings of the pool: where its record is, and the name of its partition.
 
 Root follows no file that others can write, and no variable that names another directory: it takes
 what the node gate takes, the site's file, and what stands on the command line.
@@ -17,22 +17,22 @@ from robust_slurm.slurm.objects import partition_name
 PARTITION = str(FIELDS["standby_partition"].default)
 
 
-class Place(NamedTuple):
+class PoolSettings(NamedTuple):
     """``state_dir``: absolute; "": none is set."""
 
     state_dir: str
     partition: str
 
 
-def place(state_dir: str | None, environ: Mapping[str, str], uid: int) -> Place:
+def pool_settings(state_dir: str | None, environ: Mapping[str, str], uid: int) -> PoolSettings:
     """The settings for this user; ``state_dir`` is the command line's. Raises ConfigError."""
     if uid == 0:
         return _roots(state_dir, environ.get("ROBUST_SITE_CONFIG", ""))
     config = load(cli={"robust-state-dir": state_dir} if state_dir else {}, env=environ)
-    return Place(str(config.state_dir), config.standby_partition or PARTITION)
+    return PoolSettings(str(config.state_dir), config.standby_partition or PARTITION)
 
 
-def _roots(state_dir: str | None, named: str) -> Place:
+def _roots(state_dir: str | None, named: str) -> PoolSettings:
     path = named or SITE_FILE
     try:
         found = parse(read(path)[0])
@@ -51,6 +51,6 @@ def _roots(state_dir: str | None, named: str) -> Place:
     elif kept and not kept.startswith("/"):
         raise ConfigError(f"{path}: state_dir = {kept!r}: root needs an absolute path")
     try:
-        return Place(kept.rstrip("/"), partition_name(partition))
+        return PoolSettings(kept.rstrip("/"), partition_name(partition))
     except ValueError as error:
         raise ConfigError(f"{path}: standby_partition: {error}") from None

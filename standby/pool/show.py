@@ -11,7 +11,7 @@ from robust_slurm.slurm import Node
 from standby.pool.file import Record, taken
 from standby.pool.lines import preemption, preempts
 from standby.pool.members import HOUR, Choice, Sight, Use, Wish, choose, shared, uses
-from standby.pool.objects import differences, gone_notes, known, targets
+from standby.pool.objects import changes, gone_notes, known, targets
 from status.pool import Pool, Stock, span, stock, told
 
 JSON_VERSION = 1
@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 class View(NamedTuple):
-    """``differs``: from what was applied; ``notes``: what else is not as it should be."""
+    """``differs``: changes that bring back what was applied; ``notes``: other shortcomings."""
 
     stock: Stock
     rows: Sequence[Row]
@@ -56,10 +56,10 @@ def view(
     record: Record,
     sight: Sight,
     config: Mapping[str, str],
-    companions: Mapping[int, int],
+    owners: Mapping[int, int],
     told_elsewhere: Sequence[str] = (),
 ) -> View:
-    """``companions``: jobs of the pool's partition, and the training that each one is for."""
+    """Return the pool as shown; ``owners``: job in the pool's partition → its training."""
     wish, left = record.wish, applied(record, sight.nodes)
     use = uses(wish, sight.jobs)
     on = preempts(config)
@@ -70,7 +70,7 @@ def view(
         Row(
             name,
             "+".join(sorted(sight.nodes[name].state)) if name in sight.nodes else "gone",
-            _use(sight.nodes.get(name), use.get(name, Use()), companions),
+            _use(sight.nodes.get(name), use.get(name, Use()), owners),
             sight.now - record.admitted[name].since if name in record.admitted else None,
             _age(sight.proofs.get(name, Proof()).passed, sight.now),
             _age(sight.proofs.get(name, Proof()).burned, sight.now),
@@ -84,15 +84,15 @@ def view(
         now.refused,
         [name for name in now.members if name not in record.admitted],
         left.claims,
-        differences(wanted, sight.partitions),
+        [str(order) for order in changes(wanted, sight.partitions)],
         [*notes(wish, left.members, sight, config), *gone, *told_elsewhere],
     )
 
 
-def _use(node: Node | None, use: Use, companions: Mapping[int, int]) -> str:
+def _use(node: Node | None, use: Use, owners: Mapping[int, int]) -> str:
     parts = []
     for job in use.standby:
-        of = companions.get(job, 0)
+        of = owners.get(job, 0)
         parts.append(f"job {job}" + (f", standby of job {of}" if of else ""))
     parts += [f"lent to job {job}" for job in use.lent]
     parts += [f"job {job} of another partition" for job in use.other]
@@ -112,24 +112,35 @@ def notes(
     for name, nodes in shared(wish, members, sight.partitions).items():
         these = f"{len(nodes)} of its nodes" if len(nodes) > 1 else nodes[0]
         ends = preempts(config) and sight.partitions[name].raw.get("PreemptMode") != "OFF"
-        also = ", and companions end those jobs" if ends else ""
-        yield f"partition {name} has {these} too: its jobs can take them{also} (--from {name})"
+        also = ", and trainings that need a standby node end those jobs" if ends else ""
+        yield (
+            f"partition {name} also has {these}: its jobs can occupy them{also}; remove them from "
+            f"it with --from {name}"
+        )
+    for name in {wish.partition, wish.backfill} & set(sight.partitions):
+        if sight.partitions[name].state != "UP":
+            yield f"partition {name} is {sight.partitions[name].state}"
     if any(want.level == "fix" for want in preemption(wish, config)):
         lines = " and ".join(w.line() for w in preemption(wish, config) if w.level == "fix")
         if wish.backfill in sight.partitions:
             yield (
-                f"jobs in partition {wish.backfill} make no way for companions, which wait for "
+                f"jobs in partition {wish.backfill} are not preempted, so trainings wait for "
                 f"them: slurm.conf needs {lines}"
             )
         else:
-            yield f"no partition {wish.backfill} yet: slurm.conf needs {lines}, then apply again"
+            yield (
+                f"partition {wish.backfill} is not created: write {lines} into slurm.conf, then "
+                "apply again"
+            )
     every = seconds(value_of(config, "HealthCheckInterval"))
     if wish.proof_hours and (not value_of(config, "HealthCheckProgram") or not every):
-        yield "no HealthCheckProgram runs: idle nodes are not checked (robust-admin doctor)"
+        yield "no HealthCheckProgram runs, so idle nodes are not checked; see robust-admin doctor"
     elif wish.proof_hours and every and wish.proof_hours * HOUR < 2 * max(every, HOUR):
-        yield f"checks are written down once an hour: proof of {wish.proof_hours:g} h is too short"
+        yield (
+            f"--proof-hours {wish.proof_hours:g} is too short: passed checks are recorded hourly"
+        )
     if sight.unread:
-        yield f"the nodes' checks cannot be read, nobody new joins: {sight.unread}"
+        yield f"no node can join, since the records of checks cannot be read: {sight.unread}"
 
 
 def as_text(found: View) -> str:
@@ -150,11 +161,12 @@ def as_text(found: View) -> str:
             cells = [row[:-1] for row in cells]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines += ["", *("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)]
-    lines += _section("may join", dict.fromkeys(found.joining, ""))
-    lines += _section("on their way", dict.fromkeys(found.claims, "when their jobs are over"))
+    lines += _section("may join at the next apply", dict.fromkeys(found.joining, ""))
+    lines += _section("join when their jobs end", dict.fromkeys(found.claims, ""))
     lines += _section("not admitted", found.refused)
-    lines += ["", "differs from what was applied:"] if found.differs else []
-    lines += [f"  {text}" for text in found.differs]
+    if found.differs:
+        lines += ["", "Slurm differs from what was applied; robust-standby apply would order:"]
+        lines += [f"  {text}" for text in found.differs]
     lines += ["", *(f"note: {text}" for text in found.notes)] if found.notes else []
     return "\n".join(lines) + "\n"
 

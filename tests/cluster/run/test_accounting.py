@@ -121,7 +121,7 @@ def test_the_pools_own_qos_goes_before_the_jobs(slurm: Cluster) -> None:
     training.check_done()
     ((lost, came),) = training.incidents()[0]["swaps"]
     assert lost == "n2" and came in ("s1", "s2")
-    pool.run("revert", "--yes")
+    pool.run("apply", "--yes", "--qos", "none")
     assert pool.partition("standby")["QoS"] == "N/A"
 
 

@@ -36,11 +36,3 @@ def test_placements() -> None:
         1: ("standby", ("s1", "s2", "s4")),
         4: ("low", ("s3",)),
     }
-
-
-def test_a_partition_in_use_is_a_conflict() -> None:
-    slurm = FakePartitions(standby="s1")
-    slurm.jobs = {1: FakeJob("standby", "s1")}
-    with pytest.raises(SlurmError) as caught:
-        slurm.door().delete_partition("standby")
-    assert caught.value.kind == "conflict"

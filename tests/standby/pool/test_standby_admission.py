@@ -83,16 +83,16 @@ def test_a_pass_is_written_once_an_hour(events: list[Event], expected: bool) -> 
         ("", "MIXED", WELL, {}),
         ("DRAIN+IDLE", "IDLE+DRAIN", WELL, {}),
         ("DOWN+NOT_RESPONDING", "DOWN*", WELL, {}),
-        ("no check of it is on record", "IDLE", Proof(), {}),
+        ("no check is on record", "IDLE", Proof(), {}),
         ("its last check failed 2 min ago: r", "IDLE", Proof(NOW - 200, NOW - 120, "r"), {}),
         ("", "IDLE", Proof(NOW - 60, NOW - 120, "r"), {}),
-        ("last seen well 25 h ago, 24 h are allowed", "IDLE", Proof(NOW - 25 * HOUR), {}),
+        ("last check passed 25 h ago; --proof-hours is 24", "IDLE", Proof(NOW - 25 * HOUR), {}),
         ("", "IDLE", Proof(), {"proof_hours": 0.0}),
-        ("its clock, or this one", "IDLE", Proof(NOW + HOUR), {}),
-        ("no passed burn-in of it is on record", "IDLE", WELL, {"burn_in_hours": 48.0}),
+        ("its last check is", "IDLE", Proof(NOW + HOUR), {}),
+        ("no passed burn-in is on record", "IDLE", WELL, {"burn_in_hours": 48.0}),
         ("", "IDLE", WELL._replace(burned=NOW - 2 * HOUR), {"burn_in_hours": 48.0}),
         (
-            "last burn-in 2 h ago, 1 h are allowed",
+            "last burn-in 2 h ago; --burn-in-hours is 1",
             "IDLE",
             WELL._replace(burned=NOW - 2 * HOUR),
             {"burn_in_hours": 1.0},
@@ -103,7 +103,7 @@ def test_a_pass_is_written_once_an_hour(events: list[Event], expected: bool) -> 
             Proof(burned=NOW - 2 * HOUR),
             {"proof_hours": 0.0, "burn_in_hours": 48.0},
         ),
-        ("no check of it", "IDLE", Proof(burned=NOW - 60), {"burn_in_hours": 48.0}),
+        ("no check is", "IDLE", Proof(burned=NOW - 60), {"burn_in_hours": 48.0}),
     ],
 )
 def test_admission(why: str, state: str, proof: Proof, more: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ def test_admission(why: str, state: str, proof: Proof, more: dict[str, Any]) -> 
 
 
 def test_unknown_nodes_and_a_ledger_that_is_not_there() -> None:
-    assert why_not("x9", WISH, sight()) == "Slurm knows no such node"
+    assert why_not("x9", WISH, sight()) == "Slurm does not know this node"
     assert "disk is dead" in why_not("s1", WISH, sight(unread="disk is dead"))
 
 

@@ -1,4 +1,4 @@
-"""robust-standby apply, show and revert, with everything as it should be or changing meanwhile."""
+"""robust-standby apply and show, with everything as it should be or changing meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from standby_site import Site
 from health.node.system import Event
 from robust_slurm.slurm.values import expand
 from standby.pool import cli
-from standby.pool import file as pool_file
 from status.cli import main as robust_status
 
 
@@ -23,7 +22,7 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def test_apply_show_revert(tmp_path: Path) -> None:
+def test_apply_show_give_back(tmp_path: Path) -> None:
     site = Site(tmp_path, train="n[1-2],s[1-3]")
     site.slurm.preempt()
     text = site.apply("--nodes", "s[1-3]", "--size", "2", "--from", "train", "--backfill", "low")
@@ -33,7 +32,7 @@ def test_apply_show_revert(tmp_path: Path) -> None:
     assert site.slurm.nodes_of("standby") == site.slurm.nodes_of("low") == "s[1-2]"
     assert site.slurm.orders[0].startswith("update train")  # out of train before anything else
     assert list(site.record.admitted) == ["s1", "s2"]
-    assert "PartitionName=low" in (site.state / "standby" / "slurm.conf.lines").read_text()
+    assert "PartitionName=low Nodes=s[1-2]" in text and "# partition low, created by" in text
 
     site.slurm.orders.clear()
     assert "nothing to change" in site.apply() and site.slurm.orders == []
@@ -46,14 +45,24 @@ def test_apply_show_revert(tmp_path: Path) -> None:
     assert "pool standby: 1 of 2 nodes free (1 lent), 1 in use; short 1" in shown
     assert "job 4, standby of job 3" in shown and "lent to job 5" in shown
 
-    code, text = site.run("revert", "--yes")
-    assert code == 1 and "in use: job 4 of ada" in text and "--force" in text
-    assert site.slurm.orders == []
-    code, text = site.run("revert", "--yes", "--force")
-    assert code == 0 and site.slurm.jobs == {}
-    assert {n: site.slurm.nodes_of(n) for n in site.slurm.partitions} == {"train": "n[1-2],s[1-3]"}
-    assert pool_file.load(str(site.state)) is None
-    assert site.run("revert", "--yes") == (0, "nothing was applied\n")
+    site.apply("--size", "0")  # the node in use stays until its job ends
+    assert site.slurm.nodes_of("standby") == site.slurm.nodes_of("low") == "s1"
+    site.slurm.jobs, site.slurm.nodes["s1"] = {}, ("IDLE+DRAIN", "robust:node:xid-79")
+    site.apply()
+    assert site.slurm.nodes_of("train") == "n[1-2],s[1-3]"
+    assert site.slurm.nodes_of("standby") == site.slurm.nodes_of("low") == ""
+
+
+def test_the_record_of_the_last_release_is_read(tmp_path: Path) -> None:
+    site = Site(tmp_path, train="n[1-2],s[1-3]")
+    site.apply("--nodes", "s[1-3]", "--from", "train")
+    file = site.state / "standby" / "pool.json"
+    old = json.loads(file.read_text())
+    for one in old["done"].values():
+        one |= {"settings": {"QoS": ["", "high"]}, "added": []}
+    file.write_text(json.dumps(old))
+    site.apply("--size", "1")
+    assert site.slurm.nodes_of("train") == "n[1-2],s[2-3]"
 
 
 def test_only_proven_nodes_join(tmp_path: Path) -> None:
@@ -63,14 +72,12 @@ def test_only_proven_nodes_join(tmp_path: Path) -> None:
     (site.state / "nodes" / "s3.jsonl").unlink()
     text = site.apply("--nodes", "s[1-4]")
     assert "not admitted: s2: its last check failed 30 s ago: robust:node:xid-79" in text
-    assert "not admitted: s3: no check of it is on record" in text
-    assert "not admitted: s4: Slurm knows no such node" in text
+    assert "not admitted: s3: no check is on record" in text
+    assert "not admitted: s4: Slurm does not know this node" in text
     assert site.slurm.nodes_of("standby") == "s1"
     site.happened(Event(time.time(), "undrain", "b", {}), "s2")
     site.apply()
     assert site.slurm.nodes_of("standby") == "s[1-2]"
-    assert site.run("revert", "--yes")[0] == 0
-    assert site.slurm.nodes_of("standby") == "s[1-3]"  # as it was found
 
 
 def test_only_burned_in_nodes_join_where_the_pool_asks_for_it(site: Site) -> None:
@@ -80,7 +87,7 @@ def test_only_burned_in_nodes_join_where_the_pool_asks_for_it(site: Site) -> Non
         site.happened(Event(time.time() - age, "run", "b", {"closed": False, "x": "y" * 80}), "s1")
     text = site.apply("--nodes", "s[1-3]", "--burn-in-hours", "72")
     assert list(site.record.admitted) == ["s1"]
-    assert "not admitted: s2: no passed burn-in of it is on record: robust-health burn-in" in text
+    assert "not admitted: s2: no passed burn-in is on record; run robust-health burn-in" in text
     shown = site.run("show")[1]
     assert "BURN-IN" in shown and "30 h ago" in shown
     site.apply("--burn-in-hours", "0")
@@ -100,19 +107,21 @@ def test_what_slurm_lost_is_shown_and_made_again(site: Site) -> None:
     del site.slurm.partitions["standby"]  # a reconfigure
     site.slurm.partitions["train"]["Nodes"] = "n[1-2],s[1-3]"
     code, shown = site.run("show")
-    assert code == 1 and "there is no partition standby" in shown
-    assert "partition train has s[1-3]" in shown
+    assert code == 1 and "create PartitionName=standby" in shown
+    assert "update PartitionName=train Nodes=n[1-2]" in shown
     site.apply()
     assert site.slurm.nodes_of("standby") == "s[1-3]" and site.slurm.nodes_of("train") == "n[1-2]"
     assert site.run("show")[0] == 0
-    site.run("revert", "--yes")
+    site.apply("--size", "0")
     assert site.slurm.nodes_of("train") == "n[1-2],s[1-3]"
 
 
 def test_without_preemption_nothing_is_lent(site: Site) -> None:
     text = site.apply("--nodes", "s[1-3]", "--backfill", "low")
     assert "low" not in site.slurm.partitions
-    assert "slurm.conf needs PreemptType=preempt/partition_prio and PreemptMode=REQUEUE" in text
+    assert (
+        "write PreemptType=preempt/partition_prio and PreemptMode=REQUEUE into slurm.conf" in text
+    )
     site.slurm.preempt()
     site.apply()
     assert site.slurm.nodes_of("low") == "s[1-3]"
@@ -126,9 +135,8 @@ def test_preemption_that_was_switched_off_later(site: Site) -> None:
     text = site.apply("--size", "2")
     assert site.slurm.nodes_of("low") == site.slurm.nodes_of("standby") == "s[1-2]"
     for said in (text, site.run("show")[1]):
-        assert "jobs in partition low make no way for companions" in said
-        assert "no partition low yet" not in said
-    assert site.run("revert", "--yes")[0] == 0 and "low" not in site.slurm.partitions
+        assert "jobs in partition low are not preempted" in said
+        assert "partition low is not created" not in said
 
 
 def test_a_node_that_slurm_no_longer_knows_is_named_in_no_order(tmp_path: Path) -> None:
@@ -138,12 +146,11 @@ def test_a_node_that_slurm_no_longer_knows_is_named_in_no_order(tmp_path: Path) 
     for partition in ("train", "standby"):  # as the restarted slurmctld has them
         nodes = [n for n in expand(site.slurm.nodes_of(partition)) if n != "s2"]
         site.slurm.partitions[partition]["Nodes"] = ",".join(nodes)
-    gone = "note: partition train: Slurm knows no node s2: left out"
+    gone = "note: partition train: Slurm does not know node s2; it is left out"
     assert gone in site.apply("--size", "1")
     assert site.slurm.nodes_of("train") == "n[1-2],s3"
-    assert gone in site.run("show")[1] and "lacks" not in site.run("show")[1]
-    code, text = site.run("revert", "--yes")
-    assert code == 0 and gone in text
+    assert gone in site.run("show")[1] and "would order" not in site.run("show")[1]
+    assert gone in site.apply("--size", "0")
     assert site.slurm.partitions["train"]["TotalNodes"] == "4"
     assert site.slurm.nodes_of("train") == "n[1-2],s[1,3]"
 
@@ -161,19 +168,6 @@ def test_a_partition_of_somebody_elses_is_not_made_smaller(
     assert site.slurm.nodes_of("standby") == "s[1-2]"
 
 
-def test_revert_says_what_slurm_conf_needs(tmp_path: Path) -> None:
-    site = Site(tmp_path, train="n[1-2],s[1-3]")
-    file = tmp_path / "slurm.conf"
-    file.write_text("PartitionName=train Nodes=n[1-2]\nPartitionName=standby Nodes=s[1-3]\n")
-    site.slurm.config["SLURM_CONF"] = str(file)
-    site.apply("--nodes", "s[1-3]", "--from", "train")
-    text = site.run("revert", "--yes")[1]
-    assert "slurm.conf still has partition standby: its line brings it back" in text
-    assert (
-        "partition train was changed for the pool, write there again: Nodes=n[1-2],s[1-3]" in text
-    )
-
-
 def test_what_changes_while_it_asks_is_asked_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,25 +181,13 @@ def test_what_changes_while_it_asks_is_asked_again(
 
     monkeypatch.setattr(cli.flow, "confirm", confirm)
     code, text = site.run("apply", "--nodes", "s[1-3]", "--size", "1")
-    assert code == 0 and len(asked) == 2 and "not as it was" in text
+    assert code == 0 and len(asked) == 2 and "Slurm has changed meanwhile" in text
     assert site.slurm.nodes_of("standby") == "s2"
-    asked.clear()
-
-    def starts(question: str) -> bool:
-        asked.append(question)
-        site.slurm.jobs = {4: FakeJob("standby", "s2")}
-        return True
-
-    monkeypatch.setattr(cli.flow, "confirm", starts)
-    code, text = site.run("revert")
-    assert code == 1 and len(asked) == 1 and "in use: job 4" in text
-    assert site.slurm.nodes_of("standby") == "s2" and 4 in site.slurm.jobs
 
 
 def test_dry_run_changes_nothing(site: Site) -> None:
     code, text = site.run("apply", "--dry-run", "--nodes", "s[1-3]", "--size", "1")
     assert code == 0 and text == "update PartitionName=standby Nodes=s1\n"
-    assert site.run("revert", "--dry-run") == (0, "nothing was applied\n")
     assert site.slurm.orders == [] and not (site.state / "standby").exists()
 
 

@@ -65,9 +65,6 @@ class FakePartitions:
             return Completed(1, "", "slurm_load: Unable to contact slurm controller")
         if argv[0] == "squeue":
             return self._squeue(argv[-1])
-        if argv[0] == "scancel":
-            del self.jobs[int(words[-1])]
-            return _said("")
         if words[0] == "show":
             return self._show(words[1], words[2:])
         return self._order(words)
@@ -102,11 +99,6 @@ class FakePartitions:
         self.orders.append(" ".join([action, name, *given]))
         if self.denied:
             return Completed(1, "", "slurm_update error: Invalid user id")
-        if action == "delete":
-            if any(job.partition == name for job in self.jobs.values()):
-                return Completed(1, "", "delete_partition: Partition is in use")
-            del self.partitions[name]
-            return _said("")
         row = self.partitions.setdefault(name, {"Nodes": "", **DEFAULTS})
         settings = dict(word.split("=", 1) for word in given)
         wanted = expand(settings.pop("Nodes", row["Nodes"]))
