@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench.common import MIN_SAMPLES, Results
 from bench.supervisor_load import NODES, CounterFile, Counters
+from robust_slurm import process_stat
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 START_UP = 60.0  # s for all nodes to be connected and started
@@ -83,8 +84,7 @@ def _until(file: CounterFile, ready: Callable[[Counters], bool]) -> Counters:
 
 def cpu_seconds(pid: int) -> float:
     """User and system CPU seconds that a process and all its threads have used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    return process_stat.read(pid).ticks / _TICKS
 
 
 def rss_mb(pid: int) -> float:

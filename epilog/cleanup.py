@@ -12,8 +12,8 @@ from epilog.processes import Process
 from health.check import Condition
 from health.checks.host.processes import waits_for_server
 from health.finding import Finding
-from health.history.accusations import printable
 from health.run.aside import aside
+from robust_slurm.text import one_line
 
 SHM = "/dev/shm"  # with it go the objects of System V IPC
 GRACE_S = 2.0  # between SIGTERM and SIGKILL
@@ -107,7 +107,7 @@ def clear(
         )
         removed, stayed = answer if not error else (0, [error])
         if stayed:
-            text = printable("; ".join(stayed))
+            text = one_line("; ".join(stayed))
             findings.append(FILES.found(f"not removed of uid {uid}: {text}"))
     return Cleared(int(said["ended"]), int(removed), findings)
 
@@ -209,7 +209,7 @@ def _found(left: Sequence[Process], server: Collection[int]) -> list[Finding]:
     ):
         if which:
             named = ", ".join(
-                f"{p.pid} ({printable(p.name)}) state {p.state}" for p in which[:_SHOWN]
+                f"{p.pid} ({one_line(p.name, 60)}) state {p.state}" for p in which[:_SHOWN]
             )
             more = f" and {len(which) - _SHOWN} more" if len(which) > _SHOWN else ""
             text = f"left after SIGKILL: {named}{more}"

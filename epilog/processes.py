@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from health.run.aside import aside
+from robust_slurm import process_stat
 
 PROC = "/proc"
 FIRST_USER = 1000  # uids below are the system's: there "all processes of the user" is too much
@@ -219,12 +220,7 @@ def own_unit() -> str:
 
 def _identity(pid: int) -> Process:
     """The process, of no job yet. OSError or ValueError: it is gone."""
-    raw = _read(pid, "stat")
-    name = raw[raw.find(b"(") + 1 : raw.rfind(b")")].decode("utf-8", "replace")
-    fields = raw[raw.rfind(b")") + 2 :].split()
-    if len(fields) < 20:
-        raise ValueError(pid)
-    state, parent, start = fields[0].decode(), int(fields[1]), int(fields[19])
+    _, name, state, parent, _, _, start, _ = process_stat.read(pid, PROC)
     for line in _read(pid, "status").split(b"\n"):
         if line.startswith(b"Uid:"):
             return Process(pid, parent, int(line.split()[1]), start, state, name)

@@ -67,7 +67,7 @@ class Merge:
             self._nodes(found["nodes"], node)
 
     def _nodes(self, table: Any, node: str) -> None:
-        from health.node.hostlist import contains
+        from robust_slurm.hostlist import contains
 
         if not isinstance(table, dict):
             self._say("nodes", "is not a table")

@@ -6,10 +6,9 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
-from ClusterShell.NodeSet import NodeSet
-
 from lab.errors import LabError
 from lab.spec import LabSpec
+from robust_slurm import hostlist
 
 Nodes = str | Sequence[str]
 """Nodes as Slurm writes them ("n1", "n[1-3],s1"), or a list of names."""
@@ -17,7 +16,7 @@ Nodes = str | Sequence[str]
 
 def expand(nodes: Nodes) -> list[str]:
     """Return the names that `nodes` stands for."""
-    return list(NodeSet(nodes)) if isinstance(nodes, str) else list(nodes)
+    return hostlist.expand(nodes) if isinstance(nodes, str) else list(nodes)
 
 
 class Disruption(ABC):

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from lab import linux, node
 from lab.errors import LabError
-from lab.ranks import parse_ppid
 from lab.spec import HEAD
+from robust_slurm import process_stat
 
 if TYPE_CHECKING:
     from lab.keeper import Keeper, Node
@@ -143,10 +143,10 @@ def _daemon_pid(parent: int, name: str) -> int:
         try:
             if not entry.name.isdigit() or (entry / "comm").read_text().strip() != name:
                 continue
-            stat = (entry / "stat").read_text(errors="replace")
+            process = process_stat.read(entry.name)
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if parse_ppid(stat) == parent and stat.rpartition(")")[2].split()[0] != "Z":
+        if process.parent == parent and process.state != "Z":
             return int(entry.name)
     return 0
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from robust_slurm import process_stat
+
 
 class Process(NamedTuple):
     """A process as /proc shows it: its pid, its parent's, its environment at exec."""
@@ -61,11 +63,6 @@ def parse_environ(raw: bytes) -> dict[str, str]:
     return {os.fsdecode(name): os.fsdecode(value) for name, eq, value in pairs if eq and name}
 
 
-def parse_ppid(stat: str) -> int:
-    """The parent's pid in the text of /proc/PID/stat (the name in it may hold any character)."""
-    return int(stat.rpartition(")")[2].split()[1])
-
-
 def scan(proc: Path = Path("/proc")) -> list[Process]:
     """All processes that the caller's /proc shows; one that ends meanwhile is left out."""
     found: list[Process] = []
@@ -74,7 +71,7 @@ def scan(proc: Path = Path("/proc")) -> list[Process]:
             continue
         try:
             environ = parse_environ((entry / "environ").read_bytes())
-            ppid = parse_ppid((entry / "stat").read_text(errors="replace"))
+            ppid = process_stat.read(entry.name, str(proc)).parent
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
         found.append(Process(int(entry.name), ppid, environ))

@@ -1,25 +1,28 @@
 """API of robust-slurm for training scripts; outside robust-srun, all but Checkpointer does nothing.
 
-Importing this package imports the standard library only; ``Checkpointer`` is loaded when it is
-asked for, and needs torch. The submodules used by the shim and the supervisor are imported by
-their own names (``robust_slurm.record``, ``robust_slurm.slurm``).
+Importing this package imports nothing, since the node gate passes through it before each job: a
+name is loaded when it is first asked for. All but ``Checkpointer`` need the standard library only;
+that one needs torch. The submodules used by the shim and the supervisor are imported by their own
+names (``robust_slurm.record``, ``robust_slurm.slurm``).
 """
-
-from .heartbeat import attach, beat, epoch, phase, restart_reason, resume_step
-from .standby import standby_point
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .checkpoint import Checkpointer as Checkpointer
     from .checkpoint import CheckpointError as CheckpointError
+    from .heartbeat import attach, beat, epoch, phase, restart_reason, resume_step
+    from .standby import standby_point
 
 # Not Checkpointer: ``import *`` must not need torch.
 __all__ = ["attach", "beat", "epoch", "phase", "restart_reason", "resume_step", "standby_point"]
 
 
 def __getattr__(name: str) -> object:
-    if name in ("CheckpointError", "Checkpointer"):
-        from . import checkpoint
+    if name not in (*__all__, "CheckpointError", "Checkpointer"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
 
-        return getattr(checkpoint, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "standby" if name == "standby_point" else "heartbeat"
+    home = home if name in __all__ else "checkpoint"
+    globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+    return globals()[name]

@@ -17,6 +17,8 @@ from struct import Struct
 from struct import error as struct_error
 from typing import NamedTuple
 
+from robust_slurm.text import one_line
+
 from . import layout
 from .layout import record_path
 
@@ -123,7 +125,7 @@ def parse(raw: bytes) -> Beat | None:
             return None
         phase = name[:length].decode("utf-8") if length else ""
         if not phase.isprintable():
-            phase = "".join(c if c.isprintable() else "?" for c in phase)
+            phase = one_line(phase)
         return Beat(
             pid,
             epoch,

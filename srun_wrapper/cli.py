@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from robust_slurm import process_stat
 from robust_slurm.config import Config, ConfigError, flags, help_text, load
 from robust_slurm.ledger import StateDirError, prepare
 from robust_slurm.slurm import Slurm
@@ -269,13 +270,13 @@ def script_words(env: Mapping[str, str]) -> list[str]:
     for _ in range(8):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
-            status = Path(f"/proc/{pid}/stat").read_text()
-        except (OSError, UnicodeDecodeError):
+            parent = process_stat.read(pid).parent
+        except (OSError, ValueError):
             return []
         for index, word in enumerate(words):
             if word.endswith("/slurm_script"):
                 return words[index:]
-        pid = int(status.rpartition(")")[2].split()[1])
+        pid = parent
         if pid <= 1:
             return []
     return []

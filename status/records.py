@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from robust_slurm.text import one_line
+
 MAX_TEXT = 300  # characters of one value
 
 
@@ -104,12 +106,8 @@ class Accusation:
 
 
 def clean(value: object, limit: int = MAX_TEXT) -> str:
-    """Text without line ends, escapes or invisible characters, at most ``limit`` characters."""
-    if not isinstance(value, str):
-        return ""
-    cut = value[: limit + 1]
-    text = "".join(c if c.isprintable() else "?" for c in cut)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    """The text as one printable line; "" for what is no text."""
+    return one_line(value, limit) if isinstance(value, str) else ""
 
 
 def number(value: object) -> float | None:

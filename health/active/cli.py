@@ -29,9 +29,9 @@ from health.active.nvidia.job_tools import TOOLS
 from health.checks import ALL
 from health.commands import BAD_INPUT, BadInput
 from health.gate import active_child
-from health.node.hostlist import expand
 from health.node.live import context
 from health.settings import Settings
+from robust_slurm.hostlist import expand
 
 PASSED, FAILED, UNTESTED = 0, 1, 3
 _RECORD_S = 1.0  # at the least, and the most beyond the limit

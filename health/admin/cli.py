@@ -14,7 +14,9 @@ from health.admin import flow, render
 from health.admin.install import ETC, InstallError, Wanted
 from health.admin.node import Reply, Request, perform
 from health.settings_last import SUFFIX
+from robust_slurm.slurm.values import expand, fold
 
+MOST_NODES = 20_000
 _EPILOG = """\
 exit codes: 0 done, or nothing to do; 1 a machine failed, the answer was no, or (doctor) there is
 something to fix; 2 bad input, nothing was changed, or (doctor) Slurm could not be asked; 130 ^C."""
@@ -196,7 +198,7 @@ def _targets(args: argparse.Namespace) -> tuple[flow.Ask, list[str]]:
             raise ValueError("slurmd runs these files as root, so they must be root's: use sudo")
         return _here, [flow.HERE]
     try:
-        from health.admin import nodeset, remote
+        from health.admin import remote
     except ModuleNotFoundError as error:
         raise ValueError(render.lacks(error)) from error
     hosts = remote.known_hosts(args.known_hosts)
@@ -204,7 +206,16 @@ def _targets(args: argparse.Namespace) -> tuple[flow.Ask, list[str]]:
         raise ValueError(f"--identity {args.identity}: no such file")
     python = f"{args.prefix}/bin/python3"
     access = remote.Access(args.user, args.port, args.identity, hosts, python)
-    return partial(remote.ask_all, access), nodeset.expand(args.nodes)
+    return partial(remote.ask_all, access), nodes_of(args.nodes)
+
+
+def nodes_of(expression: str) -> list[str]:
+    """The names in ``n[1-99]``. Raises ValueError for what is no list of hosts."""
+    names = list(expand(expression))
+    fold(names)  # so that a name of no node is refused before anything is done
+    if not 0 < len(names) <= MOST_NODES:
+        raise ValueError(f"--nodes {expression[:80]!r}: 1 to {MOST_NODES} nodes, please")
+    return names
 
 
 def _here(requests: Mapping[str, Request]) -> dict[str, Reply]:

@@ -63,7 +63,7 @@ def _question(pending: Mapping[str, Reply]) -> str:
 def _on(names: Sequence[str]) -> str:
     if list(names) == [HERE]:
         return ""
-    from health.admin.nodeset import fold
+    from robust_slurm.slurm.values import fold
 
     return f" on {fold(names)}"
 
@@ -110,7 +110,7 @@ def _say(reply: Reply, told: Sequence[str], out: IO[str]) -> None:
 
 def _table(replies: Mapping[str, Reply], out: IO[str]) -> None:
     """Print the result of each node; nodes with the same result share a line."""
-    from health.admin.nodeset import fold
+    from robust_slurm.slurm.values import fold
 
     rows: dict[tuple[str, str], list[str]] = {}
     for name, reply in replies.items():

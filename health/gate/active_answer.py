@@ -17,6 +17,7 @@ from health.check import Condition
 from health.finding import ACTIONS, STATUSES, Finding
 from health.node.system import Event, Output
 from robust_slurm import commands
+from robust_slurm.text import one_line
 
 # "owed": not run, or not to its end, for want of time or of a free node; "partly": no fault, but
 # not every test was run.
@@ -84,7 +85,7 @@ def argv(
 
 def answer(output: Output) -> Answer:
     """Read the process's output and exit code as an answer about its node."""
-    said = _printable((output.err.strip() or output.out.strip())[-300:])
+    said = one_line((output.err.strip() or output.out.strip())[-300:])
     if output.code == -signal.SIGKILL:
         return Answer("owed", (), "the active tests were ended, as for a job that begins")
     if output.code not in (PASSED, FAILED, UNTESTED):
@@ -109,7 +110,7 @@ def answer(output: Output) -> Answer:
 
 def _left_out(data: Mapping[str, Any]) -> str:
     left = data.get("left_out")
-    return f"; left out: {_printable('; '.join(map(str, left)))}" if isinstance(left, list) else ""
+    return f"; left out: {one_line('; '.join(map(str, left)))}" if isinstance(left, list) else ""
 
 
 def _ran(data: Mapping[str, Any]) -> tuple[str, ...]:
@@ -136,15 +137,11 @@ def _finding(row: Mapping[str, Any]) -> Finding:
     known = status in STATUSES and cls in ("node", "user", "tool") and action in ACTIONS
     if not known or not _ID.fullmatch(check) or not _DEVICE.fullmatch(device):
         raise ValueError(f"not a finding of an active test: {str(row)[:120]}")
-    evidence = _printable(str(row["evidence"]))[:600]
+    evidence = one_line(str(row["evidence"]))
     if status == "FAIL" and cls == "node":
         return Finding("FAIL", "node", check, device, evidence, action)
     # All else says that a test could not tell: no reason to drain, none to undrain.
     return Finding("PASS" if status == "PASS" else "WARN", "tool", check, device, evidence, "none")
-
-
-def _printable(text: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 # -- what the history says --------------------------------------------------------------------
@@ -156,7 +153,7 @@ def owed(events: Iterable[Event], now: float) -> str:
     last = max(mine, key=lambda event: event.time, default=None)
     if last is None or last.data.get("result") != "owed":
         return ""
-    return _printable(str(last.data.get("why", "")))[:60] or "owed"
+    return one_line(str(last.data.get("why", "")), 60) or "owed"
 
 
 def applying(gpus: bool) -> frozenset[str]:
@@ -191,7 +188,7 @@ def lately_broken(events: Iterable[Event], since: float, now: float) -> str:
         if (event.kind, data.get("why"), data.get("result")) != (KIND, "undrain", "broken"):
             continue
         if event.time > since and 0 <= age_s < RETRY_S:
-            told = _printable(str(data.get("told", "")))
+            told = one_line(str(data.get("told", "")))
             return f"tried {age_s / 60:.0f} min ago, once in an hour: {told}"
     return ""
 

@@ -16,9 +16,9 @@ from health.gate.breaker import USER, Decision, Drain, Limits, allowed
 from health.gate.fleet_file import LOOK_BACK, locked
 from health.history.events import NODES
 from health.node import rootfiles
-from health.node.hostlist import expand
 from health.node.slurmconf import _pairs, _with_includes, load
 from health.node.system import System
+from robust_slurm.hostlist import expand
 
 NAME = "drains"
 PENDING_S = 120.0  # after which Slurm shows a drain that was reserved, or it was not made

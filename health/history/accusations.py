@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from health.run.aside import aside
 from robust_slurm import job_dirs
+from robust_slurm.text import one_line
 
 VERSION = 1
 SIZE_LIMIT = 64 << 10  # bytes of one file
@@ -173,7 +174,7 @@ def _found(state_dir: str, node: str, accused: Accused, known: Collection[str]) 
     finally:
         for fd in opened:
             os.close(fd)
-    clean = [r._replace(why=printable(r.why)) for r in rejected]
+    clean = [r._replace(why=one_line(r.why, _TEXT)) for r in rejected]
     return Found(tuple(accepted), tuple(clean), tuple(withdrawn))
 
 
@@ -244,7 +245,7 @@ def parse_withdrawal(raw: bytes, name: str, node: str, accused: Accused) -> With
     if not isinstance(why, str):
         raise ValueError("its reason is no text")
     of = name.removesuffix(_WITHDRAWN) + ".json"
-    return Withdrawal(name, accused.job, accused.uid, of, printable(why))
+    return Withdrawal(name, accused.job, accused.uid, of, one_line(why, _TEXT))
 
 
 def parse(raw: bytes, name: str, node: str, accused: Accused) -> Accusation:
@@ -255,7 +256,7 @@ def parse(raw: bytes, name: str, node: str, accused: Accused) -> Accusation:
         raise ValueError("its symptom is no word")
     if not isinstance(evidence, list) or not all(isinstance(text, str) for text in evidence):
         raise ValueError("its evidence is no list of texts")
-    lines = tuple(printable(text) for text in evidence[:_EVIDENCE])
+    lines = tuple(one_line(text, _TEXT) for text in evidence[:_EVIDENCE])
     return Accusation(name, accused.job, accused.uid, float(record["time"]), symptom, lines)
 
 
@@ -284,9 +285,3 @@ def _record(raw: bytes, name: str, end: str, node: str, accused: Accused) -> dic
 
 def _is(value: object, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def printable(text: str) -> str:
-    """One short line without control characters, for logs and records."""
-    clean = "".join(c if c.isprintable() else " " for c in text[: 4 * _TEXT])
-    return " ".join(clean.split())[:_TEXT]

@@ -22,13 +22,13 @@ from health.history.accusations import (
     Rejection,
     Withdrawal,
     find,
-    printable,
 )
 from health.history.job_notes import Note, claim, save
 from health.history.state import Rules, node_state, strikes_of
 from health.node.system import Event, System
 from health.run.aside import aside
 from health.settings import Settings
+from robust_slurm.text import one_line
 
 FIND_S = 2.0  # for the shared file system
 STRIKE_S = 1.5  # likewise, to write a strike down
@@ -115,7 +115,7 @@ class Inquiry:
         for rejection in found.rejections:
             self.events.append(self._event("rejected", of_rejection(rejection, accused)))
             self.errors.append(
-                f"refused accusation {printable(rejection.name)} in job {accused.of} "
+                f"refused accusation {one_line(rejection.name)} in job {accused.of} "
                 f"(owner uid {rejection.uid}): {rejection.why}"
             )
 
@@ -223,7 +223,7 @@ def run_tests(
         except OSError as error:
             findings.append(BROKEN.found(f"{test}: {error.strerror or error}"))
             continue
-        said = printable((output.out.strip() or output.err.strip())[-300:])
+        said = one_line((output.out.strip() or output.err.strip())[-300:])
         if output.code == 1:
             findings.append(FAILED.found(f"{test}: {said or 'exit code 1'}"))
         elif output.code != 0:
@@ -282,7 +282,7 @@ def of_rejection(rejection: Rejection, accused: Accused) -> dict[str, Any]:
         "job": accused.job,
         "uid": accused.uid,
         "of": accused.of,
-        "name": printable(rejection.name),
+        "name": one_line(rejection.name),
         "owner": rejection.uid,
         "why": rejection.why,
     }

@@ -6,10 +6,11 @@ import json
 import os
 from typing import NamedTuple
 
-from health.history.accusations import Accused, companion_of, printable
+from health.history.accusations import Accused, companion_of
 from health.node import rootfiles
-from health.node.hostlist import expand
 from health.node.system import Context
+from robust_slurm.hostlist import expand
+from robust_slurm.text import one_line
 
 LATE_S = 3600.0  # how long after a job's end an accusation is still looked for
 _NOTES = "jobs"
@@ -50,7 +51,7 @@ def note_of(context: Context, now: float) -> Note | None:
         now,
         (),
         _count(context.env.get("SLURM_JOB_NODELIST") or context.env.get("SLURM_NODELIST", "")),
-        printable(context.env.get("SLURM_JOB_ACCOUNT", ""))[:64],
+        one_line(context.env.get("SLURM_JOB_ACCOUNT", ""), 64),
     )
 
 

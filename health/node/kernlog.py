@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from health.node.system import LogRecord
+from robust_slurm.text import one_line
 
 WARNING = 4  # syslog severity; more than that is not trouble
 QUOTE = 240  # characters of a message in the evidence
@@ -28,8 +29,7 @@ def within(records: Iterable[LogRecord], uptime: float, window: float) -> list[L
 
 def quoted(text: str) -> str:
     """A message in quotes, on one line, printable, not too long."""
-    clean = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
-    return f'"{clean[:QUOTE]}"'
+    return f'"{one_line(text, QUOTE)}"'
 
 
 def ago(seconds: float) -> str:

@@ -3,60 +3,32 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from health.node.system import System
+from robust_slurm.process_stat import ProcessStat, parse
 
 MOST = 10_000  # processes read, the youngest; a fork bomb must not keep the look from ending
-
-PF_EXITING = 0x4  # include/linux/sched.h
-PF_KTHREAD = 0x200000
 
 _JOB = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)  # both cgroup plugins name it so
 _LOGIN = re.compile(r"/user\.slice/.*(?:session-[^/]*\.scope|user@\d+\.service)")
 
 
-class Process(NamedTuple):
-    """The part of /proc/PID/stat (proc_pid_stat(5)) that is wanted here."""
-
-    pid: int
-    name: str
-    state: str  # R, S, D, Z, T, I, …
-    parent: int
-    flags: int
-    start: int  # clock ticks since boot: with the pid, it names one process
-
-    @property
-    def kernel(self) -> bool:
-        return bool(self.flags & PF_KTHREAD)
-
-
-def processes(system: System) -> list[Process]:
+def processes(system: System) -> list[ProcessStat]:
     """All processes, the kernel's threads among them; those that end meanwhile are left out."""
     pids = sorted((int(name) for name in system.names("/proc") if name.isdigit()), reverse=True)
     found = (one(system, pid) for pid in pids[:MOST])
     return [process for process in found if process is not None]
 
 
-def one(system: System, pid: int) -> Process | None:
+def one(system: System, pid: int) -> ProcessStat | None:
     """One process; None: it has ended."""
     try:
-        return parse_stat(system.read(f"/proc/{pid}/stat"))
+        return parse(system.read(f"/proc/{pid}/stat"))
     except (OSError, ValueError):
         return None
 
 
-def parse_stat(content: str) -> Process:
-    """Raises ValueError. The name may hold anything, closing brackets too."""
-    pid, _, rest = content.partition(" (")
-    name, bracket, tail = rest.rpartition(") ")
-    fields = tail.split()
-    if not bracket or len(fields) < 20:
-        raise ValueError("no line of /proc/PID/stat")
-    return Process(int(pid), name, fields[0], int(fields[1]), int(fields[6]), int(fields[19]))
-
-
-def uid(system: System, process: Process) -> int:
+def uid(system: System, process: ProcessStat) -> int:
     """Its owner (0 for one that hid itself by prctl PR_SET_DUMPABLE); -1: it has ended."""
     try:
         return system.entry(f"/proc/{process.pid}").uid

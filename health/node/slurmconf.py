@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from health.node.hostlist import contains as contains
-from health.node.hostlist import expand as expand
-from health.node.hostlist import split
 from health.node.system import System
+from robust_slurm.hostlist import contains as contains
+from robust_slurm.hostlist import expand as expand
+from robust_slurm.hostlist import split
 
 # Where slurmd looks (man slurm.conf), then the usual --sysconfdir of own builds.
 PLACES = (

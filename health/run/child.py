@@ -12,6 +12,8 @@ import signal
 import time
 from collections.abc import Callable
 
+from robust_slurm import process_stat
+
 _PIPE = 3  # the child's end of the pipe
 _SPARE_S = 2.0  # by which the child's own alarm lags behind its parent's deadline
 
@@ -118,21 +120,19 @@ def where_it_hangs(pid: int) -> str:
     """The kernel's state of a process: "state D in nfs_wait_bit_killable"; best effort."""
     words = []
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            words.append("state " + file.read(4096).rpartition(b")")[2].split()[0].decode())
+        words.append("state " + process_stat.read(pid).state)
         with open(f"/proc/{pid}/wchan", "rb") as file:
             channel = file.read(256).decode("ascii", "replace").strip()
         if channel not in ("", "0"):
             words.append("in " + channel)
-    except (OSError, IndexError):
+    except (OSError, ValueError):
         pass
     return " ".join(words)
 
 
 def start_time(pid: int) -> str:
     """The clock tick of its start: with the pid, it names one process. OSError: it has ended."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        fields = file.read(4096).rpartition(b")")[2].split()
-    if fields[0] == b"Z":
+    process = process_stat.read(pid)
+    if process.state == "Z":
         raise ProcessLookupError(f"process {pid} has ended")
-    return fields[19].decode()  # field 22 of the line
+    return str(process.start)

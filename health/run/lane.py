@@ -16,10 +16,11 @@ from health.finding import Finding, Status, worst
 from health.node.system import System
 from health.run.child import Child, fork, where_it_hangs
 from health.run.stuck import Stuck
-from health.run.worker import one_line, work
+from health.run.worker import work
+from robust_slurm.text import one_line
 
 _START_S = 2.0  # from the fork to the first check
-_LINE_LIMIT = 4 << 20  # bytes: MOST_FINDINGS of MOST_TEXT stay far below
+_LINE_LIMIT = 4 << 20  # bytes: MOST_FINDINGS of one line each stay far below
 
 
 class Outcome(NamedTuple):

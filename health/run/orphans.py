@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from robust_slurm import process_stat
+
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, linux/prctl.h
 _TICK_S = 0.01
 
@@ -46,15 +48,4 @@ def _end(pid: int) -> None:
 
 def children_of(parent: int) -> set[int]:
     """Its children, those included that have ended and nobody waited for."""
-    found = set()
-    for name in os.listdir("/proc"):  # noqa: PTH208
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                fields = file.read(4096).rpartition(b")")[2].split()
-        except OSError:
-            continue  # it has ended
-        if int(fields[1]) == parent:
-            found.add(int(name))
-    return found
+    return {pid for pid, of in process_stat.parents().items() if of == parent}

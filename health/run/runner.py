@@ -19,8 +19,9 @@ from health.nvidia.snapshot import Snapshot
 from health.run.lane import Lane, Outcome, outcome
 from health.run.report import Ran, Report
 from health.run.stuck import Stuck
-from health.run.worker import attempt, one_line
+from health.run.worker import attempt
 from health.settings import Settings
+from robust_slurm.text import one_line
 
 LATE = "gate-deadline"  # the id of the finding for checks that did not get to run
 _LAST_S = 1.0  # of the whole deadline that the GPU checks keep when NVML does not answer

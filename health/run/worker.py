@@ -14,9 +14,9 @@ from health.check import Check
 from health.finding import STATUSES, Finding
 from health.node.system import System
 from health.run.child import write_all
+from robust_slurm.text import one_line
 
 MOST_FINDINGS = 256  # of one family
-MOST_TEXT = 600  # characters of one evidence
 
 
 def work(system: System, checks: Sequence[Check]) -> Callable[[int], None]:
@@ -51,14 +51,9 @@ def attempt(system: System, check: Check) -> tuple[float, list[Finding], str]:
 def shorten(finding: Finding) -> Finding:
     """The finding on one line of bounded length."""
     return finding._replace(
-        evidence=one_line(str(finding.evidence)), device=one_line(str(finding.device))[:128]
+        evidence=one_line(str(finding.evidence)),
+        device=one_line(str(finding.device), 128),
     )
-
-
-def one_line(text: str) -> str:
-    """No line ends or control characters, at most MOST_TEXT characters."""
-    clean = "".join(c if c.isprintable() else " " for c in text[: 2 * MOST_TEXT])
-    return clean if len(clean) <= MOST_TEXT else clean[: MOST_TEXT - 1] + "…"
 
 
 def at(err: BaseException) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 
+from robust_slurm import process_stat
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 PAD = "ROBUST_WARM_PAD"
 """A variable that makes room for a larger environment than the first one."""
 PADDING = " " * 8192
-_ARGUMENTS, _ENVIRON = 47, 49  # fields of /proc/self/stat, counted from 0
+_ADDRESSES = slice(45, 49)  # of arguments and environment: fields 48 to 51 of /proc/self/stat
 _PR_SET_NAME = 15
 
 
@@ -25,16 +27,13 @@ class Shown:
     """Made before the first change; the C library has an environment of its own by then."""
 
     def __init__(self) -> None:
-        with open("/proc/self/stat", "rb") as file:
-            # The name of the program, in parentheses, may hold anything.
-            head, _, tail = file.read().rpartition(b")")
-        numbers = tail.split()
-        first = _ARGUMENTS - 2
-        self._arguments = (int(numbers[first]), int(numbers[first + 1]))
-        self._environ = (int(numbers[first + 2]), int(numbers[first + 3]))
+        own = process_stat.read("self")
+        begin, end, env_begin, env_end = (int(text) for text in own.fields[_ADDRESSES])
+        self._arguments = (begin, end)
+        self._environ = (env_begin, env_end)
         with open("/proc/self/cmdline", "rb") as file:
             self.words = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
-        self.name = os.fsdecode(head.partition(b"(")[2])
+        self.name = own.name
 
     def change(self, name: str, words: Iterable[str], environ: Iterable[str]) -> None:
         """Show these; what does not fit is left out."""

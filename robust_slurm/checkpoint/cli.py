@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from robust_slurm.text import one_line
+
 from . import listing
 from .durable import tier
 from .durable.files import DurableError
@@ -152,8 +154,7 @@ def _newest(directory: Path) -> Path | None:
 
 
 def _complain(text: str) -> None:
-    said = "".join(c if c.isprintable() else "?" for c in text)
-    print(f"robust-ckpt: {said}", file=sys.stderr)
+    print(f"robust-ckpt: {one_line(text, 2000)}", file=sys.stderr)
 
 
 def _print_json(out: IO[str], **content: Any) -> None:

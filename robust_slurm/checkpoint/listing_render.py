@@ -9,12 +9,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from robust_slurm.text import one_line
+
 from .durable.marks import DOUBTED
 from .listing import COMMITTED, COMPLETE, DAMAGED, Checked, Listing
 
 _PIPE_WIDTH = 200  # without a terminal nothing says how wide a line may be
 _STYLE = {COMMITTED: "green", COMPLETE: "green", DAMAGED: "bold red"}
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+_LONGEST = 4096  # characters of a path or a note
 
 
 def console(file: IO[str]) -> Console:
@@ -26,7 +30,7 @@ def console(file: IO[str]) -> Console:
 def print_listing(found: Listing, out: Console) -> None:
     """Steps, newest last, then snapshot files."""
     if not found.steps and not found.files:
-        out.print(f"No checkpoints in {printable(found.directory)}.")
+        out.print(f"No checkpoints in {one_line(found.directory, _LONGEST)}.")
     if found.steps:
         head = ("STEP", "STATE", "SAVED", "RANKS", "MESH", "SIZE", "RUN", "CERTIFIED", "NOTE")
         table = _table(*head)
@@ -36,11 +40,11 @@ def print_listing(found: Listing, out: Console) -> None:
                 _state(row.state),
                 _when(row.time),
                 _number(row.world),
-                " x ".join(f"{printable(k)} {v}" for k, v in row.mesh.items()),
+                " x ".join(f"{one_line(k, _LONGEST)} {v}" for k, v in row.mesh.items()),
                 _size(row.bytes),
-                printable(row.attempt),
+                one_line(row.attempt, _LONGEST),
                 Text(row.mark, "yellow" if row.mark == DOUBTED else "green"),
-                printable(row.note),
+                one_line(row.note, _LONGEST),
             )
         out.print(table)
         good = [row.step for row in found.steps if row.state == COMMITTED]
@@ -51,15 +55,15 @@ def print_listing(found: Listing, out: Console) -> None:
         table = _table("FILE", "STATE", "STEP", "RANK", "RANKS", "EPOCH", "JOB", "SIZE", "NOTE")
         for file in found.files:
             table.add_row(
-                printable(file.path.rpartition("/")[2]),
+                one_line(file.path.rpartition("/")[2], _LONGEST),
                 _state(file.state),
                 _number(file.step),
                 _number(file.rank),
                 _number(file.world),
                 _number(file.epoch),
-                printable(file.job),
+                one_line(file.job, _LONGEST),
                 _size(file.bytes),
-                printable(file.note),
+                one_line(file.note, _LONGEST),
             )
         out.print(table)
 
@@ -71,19 +75,14 @@ def print_checked(results: list[Checked], out: Console) -> None:
         if each.good and each.note:
             word = Text("?   ", "yellow")
         rate = f"{_size(each.bytes)}, {each.seconds:.1f} s"
-        line = Text.assemble(word, f"  {printable(each.path)}  {rate}")
+        line = Text.assemble(word, f"  {one_line(each.path, _LONGEST)}  {rate}")
         out.print(line, soft_wrap=True)
         if each.note:
-            out.print(f"      {printable(each.note)}", soft_wrap=True)
+            out.print(f"      {one_line(each.note, _LONGEST)}", soft_wrap=True)
         for problem in each.problems[:20]:
-            out.print(f"      {printable(problem.what)}", soft_wrap=True)
+            out.print(f"      {one_line(problem.what, _LONGEST)}", soft_wrap=True)
         if len(each.problems) > 20:
             out.print(f"      and {len(each.problems) - 20} more (--json shows all)")
-
-
-def printable(text: str) -> str:
-    """Without line ends, escapes or invisible characters."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _table(*headings: str) -> Table:

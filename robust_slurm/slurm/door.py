@@ -19,6 +19,7 @@ from robust_slurm.slurm.errors import SlurmError
 from robust_slurm.slurm.model import Node
 from robust_slurm.slurm.objects import Objects
 from robust_slurm.slurm.run import without_slurm
+from robust_slurm.text import one_line
 
 REASON_PREFIX = "robust:"
 # Set by slurmctld on a node that stopped answering and cleared when it comes back: nobody's word.
@@ -198,8 +199,7 @@ def printable(text: str, length: int) -> str:
     reason with "[who@when]".
     """
     table = str.maketrans({"[": "(", "]": ")", '"': None, "'": None})
-    spaced = "".join(c if c.isprintable() else " " for c in text.translate(table))
-    return " ".join(spaced.split())[:length].rstrip()
+    return one_line(text.translate(table), len(text) + 1)[:length].rstrip()
 
 
 def _start_time(value: float | str) -> str:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from robust_slurm.text import one_line
+
 Kind = Literal[
     "timeout",
     "unreachable",
@@ -196,5 +198,4 @@ def classify(argv: Sequence[str], returncode: int, stdout: str, stderr: str) -> 
 def _message(text: str) -> str:
     """The message on one line, printable, at most 500 characters."""
     joined = "; ".join(line.strip() for line in text.splitlines() if line.strip())
-    clean = "".join(c if c.isprintable() else " " for c in joined)
-    return clean if len(clean) <= 500 else clean[:497] + "..."
+    return one_line(joined, 500)

@@ -1,13 +1,15 @@
 """Slurm's ways of writing times, sizes, states and node lists, as Python values. Pure.
 
-ClusterShell is imported only for real lists: the node gate drains its own node without it.
+ClusterShell is imported only to fold lists: the node gate drains its own node without it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
+
+from robust_slurm import hostlist
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,255}", re.ASCII)
 _NOTHING = frozenset({"", "(null)", "none", "n/a", "unknown", "none assigned", "n/s", "invalid"})
@@ -130,26 +132,10 @@ def expand(value: str | None) -> tuple[str, ...]:
         return ()
     if _NODE_NAME.fullmatch(text):
         return (text,)
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
-
-    names: dict[str, None] = {}
     try:
-        for item in _top_level(text):
-            names.update(dict.fromkeys(NodeSet(item, resolver=RESOLVER_NOGROUP)))
-    except NodeSetException as error:
-        raise ParseError(f"not a node list: {text[:80]!r}: {error}") from error
-    return tuple(names)
-
-
-def _top_level(text: str) -> Iterator[str]:
-    """The parts between commas that are in no bracket."""
-    depth, start = 0, 0
-    for index, char in enumerate(text):
-        depth += {"[": 1, "]": -1}.get(char, 0)
-        if char == "," and depth == 0:
-            yield text[start:index]
-            start = index + 1
-    yield text[start:]
+        return tuple(dict.fromkeys(hostlist.expand(text)))
+    except ValueError as error:
+        raise ParseError(f"not a node list: {error}") from error
 
 
 def fold(names: Iterable[str]) -> str:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from robust_slurm import process_stat
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.values import fold
 from srun_wrapper.command.layout import StepPlan, lay_out, plan_step
@@ -101,11 +102,10 @@ def _held(slurm: Slurm, job_id: int, usable: Sequence[str], own: str) -> bool:
 def _parent(pid: int) -> str | None:
     """The command line of a running srun's parent; None if there is no such srun (any more)."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        if f"({SRUN})" not in stat:
+        process = process_stat.read(pid)
+        if process.name != SRUN:
             return None
-        parent = int(stat.rpartition(")")[2].split()[1])
-        return Path(f"/proc/{parent}/cmdline").read_bytes().decode(errors="replace")
+        return Path(f"/proc/{process.parent}/cmdline").read_bytes().decode(errors="replace")
     except (OSError, ValueError):
         return None
 

@@ -25,7 +25,7 @@ def test_what_stays_drains(monkeypatch: pytest.MonkeyPatch) -> None:
         ("FAIL", "node", "leftover-processes-stuck", "reboot"),
         ("FAIL", "user", "leftover-processes", "clear-leftovers"),
     ]
-    assert found[0].evidence == "left after SIGKILL: 5 (cat [2J) state D"
+    assert found[0].evidence == "left after SIGKILL: 5 (cat?[2J) state D"
 
 
 def test_a_file_server_that_is_away_wants_no_reboot(monkeypatch: pytest.MonkeyPatch) -> None:

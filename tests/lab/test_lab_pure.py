@@ -8,7 +8,7 @@ from lab import inside
 from lab import spec as texts
 from lab.errors import LabError
 from lab.mounts import Cover, plan_covers
-from lab.ranks import Process, parse_environ, parse_ppid, pick_rank
+from lab.ranks import Process, parse_environ, pick_rank
 from lab.records import parse_nodes, parse_record, parse_state, started, usable, wants_resume
 from lab.spec import LabSpec
 
@@ -159,9 +159,8 @@ def test_pick_rank(processes: list[Process], rank: str, expected: list[int]) -> 
     assert pick_rank(processes, "7", rank) == expected
 
 
-def test_parse_environ_and_stat() -> None:
+def test_parse_environ() -> None:
     assert parse_environ(b"A=b=c\0junk\0=x\0E=\0") == {"A": "b=c", "E": ""}
-    assert parse_ppid("12 (a) b (c) S 7 12 12") == 7
 
 
 @given(st.binary())

@@ -17,9 +17,9 @@ from health.active.model import TESTS, Level, usual
 from health.active.nvidia import job_tools
 from health.commands import BadInput
 from health.gate.active_child import TRUST_S, distrusted
-from health.node.hostlist import expand
 from health.settings import Settings
 from robust_slurm.checkpoint.planning.topology import leaves
+from robust_slurm.hostlist import expand
 from robust_slurm.slurm import Node, Slurm
 
 START_S = 180.0  # prolog, start of the job, and torch from a slow file system

@@ -21,9 +21,9 @@ from typing import IO
 
 from health.active.coordinator.account import VARIABLE, Account, account, become
 from health.active.coordinator.session import Session, address
-from health.node.hostlist import expand
 from health.run.child import where_it_hangs
 from robust_slurm import commands
+from robust_slurm.hostlist import expand
 
 TERM_S = 8.0  # for a worker, or srun and its step, to end after SIGTERM
 KILL_S = 2.0  # and after SIGKILL: in state D, held by a driver, it may never

@@ -194,7 +194,7 @@ def of_gpus(nodes: Iterable[NodeGpus], toml: str) -> list[Remark]:
 
 
 def _some(names: Sequence[str]) -> str:
-    from health.admin.nodeset import fold
+    from robust_slurm.slurm.values import fold
 
     return fold(names)
 

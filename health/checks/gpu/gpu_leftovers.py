@@ -18,6 +18,7 @@ from health.node import jobs, proctable, slurmconf
 from health.node.system import System
 from health.nvidia import gpus
 from health.nvidia.snapshot import Device
+from robust_slurm.text import one_line
 
 PROCESS = Condition(
     "gpu-process-left",
@@ -154,7 +155,7 @@ class _Look:
 
 def _text(device: Device, process: _Process) -> str:
     job = f"job {process.job}" if process.job else "no job"
-    comm = "".join(c if c.isprintable() and c != '"' else "?" for c in process.comm)[:16]
+    comm = one_line(process.comm, 16).replace('"', "?")
     return (
         f'process {process.pid} "{comm}" of uid {process.uid}, {job}, is on a GPU that should '
         f"be free{gpus.identity(device)} (NVML processes)"

@@ -14,10 +14,10 @@ from health.check import Check, Condition, Setting
 from health.finding import Finding
 from health.node import jobs, proctable
 from health.node.leftover_files import FIRST_USER
-from health.node.proctable import Process
 from health.node.sysfs import number, text
 from health.node.system import System
 from health.run.stuck import left_behind
+from robust_slurm.process_stat import PF_EXITING, ProcessStat
 
 STUCK = Condition(
     "process-stuck",
@@ -78,7 +78,7 @@ def judge_count(tasks: int, limit: int | None) -> list[Finding]:
     return [condition.found(f"{tasks} tasks of {limit} (kernel.pid_max, threads-max)")]
 
 
-def judge_zombies(found: Iterable[Process]) -> list[Finding]:
+def judge_zombies(found: Iterable[ProcessStat]) -> list[Finding]:
     orphans = [p for p in found if p.state == "Z" and p.parent == 1]
     if len(orphans) <= ZOMBIE_LIMIT:
         return []
@@ -127,7 +127,9 @@ def _gate(system: System) -> set[int]:
     return {me.pid, me.parent} - {1} if me else set()
 
 
-def _blocked(system: System, sleeping: list[Process], busy: frozenset[int] | None) -> list[Finding]:
+def _blocked(
+    system: System, sleeping: list[ProcessStat], busy: frozenset[int] | None
+) -> list[Finding]:
     """In state D at every look, and of no running job: a job's own wait for I/O as they may.
 
     One that was killed gets some time to die: to give back a GPU's memory takes seconds.
@@ -171,12 +173,12 @@ def _pause(system: System) -> None:
     getattr(system, "pause", time.sleep)(PAUSE_S)
 
 
-def _killed(system: System, process: Process) -> bool:
-    dying = bool(process.flags & proctable.PF_EXITING)
+def _killed(system: System, process: ProcessStat) -> bool:
+    dying = bool(process.flags & PF_EXITING)
     return dying or proctable.kill_pending(text(system, f"/proc/{process.pid}/status"))
 
 
-def _ownerless(system: System, process: Process, busy: frozenset[int] | None) -> bool:
+def _ownerless(system: System, process: ProcessStat, busy: frozenset[int] | None) -> bool:
     """True if no running job can own the process."""
     if not busy:
         return True
@@ -184,7 +186,7 @@ def _ownerless(system: System, process: Process, busy: frozenset[int] | None) ->
     return job is not None and job not in busy
 
 
-def _left(system: System, table: list[Process], busy: frozenset[int]) -> list[Finding]:
+def _left(system: System, table: list[ProcessStat], busy: frozenset[int]) -> list[Finding]:
     """Users' processes that belong to no running job."""
     ignored = _ignored(system)
     context = system.context
@@ -197,7 +199,7 @@ def _left(system: System, table: list[Process], busy: frozenset[int]) -> list[Fi
         job = proctable.job(cgroup)
         if proctable.is_login(cgroup) or job in busy or (job is None and busy):
             continue
-        if process.flags & proctable.PF_EXITING:
+        if process.flags & PF_EXITING:
             continue
         if context.where == "prolog" and job == context.job:
             continue  # a job's first step may be quicker than its prolog
@@ -214,7 +216,7 @@ def _left(system: System, table: list[Process], busy: frozenset[int]) -> list[Fi
     return found
 
 
-def _load(system: System, table: list[Process], one: float, active: int) -> list[Finding]:
+def _load(system: System, table: list[ProcessStat], one: float, active: int) -> list[Finding]:
     """More that runs than a node without jobs has to do, now and over the last minute."""
     cpus = text(system, "/proc/stat").count("\ncpu") or 1
     limit = 4 + 0.1 * cpus

@@ -10,6 +10,7 @@ from health.check import Check, Condition, Setting
 from health.finding import ActionName, Class, Finding
 from health.node.system import System
 from health.settings_merge import Commands
+from robust_slurm.text import one_line
 
 FAILED = Condition(
     "site-check",
@@ -73,7 +74,7 @@ def _one(system: System, name: str, command: Mapping[str, Any], until: float) ->
 def first_line(text: str) -> str:
     """The first line that says something, printable and not too long."""
     line = next((line for line in text.splitlines() if line.strip()), "")
-    return " ".join("".join(c if c.isprintable() else " " for c in line).split())[:_TEXT]
+    return one_line(line, _TEXT)
 
 
 CHECK = Check(

@@ -9,6 +9,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from robust_slurm import process_stat
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -30,17 +32,7 @@ def die_with_parent(signum: int) -> None:
 
 def _children_by_scan(pid: int) -> list[int]:
     """For kernels without CONFIG_PROC_CHILDREN: look at every process's parent."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    parent = int(file.read().rpartition(b")")[2].split()[1])
-            except OSError:
-                continue
-            if parent == pid:
-                found.append(int(name))
-    return found
+    return [child for child, parent in process_stat.parents().items() if parent == pid]
 
 
 def children(pid: int) -> list[int]:
@@ -167,12 +159,11 @@ def usage(pids: list[int]) -> Usage:
     states = set()
     for pid in pids:
         try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
+            process = process_stat.read(pid)
+        except (OSError, ValueError):
             continue
-        states.add(fields[0].decode())
-        ticks += int(fields[11]) + int(fields[12])
+        states.add(process.state)
+        ticks += process.ticks
         try:
             with open(f"/proc/{pid}/io", "rb") as file:
                 for line in file:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from robust_slurm import process_stat
+
 _STATUS = (
     *("Umask", "Uid", "Gid", "Groups", "SigIgn", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
     *("NoNewPrivs", "Seccomp", "Seccomp_filters", "Cpus_allowed", "Mems_allowed"),
@@ -22,8 +24,8 @@ def same_surroundings(pid: int, thread: int, other: int) -> bool:
 def parent_of(pid: int) -> int:
     """0 if the process has gone."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
+        return process_stat.read(pid).parent
+    except (OSError, ValueError):
         return 0
 
 
@@ -39,6 +41,6 @@ def _surroundings(pid: int, thread: int) -> dict[str, object]:
         name, _, value = line.partition(":")
         if name in _STATUS:
             found[name] = value
-    fields = (task / "stat").read_text().rpartition(")")[2].split()
+    fields = process_stat.read(f"{pid}/task/{thread}").fields
     found["scheduling"] = [fields[number - 3] for number in (19, 40, 41)]  # nice, rt, policy
     return found

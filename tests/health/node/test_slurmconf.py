@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from health.node import slurmconf
-from health.node.hostlist import contains, expand
+from robust_slurm.hostlist import contains, expand
 
 CONF = "/etc/slurm/slurm.conf"
 GRES = "/etc/slurm/gres.conf"

@@ -26,6 +26,7 @@ from health.run.lane import Outcome
 from health.run.report import Report
 from health.run.runner import run, run_inline
 from health.run.stuck import Stuck
+from robust_slurm.text import LIMIT
 
 LONG_S = 30.0  # a deadline that no test reaches
 WARN = Finding("WARN", "node", "disk-low", "/", "3 GiB", "none")
@@ -314,7 +315,7 @@ def test_evidence_is_one_short_line_and_findings_are_not_endless(node: Node) -> 
     assert len(report.findings) == worker.MOST_FINDINGS + 1
     assert report.findings[0].status == "FAIL"  # the worst are kept
     text = report.findings[0].evidence
-    assert len(text) == worker.MOST_TEXT and "\n" not in text and "\x1b" not in text
+    assert len(text) == LIMIT and "\n" not in text and "\x1b" not in text
     assert len(report.findings[0].device) == 128
     assert report.findings[-1].check == "mounts-many"
 

@@ -304,5 +304,5 @@ def test_drain_takes_one_known_node() -> None:
 
 
 def test_printable() -> None:
-    assert printable("a\x1b[31m\tb\0c", 50) == "a (31m b c"
+    assert printable("a\x1b[31m\tb\0c", 50) == "a?(31m b?c"
     assert printable("x" * 300, 200) == "x" * 200

@@ -145,7 +145,7 @@ def test_the_evidence_is_one_clean_line() -> None:
     assert found.evidence.startswith(
         '1 x, last 10 min ago: "Out of memory: Killed process 19284 (x'
     )
-    assert quoted("a" * 1000) == '"' + "a" * 240 + '"'
+    assert quoted("a" * 1000) == '"' + "a" * 239 + '…"'
     assert [ago(s) for s in (5, 90, 600, 9000, 200_000)] == [
         "5 s",
         "90 s",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from health.checks.host import processes
 from health.node import jobs, proctable
 from health.run.stuck import DIRECTORY
+from robust_slurm import process_stat
 
 run = processes.CHECK.run
 FAIL, WARN = "FAIL", "WARN"
@@ -45,7 +46,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
 @given(st.text(max_size=20), st.integers(2, 99999))
 def test_a_process_may_have_any_name(name: str, pid: int) -> None:
     one = process(pid, name, "D")
-    found = proctable.parse_stat(one["files"][f"/proc/{pid}/stat"])
+    found = process_stat.parse(one["files"][f"/proc/{pid}/stat"])
     assert (found.pid, found.name, found.state, found.parent) == (pid, name, "D", 1)
     assert found.start == 1000 + pid
 
@@ -53,7 +54,7 @@ def test_a_process_may_have_any_name(name: str, pid: int) -> None:
 @given(st.text(max_size=200))
 def test_other_text_is_no_process(text: str) -> None:
     with pytest.raises(ValueError):
-        proctable.parse_stat(text + "x")
+        process_stat.parse(text + "x")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def test_processes_left(uid: int, cgroup: str, busy: bool, found: list[Any]) -> 
     ("where", "job", "flags", "status"),
     [
         ("epilog", 7, 0x400000, [FAIL]),  # in the cgroup of the job that has ended
-        ("epilog", 7, proctable.PF_EXITING, []),  # on its way out
+        ("epilog", 7, process_stat.PF_EXITING, []),  # on its way out
         ("epilog", 6, 0x400000, [WARN]),
         ("sweep", 7, 0x400000, [WARN]),
         ("prolog", 7, 0x400000, []),  # the job's own first step
@@ -179,7 +180,7 @@ OTHER_STACK = "[<0>] folio_wait_bit_common+0x13d/0x350\n[<0>] ext4_sync_file+0x1
     ("one", "found", "action"),
     [
         ({"killed": True, "wchan": NVIDIA}, (FAIL, "process-stuck"), "reboot"),
-        ({"flags": proctable.PF_EXITING, "wchan": NVIDIA}, (FAIL, "process-stuck"), "reboot"),
+        ({"flags": process_stat.PF_EXITING, "wchan": NVIDIA}, (FAIL, "process-stuck"), "reboot"),
         ({"killed": True, "wchan": NFS}, (FAIL, "process-stuck"), "none"),
         ({"killed": True, "wchan": "request_wait_answer"}, (FAIL, "process-stuck"), "none"),
         (
@@ -275,7 +276,7 @@ def test_what_the_gate_itself_lost_is_for_other_checks(
 
 
 def test_the_kernels_own_threads_may_sleep() -> None:
-    thread = process(300, "jbd2/sda1-8", "D", parent=2, flags=proctable.PF_KTHREAD)
+    thread = process(300, "jbd2/sda1-8", "D", parent=2, flags=process_stat.PF_KTHREAD)
     assert run(healthy((thread,), context=SWEEP)) == []
 
 

@@ -43,7 +43,7 @@ def warn(text: str) -> Finding:
     ("answer", "found"),
     [
         (Output(0, "all well", ""), []),
-        (Output(1, "\n no\thome\x1b \nmore\n", ""), [FAIL]),
+        (Output(1, "\n no\thome \nmore\n", ""), [FAIL]),
         (Output(1, "", "no home"), [FAIL]),
         (Output(1, "", ""), [FAIL._replace(evidence=f"{ARGV[0]}: exit code 1")]),
         (Output(127, "", "not found"), [warn("exit code 127: not found")]),

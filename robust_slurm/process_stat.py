@@ -1,0 +1,57 @@
+"""The parser of /proc/PID/stat (proc_pid_stat(5)). Python 3.9 syntax."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+PF_EXITING = 0x4  # include/linux/sched.h
+PF_KTHREAD = 0x200000
+_FIELDS = 52
+
+
+class ProcessStat(NamedTuple):
+    """The part of the line that we need."""
+
+    pid: int
+    name: str
+    state: str  # R, S, D, Z, T, I, …
+    parent: int
+    flags: int
+    ticks: int  # clock ticks of processor time, user and system
+    start: int  # clock ticks since boot: with the pid, it names one process
+    fields: tuple[str, ...]  # all that follows the name: fields[0] is field 3 of the manual page
+
+    @property
+    def kernel(self) -> bool:
+        return bool(self.flags & PF_KTHREAD)
+
+
+def parse(line: str) -> ProcessStat:
+    """Raises ValueError. The name may hold anything, closing brackets too."""
+    pid, _, rest = line.partition(" (")
+    name, bracket, tail = rest.rpartition(") ")
+    fields = tuple(tail.split(maxsplit=_FIELDS))
+    if not bracket or len(fields) < 20:
+        raise ValueError("no line of /proc/PID/stat")
+    ticks = int(fields[11]) + int(fields[12])
+    parent, flags, start = int(fields[1]), int(fields[6]), int(fields[19])
+    return ProcessStat(int(pid), name, fields[0], parent, flags, ticks, start, fields)
+
+
+def read(pid: int | str, proc: str = "/proc") -> ProcessStat:
+    """Read the stat of a process. Raises OSError or ValueError if it has ended."""
+    with open(f"{proc}/{pid}/stat", "rb") as file:
+        return parse(os.fsdecode(file.read(4096)))
+
+
+def parents(proc: str = "/proc") -> dict[int, int]:
+    """Map the pid of every process to its parent's; those that end meanwhile are left out."""
+    found = {}
+    for name in os.listdir(proc):  # noqa: PTH208
+        if name.isdigit():
+            try:
+                found[int(name)] = read(name, proc).parent
+            except (OSError, ValueError):
+                continue
+    return found

@@ -1,0 +1,30 @@
+"""Text of others, as one printable line."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from robust_slurm.text import one_line
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("as it is", "as it is"),
+        ("two\n  lines\tand\r\nmore ", "two lines and more"),
+        ("a\x1b[31mb\0c", "a?[31mb?c"),
+        ("\u202egnp.exe", "?gnp.exe"),
+        ("a\udce9b", "a?b"),  # a byte that is no UTF-8
+        ("x" * 12, "x" * 9 + "…"),
+        ("x" * 10, "x" * 10),
+        ("", ""),
+    ],
+)
+def test_one_line(text: str, line: str) -> None:
+    assert one_line(text, 10 if "x" in text else 100) == line
+
+
+@given(st.text(), st.integers(1, 50))
+def test_any_text(text: str, limit: int) -> None:
+    line = one_line(text, limit)
+    assert line.isprintable() and len(line) <= limit and one_line(line, limit) == line
