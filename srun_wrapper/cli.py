@@ -21,7 +21,7 @@ from robust_slurm.slurm import Slurm
 from srun_wrapper.agent.batch_host_failover import accused
 from srun_wrapper.agent.streams.sinks import OutputPlan
 from srun_wrapper.agent.task import TaskOptions
-from srun_wrapper.checkpoints.verify_rules import refused
+from srun_wrapper.checkpoints.verify.rules import refused
 from srun_wrapper.command import output_rules
 from srun_wrapper.command.input_rules import Feed, feed
 from srun_wrapper.command.layout import StepPlan, plan_step

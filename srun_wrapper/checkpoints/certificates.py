@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from robust_slurm.checkpoint.durable import marks
 from robust_slurm.checkpoint.durable import tier as tier
@@ -18,13 +17,13 @@ from robust_slurm.checkpoint.durable.marks import Mark
 from robust_slurm.checkpoint.planning.alike import is_whole
 from robust_slurm.checkpoint.planning.plan import Place
 from robust_slurm.checkpoint.planning.sound import Trust
+from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.decide.diagnose import Diagnosis
 from srun_wrapper.recover.machine_tests import SLOW
 from srun_wrapper.supervisor.aside import aside
+from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.report import say
-
-if TYPE_CHECKING:
-    from srun_wrapper.supervisor.supervisor import Supervisor
+from srun_wrapper.supervisor.state import JobState
 
 WRITE = 5.0  # s for the shared file system to take marks
 COMPARED = 64  # steps whose comparison is remembered; memory holds 3
@@ -115,8 +114,12 @@ class Line:
 class Certificates:
     """Keeps the line up to date and the marks on disk."""
 
-    def __init__(self, boss: Supervisor) -> None:
-        self._boss = boss
+    def __init__(self, state: JobState, enrolments: Enrolments, journal: Journal) -> None:
+        self._state = state
+        self._enrolments = enrolments
+        self._journal = journal
+        self.suspicion = ""
+        """Reason why the newest states may be spoiled, until an epoch resumes; see ``Trust``."""
         self.line = Line()
         self.newest: int | None = None
         """Newest certified step on disk."""
@@ -152,8 +155,8 @@ class Certificates:
         if ready and (self._writing is None or self._writing.done()):
             self._writing = asyncio.create_task(self.mark(*ready))
 
-    def trust(self, places: Sequence[Place], on_disk: Sequence[tier.Committed], why: str) -> Trust:
-        """Return the trust that the planner works with; ``why``: see Trust."""
+    def trust(self, places: Sequence[Place], on_disk: Sequence[tier.Committed]) -> Trust:
+        """Return the trust that the planner works with."""
         self._prove()
         held = {(h.step, h.epoch) for place in places for h in place.holdings}
         known = {step for step in self._open if self.line.mark(step).certified}
@@ -161,7 +164,7 @@ class Certificates:
             {key for key in held if self.line.covers(*key)},
             {c.step for c in on_disk if c.mark.certified or c.step in known},
             {c.step for c in on_disk if c.mark.doubt},
-            why,
+            self.suspicion,
         )
 
     async def doubt(self, on_disk: Sequence[tier.Committed], after: int, why: str) -> None:
@@ -172,13 +175,13 @@ class Certificates:
             await self._write(found, {c.step: c.attempt for c in later})
 
     def _prove(self) -> None:
-        state = self._boss.state
+        state = self._state
         if state.world.epoch != self._epoch:
             return
         ranks = (*state.world.by_rank.values(), *state.world.inner.values())
         bound = state.nans.bound.step if state.nans.since and state.nans.bound else None
         self.line.prove((r.proven for r in ranks if r.proven is not None), bound)
-        enrolled = self._boss.checkpoints.ranks.values()
+        enrolled = self._enrolments.ranks.values()
         self.line.sharers = sum(len(each.said.needs) > 1 for each in enrolled)
 
     async def mark(self, *steps: int) -> None:
@@ -189,7 +192,7 @@ class Certificates:
 
     async def _write(self, found: Sequence[tuple[int, Mark]], attempts: dict[int, str]) -> None:
         """``attempts``: of which the marks are; else of what is committed now."""
-        directory = self._boss.checkpoints.directory
+        directory = self._enrolments.directory
         if not found:
             return
 
@@ -221,4 +224,4 @@ class Certificates:
             mark = dict(found)[step]
             if mark.certified:
                 self.newest = max(step, self.newest or 0)
-            self._boss.ledger.event("mark", step=step, attempt=attempt, **mark._asdict())
+            self._journal.event("mark", step=step, attempt=attempt, **mark._asdict())

@@ -1,4 +1,4 @@
-"""Ranks that come up elsewhere than the restore plan expected: what they lack is brought to them.
+"""Bring what they lack to ranks that come up on other nodes than the restore plan expected.
 
 A torchrun with a dynamic rendezvous (c10d, etcd-v2) numbers its nodes itself, by address, each time
 anew: a node that takes the place of another may move those behind it. Their store lets them wait
@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING
 
 from robust_slurm.checkpoint.planning import plan as planner
-from srun_wrapper.checkpoints.registry import StoreAt
+from srun_wrapper.checkpoints.enrolments import StoreAt
 from srun_wrapper.protocol.checkpoint_messages import Enrolled
+from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.report import say
-
-if TYPE_CHECKING:
-    from srun_wrapper.supervisor.supervisor import Supervisor
 
 GATHER = 0.1  # s for more such ranks to come up
 
@@ -25,11 +22,11 @@ Failed = set[tuple[str, int, int]]
 Fetch = Callable[[tuple[planner.Transfer, ...]], Awaitable[Failed]]
 
 
-class Elsewhere:
-    """For one plan after another. ``fetch``: as Restoring does it; ``over``: give up."""
+class LateArrivals:
+    """Serves ranks for one plan after another. ``fetch``: see Stores; ``over``: give up."""
 
-    def __init__(self, boss: Supervisor, fetch: Fetch, over: Callable[[], bool]) -> None:
-        self._boss, self._fetch, self._over = boss, fetch, over
+    def __init__(self, fetch: Fetch, over: Callable[[], bool], journal: Journal) -> None:
+        self._fetch, self._over, self._journal = fetch, over, journal
         self._plan: planner.Resume | None = None
         self._expected: dict[int, str] = {}  # the node of each rank
         self._shards: Mapping[str, Mapping[int, str]] = {}  # what the plan brought to each node
@@ -48,7 +45,7 @@ class Elsewhere:
         self._told, self._ranks = {}, []
 
     def enrolled(self, at: StoreAt, said: Enrolled) -> None:
-        """A rank has come up."""
+        """Note that a rank has come up, and bring what it lacks."""
         plan, node = self._plan, at.node.name
         if plan is None or self._expected.get(said.rank) == node:
             return
@@ -59,7 +56,7 @@ class Elsewhere:
         if not lacking:
             return
         if not any(self._told.values()):  # the first one
-            self._boss.ledger.event("unexpected_seat", rank=said.rank, node=node)
+            self._journal.event("unexpected_seat", rank=said.rank, node=node)
         told.update(t.owner for t in lacking)
         self._ranks.append((said.rank, seat, here))
         if len(self._ranks) == 1:  # ten thousand may come at the same time
@@ -80,7 +77,7 @@ class Elsewhere:
     async def _bring(
         self, plan: planner.Resume, ranks: list[tuple[int, planner.Seat, set[int]]]
     ) -> None:
-        """From other sources where one fails."""
+        """Fetch what the ranks lack, from other sources where one fails."""
         failed: Failed = set()
         while self._plan is plan and not self._over():
             transfers: list[planner.Transfer] = []

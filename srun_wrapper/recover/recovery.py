@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from srun_wrapper.agent.processes.stop_stages import longest
-from srun_wrapper.checkpoints import restoring
+from srun_wrapper.checkpoints import flushing
 from srun_wrapper.checkpoints.certificates import spoils
 from srun_wrapper.decide import ladder
 from srun_wrapper.decide.diagnose import (
@@ -118,7 +118,8 @@ class Recovery:
             self._close(incident, ENDED if state.signalled else SUPERSEDED)
             return None
         diagnosis = incident.diagnosis
-        self._boss.restoring.doubt = spoils(diagnosis) or self._boss.restoring.doubt
+        certificates = self._boss.certificates
+        certificates.suspicion = spoils(diagnosis) or certificates.suspicion
         await self._replacement.settle_spares(len(state.vacant()))
         means = self._replacement.means()
         lost = state.vacant()
@@ -327,7 +328,7 @@ class Recovery:
         assert incident.plan is not None
         self._replacement.leave(incident.plan.replace, incident)
         await self._stop_world(incident)
-        await self._boss.restoring.flush(restoring.END)  # memory does not outlive the job's step
+        await self._boss.flushing.flush(flushing.END)  # memory does not outlive the job's step
         error = await self._replacement.requeue(incident)
         incident.mark("replace")
         if error:

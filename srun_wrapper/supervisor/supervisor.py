@@ -18,12 +18,16 @@ from typing import Any
 from robust_slurm.config import Config
 from robust_slurm.ledger import JobLedger
 from robust_slurm.slurm import Slurm, SlurmError
-from srun_wrapper.checkpoints import restoring
-from srun_wrapper.checkpoints.certificates import Certificates
+from srun_wrapper.checkpoints import flushing
+from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.registry import Checkpoints
 from srun_wrapper.checkpoints.restoring import Restoring
-from srun_wrapper.checkpoints.verify_rules import ONE_NODE
-from srun_wrapper.checkpoints.verifying import Verify
+from srun_wrapper.checkpoints.stores import Stores
+from srun_wrapper.checkpoints.verify.machine_verdict import MachineVerdict
+from srun_wrapper.checkpoints.verify.recomputing import Recomputing
+from srun_wrapper.checkpoints.verify.rules import ONE_NODE
+from srun_wrapper.checkpoints.verify.standing import Standing
+from srun_wrapper.checkpoints.verify.verifying import Verify
 from srun_wrapper.command import steps
 from srun_wrapper.command.torchrun import restarts_itself
 from srun_wrapper.decide import ladder
@@ -44,6 +48,7 @@ from srun_wrapper.supervisor.ending import Ending
 from srun_wrapper.supervisor.facts import JobFacts
 from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.orders import finish_order, start_orders
+from srun_wrapper.supervisor.phase import Phase
 from srun_wrapper.supervisor.real_step import RealStep
 from srun_wrapper.supervisor.report import Account, roster, say
 from srun_wrapper.supervisor.roster import Node, Role, World, first_places
@@ -59,8 +64,6 @@ _log = logging.getLogger("robust-srun.supervisor")
 
 class Supervisor:
     """Runs one robust-srun. ``run`` returns its exit code."""
-
-    _phase = "starting"
 
     def __init__(
         self,
@@ -80,12 +83,7 @@ class Supervisor:
         self.ledger = JobLedger(launch.options.records)
         self.journal = Journal(self.ledger, config.verbose)
         self.facts = JobFacts(launch, job_id, secrets.token_bytes(32))
-        self.checkpoints = Checkpoints(self)
-        self.state.on_store = self.checkpoints.heard
-        self.certificates = Certificates(self)
-        self.verify = Verify(self)
-        self.restoring = Restoring(self)
-        self.checkpoints.on_enrolled = self.restoring.elsewhere.enrolled
+        self._phase = Phase()
         self.account = Account()
         self.step = RealStep(self.state)
         self._interrupts: list[float] = []
@@ -97,7 +95,11 @@ class Supervisor:
         self.ending = Ending(self.state, self.node_watch.doubted)
         self.stopping = Stopping(self.state, self.bus, self.stalls)
         self.neighbours = Topology(
-            self.state, launch, self.journal, slurm.topology, lambda: self.checkpoints.mesh()
+            self.state,
+            launch,
+            self.journal,
+            slurm.topology,
+            lambda: self.checkpoints.enrolments.mesh(),
         )
         self.stop_tests = StopTests(
             self.state, self.bus, self.facts, self.neighbours, self.journal, self._interrupted
@@ -107,6 +109,45 @@ class Supervisor:
         )
         how = (config.replay, config.replay_limit, config.replay_rounds, config.replay_fixed)
         self.replay = Replay(Asked(*how), self.state, worlds, self.neighbours)
+        self._build_checkpoints()
+
+    def _build_checkpoints(self) -> None:
+        state, bus, journal = self.state, self.bus, self.journal
+        checkpoints = self.checkpoints = Checkpoints(state, bus, journal, self.neighbours.leaves)
+        enrolments = checkpoints.enrolments
+        certificates = self.certificates = checkpoints.certificates
+        stores = Stores(state, bus, enrolments, journal, self.ending.answers)
+        self.restoring = Restoring(state, enrolments, certificates, stores, journal)
+        self.flushing = Flushing(state, enrolments, certificates, stores, lambda: self.step.ended)
+        checkpoints.on_enrolled = self.restoring.late_arrivals.enrolled
+        state.on_store = checkpoints.heard
+        standing = Standing(state, bus, enrolments)
+        recomputing = Recomputing(
+            state,
+            standing,
+            stores,
+            self.restoring,
+            self.stopping,
+            journal,
+            pod=self.neighbours.pod,
+            start_epoch=self.begin_epoch,
+            interrupted=self._interrupted,
+        )
+        verdict = MachineVerdict(
+            state,
+            self.stop_tests.ask,
+            lambda names, incident: self.replacement.leave(names, incident),
+        )
+        self.verify = Verify(
+            state,
+            standing,
+            checkpoints.schedule,
+            recomputing,
+            verdict,
+            certificates,
+            journal,
+            self._phase,
+        )
 
     def _interrupted(self) -> bool:
         """True if a failure waits for its recovery, or the step is being ended."""
@@ -157,13 +198,11 @@ class Supervisor:
     @property
     def phase(self) -> str:
         """The job's state, as robust-status shows it."""
-        return self._phase
+        return self._phase.name
 
     @phase.setter
     def phase(self, phase: str) -> None:
-        if phase != self._phase:
-            _log.info("the job is %s (was %s)", phase, self._phase)
-        self._phase = phase
+        self._phase.name = phase
 
     def _last_phase(self, code: int) -> str:
         """Return the job's last state, as robust-status shows it."""
@@ -288,8 +327,7 @@ class Supervisor:
             self.state, grace, reason, extra, restored, self.restoring.of
         ):
             self.bus.send(node, order)
-        self.checkpoints.new_epoch(self.restoring.from_memory)
-        self.certificates.begin(self.state.world.epoch, restored or 0)
+        self.checkpoints.new_epoch(restored or 0, from_memory=self.restoring.from_memory)
         self.verify.begin()
         world = self.state.world
         for signum in sorted(self.state.early):
@@ -321,7 +359,7 @@ class Supervisor:
     async def finish(self) -> int:
         """Let every shim end like its rank; returns the step's exit code as srun computes it."""
         state = self.state
-        await self.restoring.flush(await self._time_to_flush())
+        await self.flushing.flush(await self._time_to_flush())
         silent = self.ending.silent if state.signalled else []
         if silent:
             self._dismiss([n for n in state.live() if self.ending.answers(n)])
@@ -342,14 +380,14 @@ class Supervisor:
 
     async def _time_to_flush(self) -> float:
         """Seconds for the last durable checkpoint: of a job that is ended, part of KillWait."""
-        if not self.state.signalled or not self.restoring.needed:
-            return restoring.END
+        if not self.state.signalled or not self.flushing.needed:
+            return flushing.END
         try:
-            config = await aside(self.slurm.config, restoring.ASK)
+            config = await aside(self.slurm.config, flushing.ASK)
             wait = float(config["KillWait"].split()[0])
         except (SlurmError, TimeoutError, LookupError, ValueError):
-            return restoring.SIGNALLED
-        return min(restoring.SIGNALLED, restoring.OF_KILL_WAIT * wait)
+            return flushing.SIGNALLED
+        return min(flushing.SIGNALLED, flushing.OF_KILL_WAIT * wait)
 
     def _dismiss(self, nodes: Iterable[Node] | None = None) -> None:
         """Tell the shims of these nodes (None: all, later ones included) to end."""
@@ -447,6 +485,7 @@ class Supervisor:
 
     def write_roster(self) -> None:
         name = self.env.get("SLURM_JOB_NAME", "")
+        self.account.checking = self.verify.seconds
         record = roster(self.state, self.account, self.phase, name, "")
         record["checkpoint"] = self.checkpoints.record()
         if record["checkpoint"] is not None:

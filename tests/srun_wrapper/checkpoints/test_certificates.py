@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import cast
 
 import pytest
 from checkpoints_boss import Boss
@@ -21,7 +20,6 @@ from robust_slurm.checkpoint.planning.sound import Bound
 from srun_wrapper.checkpoints.certificates import Certificates, Line, spoils
 from srun_wrapper.decide.diagnose import Diagnosis, Failure, Symptom
 from srun_wrapper.protocol.checkpoint_messages import Saved
-from srun_wrapper.supervisor.supervisor import Supervisor
 
 
 def line_with(proven: int, *equal: int, sharers: int = 2) -> Line:
@@ -145,7 +143,7 @@ def test_what_ranks_report_while_they_train() -> None:
 
         for rank in (0, 1, 2):
             report(rank, (3, 10 + rank // 2 * 4), (4, 101 + rank // 2 * 8))
-        boss.certificates.trust([], [], "")
+        boss.certificates.trust([], [])
         assert line.mark(4) == Mark(True, False)  # rank 3 was not heard
         report(3, (3, 14), (4, 109))
         assert line.mark(4) == Mark(True, True) and line.mark(3) == Mark(True, False)
@@ -191,8 +189,8 @@ def test_marks_are_written_when_a_step_is_certified(tmp_path: Path) -> None:
     assert found == {4: Mark(True, True), 8: Mark(True, True), 12: Mark()}
     rows = {row.step: row.mark for row in look(tmp_path).steps}
     assert rows == {4: "finite loss, equal replicas", 8: "finite loss, equal replicas", 12: ""}
-    later = Certificates(cast(Supervisor, Boss()))  # of another job
-    assert later.trust([], durable.committed(tmp_path), "").disk == {4, 8}
+    later = Boss().certificates  # of another job
+    assert later.trust([], durable.committed(tmp_path)).disk == {4, 8}
 
 
 def test_what_is_doubted_is_not_used_again(tmp_path: Path) -> None:
@@ -205,7 +203,7 @@ def test_what_is_doubted_is_not_used_again(tmp_path: Path) -> None:
     asyncio.run(run())
     found = durable.committed(tmp_path)
     assert [c.step for c in found if c.mark.doubt] == [8, 12]
-    assert Certificates(cast(Supervisor, Boss())).trust([], found, "").doubted == {8, 12}
+    assert Boss().certificates.trust([], found).doubted == {8, 12}
     assert [(r.mark, r.note) for r in look(tmp_path).steps][2] == (
         "doubted",
         "a loss was not finite",
@@ -271,8 +269,8 @@ def test_a_loss_that_is_not_finite_takes_back_what_other_ranks_have_proven(tmp_p
     boss, certificates = boss_of(tmp_path)
     certificates.begin(1, 0)
     boss.state.world.by_rank[0].proven = 9
-    certificates.trust([], [], "")
+    certificates.trust([], [])
     assert certificates.line.proven == 9
     boss.state.nans.bound, boss.state.nans.since = Bound(7, 1), 1.0
-    certificates.trust([], [], "")
+    certificates.trust([], [])
     assert certificates.line.proven == 7

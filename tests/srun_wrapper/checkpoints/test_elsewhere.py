@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any, cast
+from collections.abc import Sequence
 
 import pytest
+from made_job import KeptJournal, made_node
 
 from robust_slurm.checkpoint.planning.plan import Place, Resume, Seat, Transfer, plan
 from robust_slurm.checkpoint.store.events import Holding
 from srun_wrapper.checkpoints import late_arrivals as module
-from srun_wrapper.checkpoints.late_arrivals import Elsewhere
-from srun_wrapper.checkpoints.registry import StoreAt
+from srun_wrapper.checkpoints.enrolments import StoreAt
+from srun_wrapper.checkpoints.late_arrivals import LateArrivals
 from srun_wrapper.protocol.checkpoint_messages import Enrolled
-from srun_wrapper.protocol.messages import Hello
-from srun_wrapper.supervisor.roster import Node, Role
 
 NODES = 3
 
 
 def at(index: int) -> StoreAt:
-    hello = Hello(12, "0", index, f"n{index}", (index,), 4, 4, 7000, 7001, 0, 0)
-    key = (12, "0", index)
-    node = Node(key, f"n{index}", f"10.0.0.{index}", hello, None, Role.ACTIVE, 0.0, 7001)
-    return StoreAt(node, 0)
+    return StoreAt(made_node(index), 0)
 
 
 def own_and_replica(owner: int, tier: str) -> Holding:
@@ -48,28 +43,26 @@ class Job:
 
     def __init__(self, *fail: set[tuple[str, int, int]]) -> None:
         self.fetched: list[list[tuple[int, str, str]]] = []  # (owner, source, target)
-        self.events: list[dict[str, Any]] = []
         self.over = False
         self._fail = [*fail]
-        ledger = SimpleNamespace(event=lambda name, **what: self.events.append(what))
-        boss = cast(Any, SimpleNamespace(ledger=ledger))
-        self.elsewhere = Elsewhere(boss, self._fetch, lambda: self.over)
+        self.journal = KeptJournal()
+        self.arrivals = LateArrivals(self._fetch, lambda: self.over, self.journal)
         self.plan: Resume = plan(PLACES, SEATS, NODES)
-        self.elsewhere.begin(self.plan, SEATS, SHARDS)
+        self.arrivals.begin(self.plan, SEATS, SHARDS)
 
-    async def _fetch(self, transfers: tuple[Transfer, ...]) -> set[tuple[str, int, int]]:
+    async def _fetch(self, transfers: Sequence[Transfer]) -> set[tuple[str, int, int]]:
         self.fetched.append([(t.owner, t.source, t.target) for t in transfers])
         return self._fail.pop(0) if self._fail else set()
 
     def enrol(self, rank: int, index: int) -> None:
         said = Enrolled(1, 1, 0, rank, NODES, {}, (rank,), "", 0, 1)
-        self.elsewhere.enrolled(at(index), said)
+        self.arrivals.enrolled(at(index), said)
 
     def run(self, *ranks: tuple[int, int]) -> None:
         async def come() -> None:
             for rank, index in ranks:
                 self.enrol(rank, index)
-            while tasks := self.elsewhere._tasks:
+            while tasks := self.arrivals._tasks:
                 await asyncio.wait(tasks)
 
         asyncio.run(come())
@@ -82,19 +75,19 @@ def name(index: int) -> str:
 def test_ranks_where_they_were_expected_need_nothing() -> None:
     job = Job()
     job.run((0, 0), (1, 1), (2, 2))
-    assert (job.fetched, job.events) == ([], [])
+    assert job.fetched == job.journal.events == []
 
 
 def test_ranks_that_changed_places_are_served_together() -> None:
     job = Job()
     job.run((0, 2), (2, 0), (1, 1), (0, 2))
     assert job.fetched == [[(0, name(2), name(2)), (2, name(2), name(0))]]  # it has a replica
-    assert job.events == [{"rank": 0, "node": "n2"}]  # said once
+    assert job.journal.named("unexpected_seat") == [{"rank": 0, "node": "n2"}]  # said once
 
 
 def test_what_two_ranks_of_a_node_need_comes_once() -> None:
     job = Job()
-    job.elsewhere.begin(job.plan, SEATS, {})
+    job.arrivals.begin(job.plan, SEATS, {})
     job.run((0, 2), (1, 2))
     assert job.fetched == [[(0, name(2), name(2)), (1, name(1), name(2))]]
 
@@ -117,7 +110,7 @@ def test_it_ends_when_no_copy_is_left_or_the_epoch_is_over() -> None:
 
 def test_without_a_plan_from_memory_nobody_is_served() -> None:
     job = Job()
-    job.elsewhere.begin(None, {}, {})
+    job.arrivals.begin(None, {}, {})
     job.run((0, 2))
     assert job.fetched == []
 
@@ -126,6 +119,6 @@ def test_a_slip_is_said_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     told: list[str] = []
     monkeypatch.setattr(module, "say", told.append)
     job = Job()
-    monkeypatch.setattr(job.elsewhere, "_fetch", lambda _transfers: 1 / 0)
+    monkeypatch.setattr(job.arrivals, "_fetch", lambda _transfers: 1 / 0)
     job.run((0, 2))
     assert "internal error" in told[0] and "ZeroDivisionError" in told[0]

@@ -14,6 +14,7 @@ from checkpoints_boss import Boss, settled
 from robust_slurm.checkpoint.planning.interval import Cost
 from robust_slurm.slurm import SlurmError
 from srun_wrapper.checkpoints import registry as module
+from srun_wrapper.checkpoints import schedule
 from srun_wrapper.protocol.checkpoint_messages import (
     Alarm,
     Committed,
@@ -45,7 +46,7 @@ def test_replicas_go_outside_the_groups_and_switches_of_their_owner(said: list[s
         boss = Boss(TREE)
         for rank in range(3):
             boss.enrol(rank, {"dp": 2, "pp": 2})
-        assert boss.checkpoints._placing is None  # one is missing
+        assert boss.checkpoints.replicas._placing is None  # one is missing
         boss.enrol(3, {"dp": 2, "pp": 2})
         await settled(boss)
         return boss
@@ -78,10 +79,10 @@ def test_ranks_of_another_epoch_or_of_a_lost_node_are_not_heard(said: list[str])
     boss = Boss()
     late = Enrolled(1, 7, 0, 0, 4, {}, (0,), "", 0, 1)
     boss.checkpoints.heard(boss.nodes[0], late)
-    assert not boss.checkpoints.ranks
+    assert not boss.enrolments.ranks
     stranger = Node((13, "0", 0), "s1", "10.0.0.9", boss.nodes[0].hello, None, Role.DEAD, 0.0, 7001)
     boss.checkpoints.heard(stranger, Enrolled(1, 1, 0, 0, 4, {}, (0,), "", 0, 1))
-    assert not boss.checkpoints.ranks
+    assert not boss.enrolments.ranks
 
 
 def test_the_same_alarm_of_many_ranks_is_said_and_recorded_once(
@@ -150,7 +151,7 @@ def test_a_durable_checkpoint_by_time_is_ordered_ahead_of_all_ranks() -> None:
     boss.checkpoints.look(now + 600)
     boss.checkpoints.look(now + 601)
     (order,) = [m for _, m in boss.sent if isinstance(m, PersistAt)]
-    assert order.step > 21 + module.AHEAD  # steps of a second, as none was timed yet
+    assert order.step > 21 + schedule.AHEAD  # steps of a second, as none was timed yet
 
 
 def test_durable_steps_are_one_decision_for_all_ranks() -> None:
@@ -182,7 +183,7 @@ def test_durable_steps_are_one_decision_for_all_ranks() -> None:
     boss.checkpoints.heard(boss.nodes[0], Committed(2, 50, False, "no part of rank 1"))
     assert orders() == [50, 60]
     boss.state.new_epoch()
-    boss.checkpoints.new_epoch(True)
+    boss.checkpoints.new_epoch(0, from_memory=True)
     newest = 57
     for rank in range(4):
         boss.checkpoints.heard(boss.nodes[rank], Saved(1, rank, 62, 1, 1000, 0.0, 0.0))  # late
@@ -330,8 +331,8 @@ def test_a_slow_network_has_fewer_steps_saved_and_says_so(said: list[str]) -> No
     record = boss.checkpoints.record()
     assert record is not None and record["every"] == 3
     assert f"checkpoints: in memory {record['why_every']}" == line
-    boss.checkpoints.new_epoch(False)
-    assert boss.checkpoints.interval.every == 1
+    boss.checkpoints.new_epoch(0, from_memory=False)
+    assert boss.checkpoints.schedule.interval.every == 1
 
 
 def test_stores_hear_of_the_newest_step_that_all_ranks_have() -> None:

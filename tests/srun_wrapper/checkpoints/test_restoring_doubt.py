@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import cast
 
 import pytest
 from checkpoints_boss import Boss
@@ -21,7 +20,6 @@ from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.protocol.checkpoint_messages import Flush, Moved, Stock, TakeStock
 from srun_wrapper.protocol.messages import Message
 from srun_wrapper.supervisor.roster import Node
-from srun_wrapper.supervisor.supervisor import Supervisor
 
 WHY = "n3 computed wrongly"
 
@@ -74,13 +72,13 @@ def test_what_is_restored(
 
     async def run() -> tuple[Answering, Restoring]:
         boss = Answering(tmp_path, proven)
-        found = Restoring(cast(Supervisor, boss))
-        found.doubt = doubt
+        found = boss.restoring
+        boss.certificates.suspicion = doubt
         assert await found.prepare()
         return boss, found
 
     boss, found = asyncio.run(run())
-    assert found.step == step and found.doubt == ""
+    assert found.step == step and boss.certificates.suspicion == ""
     assert [c.step for c in durable.committed(tmp_path) if c.mark.doubt] == doubted
     assert boss.state.nans.bound == (Bound(step, 1) if doubt else None)
 
@@ -107,9 +105,8 @@ def test_what_is_written_before_the_job_leaves_its_nodes(
 
     async def run() -> Answering:
         boss = Answering(tmp_path, proven)
-        found = Restoring(cast(Supervisor, boss))
-        found.doubt = doubt
-        await found.flush(60.0)
+        boss.certificates.suspicion = doubt
+        await boss.flushing.flush(60.0)
         return boss
 
     boss = asyncio.run(run())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
 
 import checkpoints_boss
 import pytest
@@ -12,12 +11,12 @@ from checkpoints_boss import Boss, settled
 from robust_slurm.checkpoint.planning.plan import Transfer
 from robust_slurm.checkpoint.store.events import Outcome
 from srun_wrapper.checkpoints import restoring
-from srun_wrapper.checkpoints.registry import StoreAt
+from srun_wrapper.checkpoints import stores as stores_module
+from srun_wrapper.checkpoints.enrolments import StoreAt
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.protocol.checkpoint_messages import Fetch, Moved, Stock, StoreReady, TakeStock
 from srun_wrapper.protocol.messages import Message
 from srun_wrapper.supervisor.roster import Node, Role
-from srun_wrapper.supervisor.supervisor import Supervisor
 
 said = checkpoints_boss.said
 
@@ -26,14 +25,14 @@ def test_ranks_that_died_before_they_enrolled_are_started_again(
     said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job whose rank 1 dies in start-up has nothing to restore, and that is no error."""
-    monkeypatch.setattr(restoring, "STOCK", 0.05)
+    monkeypatch.setattr(stores_module, "STOCK", 0.05)
 
     async def run() -> tuple[bool, Restoring]:
         boss = Boss()
         for rank in range(4):
             boss.checkpoints.heard(boss.nodes[rank], StoreReady(1, 0, 8000 + rank))
         boss.enrol(0)
-        found = Restoring(cast(Supervisor, boss))
+        found = boss.restoring
         return await found.prepare(), found
 
     ready, found = asyncio.run(run())
@@ -45,7 +44,7 @@ def test_ranks_that_died_before_they_enrolled_are_started_again(
 def test_a_lost_node_that_answers_no_probe_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, reachable: bool
 ) -> None:
-    monkeypatch.setattr(restoring, "LEAVING", 0.1 if reachable else 3600.0)
+    monkeypatch.setattr(stores_module, "LEAVING", 0.1 if reachable else 3600.0)
 
     class Answering(Boss):
         def obey(self, node: Node, message: Message) -> None:
@@ -57,8 +56,7 @@ def test_a_lost_node_that_answers_no_probe_is_not_waited_for(
         for rank, node in enumerate(boss.nodes):
             node.stores[0] = 8000 + rank
         boss.nodes[3].role, boss.nodes[3].unreachable = Role.DEAD, 0 if reachable else 2
-        found = Restoring(cast(Supervisor, boss))
-        places = await asyncio.wait_for(found._stock(lambda: False), 60)
+        places = await asyncio.wait_for(boss.stores.stock(lambda: False), 60)
         assert len([m for _, m in boss.sent if isinstance(m, TakeStock)]) == 4  # all are asked
         return [place.node for place in places]
 
@@ -68,7 +66,7 @@ def test_a_lost_node_that_answers_no_probe_is_not_waited_for(
 def test_a_slip_in_the_plan_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(restoring, "say", told.append)
-    monkeypatch.setattr(restoring, "STOCK", 0.05)
+    monkeypatch.setattr(stores_module, "STOCK", 0.05)
     monkeypatch.setattr(restoring.planner, "plan", lambda *_: 1 / 0)
 
     async def run() -> tuple[bool, Restoring]:
@@ -76,7 +74,7 @@ def test_a_slip_in_the_plan_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch
         for rank in range(4):
             boss.enrol(rank)
         await settled(boss)
-        found = Restoring(cast(Supervisor, boss))
+        found = boss.restoring
         return await found.prepare(), found
 
     ready, found = asyncio.run(run())
@@ -88,11 +86,10 @@ def test_a_store_that_fetches_nothing_is_replaced_but_not_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its way to the source may be slow: nothing shows that its node is bad."""
-    monkeypatch.setattr(restoring, "FETCH", 0.05)
+    monkeypatch.setattr(stores_module, "FETCH", 0.05)
 
     async def run() -> Boss:
         boss = Boss()
-        found = Restoring(cast(Supervisor, boss))
         stores = [StoreAt(node, 0).name for node in boss.nodes]
         for rank, node in enumerate(boss.nodes):
             node.stores[0] = 8000 + rank
@@ -109,7 +106,7 @@ def test_a_store_that_fetches_nothing_is_replaced_but_not_reported(
                 boss.bus.deliver(node, Moved(message.token, 0, results))
 
         boss.bus.obey = obey
-        assert await found._fetch(transfers) == set()
+        assert await boss.stores.fetch(transfers, lambda: False) == set()
         return boss
 
     (failure,) = asyncio.run(run()).state.failures
@@ -118,12 +115,12 @@ def test_a_store_that_fetches_nothing_is_replaced_but_not_reported(
 
 def test_several_stores_that_fetch_nothing_cost_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """They share the way or the source: the plan goes on without these copies."""
-    monkeypatch.setattr(restoring, "FETCH", 0.05)
+    monkeypatch.setattr(stores_module, "FETCH", 0.05)
     told: list[str] = []
 
     async def run() -> tuple[Boss, set[tuple[str, int, int]], str]:
         boss = Boss()
-        monkeypatch.setattr(boss, "news", told.append, raising=False)
+        boss.journal.told = told
         stores = [StoreAt(node, 0).name for node in boss.nodes]
         for rank, node in enumerate(boss.nodes):
             node.stores[0] = 8000 + rank
@@ -131,8 +128,7 @@ def test_several_stores_that_fetch_nothing_cost_no_node(monkeypatch: pytest.Monk
             Transfer(rank, 7, stores[0], "10.0.0.0", 8000, stores[rank], f"n{rank}", 1, "memory")
             for rank in (1, 2)
         )
-        found = Restoring(cast(Supervisor, boss))
-        return boss, await found._fetch(transfers), stores[0]
+        return boss, await boss.stores.fetch(transfers, lambda: False), stores[0]
 
     boss, bad, source = asyncio.run(run())
     assert boss.state.failures == []

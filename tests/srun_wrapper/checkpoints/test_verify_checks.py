@@ -8,7 +8,7 @@ import signal
 import pytest
 from verify_boss import Site
 
-from srun_wrapper.checkpoints import verifying as module
+from srun_wrapper.checkpoints.verify import verifying as module
 from srun_wrapper.recover.machine_tests import Found
 from srun_wrapper.supervisor.roster import Role
 

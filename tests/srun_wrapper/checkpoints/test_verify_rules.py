@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from robust_slurm.checkpoint.format.state_sum import StateSum
-from srun_wrapper.checkpoints.verify_rules import (
+from srun_wrapper.checkpoints.verify.rules import (
     Results,
     Seat,
     compare,

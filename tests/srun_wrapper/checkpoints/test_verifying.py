@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from checkpoints_boss import Boss
+from verify_boss import verify_of
 
 from robust_slurm.checkpoint.format.state_sum import PHASE
-from srun_wrapper.checkpoints import verifying as module
-from srun_wrapper.checkpoints.verify_rules import LIMIT
-from srun_wrapper.checkpoints.verifying import Verify
+from srun_wrapper.checkpoints.verify import verifying as module
+from srun_wrapper.checkpoints.verify.rules import LIMIT
 from srun_wrapper.decide.diagnose import Failure
 from srun_wrapper.detect.watch import HangWatch
 from srun_wrapper.protocol.checkpoint_messages import Committed, Saved, StandAt
-from srun_wrapper.supervisor.supervisor import Supervisor
+from srun_wrapper.recover.machine_tests import Found
+from srun_wrapper.supervisor.phase import Phase
+
+
+async def never(_names: object, _symptom: object) -> Found | None:
+    raise AssertionError("no machine is tested here")
 
 
 class Job(Boss):
     """Four ranks; every 10th step is to be computed again."""
 
-    phase = "running"
-
     def __init__(self) -> None:
         super().__init__(verify_every=10)
-        self.verify = Verify(cast(Supervisor, self))
-        self.account = SimpleNamespace(checking=0.0)
-        self.checkpoints._placed = self.state.world.epoch  # where replicas go is not asked here
+        self.phase = Phase()
+        self.phase.name = "running"
+        self.verify = verify_of(self, lambda _why: None, never, lambda *_: None, self.phase)
+        self.checkpoints.replicas.placed = (
+            self.state.world.epoch
+        )  # where replicas go is not asked here
 
     def save(self, *steps: int) -> None:
         """Of each rank."""
@@ -168,7 +172,7 @@ def test_a_step_on_its_way_to_disk_is_not_thrown_away(durable: int) -> None:
 
 @pytest.mark.parametrize("phase", ["recovering", "starting", "checking"])
 def test_nothing_is_asked_while_the_job_recovers(job: Job, phase: str) -> None:
-    job.phase = phase
+    job.phase.name = phase
     job.save(8, 8, 8, 8)
     job.verify.look(0.0)
     assert job.asked() == []

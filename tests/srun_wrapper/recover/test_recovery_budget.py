@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from made_job import SentBus
+from made_job import KeptJournal, SentBus
 
 from robust_slurm.config import Config
-from srun_wrapper.checkpoints.certificates import Certificates
 from srun_wrapper.checkpoints.registry import Checkpoints
 from srun_wrapper.checkpoints.restoring import Restoring
+from srun_wrapper.checkpoints.stores import Stores
 from srun_wrapper.decide.diagnose import Failure
 from srun_wrapper.decide.ladder import Means
 from srun_wrapper.detect.stalls import Stalls
@@ -39,6 +39,10 @@ class Clock:
         return self.now
 
 
+async def no_leaves() -> dict[str, str]:
+    return {}
+
+
 class Boss:
     """The supervisor as Recovery sees it, for one node with two ranks that obey at once."""
 
@@ -59,9 +63,12 @@ class Boss:
             event=lambda *_a, **_k: None, incident=lambda *_a: None, write_roster=lambda: None
         )
         self.ledger = self.account = nothing
-        boss = cast(Supervisor, self)
-        self.checkpoints, self.restoring = Checkpoints(boss), Restoring(boss)
-        self.certificates = Certificates(boss)
+        journal = KeptJournal()
+        self.checkpoints = Checkpoints(state, self.bus, journal, no_leaves)
+        self.certificates = self.checkpoints.certificates
+        known = self.checkpoints.enrolments
+        stores = Stores(state, self.bus, known, journal, lambda _node: True)
+        self.restoring = Restoring(state, known, self.certificates, stores, journal)
         self.news = self.write_roster = lambda *_a: None
         self.begin_epoch("")
 

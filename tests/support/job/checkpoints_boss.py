@@ -1,64 +1,72 @@
-"""The supervisor, as Checkpoints sees it."""
+"""A job with checkpoints whose nodes do what a test says."""
 
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
-from made_job import SentBus
+from made_job import KeptJournal, SentBus, made_launch, made_node
 
 from robust_slurm.config import Config
 from robust_slurm.slurm import SlurmError
-from srun_wrapper.checkpoints import registry as module
-from srun_wrapper.checkpoints.certificates import Certificates
+from srun_wrapper.checkpoints import (
+    flushing,
+    notices,
+    on_disk,
+    registry,
+    replicas,
+    restoring,
+    schedule,
+)
+from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.registry import Checkpoints
+from srun_wrapper.checkpoints.restoring import Restoring
+from srun_wrapper.checkpoints.stores import Stores
 from srun_wrapper.protocol.checkpoint_messages import Enrolled, MakeRoom, Place, StoreReady
-from srun_wrapper.protocol.messages import Hello, Message
-from srun_wrapper.protocol.server import Connection
+from srun_wrapper.protocol.messages import Message
 from srun_wrapper.supervisor.ending import Ending
-from srun_wrapper.supervisor.roster import Node, Role, World
+from srun_wrapper.supervisor.roster import Node, World
 from srun_wrapper.supervisor.state import JobState
-from srun_wrapper.supervisor.supervisor import Supervisor
+from srun_wrapper.supervisor.topology import Topology
 
 
 class Boss:
-    """The supervisor as Checkpoints sees it; four nodes of one rank each."""
+    """A job with checkpoints: real parts around a bus and a journal that keep what they get.
+
+    Four nodes of one rank each.
+    """
 
     def __init__(self, topology: str | SlurmError = "", **settings: Any) -> None:
-        self.config = Config(**settings)
-        self.state = JobState(self.config, 12, "n0")
-        self.bus = SentBus(self.state, self.obey)
-        self.sent = self.bus.sent
-        self.events: list[tuple[str, dict[str, Any]]] = []
-        self.told: list[str] = []
-        self._topology = topology
-        line = cast(Connection, SimpleNamespace(send=lambda _message: None))
-        places = []
-        for i in range(4):
-            hello = Hello(12, "0", i, f"n{i}", (i,), 4, 4, 7000, 7001, 0, 0)
-            node = Node((12, "0", i), f"n{i}", f"10.0.0.{i}", hello, line, Role.ACTIVE, 0.0, 7001)
-            self.state.nodes[node.key] = node
-            places.append(node)
-        self.nodes = places
-        self.state.world = World(0, places, [(i,) for i in range(4)])
-        self.state.new_epoch()
-        self.ledger = SimpleNamespace(event=lambda name, **what: self.events.append((name, what)))
-        self.slurm = SimpleNamespace(topology=self._ask)
-        self.step = SimpleNamespace(ended=False)
-        self.launch = SimpleNamespace(command=SimpleNamespace(command=("train.py",)), env={})
-        self.ending = Ending(self.state, lambda _node, _now: False)
-        self.checkpoints = Checkpoints(cast(Supervisor, self))
-        self.certificates = Certificates(cast(Supervisor, self))
+        self.state = state = JobState(Config(**settings), 12, "n0")
+        self.bus = bus = SentBus(state, self.obey)
+        self.sent = bus.sent
+        self.journal = journal = KeptJournal()
+        self.events, self.told = journal.events, journal.told
+        self.nodes = [made_node(i) for i in range(4)]
+        state.nodes |= {node.key: node for node in self.nodes}
+        state.world = World(0, list(self.nodes), [(i,) for i in range(4)])
+        state.new_epoch()
+        self._text = topology
+        self.topology = Topology(state, made_launch("train.py"), journal, self._read, dict)
+        self.checkpoints = Checkpoints(state, bus, journal, self._leaves)
+        self.enrolments = self.checkpoints.enrolments
+        self.certificates = self.checkpoints.certificates
+        ending = Ending(state, lambda _node, _now: False)
+        self.stores = Stores(state, bus, self.enrolments, journal, ending.answers)
+        parts = (state, self.enrolments, self.certificates, self.stores)
+        self.restoring = Restoring(*parts, journal)
+        self.flushing = Flushing(*parts, lambda: False)
 
-    def _ask(self) -> str:
-        if isinstance(self._topology, SlurmError):
-            raise self._topology
-        return self._topology
+    def _read(self) -> str:
+        if isinstance(self._text, SlurmError):
+            raise self._text
+        return self._text
 
-    def news(self, text: str) -> None:
-        self.told.append(text)
+    async def _leaves(self) -> Mapping[str, str]:
+        self.topology.learn()
+        return await self.topology.leaves()
 
     def obey(self, node: Node, message: Message) -> None:
         """Do what a node does when it receives a message."""
@@ -92,7 +100,7 @@ class Boss:
 
 
 async def settled(boss: Boss) -> None:
-    task = boss.checkpoints._placing
+    task = boss.checkpoints.replicas._placing
     assert task is not None
     await asyncio.wait_for(task, 10)
 
@@ -100,5 +108,6 @@ async def settled(boss: Boss) -> None:
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(module, "say", lines.append)
+    for module in (flushing, notices, on_disk, registry, replicas, restoring, schedule):
+        monkeypatch.setattr(module, "say", lines.append)
     return lines

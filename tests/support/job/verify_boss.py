@@ -1,17 +1,17 @@
-"""The supervisor as Verify sees it: ranks and stores that obey at once and compute as told."""
+"""A job that checks its steps: ranks and stores that obey at once and compute as told."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import cast
+from collections.abc import Callable, Sequence
 
 from checkpoints_boss import Boss
 
 from robust_slurm.checkpoint.format.state_sum import StateSum
 from robust_slurm.checkpoint.store.events import Holding, Outcome
-from srun_wrapper.checkpoints.restoring import Restoring
-from srun_wrapper.checkpoints.verifying import Verify
+from srun_wrapper.checkpoints.verify.machine_verdict import Evict, MachineVerdict, Test
+from srun_wrapper.checkpoints.verify.recomputing import Recomputing
+from srun_wrapper.checkpoints.verify.standing import Standing
+from srun_wrapper.checkpoints.verify.verifying import Verify
 from srun_wrapper.detect.stalls import Stalls
 from srun_wrapper.protocol.checkpoint_messages import (
     Enrolled,
@@ -28,17 +28,44 @@ from srun_wrapper.protocol.checkpoint_messages import (
 from srun_wrapper.protocol.messages import Message, Stop
 from srun_wrapper.recover.machine_tests import Found
 from srun_wrapper.recover.stopping import Stopping
+from srun_wrapper.supervisor.phase import Phase
 from srun_wrapper.supervisor.roster import Node, Role, World
-from srun_wrapper.supervisor.supervisor import Supervisor
 
 EVERY, STEP = 10, 20
 FINE = Found({}, ("all passed",))
 
 
+def verify_of(
+    job: Boss, start_epoch: Callable[[str], None], test: Test, evict: Evict, phase: Phase
+) -> Verify:
+    """Return the real Verify of a made-up job."""
+    state, bus, journal = job.state, job.bus, job.journal
+    standing = Standing(state, bus, job.enrolments)
+    recomputing = Recomputing(
+        state,
+        standing,
+        job.stores,
+        job.restoring,
+        Stopping(state, bus, Stalls(state)),
+        journal,
+        pod=job.topology.pod,
+        start_epoch=start_epoch,
+        interrupted=lambda: bool(state.failures) or state.signalled > 0,
+    )
+    return Verify(
+        state,
+        standing,
+        job.checkpoints.schedule,
+        recomputing,
+        MachineVerdict(state, test, evict),
+        job.certificates,
+        journal,
+        phase,
+    )
+
+
 class Site(Boss):
     """Four nodes, the last ``spares`` of them without ranks; each rank saves every step."""
-
-    phase = "running"
 
     def __init__(self, *sums: int, spares: int = 0, stop_tests: float = 60.0) -> None:
         """``sums``: what the state comes to in the first epoch, the second, the third."""
@@ -52,14 +79,9 @@ class Site(Boss):
         self.on_sums: Callable[[], None] = lambda: None
         self.steps_in_memory = (STEP - 1, STEP)
         self._held: dict[str, list[tuple[int, int, int]]] = {}
-        boss = cast(Supervisor, self)
-        self.account = SimpleNamespace(checking=0.0)
-        self.replacement = SimpleNamespace(leave=self._leave)
-        self.neighbours = SimpleNamespace(pod=lambda _name: "")
-        self.stop_tests = SimpleNamespace(ask=self._test)
-        self.stopping = Stopping(self.state, self.bus, Stalls(self.state))
-        self.restoring = Restoring(boss)
-        self.verify = Verify(boss)
+        self.phase = Phase()
+        self.phase.name = "running"
+        self.verify = verify_of(self, self.begin_epoch, self._test, self._evict, self.phase)
         for node in self.nodes[4 - spares :]:
             self.state.move(node, Role.SPARE)
         active = self.nodes[: 4 - spares]
@@ -72,12 +94,11 @@ class Site(Boss):
         """All ranks come to ``STEP`` at once."""
         state = self.state
         epoch, restored = state.new_epoch(), self.restoring.step
-        self.checkpoints.new_epoch(self.restoring.from_memory)
-        self.certificates.begin(epoch, restored or 0)
+        self.checkpoints.new_epoch(restored or 0, from_memory=self.restoring.from_memory)
         self.verify.begin()
         self.places.append([node.name for node in state.world.places])
         world = state.world.size
-        self.checkpoints._placed = epoch  # where replicas go is not asked here
+        self.checkpoints.replicas.placed = epoch  # where replicas go is not asked here
         for rank, node in enumerate(state.world.places):
             said = Enrolled(2 * epoch, epoch, 0, rank, world, {}, (rank,), "", 0, 1000)
             self.checkpoints.heard(node, said)
@@ -130,9 +151,9 @@ class Site(Boss):
             found = (StateSum(rank, epoch, 1, crc, 7),)
             self.bus.deliver(node, StateSums(message.token, 0, found))
 
-    async def _test(self, names: list[str], _symptom: str) -> Found | None:
+    async def _test(self, names: Sequence[str], _symptom: str) -> Found | None:
         self.tests.append(tuple(names))
         return self.found
 
-    def _leave(self, names: tuple[str, ...], _incident: object) -> None:
+    def _evict(self, names: tuple[str, ...], _incident: object) -> None:
         self.left += names

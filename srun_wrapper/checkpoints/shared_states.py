@@ -1,0 +1,53 @@
+"""Compare the states that ranks share: if they differ, each rank saves all of its own."""
+
+from __future__ import annotations
+
+from robust_slurm.checkpoint.planning.alike import Comparison
+from srun_wrapper.checkpoints.certificates import Certificates
+from srun_wrapper.checkpoints.enrolments import Enrolments
+from srun_wrapper.checkpoints.notices import Notices
+from srun_wrapper.protocol.checkpoint_messages import Saved, Unshare
+from srun_wrapper.supervisor.bus import Bus
+from srun_wrapper.supervisor.journal import Journal
+
+
+class SharedStates:
+    """Ranks that share a state must go on alike: else none could be put together again."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        enrolments: Enrolments,
+        certificates: Certificates,
+        journal: Journal,
+        notices: Notices,
+    ) -> None:
+        self._bus = bus
+        self._enrolments = enrolments
+        self._certificates = certificates
+        self._journal = journal
+        self._notices = notices
+        self._alike = Comparison()
+
+    def begin(self) -> None:
+        self._alike = Comparison()
+
+    def compare(self, saved: Saved) -> None:
+        needs = self._enrolments.ranks[saved.rank].said.needs
+        lowest = min(needs)  # of the group, and one of those that each needs
+        if len(needs) < 2:
+            return
+        why = self._alike.add(lowest, saved.rank, saved.same)
+        self._certificates.compared(saved.rank, saved.same, alike=not why)
+        if not why:
+            return
+        self._alike.forget(lowest)
+        said = {rank: each.said.needs for rank, each in self._enrolments.ranks.items()}
+        group = tuple(sorted(r for r, of in said.items() if len(of) > 1 and min(of) == lowest))
+        self._bus.broadcast(Unshare(group))
+        self._journal.event("unshared", ranks=group, why=why)
+        self._notices.once(
+            f"checkpoints: ranks that shared their state no longer hold the same ({why}): each of "
+            f"the {len(group)} saves all of its own from now on",
+            f"unshared {lowest}",
+        )

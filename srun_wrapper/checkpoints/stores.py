@@ -1,0 +1,203 @@
+"""Requests to the in-memory stores of all nodes: list, fetch, write to disk, sum up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+
+from robust_slurm.checkpoint.format.state_sum import StateSum
+from robust_slurm.checkpoint.planning import plan as planner
+from robust_slurm.checkpoint.store.events import Wanted
+from srun_wrapper.checkpoints.enrolments import Enrolments, StoreAt
+from srun_wrapper.command.rank_env import fold_hosts
+from srun_wrapper.protocol.checkpoint_messages import (
+    Fetch,
+    Flush,
+    Moved,
+    StateSums,
+    Stock,
+    TakeStock,
+    TakeSums,
+)
+from srun_wrapper.protocol.messages import Message
+from srun_wrapper.supervisor.bus import Address, Bus
+from srun_wrapper.supervisor.journal import Journal
+from srun_wrapper.supervisor.roster import Node
+from srun_wrapper.supervisor.state import JobState
+
+STOCK = 20.0  # s for a store to answer, and for every
+STOCK_RATE = 1e9  # bytes that it has to check, one more
+LEAVING = 1.0  # s longer for nodes that are leaving the job
+FETCH = 600.0
+READ = 20.0  # s for the stores to sum up a state, and for every
+READ_RATE = 1e9  # bytes that they read, 8 more
+
+Copy = tuple[str, int, int]
+"""Store, owner and step."""
+
+
+class Stores:
+    """All stores that can be reached. ``answers``: True if a node does not seem lost."""
+
+    def __init__(
+        self,
+        state: JobState,
+        bus: Bus,
+        enrolments: Enrolments,
+        journal: Journal,
+        answers: Callable[[Node], bool],
+    ) -> None:
+        self._state = state
+        self._bus = bus
+        self._enrolments = enrolments
+        self._journal = journal
+        self._answers = answers
+
+    @property
+    def world(self) -> int:
+        """Number of ranks of the training; 0 while none has reported it."""
+        return self._enrolments.world
+
+    def reachable(self, nodes: Iterable[Node] | None = None) -> dict[str, StoreAt]:
+        """Return the stores that can be reached, by name; of these nodes only."""
+        return {
+            StoreAt(node, local).name: StoreAt(node, local)
+            for node in (self._state.nodes.values() if nodes is None else nodes)
+            for local, port in node.stores.items()
+            if port
+        }
+
+    async def stock(self, over: Callable[[], bool], step: int | None = None) -> list[planner.Place]:
+        """Collect the holdings of all reachable stores; of leaving nodes only if these are quick.
+
+        ``step``: of this step only, checked byte by byte; else nothing is read.
+        """
+        nodes = [
+            n
+            for n in self._state.nodes.values()
+            if n.connection is not None and n.stores and self._answers(n)
+        ]
+        stores = self.reachable(nodes).values()
+        staying = {at.address for at in stores if not at.node.gone}
+        # A node that does not answer to probes either is not waited for.
+        everyone = {at.address for at in stores if not at.node.unreachable} | staying
+        limit = STOCK + (0.0 if step is None else 8 * self._enrolments.largest / STOCK_RATE)
+        with self._bus.ask(
+            Stock, lambda token: [(node, TakeStock(token, step)) for node in nodes]
+        ) as asked:
+            await asked.until(lambda: over() or asked.answered(staying), limit)
+            await asked.until(lambda: over() or asked.answered(everyone), LEAVING)
+        return [_place(StoreAt(node, stock.local), stock) for node, stock in asked.replies]
+
+    async def fetch(
+        self, transfers: Sequence[planner.Transfer], over: Callable[[], bool]
+    ) -> set[Copy]:
+        """Have the stores fetch copies; return the source copies that could not be used."""
+        if not transfers:
+            return set()
+        stores = self.reachable()
+        orders: dict[str, list[planner.Transfer]] = {}
+        for transfer in transfers:
+            orders.setdefault(transfer.target, []).append(transfer)
+
+        def sent(token: int) -> Iterator[tuple[Node, Message]]:
+            for target, group in orders.items():
+                at = stores[target]
+                items = tuple(Wanted(t.owner, t.step, t.host, t.port) for t in group)
+                yield at.node, Fetch(token, at.local, items)
+
+        wanted = {stores[target].address for target in orders}
+        answers = await self._moved(sent, wanted, FETCH, over)
+        bad: set[Copy] = set()
+        sources = {(t.target, t.owner, t.step): t.source for t in transfers}
+        for at, moved in answers:
+            for done in moved.results:
+                if not done.ok:
+                    why = f"{at.node.name}: rank {done.owner}'s step {done.step}: {done.why}"
+                    self._journal.news(why)
+                    bad.add((sources[at.name, done.owner, done.step], done.owner, done.step))
+        late = orders.keys() - {at.name for at, _ in answers}
+        if over():
+            return bad
+        return bad | self._too_late([stores[target] for target in late], transfers)
+
+    def _too_late(
+        self, targets: Sequence[StoreAt], transfers: Sequence[planner.Transfer]
+    ) -> set[Copy]:
+        """Act on stores that did not fetch in time; return the copies not to be used again."""
+        nodes = {at.node.key: at.node for at in targets}
+        if len(nodes) == 1:  # it is the target that fails, not its sources
+            # Nor is it known to be bad: its store may only be slow, or its way to a source.
+            why = f"its store fetched no snapshots in {FETCH:g} s"
+            (node,) = nodes.values()
+            self._state.lose(node, why, shared=True)
+        elif nodes:  # what they share is slow: a source, or the network
+            names = fold_hosts(sorted(node.name for node in nodes.values()))
+            what = f"no snapshots came to {names} in {FETCH:g} s"
+            self._journal.news(f"{what}: other copies are used, or those on disk")
+            late = {at.name for at in targets}
+            return {(t.source, t.owner, t.step) for t in transfers if t.target in late}
+        return set()
+
+    async def flush(
+        self,
+        step: int,
+        files: Mapping[str, Sequence[tuple[int, str]]],
+        committer: tuple[str | None, int],
+        seconds: float,
+        over: Callable[[], bool],
+    ) -> str:
+        """Have stores write files of a step to the durable tier; return why not, or ''.
+
+        ``files``: (owner, file) by store; ``committer``: the store that commits the step, and
+        the number of ranks that it waits for.
+        """
+        stores = self.reachable()
+
+        def orders(token: int) -> Iterator[tuple[Node, Message]]:
+            for store, owners in files.items():
+                at = stores[store]
+                world = committer[1] if store == committer[0] else 0
+                yield at.node, Flush(token, at.local, step, tuple(owners), world, seconds)
+
+        wanted = {stores[store].address for store in files}
+        answers = await self._moved(orders, wanted, seconds + 1.0, over)
+        bad = [done.why for _, moved in answers for done in moved.results if not done.ok]
+        if bad:
+            return bad[0]
+        return "no answer in time" if len(answers) < len(files) else ""
+
+    async def _moved(
+        self,
+        orders: Callable[[int], Iterable[tuple[Node, Message]]],
+        wanted: Set[Address],
+        limit: float,
+        over: Callable[[], bool],
+    ) -> list[tuple[StoreAt, Moved]]:
+        with self._bus.ask(Moved, orders) as asked:
+            await asked.until(lambda: over() or asked.answered(wanted), limit)
+        return [(StoreAt(node, moved.local), moved) for node, moved in asked.replies]
+
+    async def sums(self, step: int, over: Callable[[], bool]) -> dict[int, StateSum]:
+        """Return the sum of every rank's state of this step; {} if some do not answer in time."""
+        epoch, world = self._state.world.epoch, self._enrolments.world
+        found: dict[int, StateSum] = {}
+        nodes = self._state.live()
+        with self._bus.ask(
+            StateSums, lambda token: [(node, TakeSums(token, step)) for node in nodes]
+        ) as asked:
+
+            def whole() -> bool:
+                while asked.replies:  # each is read once: ten thousand stores answer one by one
+                    _, sums = asked.replies.pop()
+                    found.update((each.owner, each) for each in sums.found if each.epoch == epoch)
+                return len(found) >= world
+
+            limit = READ + 8 * self._enrolments.largest / READ_RATE
+            await asked.until(lambda: whole() or over(), limit)
+        return found if len(found) == world else {}
+
+
+def _place(at: StoreAt, stock: Stock) -> planner.Place:
+    port = at.node.stores.get(at.local, 0)
+    host = at.node.store_host or at.node.address
+    return planner.Place(at.name, at.node.name, host, port, stock.held)

@@ -1,0 +1,78 @@
+"""Have all ranks stand after one step, so that the step can be computed again."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Literal
+
+from robust_slurm.checkpoint.format.state_sum import PHASE
+from srun_wrapper.checkpoints.enrolments import Enrolments
+from srun_wrapper.checkpoints.verify.rules import standing
+from srun_wrapper.protocol.checkpoint_messages import StandAt
+from srun_wrapper.supervisor.bus import Bus
+from srun_wrapper.supervisor.state import JobState
+
+AGAIN = 1.0  # s between two orders to go on: a node that is connecting anew gets only a later one
+NOWHERE = -1
+
+
+class Standing:
+    """Orders ranks to stand and to go on, and watches them."""
+
+    def __init__(self, state: JobState, bus: Bus, enrolments: Enrolments) -> None:
+        self._state = state
+        self._bus = bus
+        self._enrolments = enrolments
+        self.step = NOWHERE
+        """Step after which the ranks are to stand."""
+        self.since: float | None = None
+        """When the first rank stood there."""
+        self._released = -math.inf  # when the ranks were last ordered to go on
+
+    @property
+    def world(self) -> int:
+        """Number of ranks of the training; 0 while none has reported it."""
+        return self._enrolments.world
+
+    @property
+    def all_saved(self) -> bool:
+        """True if every rank has saved a step in this epoch."""
+        return len(self._enrolments.saved) >= self._enrolments.world
+
+    @property
+    def newest(self) -> int:
+        """Newest step that a rank saved last."""
+        return max(saved.step for saved in self._enrolments.saved.values())
+
+    def expect(self, step: int) -> None:
+        """Wait for ranks that were started with the order to stand after ``step``."""
+        self.step, self.since = step, None
+
+    def order(self, step: int) -> None:
+        self.step = step
+        self._bus.broadcast(StandAt(step))
+
+    def release(self, now: float | None = None) -> None:
+        """Order the ranks to go on."""
+        self.forget()
+        self._released = time.monotonic() if now is None else now
+        self._bus.broadcast(StandAt(NOWHERE))
+
+    def release_stragglers(self, now: float) -> None:
+        """Order the ranks to go on once more, if some still stand."""
+        stands = self._state.pace.phase == PHASE
+        if self.step == NOWHERE and stands and now - self._released >= AGAIN:
+            self.release(now)
+
+    def forget(self) -> None:
+        self.step, self.since = NOWHERE, None
+
+    def where(self, now: float) -> Literal["wait", "all", "over"]:
+        """Return whether all ranks stand, some are awaited, or some went past the step."""
+        saved = {rank: each.step for rank, each in self._enrolments.saved.items()}
+        pace = self._state.pace
+        if self.since is None and (pace.phase == PHASE or self.step in saved.values()):
+            self.since = now
+        waited = 0.0 if self.since is None else now - self.since
+        return standing(saved, self._enrolments.world, self.step, waited, pace.step_time())
