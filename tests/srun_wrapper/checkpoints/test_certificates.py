@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from checkpoints_boss import Boss
+from checkpointed_job import CheckpointedJob
 from durable_tiers import commit_now, tiny
 
 from robust_slurm.checkpoint.durable import marks
@@ -130,20 +130,20 @@ def test_what_ranks_report_while_they_train() -> None:
     """Only checksums of every byte certify; what two ranks differ in is told by either kind."""
 
     async def run() -> None:
-        boss = Boss()
+        job = CheckpointedJob()
         for rank in range(4):
-            boss.enrol(rank, needs=(0, 1) if rank < 2 else (2, 3))
-        line = boss.certificates.line
-        boss.certificates.begin(1, 0)
-        boss.state.world.by_rank[0].proven = 20
+            job.enrol(rank, needs=(0, 1) if rank < 2 else (2, 3))
+        line = job.certificates.line
+        job.certificates.begin(1, 0)
+        job.state.world.by_rank[0].proven = 20
 
         def report(rank: int, *checksums: tuple[int, int]) -> None:
             saved = Saved(1, rank, checksums[-1][0], None, 9, 0.0, 0.0, checksums)
-            boss.checkpoints.heard(boss.nodes[rank], saved)
+            job.checkpoints.heard(job.nodes[rank], saved)
 
         for rank in (0, 1, 2):
             report(rank, (3, 10 + rank // 2 * 4), (4, 101 + rank // 2 * 8))
-        boss.certificates.trust([], [])
+        job.certificates.trust([], [])
         assert line.mark(4) == Mark(True, False)  # rank 3 was not heard
         report(3, (3, 14), (4, 109))
         assert line.mark(4) == Mark(True, True) and line.mark(3) == Mark(True, False)
@@ -163,22 +163,22 @@ def steps(tier: Path, *numbers: int, attempt: str = "7.e1") -> None:
         commit_now(tier, step, attempt=attempt, keep=99)
 
 
-def boss_of(tier: Path) -> tuple[Boss, Certificates]:
-    boss = Boss()
-    boss.enrol(0, directory=str(tier), needs=(0, 1))
-    return boss, boss.certificates
+def job_of(tier: Path) -> tuple[CheckpointedJob, Certificates]:
+    job = CheckpointedJob()
+    job.enrol(0, directory=str(tier), needs=(0, 1))
+    return job, job.certificates
 
 
 def test_marks_are_written_when_a_step_is_certified(tmp_path: Path) -> None:
     steps(tmp_path, 4, 8, 12)
 
     async def run() -> None:
-        boss, certificates = boss_of(tmp_path)
+        job, certificates = job_of(tmp_path)
         certificates.begin(1, 0)
         for step in (4, 8, 12):
             certificates.durable(step)
             certificates.line.alike(step, 0)
-        boss.state.world.by_rank[0].proven = 9
+        job.state.world.by_rank[0].proven = 9
         certificates.look(0.0)
         assert certificates._writing is not None
         await certificates._writing
@@ -189,7 +189,7 @@ def test_marks_are_written_when_a_step_is_certified(tmp_path: Path) -> None:
     assert found == {4: Mark(True, True), 8: Mark(True, True), 12: Mark()}
     rows = {row.step: row.mark for row in look(tmp_path).steps}
     assert rows == {4: "finite loss, equal replicas", 8: "finite loss, equal replicas", 12: ""}
-    later = Boss().certificates  # of another job
+    later = CheckpointedJob().certificates  # of another job
     assert later.trust([], durable.committed(tmp_path)).disk == {4, 8}
 
 
@@ -197,13 +197,13 @@ def test_what_is_doubted_is_not_used_again(tmp_path: Path) -> None:
     steps(tmp_path, 4, 8, 12)
 
     async def run() -> None:
-        _, certificates = boss_of(tmp_path)
+        _, certificates = job_of(tmp_path)
         await certificates.doubt(durable.committed(tmp_path), 4, "a loss was not finite")
 
     asyncio.run(run())
     found = durable.committed(tmp_path)
     assert [c.step for c in found if c.mark.doubt] == [8, 12]
-    assert Boss().certificates.trust([], found).doubted == {8, 12}
+    assert CheckpointedJob().certificates.trust([], found).doubted == {8, 12}
     assert [(r.mark, r.note) for r in look(tmp_path).steps][2] == (
         "doubted",
         "a loss was not finite",
@@ -266,11 +266,11 @@ def test_pruning_keeps_the_newest_certified_step(
 
 
 def test_a_loss_that_is_not_finite_takes_back_what_other_ranks_have_proven(tmp_path: Path) -> None:
-    boss, certificates = boss_of(tmp_path)
+    job, certificates = job_of(tmp_path)
     certificates.begin(1, 0)
-    boss.state.world.by_rank[0].proven = 9
+    job.state.world.by_rank[0].proven = 9
     certificates.trust([], [])
     assert certificates.line.proven == 9
-    boss.state.nans.bound, boss.state.nans.since = Bound(7, 1), 1.0
+    job.state.nans.bound, job.state.nans.since = Bound(7, 1), 1.0
     certificates.trust([], [])
     assert certificates.line.proven == 7

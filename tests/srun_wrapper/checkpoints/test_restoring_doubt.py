@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from checkpoints_boss import Boss
+from checkpointed_job import CheckpointedJob
 from durable_tiers import commit_now, tiny
 
 from robust_slurm.checkpoint.durable import marks
@@ -24,7 +24,7 @@ from srun_wrapper.supervisor.roster import Node
 WHY = "n3 computed wrongly"
 
 
-class Answering(Boss):
+class Answering(CheckpointedJob):
     """Four ranks whose stores have steps 11, 12 and 13, and obey."""
 
     def __init__(self, tier: Path, proven: int) -> None:
@@ -71,16 +71,16 @@ def test_what_is_restored(
     committed(tmp_path, 4 if proven == 2 else 8, 4, 8, 10)
 
     async def run() -> tuple[Answering, Restoring]:
-        boss = Answering(tmp_path, proven)
-        found = boss.restoring
-        boss.certificates.suspicion = doubt
+        job = Answering(tmp_path, proven)
+        found = job.restoring
+        job.certificates.suspicion = doubt
         assert await found.prepare()
-        return boss, found
+        return job, found
 
-    boss, found = asyncio.run(run())
-    assert found.step == step and boss.certificates.suspicion == ""
+    job, found = asyncio.run(run())
+    assert found.step == step and job.certificates.suspicion == ""
     assert [c.step for c in durable.committed(tmp_path) if c.mark.doubt] == doubted
-    assert boss.state.nans.bound == (Bound(step, 1) if doubt else None)
+    assert job.state.nans.bound == (Bound(step, 1) if doubt else None)
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,12 @@ def test_what_is_written_before_the_job_leaves_its_nodes(
     committed(tmp_path, 8, 4, 8, 10)
 
     async def run() -> Answering:
-        boss = Answering(tmp_path, proven)
-        boss.certificates.suspicion = doubt
-        await boss.flushing.flush(60.0)
-        return boss
+        job = Answering(tmp_path, proven)
+        job.certificates.suspicion = doubt
+        await job.flushing.flush(60.0)
+        return job
 
-    boss = asyncio.run(run())
-    steps = {order.step for _, order in boss.sent if isinstance(order, Flush)}
+    job = asyncio.run(run())
+    steps = {order.step for _, order in job.sent if isinstance(order, Flush)}
     assert steps == ({written} if written else set())
     assert [c.step for c in durable.committed(tmp_path) if c.mark.doubt] == doubted

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import checkpoints_boss
+import checkpointed_job
 import pytest
-from checkpoints_boss import Boss, settled
+from checkpointed_job import CheckpointedJob, settled
 
 from robust_slurm.checkpoint.planning.plan import Transfer
 from robust_slurm.checkpoint.store.events import Outcome
@@ -18,7 +18,7 @@ from srun_wrapper.protocol.checkpoint_messages import Fetch, Moved, Stock, Store
 from srun_wrapper.protocol.messages import Message
 from srun_wrapper.supervisor.roster import Node, Role
 
-said = checkpoints_boss.said
+said = checkpointed_job.said
 
 
 def test_ranks_that_died_before_they_enrolled_are_started_again(
@@ -28,11 +28,11 @@ def test_ranks_that_died_before_they_enrolled_are_started_again(
     monkeypatch.setattr(stores_module, "STOCK", 0.05)
 
     async def run() -> tuple[bool, Restoring]:
-        boss = Boss()
+        job = CheckpointedJob()
         for rank in range(4):
-            boss.checkpoints.heard(boss.nodes[rank], StoreReady(1, 0, 8000 + rank))
-        boss.enrol(0)
-        found = boss.restoring
+            job.checkpoints.heard(job.nodes[rank], StoreReady(1, 0, 8000 + rank))
+        job.enrol(0)
+        found = job.restoring
         return await found.prepare(), found
 
     ready, found = asyncio.run(run())
@@ -46,18 +46,18 @@ def test_a_lost_node_that_answers_no_probe_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(stores_module, "LEAVING", 0.1 if reachable else 3600.0)
 
-    class Answering(Boss):
+    class Answering(CheckpointedJob):
         def obey(self, node: Node, message: Message) -> None:
             if isinstance(message, TakeStock) and not node.gone:
                 self.bus.deliver(node, Stock(message.token, 0, ()))
 
     async def run() -> list[str]:
-        boss = Answering()
-        for rank, node in enumerate(boss.nodes):
+        job = Answering()
+        for rank, node in enumerate(job.nodes):
             node.stores[0] = 8000 + rank
-        boss.nodes[3].role, boss.nodes[3].unreachable = Role.DEAD, 0 if reachable else 2
-        places = await asyncio.wait_for(boss.stores.stock(lambda: False), 60)
-        assert len([m for _, m in boss.sent if isinstance(m, TakeStock)]) == 4  # all are asked
+        job.nodes[3].role, job.nodes[3].unreachable = Role.DEAD, 0 if reachable else 2
+        places = await asyncio.wait_for(job.stores.stock(lambda: False), 60)
+        assert len([m for _, m in job.sent if isinstance(m, TakeStock)]) == 4  # all are asked
         return [place.node for place in places]
 
     assert asyncio.run(run()) == ["n0", "n1", "n2"]
@@ -70,11 +70,11 @@ def test_a_slip_in_the_plan_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(restoring.planner, "plan", lambda *_: 1 / 0)
 
     async def run() -> tuple[bool, Restoring]:
-        boss = Boss()
+        job = CheckpointedJob()
         for rank in range(4):
-            boss.enrol(rank)
-        await settled(boss)
-        found = boss.restoring
+            job.enrol(rank)
+        await settled(job)
+        found = job.restoring
         return await found.prepare(), found
 
     ready, found = asyncio.run(run())
@@ -88,10 +88,10 @@ def test_a_store_that_fetches_nothing_is_replaced_but_not_reported(
     """Its way to the source may be slow: nothing shows that its node is bad."""
     monkeypatch.setattr(stores_module, "FETCH", 0.05)
 
-    async def run() -> Boss:
-        boss = Boss()
-        stores = [StoreAt(node, 0).name for node in boss.nodes]
-        for rank, node in enumerate(boss.nodes):
+    async def run() -> CheckpointedJob:
+        job = CheckpointedJob()
+        stores = [StoreAt(node, 0).name for node in job.nodes]
+        for rank, node in enumerate(job.nodes):
             node.stores[0] = 8000 + rank
         transfers = tuple(
             Transfer(rank, 7, stores[0], "10.0.0.0", 8000, stores[rank], f"n{rank}", 1, "memory")
@@ -103,11 +103,11 @@ def test_a_store_that_fetches_nothing_is_replaced_but_not_reported(
                 results = tuple(
                     Outcome(w.owner, w.step, True, "", "f", 0.1, 1) for w in message.items
                 )
-                boss.bus.deliver(node, Moved(message.token, 0, results))
+                job.bus.deliver(node, Moved(message.token, 0, results))
 
-        boss.bus.obey = obey
-        assert await boss.stores.fetch(transfers, lambda: False) == set()
-        return boss
+        job.bus.obey = obey
+        assert await job.stores.fetch(transfers, lambda: False) == set()
+        return job
 
     (failure,) = asyncio.run(run()).state.failures
     assert failure.node == "n2" and failure.shared
@@ -118,20 +118,20 @@ def test_several_stores_that_fetch_nothing_cost_no_node(monkeypatch: pytest.Monk
     monkeypatch.setattr(stores_module, "FETCH", 0.05)
     told: list[str] = []
 
-    async def run() -> tuple[Boss, set[tuple[str, int, int]], str]:
-        boss = Boss()
-        boss.journal.told = told
-        stores = [StoreAt(node, 0).name for node in boss.nodes]
-        for rank, node in enumerate(boss.nodes):
+    async def run() -> tuple[CheckpointedJob, set[tuple[str, int, int]], str]:
+        job = CheckpointedJob()
+        job.journal.told = told
+        stores = [StoreAt(node, 0).name for node in job.nodes]
+        for rank, node in enumerate(job.nodes):
             node.stores[0] = 8000 + rank
         transfers = tuple(
             Transfer(rank, 7, stores[0], "10.0.0.0", 8000, stores[rank], f"n{rank}", 1, "memory")
             for rank in (1, 2)
         )
-        return boss, await boss.stores.fetch(transfers, lambda: False), stores[0]
+        return job, await job.stores.fetch(transfers, lambda: False), stores[0]
 
-    boss, bad, source = asyncio.run(run())
-    assert boss.state.failures == []
+    job, bad, source = asyncio.run(run())
+    assert job.state.failures == []
     assert bad == {(source, 1, 7), (source, 2, 7)}
     assert told == [
         "no snapshots came to n[1-2] in 0.05 s: other copies are used, or those on disk"

@@ -6,7 +6,7 @@ import asyncio
 import signal
 
 import pytest
-from verify_boss import Site
+from verified_job import Site
 
 from srun_wrapper.checkpoints.verify import verifying as module
 from srun_wrapper.recover.machine_tests import Found

@@ -6,8 +6,8 @@ import asyncio
 import signal
 
 import pytest
-from checkpoints_boss import Boss
-from verify_boss import verify_of
+from checkpointed_job import CheckpointedJob
+from verified_job import verify_of
 
 from robust_slurm.checkpoint.format.state_sum import PHASE
 from srun_wrapper.checkpoints.verify import verifying as module
@@ -23,7 +23,7 @@ async def never(_names: object, _symptom: object) -> Found | None:
     raise AssertionError("no machine is tested here")
 
 
-class Job(Boss):
+class Job(CheckpointedJob):
     """Four ranks; every 10th step is to be computed again."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from checkpoints_boss import Boss, settled
+from checkpointed_job import CheckpointedJob, settled
 
 from robust_slurm.checkpoint.transfer import interface
 from srun_wrapper.protocol.checkpoint_messages import Place, StoreReady
@@ -22,15 +22,15 @@ def test_an_interface_that_is_not_there(name: str) -> None:
 
 
 def test_replicas_go_to_the_address_that_a_node_has_named() -> None:
-    async def run() -> Boss:
-        boss = Boss()
+    async def run() -> CheckpointedJob:
+        job = CheckpointedJob()
         for rank in range(4):
-            boss.enrol(rank)
-        boss.checkpoints.heard(boss.nodes[1], StoreReady(9, 0, 8001, "10.9.0.1"))
-        await settled(boss)
-        return boss
+            job.enrol(rank)
+        job.checkpoints.heard(job.nodes[1], StoreReady(9, 0, 8001, "10.9.0.1"))
+        await settled(job)
+        return job
 
-    boss = asyncio.run(run())
-    places = [message for _, message in boss.sent if isinstance(message, Place)]
+    job = asyncio.run(run())
+    places = [message for _, message in job.sent if isinstance(message, Place)]
     hosts = {t.node: t.host for place in places for t in place.targets.values() if t}
     assert hosts == {"n0": "10.0.0.0", "n1": "10.9.0.1", "n2": "10.0.0.2", "n3": "10.0.0.3"}

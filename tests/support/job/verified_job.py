@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from checkpoints_boss import Boss
+from checkpointed_job import CheckpointedJob
 
 from robust_slurm.checkpoint.format.state_sum import StateSum
 from robust_slurm.checkpoint.store.events import Holding, Outcome
@@ -36,7 +36,7 @@ FINE = Found({}, ("all passed",))
 
 
 def verify_of(
-    job: Boss, start_epoch: Callable[[str], None], test: Test, evict: Evict, phase: Phase
+    job: CheckpointedJob, start_epoch: Callable[[str], None], test: Test, evict: Evict, phase: Phase
 ) -> Verify:
     """Return the real Verify of a made-up job."""
     state, bus, journal = job.state, job.bus, job.journal
@@ -64,7 +64,7 @@ def verify_of(
     )
 
 
-class Site(Boss):
+class Site(CheckpointedJob):
     """Four nodes, the last ``spares`` of them without ranks; each rank saves every step."""
 
     def __init__(self, *sums: int, spares: int = 0, stop_tests: float = 60.0) -> None:

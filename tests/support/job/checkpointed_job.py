@@ -32,7 +32,7 @@ from srun_wrapper.supervisor.state import JobState
 from srun_wrapper.supervisor.topology import Topology
 
 
-class Boss:
+class CheckpointedJob:
     """A job with checkpoints: real parts around a bus and a journal that keep what they get.
 
     Four nodes of one rank each.
@@ -99,8 +99,8 @@ class Boss:
         }
 
 
-async def settled(boss: Boss) -> None:
-    task = boss.checkpoints.replicas._placing
+async def settled(job: CheckpointedJob) -> None:
+    task = job.checkpoints.replicas._placing
     assert task is not None
     await asyncio.wait_for(task, 10)
 
