@@ -1,4 +1,4 @@
-"""Certified steps: which saved states are known to be good beyond their digests.
+"""Certify steps: find the saved states that are known to be good beyond their digests.
 
 A state is certified when a finite loss was computed from it and the ranks that hold the same state
 were seen to hold the same bits, or other nodes computed it again to the bit (``verifying``).
@@ -44,7 +44,7 @@ def spoils(diagnosis: Diagnosis) -> str:
 
 
 class Line:
-    """The timeline that the training is on, and what is known of its states. No I/O.
+    """The timeline that the training is on, with the facts known of its states. No I/O.
 
     An epoch that resumes at step r abandons all later states of the epochs before it.
     """
@@ -61,7 +61,7 @@ class Line:
         self._begun: list[tuple[int, int]] = []  # (epoch, step it resumed)
 
     def begin(self, epoch: int, step: int) -> None:
-        """An epoch resumes at ``step``; 0: it starts from nothing, or nobody knows where."""
+        """Begin an epoch that resumes at ``step``; 0: from nothing, or from an unknown step."""
         self.proven = min(self.proven, step) if self.proven is not None and step else None
         self._floor = self.proven
         self._alike = {at: ranks for at, ranks in self._alike.items() if at <= step}
@@ -71,8 +71,8 @@ class Line:
         self._begun.append((epoch, step))
 
     def prove(self, tellers: Iterable[int], bound: int | None) -> None:
-        """``tellers``: for each rank that tells losses the newest step with a finite one.
-        ``bound``: of a loss of this epoch that is not finite."""
+        """Update ``proven``. ``tellers``: the newest step with a finite loss, of each rank that
+        reports losses; ``bound``: of a loss of this epoch that is not finite."""
         proven = min(tellers, default=None)
         if bound is not None:
             proven = bound if proven is None else min(proven, bound)
@@ -97,7 +97,7 @@ class Line:
         self._recomputed.add(step)
 
     def mark(self, step: int) -> Mark:
-        """Return what is known of a step on this line."""
+        """Return the mark of a step on this line."""
         finite = self.proven is not None and step <= self.proven
         if self._differed is not None and step >= self._differed:
             return Mark(finite, False)
@@ -129,7 +129,7 @@ class Certificates:
         self._failed = False
 
     def begin(self, epoch: int, step: int) -> None:
-        """As ``Line.begin``."""
+        """Begin an epoch; see ``Line.begin``."""
         self.line.begin(epoch, step)
         self._epoch = epoch
         self._open = {at for at in self._open if at <= step}
@@ -137,11 +137,11 @@ class Certificates:
             self.newest = None
 
     def durable(self, step: int) -> None:
-        """A step was committed."""
+        """Note that a step was committed."""
         self._open.add(step)
 
     def compared(self, rank: int, checksums: Sequence[tuple[int, int]], *, alike: bool) -> None:
-        """A sharer's checksums (step, checksum) were held against those of its peers."""
+        """Note how a sharer's checksums (step, checksum) compare with those of its peers."""
         if not alike:
             self.line.differ(min(step for step, _ in checksums))
         for step, checksum in checksums:
@@ -149,7 +149,7 @@ class Certificates:
                 self.line.alike(step, rank)
 
     def look(self, now: float) -> None:
-        """Mark what has become certified since."""
+        """Mark the steps that have become certified since the last call."""
         self._prove()
         ready = sorted(step for step in self._open if self.line.mark(step).certified)
         if ready and (self._writing is None or self._writing.done()):
@@ -191,7 +191,7 @@ class Certificates:
         await self._write([(step, mark) for step, mark in found if mark.certified], {})
 
     async def _write(self, found: Sequence[tuple[int, Mark]], attempts: dict[int, str]) -> None:
-        """``attempts``: of which the marks are; else of what is committed now."""
+        """Write marks. ``attempts``: the attempt of each step; else the one committed now."""
         directory = self._enrolments.directory
         if not found:
             return

@@ -22,7 +22,7 @@ class DurableSteps:
         self.begin(at_once=False)
 
     def begin(self, *, at_once: bool) -> None:
-        """An epoch begins; ``at_once``: its ranks write the first step they save."""
+        """Begin an epoch; ``at_once``: its ranks write the first step they save."""
         self._at_once = at_once
         self._from = 0
         self._by_time = 0.0
@@ -30,17 +30,17 @@ class DurableSteps:
         self._written: Counter[int] = Counter()
 
     def resumed(self, step: int) -> None:
-        """The step that the ranks go on from."""
+        """Note the step that the ranks resume from."""
         self._from = step
 
     def written(self, step: int, world: int) -> None:
-        """A rank has written a step, or failed to."""
+        """Note that a rank has written a step, or failed to."""
         self._written[step] += 1
         if self._written[step] >= world:
             self.over(step)
 
     def over(self, step: int) -> None:
-        """It is committed, or will never be: nobody writes any more."""
+        """Note that a step is committed, or never will be: no rank writes it any more."""
         self._open = {s: passed for s, passed in self._opened().items() if s > step}
         self._written = Counter({s: n for s, n in self._written.items() if s > step})
 
@@ -49,7 +49,7 @@ class DurableSteps:
         return any(step < before for step in self._opened())
 
     def next(self, now: float, newest: int, ahead: int, *, timed: bool) -> int | None:
-        """The step to ask all ranks for, if it is time.
+        """Return the step to order from all ranks, if it is time.
 
         ``newest``: that any rank has saved. ``ahead``: steps until all have heard, a guess if not
         ``timed``.

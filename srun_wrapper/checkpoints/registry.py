@@ -60,7 +60,7 @@ class Checkpoints:
         self._saving_since = 0.0  # in this epoch
 
     def new_epoch(self, step: int, *, from_memory: bool) -> None:
-        """All ranks start anew from ``step``; 0: from nothing, or it is not known where."""
+        """Begin an epoch that resumes at ``step``; 0: from nothing, or from an unknown step."""
         self.enrolments.begin()
         self.schedule.begin(restored=from_memory)
         self.certificates.begin(self._state.world.epoch, step)
@@ -133,7 +133,7 @@ class Checkpoints:
             self._notices.once(text, kind(message.why))
 
     def _alarm(self, node: Node, rank: int, text: str, key: str = "") -> None:
-        """``key``: what makes it the same trouble as before, if not the kind of its text."""
+        """Report an alarm once. ``key``: equal for the same trouble; default: the kind of text."""
         line = f"checkpoints, rank {rank} on {node.name}: {text}"
         if self._alarms.add(time.monotonic(), rank, text, line, key):
             self._journal.event("checkpoint_alarm", node=node.name, rank=rank, text=text)
@@ -151,7 +151,7 @@ class Checkpoints:
                 self._say_missing()
 
     def _say_missing(self) -> None:
-        """A script in which only some ranks make a Checkpointer looks as if it saved."""
+        """Report ranks without a Checkpointer: the script looks as if it saved, and does not."""
         missing = self.enrolments.missing()
         if not missing:
             return
@@ -164,7 +164,7 @@ class Checkpoints:
         )
 
     def _look_at_size(self, saved: Saved) -> None:
-        """Before the first snapshot only models and optimizers are known."""
+        """Report a snapshot larger than enrolled: only models and optimizers were known then."""
         said = self.enrolments.ranks[saved.rank].said.size
         if exceeds(saved.size, said):
             self._notices.once(

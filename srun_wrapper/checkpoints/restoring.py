@@ -192,7 +192,7 @@ class Restoring:
         places: Sequence[planner.Place],
         on_disk: Sequence[tier.Committed],
     ) -> None:
-        """Have no later recovery use what this one leaves out as it may be spoiled."""
+        """Keep later recoveries from the states that this one leaves out as they may be spoiled."""
         newest = max([held.step for place in places for held in place.holdings], default=step)
         newest = max([newest, *(c.step for c in on_disk)])
         self._state.nans.rewind(step, self._state.world.epoch, newest)

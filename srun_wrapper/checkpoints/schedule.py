@@ -32,13 +32,13 @@ class Schedule:
         self._told_at = -math.inf  # when the stores were last sent what all ranks have
 
     def begin(self, *, restored: bool) -> None:
-        """All ranks start anew; ``restored``: from memory, which another fault may take."""
+        """Begin an epoch; ``restored``: from memory, which another fault may take."""
         self.interval.begin()
         self._everywhere = Watermark()
         self.durable.begin(at_once=restored)
 
     def enrolled(self, rank: int, every: int) -> None:
-        """``every``: as the rank's Checkpointer asks for durable steps."""
+        """Note a rank; ``every``: the steps between durable ones that its Checkpointer asks for."""
         self._everywhere.began(rank)
         if rank == 0:
             self.durable.every = every

@@ -12,7 +12,7 @@ from srun_wrapper.supervisor.journal import Journal
 
 
 class SharedStates:
-    """Ranks that share a state must go on alike: else none could be put together again."""
+    """Compares ranks that share a state: if they differ, it cannot be put together again."""
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class SharedStates:
         self._alike = Comparison()
 
     def compare(self, saved: Saved) -> None:
+        """Compare a rank's checksums with its peers', and stop the sharing if they differ."""
         needs = self._enrolments.ranks[saved.rank].said.needs
         lowest = min(needs)  # of the group, and one of those that each needs
         if len(needs) < 2:

@@ -20,12 +20,12 @@ class Watermark:
         self.step = -1
         """Newest that every rank has reported; -1: none."""
         self.passed = -1
-        """No rank has a step up to this one still on its way to its replica."""
+        """Newest step up to which no rank has a snapshot on its way to its replica."""
         self._safe: dict[int, int] = {}  # rank → newest step it has come to
         self._count: Counter[int] = Counter()  # step after ``passed`` → ranks that have it
 
     def began(self, rank: int) -> None:
-        """The rank starts anew, maybe from an earlier step: what was counted holds no more."""
+        """Forget what the rank reported: it starts anew, maybe from an earlier step."""
         self._safe.pop(rank, None)
         self._count.clear()
         self.step = self.passed = -1

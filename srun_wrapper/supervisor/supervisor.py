@@ -23,6 +23,7 @@ from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.registry import Checkpoints
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.checkpoints.stores import Stores
+from srun_wrapper.checkpoints.verify.check import Check
 from srun_wrapper.checkpoints.verify.machine_verdict import MachineVerdict
 from srun_wrapper.checkpoints.verify.recomputing import Recomputing
 from srun_wrapper.checkpoints.verify.rules import ONE_NODE
@@ -121,7 +122,7 @@ class Supervisor:
         self.flushing = Flushing(state, enrolments, certificates, stores, lambda: self.step.ended)
         checkpoints.on_enrolled = self.restoring.late_arrivals.enrolled
         state.on_store = checkpoints.heard
-        standing = Standing(state, bus, enrolments)
+        standing = Standing(state, bus, enrolments, checkpoints.schedule)
         recomputing = Recomputing(
             state,
             standing,
@@ -138,16 +139,8 @@ class Supervisor:
             self.stop_tests.ask,
             lambda names, incident: self.replacement.leave(names, incident),
         )
-        self.verify = Verify(
-            state,
-            standing,
-            checkpoints.schedule,
-            recomputing,
-            verdict,
-            certificates,
-            journal,
-            self._phase,
-        )
+        check = Check(state, recomputing, verdict, certificates, journal)
+        self.verify = Verify(state, standing, recomputing, check, journal, self._phase)
 
     def _interrupted(self) -> bool:
         """True if a failure waits for its recovery, or the step is being ended."""

@@ -49,7 +49,7 @@ class Recomputing:
         self._from = math.inf  # signals that came since may be forgotten in a stop
 
     def begin(self, since: float) -> None:
-        """The ranks have stood since ``since``."""
+        """Begin a check of ranks that have stood since ``since``."""
         self._from = since - (self._state.pace.step_time() or 0.0)
 
     async def results(self, step: int) -> Results:

@@ -1,4 +1,4 @@
-"""Recomputed steps: when, on which nodes, and what follows from the results (pure).
+"""Rules for checked steps: when, on which nodes, and what follows from the results (pure).
 
 Why so: docs/decisions/0035-certified-steps.md.
 """
@@ -59,7 +59,7 @@ UNEVEN = "some node has no partner with as many ranks, nor a spare with room for
 
 
 def exchange(places: Sequence[Seat], spares: Sequence[Seat] = ()) -> list[str] | None:
-    """The node of each place, another one than now, or None where there is none.
+    """Return the next node of each place, another one than now; None where there is none.
 
     Places with as many ranks change in a ring, within a part of the network where each part has
     two; one without such a partner is given to a spare.
@@ -91,7 +91,7 @@ def exchange(places: Sequence[Seat], spares: Sequence[Seat] = ()) -> list[str] |
 
 
 def next_step(newest: int, ahead: int, every: int) -> int:
-    """The multiple of ``every`` that all ranks hear of in time: ``ahead`` steps from now on."""
+    """Return the multiple of ``every`` that all ranks hear of in time: ``ahead`` steps from now."""
     return -(-(newest + ahead) // every) * every
 
 

@@ -8,7 +8,8 @@ from typing import Literal
 
 from robust_slurm.checkpoint.format.state_sum import PHASE
 from srun_wrapper.checkpoints.enrolments import Enrolments
-from srun_wrapper.checkpoints.verify.rules import standing
+from srun_wrapper.checkpoints.schedule import Schedule
+from srun_wrapper.checkpoints.verify.rules import next_step, standing
 from srun_wrapper.protocol.checkpoint_messages import StandAt
 from srun_wrapper.supervisor.bus import Bus
 from srun_wrapper.supervisor.state import JobState
@@ -20,10 +21,13 @@ NOWHERE = -1
 class Standing:
     """Orders ranks to stand and to go on, and watches them."""
 
-    def __init__(self, state: JobState, bus: Bus, enrolments: Enrolments) -> None:
+    def __init__(
+        self, state: JobState, bus: Bus, enrolments: Enrolments, schedule: Schedule
+    ) -> None:
         self._state = state
         self._bus = bus
         self._enrolments = enrolments
+        self._schedule = schedule
         self.step = NOWHERE
         """Step after which the ranks are to stand."""
         self.since: float | None = None
@@ -41,17 +45,20 @@ class Standing:
         return len(self._enrolments.saved) >= self._enrolments.world
 
     @property
-    def newest(self) -> int:
-        """Newest step that a rank saved last."""
-        return max(saved.step for saved in self._enrolments.saved.values())
+    def unwritten(self) -> bool:
+        """True if an older step is on its way to disk, and would be lost by a restart."""
+        return self._schedule.unwritten(self.step)
 
     def expect(self, step: int) -> None:
         """Wait for ranks that were started with the order to stand after ``step``."""
         self.step, self.since = step, None
 
-    def order(self, step: int) -> None:
-        self.step = step
-        self._bus.broadcast(StandAt(step))
+    def order(self, every: int) -> None:
+        """Order the ranks to stand after the next multiple of ``every`` that all hear of."""
+        newest = max(saved.step for saved in self._enrolments.saved.values())
+        newest += self._schedule.interval.every - 1
+        self.step = next_step(newest, self._schedule.ahead(), every)
+        self._bus.broadcast(StandAt(self.step))
 
     def release(self, now: float | None = None) -> None:
         """Order the ranks to go on."""

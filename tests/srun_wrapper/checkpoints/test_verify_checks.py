@@ -8,7 +8,8 @@ import signal
 import pytest
 from verified_job import Site
 
-from srun_wrapper.checkpoints.verify import verifying as module
+from srun_wrapper.checkpoints.verify import check as check_module
+from srun_wrapper.checkpoints.verify import rules, verifying
 from srun_wrapper.recover.machine_tests import Found
 from srun_wrapper.supervisor.roster import Role
 
@@ -16,7 +17,8 @@ from srun_wrapper.supervisor.roster import Role
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(module, "say", lines.append)
+    for module in (check_module, verifying):
+        monkeypatch.setattr(module, "say", lines.append)
     return lines
 
 
@@ -134,7 +136,7 @@ def test_what_cannot_be_computed_again_is_left_out_once(said: list[str], lacking
     else:
         for node in site.state.spares():
             site.state.lose(node, "no word")
-    texts = {"a partner": module.UNEVEN, "any node": module.ONE_NODE}
+    texts = {"a partner": rules.UNEVEN, "any node": rules.ONE_NODE}
     why = texts.get(lacking, "memory does not hold a step before it")
     assert check(site) == "unknown" and site.told[-1].endswith(why) and said == []
     assert check(site) == "unknown" and why in said[-1] and site.verify.text.startswith("off: ")

@@ -8,6 +8,7 @@ from checkpointed_job import CheckpointedJob
 
 from robust_slurm.checkpoint.format.state_sum import StateSum
 from robust_slurm.checkpoint.store.events import Holding, Outcome
+from srun_wrapper.checkpoints.verify.check import Check
 from srun_wrapper.checkpoints.verify.machine_verdict import Evict, MachineVerdict, Test
 from srun_wrapper.checkpoints.verify.recomputing import Recomputing
 from srun_wrapper.checkpoints.verify.standing import Standing
@@ -40,7 +41,7 @@ def verify_of(
 ) -> Verify:
     """Return the real Verify of a made-up job."""
     state, bus, journal = job.state, job.bus, job.journal
-    standing = Standing(state, bus, job.enrolments)
+    standing = Standing(state, bus, job.enrolments, job.checkpoints.schedule)
     recomputing = Recomputing(
         state,
         standing,
@@ -52,16 +53,9 @@ def verify_of(
         start_epoch=start_epoch,
         interrupted=lambda: bool(state.failures) or state.signalled > 0,
     )
-    return Verify(
-        state,
-        standing,
-        job.checkpoints.schedule,
-        recomputing,
-        MachineVerdict(state, test, evict),
-        job.certificates,
-        journal,
-        phase,
-    )
+    verdict = MachineVerdict(state, test, evict)
+    check = Check(state, recomputing, verdict, job.certificates, journal)
+    return Verify(state, standing, recomputing, check, journal, phase)
 
 
 class Site(CheckpointedJob):

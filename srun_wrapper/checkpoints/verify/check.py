@@ -1,0 +1,135 @@
+"""Carry out one check: compute a step again on other nodes, compare, and act on the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from srun_wrapper.checkpoints.certificates import Certificates
+from srun_wrapper.checkpoints.verify.machine_verdict import MachineVerdict
+from srun_wrapper.checkpoints.verify.recomputing import Recomputing
+from srun_wrapper.checkpoints.verify.rules import (
+    MISSED,
+    ONE_NODE,
+    UNEVEN,
+    UNPROVEN,
+    Results,
+    compare,
+    conclude,
+)
+from srun_wrapper.supervisor.journal import Journal
+from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.roster import Node
+from srun_wrapper.supervisor.state import JobState
+
+Outcome = Literal["agree", "program", "machine", "once", "proven", "unknown", "interrupted"]
+
+
+class Check:
+    """Compares results of a step, and counts the checks in a row that came to nothing."""
+
+    def __init__(
+        self,
+        state: JobState,
+        recomputing: Recomputing,
+        verdict: MachineVerdict,
+        certificates: Certificates,
+        journal: Journal,
+    ) -> None:
+        self._state = state
+        self._recomputing = recomputing
+        self._verdict = verdict
+        self._certificates = certificates
+        self._journal = journal
+        self._missed = self._unproven = 0  # in a row
+        self.off = ""
+        """Reason why no more steps are to be checked in this job; empty while there is none."""
+
+    async def run(self, step: int) -> Outcome:
+        """Compute the step again, and act on the result. The ranks stand, or were stopped."""
+        first = await self._recomputing.results(step)
+        if not first:
+            self._journal.news(f"step {step} is not checked: not all stores answered in time")
+            return "unknown"
+        base = await self._recomputing.base(step)
+        here = list(self._state.world.places)
+        other = self._recomputing.exchanged()
+        if base is None or other is None:
+            alone = len(here) + len(self._state.spares()) < 2
+            why = UNEVEN if not alone else ONE_NODE
+            self._miss(step, why if other is None else "memory does not hold a step before it")
+            return "unknown"
+        self._missed = 0
+        names = (f"{new.name} in place of {old.name}" for new, old in zip(other, here, strict=True))
+        self._journal.news(f"step {step} is computed again from step {base[0]}: {', '.join(names)}")
+        second = await self._recomputing.again(step, base, other)
+        if second is None:
+            return "interrupted"
+        found = conclude(first, second)
+        third: Results | None = None
+        if found == "again":
+            _, what = compare(first, second)
+            say(f"step {step} comes out differently on other nodes: {what}; it is computed again")
+            third = await self._recomputing.again(step, base, here)
+            if third is None:
+                return "interrupted"
+            found = conclude(first, second, third)
+        if found == "agree":
+            self._unproven = 0
+            self._certificates.line.recomputed(step)
+            return "agree"
+        if found == "program":
+            assert third is not None
+            _, what = compare(first, third)
+            self.off = (
+                f"step {step} comes out differently on the same nodes, too ({what}): the program "
+                "is not deterministic, and nobody is to blame"
+            )
+            return "program"
+        if found == "machine" or found == "once":
+            return await self._test(step, other, found)
+        why = compare(first, second)[1] if third is None else "no third result"
+        self._journal.news(f"step {step} could not be compared: {why}")
+        return "unknown"
+
+    def _miss(self, step: int, why: str) -> None:
+        self._missed += 1
+        self._journal.news(f"step {step} is not computed again: {why}")
+        if self._missed >= MISSED:
+            self.off = f"it could not be done {MISSED} times in a row: {why}"
+
+    async def _test(
+        self, step: int, other: Sequence[Node], outcome: Literal["machine", "once"]
+    ) -> Outcome:
+        """Test the machines of the first result after one that depends on the node, or came only
+        once: all of them, since one wrong gradient is in the state of every rank. ``other``: those
+        of the second result."""
+        what = f"step {step} depends on the node: twice the same on some, differently on others"
+        if outcome == "once":
+            names = ",".join(node.name for node in self._state.world.places)
+            what = (
+                f"step {step} came out differently once, on {names}, and then twice the "
+                "same, on other nodes and on these: a device computes wrongly now and then"
+            )
+        say(f"{what}; it is not certified")
+        if why := self._recomputing.hindrance():
+            say(f"no machine is tested now: {why}")
+            return outcome
+        self._unproven += outcome == "machine"
+        if self._state.config.stop_tests:
+            if not await self._recomputing.stop():
+                return "interrupted"
+            found = await self._verdict.find(what, step)
+            if found is None:
+                return "interrupted"
+            if found.named:
+                return "proven"
+            computed = {node.name for node in other}  # what differed, if that comes again
+            if outcome == "machine" and not computed.isdisjoint(found.idle):
+                self._unproven = 0
+                return "proven"  # and what the ranks go on from is not its work
+        if self._unproven >= UNPROVEN:
+            self.off = f"{UNPROVEN} times in a row it depended on the node, and no test proves any"
+        else:
+            say("no machine is proven to be at fault, so none leaves the job")
+        return outcome
