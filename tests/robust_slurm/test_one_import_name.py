@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -31,6 +32,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def installed(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel.install(made, tmp_path_factory.mktemp("venv"))
+
+
+def test_the_wheel_has_every_folder_of_code() -> None:
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    packages = set(settings["tool"]["setuptools"]["packages"])
+    rooms = {room: f"robust_slurm._rooms.{room}" for room in ROOMS} | {
+        "robust_slurm": "robust_slurm"
+    }
+    folders = {
+        ".".join((name, *path.parent.relative_to(REPOSITORY / room).parts))
+        for room, name in rooms.items()
+        for path in (REPOSITORY / room).rglob("*.py")
+    }
+    assert folders - packages == set()
 
 
 @pytest.fixture
