@@ -219,7 +219,7 @@ class Config:
     task_python: str = _setting(
         "", "python that runs robust-task on the nodes (default: the one of robust-srun)"
     )
-    verbose: bool = _setting(False, "say every decision on stderr, not only recoveries")
+    verbose: bool = _setting(False, "print every decision on stderr, not only recoveries")
     log_level: str = _setting(
         "info",
         "least level of what goes to robust-srun.log in the job's directory below state_dir",

@@ -133,7 +133,7 @@ class Launcher:
             make = lambda: self._make_warm(lambda _own: None)  # noqa: E731
             return WarmDoor(self._loop, path, imports, make, learnt)
         except OSError as err:
-            _log.warning(f"torchrun starts its ranks cold: {err}")
+            _log.warning(f"torchrun's ranks start without pre-imported modules: {err}")
             return None
 
     # -- starting

@@ -316,7 +316,7 @@ class Slot:
         try:
             self._launcher.warm_up(unpack(order.learnt), order.ranks, order.environ)
         except (OSError, ValueError) as err:
-            _log.warning(f"this node starts its first ranks cold: {err}")
+            _log.warning(f"the first ranks of this node start without pre-imported modules: {err}")
 
     def _exited(self, running: Running) -> None:
         at = time.monotonic()

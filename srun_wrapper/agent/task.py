@@ -229,7 +229,7 @@ class Shim:
                 local_directory=self._options.checkpoint_local,
             )
         except OSError as err:
-            _log.warning(f"{self._place.node}: no checkpoints in memory: {run_dir}: {err}")
+            _log.warning(f"{self._place.node}: no in-memory checkpoint store: {run_dir}: {err}")
             return None
 
     def _announce(self) -> None:

@@ -215,9 +215,10 @@ class Certificates:
         except (OSError, TimeoutError) as err:
             if not self._failed:
                 self._failed = True
+                why = str(err) or "no answer"
                 say(
-                    f"checkpoints: cannot mark steps in {directory}: {err or 'no answer'}; after "
-                    "the end of this job nobody knows which of them are certified"
+                    f"checkpoints: cannot mark certified steps in {directory}: {why}; "
+                    "later jobs will not know which steps are certified"
                 )
             return
         for step, attempt in done:

@@ -21,7 +21,7 @@ async def committed(directory: str, limit: float) -> list[tier.Committed]:
         say(f"checkpoints: cannot list {directory}: {why}")
         return []
     for step, reason in unreadable.items():
-        say(f"checkpoints: durable step {step} is passed over: {reason}")
+        say(f"checkpoints: durable step {step} is not used: {reason}")
     return found
 
 

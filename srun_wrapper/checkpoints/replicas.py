@@ -65,7 +65,7 @@ class Replicas:
         names = [ranks[r].at.node.name for r in range(world)]
         mesh = ranks[0].said.mesh
         if any(e.said.mesh != mesh for e in ranks.values()):
-            say("checkpoints: the ranks name different meshes: placed without regard to groups")
+            say("checkpoints: the ranks pass different meshes; replicas ignore parallel groups")
             mesh = {}
         placed = placement.place(names, mesh, leaf)
         orders: dict[int, tuple[Node, dict[int, Target | None]]] = {}

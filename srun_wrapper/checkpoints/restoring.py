@@ -79,7 +79,7 @@ class Restoring:
             return await self._prepare(only_state)
         except Exception as err:  # noqa: BLE001 - a slip here must not end the job
             text = f"{type(err).__name__}: {err}"
-            say(f"checkpoints: internal error; the ranks look on disk by themselves: {text}")
+            say(f"checkpoints: internal error; each rank looks for its state on disk: {text}")
             return not self._interrupted()
 
     async def _prepare(self, only_state: tuple[int, int] | None) -> bool:
@@ -101,7 +101,8 @@ class Restoring:
         stores = self._stores.reachable()
         without = sorted({seat.node for seat in seats.values() if seat.store not in stores})
         if without and places:
-            say(f"checkpoints: no memory for them on {','.join(without)}: all resume from disk")
+            where = ",".join(without)
+            say(f"checkpoints: no in-memory store on {where}; all ranks restore from disk")
             places = []  # its ranks could not be given what the others have
         failed: set[tuple[str, int, int]] = set()
         read: set[int] = set()
@@ -133,7 +134,7 @@ class Restoring:
                 certificates.suspicion = ""
                 return not self._interrupted()
             failed |= bad
-        say("checkpoints: no plan could be carried out; the ranks look on disk by themselves")
+        say("checkpoints: no restore plan succeeded; each rank looks for its state on disk")
         return not self._interrupted()
 
     def _report(self, plan: planner.Resume) -> None:
@@ -149,8 +150,8 @@ class Restoring:
             )
         for passed in [p for p in plan.passed if p.why not in planner.FINE][:TOLD]:
             say(
-                f"checkpoints: a copy of rank {passed.owner}'s step {passed.step} on "
-                f"{passed.node} is bad and passed over: {passed.why}"
+                f"checkpoints: the copy of rank {passed.owner}'s step {passed.step} on "
+                f"{passed.node} is damaged and not used: {passed.why}"
             )
         if plan.doubt:
             say(f"checkpoints: {plan.doubt}")

@@ -14,9 +14,7 @@ SPENT = (
     f"input that a rank has had through stdin is not kept (more than {LIMIT >> 20} MiB, or its "
     "robust-task died): have the program read a file instead, or start it with --input=FILE"
 )
-ONLY_HERE = (
-    "ranks have had input through stdin, which only nodes of the job's own step can be given again"
-)
+ONLY_HERE = "ranks have read stdin, which can be replayed only on nodes of the job's own step"
 
 
 class Feed(enum.Enum):

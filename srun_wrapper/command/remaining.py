@@ -57,7 +57,7 @@ def look(
     try:
         job = slurm.job(job_id)
     except SlurmError as err:
-        say(f"cannot ask Slurm for the nodes that the job has left: {err}")
+        say(f"cannot get the remaining nodes of the job from Slurm: {err}")
         return None
     bad = gone(job_dir, job.start_time or 0.0).intersection(job.nodes)
     usable = tuple(name for name in job.nodes if name not in bad)
@@ -68,7 +68,7 @@ def look(
             slurm.shrink(job_id, keep)
             nodes = keep
         except SlurmError as err:
-            say(f"{fold(bad)} cannot be released from the job, and are left alone: {err}")
+            say(f"cannot release {fold(bad)} from the job, the step will not use them: {err}")
     if bad.intersection(nodes):
         options["exclude"] = ",".join([*([excluded] if excluded else []), *sorted(bad)])
     if len(usable) < allocated and _held(slurm, job_id, usable, own):
@@ -87,7 +87,7 @@ def _held(slurm: Slurm, job_id: int, usable: Sequence[str], own: str) -> bool:
         try:
             steps = [s for s in slurm.steps(job_id) if set(s.nodes).difference(usable)]
         except SlurmError as err:
-            say(f"cannot ask Slurm for the steps of the job: {err}")
+            say(f"cannot get the steps of the job from Slurm: {err}")
             return False
         sruns = [_parent(step.pid) if step.host == own else OURS for step in steps]
         if not steps or any(OURS in srun for srun in sruns if srun is not None):

@@ -125,7 +125,7 @@ class NodeWatch:
     def _notice_sleep(self, now: float, most: float = SLEPT) -> None:
         before, self._looked = self._looked, now
         if before is not None and now - before > most:
-            self._state.on_news(f"robust-srun did not run for {now - before:.1f} s")
+            self._state.on_news(f"robust-srun was suspended for {now - before:.1f} s")
             self._begin_anew(now)
 
     def continued(self) -> None:
@@ -165,7 +165,7 @@ class NodeWatch:
                 node.turned_away += 1
                 if node.turned_away >= TURNED_AWAY:
                     node.second_way = False
-                    self._state.on_news(f"{node.name}: port {port} is {answer} though it is well")
+                    self._state.on_news(f"{node.name}: port {port} is {answer}, yet it reports")
             return
         if node.last_word > before or node.gone:
             return
@@ -183,7 +183,7 @@ class NodeWatch:
                 return
             node.ours = True
             where = f"{node.address}:{port}"
-            self._state.lose(node, f"its robust-task is gone ({where} refuses)")
+            self._state.lose(node, f"its robust-task is gone ({where} refuses connections)")
         elif answer == "unreachable":
             proven = node.asked_at if node.unreachable >= enough else None
             node.silence = Silence("unreachable", node.last_word, proven)
@@ -211,7 +211,7 @@ class NodeWatch:
             if verdict != "wait":
                 node = self._state.nodes[key]
                 if verdict == "lost" and key == own:
-                    why = f"no word for {now - node.last_word:.1f} s though robust-srun runs there"
+                    why = f"no report for {now - node.last_word:.1f} s, yet robust-srun runs there"
                     self._state.lose_silent(node, why, shared=True)  # no evidence against the node
                 else:
                     self._give_up(node, now, shared=verdict == "replace")
@@ -240,11 +240,11 @@ class NodeWatch:
         silent, where = now - node.last_word, f"{node.address}:{node.hello.probe_port}"
         if node.silence is not None and node.silence.kind == "unreachable":
             times = node.unreachable * (1 + len(PROBED_AGAIN))
-            why = f"no word for {silent:.1f} s and {where} unreachable {times} times"
+            why = f"no report for {silent:.1f} s and {times} probes of {where} unanswered"
         elif node.second_way:
-            why = f"no word for {silent:.1f} s though its kernel answers: all processes stopped?"
+            why = f"no report for {silent:.1f} s, yet its kernel answers: all processes stopped?"
         else:
-            why = f"no word for {silent:.1f} s and {where} cannot be asked (a firewall between?)"
+            why = f"no report for {silent:.1f} s and {where} cannot be probed (a firewall?)"
         if shared:
             why += "; it shares the cause with other nodes"
         self._state.lose_silent(node, why, shared=shared)

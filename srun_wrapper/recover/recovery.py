@@ -199,7 +199,7 @@ class Recovery:
                 ends = "counts" if len(ended) == 1 else "count"
                 say(
                     f"{why}: {tasks} {numbers} {ends} as killed (exit code 137), the others go on; "
-                    "with --robust-no-rank-env nothing is started again"
+                    "with --robust-no-rank-env no task is restarted"
                 )
                 self._boss.ledger.event("failure", symptom=failure.symptom, evidence=[why])
         state.failures.clear()
@@ -342,6 +342,6 @@ class Recovery:
         names = incident.plan.replace
         bad = ",".join(name for name in names if name in self._replacement.excluded)
         without = f" without {bad}" if bad else ""
-        say(f"no node can replace {','.join(names)}: the job goes back to the queue{without}")
+        say(f"no node can replace {','.join(names)}: the job is requeued{without}")
         await self._boss.finish()
         return ladder.REQUEUED

@@ -69,7 +69,7 @@ class Replacement:
         left = limited(means, self._boss.launch.feed, had)
         if left.companions < means.companions and not self._told_feed:
             self._told_feed = True
-            say(f"{ONLY_HERE}: no standby node is used")
+            say(f"{ONLY_HERE}: standby nodes are not used")
         return left
 
     def newcomers(self) -> set[str]:
@@ -364,7 +364,7 @@ class Replacement:
         except SlurmError as err:
             return f"cannot requeue: {err}"
         if job != self._state.job_id:
-            say(f"Slurm cannot change job {self._state.job_id} again: it goes on as job {job}")
+            say(f"Slurm cannot requeue job {self._state.job_id} again: it continues as job {job}")
         return ""
 
     async def _claim(self, restarts: int) -> bool:
@@ -373,7 +373,7 @@ class Replacement:
         try:
             return await aside(lambda: claim(directory, restarts), CLAIM)
         except TimeoutError:
-            say(f"{directory} does not answer after {CLAIM:g} s: requeueing without asking there")
+            say(f"{directory} does not answer in {CLAIM:g} s: requeueing without its records")
             return True
 
     async def close(self) -> None:

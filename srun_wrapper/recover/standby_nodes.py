@@ -273,7 +273,8 @@ class Companions:
         """
         names, self._unreported = self._unreported, set()
         if not came and len(names) > 1:
-            say(f"no node of {', '.join(sorted(names))} ran robust-task: is python there?")
+            where = ", ".join(sorted(names))
+            say(f"robust-task did not run on {where}: is its python there (task_python)?")
             return {}
         return {name: self._unfit[name] for name in names}
 

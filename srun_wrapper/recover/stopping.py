@@ -39,7 +39,7 @@ class Stopping:
                 continue
             if node.stopped >= epoch:
                 for text in node.cut:
-                    say(f"{node.name}: {text}; stop_work_limit sets how long it may")
+                    say(f"{node.name}: {text}; raise stop_work_limit to give it more time")
             if node.stopped >= epoch and node.stuck:
                 pids = ", ".join(map(str, node.stuck))
                 stuck.append((node, f"processes survive SIGKILL (pids {pids})"))

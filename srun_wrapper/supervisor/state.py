@@ -188,7 +188,7 @@ class JobState:
         node.warm.clear()
         node.stores.clear()
         node.stdin = dict.fromkeys(node.stdin, False)
-        self.on_news(f"{node.name}: its agent died and was started again")
+        self.on_news(f"{node.name}: its node agent died and was restarted")
         ranks = [r for r in self.world.by_rank.values() if r.node is node and r.exit is None]
         if ranks and node.role is Role.ACTIVE and self.stopping_epoch < self.world.epoch:
             at, kill = time.monotonic(), int(signal.SIGKILL)
@@ -268,7 +268,7 @@ class JobState:
                 node.stdin[message.local] = False
         elif isinstance(message, SlotLost):
             node.ours = True
-            self._fail_node(node, "node_lost", f"a robust-task of {node.name} died for good")
+            self._fail_node(node, "node_lost", f"a robust-task of {node.name} did not come back")
         elif isinstance(message, Stalled):
             if message.mounts and not node.stalled:
                 node.stalled_at = node.last_word
@@ -394,7 +394,7 @@ class JobState:
         if was is Role.ACTIVE and self.world.place_of(node) is None:
             return
         self.move(node, was)
-        self.on_news(f"{node.name} answers again and keeps its place")
+        self.on_news(f"{node.name} answers again and stays in the job")
         self.on_back(node)
         lost = [f for f in self.failures if f.node == node.name and f.symptom == "node_lost"]
         self.failures[:] = [f for f in self.failures if f not in lost]

@@ -281,10 +281,10 @@ class Supervisor:
             if self.step.ended:
                 return await self.step_ended()
             if len(came) < short:
-                say(f"nodes left this job in an earlier step, and {short} of its places stay empty")
+                say(f"{short} of the nodes released by an earlier step could not be replaced")
                 return ladder.NOTHING_LEFT
             names = ", ".join(node.name for node in came)
-            say(f"{names}: in place of what left this job in an earlier step")
+            say(f"{names} replaced what an earlier step of this job released")
         nodes, planned = list(state.nodes.values()), self.launch.plan.ranks_per_active_node
         try:
             places, ranks = first_places(nodes, planned)
@@ -346,7 +346,7 @@ class Supervisor:
         if self.step.code == 0:
             say(f"srun ended with 0 although ranks were still running; exit code {code}")
         else:
-            say(f"the step was ended by Slurm (exit code {code})")
+            say(f"Slurm ended the step (exit code {code})")
         return code
 
     async def finish(self) -> int:

@@ -127,7 +127,7 @@ class Topology:
         world, mesh = self._state.world, self.mesh()
         size, ranks = prod(mesh.values()), sum(map(len, world.ranks))
         if mesh and size != ranks and not isinstance(self.ranks_of_places(mesh), int):
-            say(f"--robust-mesh={self._config.mesh} is of {size} ranks, the job has {ranks}")
+            say(f"--robust-mesh={self._config.mesh} describes {size} ranks, the job has {ranks}")
         elif not self._minipods:
             say(f"--robust-place: {self._unknown}: nodes stay in Slurm's order")
         elif self._sorted_by_torchrun():
@@ -176,7 +176,7 @@ class Topology:
             self._journal.event("placed", nodes=[node.name for node in chosen])
             say(f"nodes ordered by the network; {switches} (were {before.dp} and {before.pp})")
         elif not settled:
-            say(f"--robust-place: Slurm's order is as good as any; {switches}")
+            say(f"--robust-place: Slurm's node order is kept, no better one was found; {switches}")
 
     def _spread(self, job: Groups, nodes: Sequence[Node]) -> Spread:
         return spread(job, [self._minipods.get(node.name, UNKNOWN) for node in nodes])

@@ -61,10 +61,10 @@ def guarded(
             continue
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         if time.monotonic() < again:
-            _say(f"{name} {how} again: this node leaves the job")
+            _say(f"{name} {how} again; the node is evicted")
             break
         again = time.monotonic() + STEADY
-        _say(f"{name} {how}: it is started once more")
+        _say(f"{name} {how}; restarting it")
     while signal.sigtimedwait(_NOT_OURS, 0):
         pass  # it was for the shim
     if code < 0:

@@ -105,7 +105,7 @@ class Stdin:
                 if any(fd == self._wake for fd, _ in waits.poll()):
                     os.read(self._wake, _CHUNK)
         except (OSError, ValueError) as error:
-            _log.warning(f"stdin: {error}")
+            _log.warning(f"cannot pass stdin on to the rank: {error}")
         finally:
             self._feeding = False
 

@@ -69,7 +69,7 @@ class Check:
         third: Results | None = None
         if found == "again":
             _, what = compare(first, second)
-            say(f"step {step} comes out differently on other nodes: {what}; it is computed again")
+            say(f"step {step} has a different result on other nodes: {what}; recomputing it")
             third = await self._recomputing.again(step, base, here)
             if third is None:
                 return "interrupted"
@@ -113,7 +113,7 @@ class Check:
             )
         say(f"{what}; it is not certified")
         if why := self._recomputing.hindrance():
-            say(f"no machine is tested now: {why}")
+            say(f"the machines are not tested now: {why}")
             return outcome
         self._unproven += outcome == "machine"
         if self._state.config.stop_tests:
@@ -131,5 +131,5 @@ class Check:
         if self._unproven >= UNPROVEN:
             self.off = f"{UNPROVEN} times in a row it depended on the node, and no test proves any"
         else:
-            say("no machine is proven to be at fault, so none leaves the job")
+            say("no machine is proven faulty, so no node is evicted")
         return outcome

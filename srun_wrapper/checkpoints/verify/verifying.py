@@ -84,13 +84,13 @@ class Verify:
             where = "over"
         if where == "all" and standing.unwritten:
             # The step itself is written by the ranks that compute it again.
-            self._pass_over("an older one is not on disk yet")
+            self._pass_over("an older step is not on disk yet")
             self._go_on(now)
         elif where == "all":
             self.ready = True
             state.changed.set()
         elif where == "over":
-            self._pass_over("not all ranks stood there in time")
+            self._pass_over("not all ranks reached it in time")
             self._go_on(now)
 
     def _ask(self) -> None:
@@ -119,7 +119,7 @@ class Verify:
     def _stop(self, why: str) -> None:
         """Check no more steps in this job."""
         self._every = 0
-        say(f"--robust-verify-every: no steps are computed again from now on: {why}")
+        say(f"--robust-verify-every: off for the rest of the job: {why}")
         self.text = f"off: {why}"
 
     # -- while they stand
@@ -153,9 +153,7 @@ class Verify:
         )
         if outcome == "agree":
             self._agreed += 1
-            self._journal.news(
-                f"step {step}, computed on other nodes, is the same ({seconds:.1f} s)"
-            )
+            self._journal.news(f"step {step} has the same result on other nodes ({seconds:.1f} s)")
         if self._every:
             newest = f", newest step {step}" if outcome == "agree" else f"; step {step}: {outcome}"
             times = "step" if self._agreed == 1 else "steps"

@@ -183,7 +183,7 @@ def test_nothing_left_for_a_second_lost_node(new_lab: LabFactory) -> None:
     training.wait_says("n3 took the ranks of n2")
     training.until(lambda: training.events("released"), "release of n2")
     crashed = lab.crash("n3")
-    training.wait_says("robust-srun: .* it goes on as job ")
+    training.wait_says("robust-srun: .* it continues as job ")
     training.until(lambda: len(training.incidents()) == 2, "record")
     check_incident(training.incidents()[1], action="requeue", outcome="requeued")
     goes_on_as_another_job(training, ["n2", "n3"], crashed)

@@ -24,9 +24,7 @@ def behind_firewall(training: Training, node: str) -> None:
 
     def noticed() -> bool:
         news = [event["text"] for event in training.events("news")]
-        return any(
-            text.startswith(f"{node}: port ") and "though it is well" in text for text in news
-        )
+        return any(text.startswith(f"{node}: port ") and "yet it reports" in text for text in news)
 
     training.until(noticed, f"notice that {node} is behind a firewall")
 

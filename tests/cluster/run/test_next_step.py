@@ -52,7 +52,7 @@ def test_what_is_missing_comes_from_the_standby_partition(lab: Cluster) -> None:
     training = two_steps(lab, "", "-N3")
     training.check_done()
     assert places(training) == {"0": "n1", "1": "n3", "2": "s1"}
-    assert training.says("robust-srun: s1: in place of what left this job in an earlier step")
+    assert training.says("robust-srun: s1 replaced what an earlier step of this job released")
     until(lambda: lab.nodes()["s1"] == {"IDLE"}, "standby node given back")
 
 
@@ -85,7 +85,7 @@ def test_killed_before_the_lost_node_was_released(lab: Cluster) -> None:
 def test_nothing_to_fill_it_up_with(lab: Cluster) -> None:
     training = two_steps(lab, "", "-N3", "--robust-standby-partition=")
     assert training.wait_end() == NOTHING_LEFT, training.story()
-    assert training.says("1 of its places stay empty"), training.out()
+    assert training.says("1 of the nodes released by an earlier step"), training.out()
     training.check_gone()
 
 
@@ -100,6 +100,6 @@ def test_robust_srun_is_killed_and_started_again(lab: Cluster) -> None:
     training.until(lambda: training.events("released"), "n2 given back")
     training.kill("bin/robust-srun")
     training.check_done()
-    assert training.says("^again$") and training.says("robust-srun: s1: in place of what left")
+    assert training.says("^again$") and training.says("robust-srun: s1 replaced what")
     epochs = [event["nodes"] for event in training.events("epoch")]
     assert epochs[0] == ["n1", "n2", "n3"] and epochs[-1] == ["n1", "n3", "s1"]

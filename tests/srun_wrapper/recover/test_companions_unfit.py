@@ -75,7 +75,7 @@ def test_several_of_them_are_a_shared_cause(boss: Boss, capfd: pytest.CaptureFix
     said = capfd.readouterr().err
     assert "partition standby gave 0 of 1 nodes in " in said
     assert "s1: srun ended before robust-task reported (exit code 1); s2: " in said
-    assert "ran robust-task: is python there?" in said
+    assert "is its python there (task_python)?" in said
 
 
 @pytest.mark.parametrize("second", ["s1", "s2"])

@@ -138,7 +138,7 @@ def test_a_requeue_does_not_wait_for_a_state_directory_that_does_not_answer(
     monkeypatch.setattr(replace, "claim", lambda _directory, _restarts: never.wait())
     claimed = Scene(tmp_path).replacement._claim(0)
     assert asyncio.run(asyncio.wait_for(claimed, 10))
-    assert f"{tmp_path} does not answer after 0.05 s" in capfd.readouterr().err
+    assert f"{tmp_path} does not answer in 0.05 s: requeueing" in capfd.readouterr().err
     never.set()
 
 
@@ -216,5 +216,5 @@ def test_the_last_message_names_the_nodes_that_the_requeued_job_excludes(
     monkeypatch.setattr(recovery.Recovery, "_stop_world", nothing)
     asyncio.run(recovery.Recovery(boss, scene.replacement)._requeue(incident))
     assert asked == [["n2", "n5"], ("n4",)]  # n4 is released, but not excluded
-    said = "no node can replace n2,n4,n5: the job goes back to the queue without n2\n"
+    said = "no node can replace n2,n4,n5: the job is requeued without n2\n"
     assert said in capfd.readouterr().err

@@ -90,14 +90,14 @@ class Job:
     ("job", "nodes", "said"),
     [
         (Job("dp=2,pp=2"), "n1 n3 n2 n4", "per PP group: 1 (were 1 and 2)"),
-        (Job("pp=2,dp=2"), "n1 n2 n3 n4", "as good as any"),
+        (Job("pp=2,dp=2"), "n1 n2 n3 n4", "order is kept"),
         (Job("dp=2,pp=2,tp=8", command=("torchrun", "t.py")), "n1 n3 n2 n4", "ordered by"),
         (Job("dp=3,pp=2", ranks=2, slots=2, places=3, nodes=6), "n1 n3 n5", "ordered by"),
         (Job(places=3, nodes=6), "n1 n3 n5", "per DP group: at most 1"),
         (Job("dp=2,pp=2", tree=""), "n1 n2 n3 n4", "no topology"),
         (Job("dp=2,pp=2", command=C10D), "n1 n2 n3 n4", "numbers its nodes itself"),
         (Job("dp=4,pp=2", ranks=2, slots=1), "n1 n2 n3 n4", "different numbers of tasks"),
-        (Job("dp=3"), "n1 n2 n3 n4", "--robust-mesh=dp=3 is of 3 ranks, the job has 4"),
+        (Job("dp=3"), "n1 n2 n3 n4", "--robust-mesh=dp=3 describes 3 ranks, the job has 4"),
     ],
 )
 def test_the_first_order(

@@ -86,7 +86,7 @@ def test_it_ends_as_the_shim_ends(tmp_path: Path, plan: list[str], code: int, li
     ran = Ran(tmp_path, *plan)
     got, err = ran.end()
     assert (got, ran.lives) == (code, lives), err
-    assert err.count("is started once more") == len(
+    assert err.count("; restarting it") == len(
         [word for word in plan[: lives - 1] if word != "restart"]
     )
     assert ("a slip of ours" in err) == ("raise" in plan)
