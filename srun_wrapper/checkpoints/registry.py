@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from robust_slurm.checkpoint.format.sizes import exceeds, megabytes
+from srun_wrapper.checkpoints.alarms import Alarms, Notices, kind
 from srun_wrapper.checkpoints.certificates import Certificates
 from srun_wrapper.checkpoints.enrolments import Enrolment, Enrolments, StoreAt
-from srun_wrapper.checkpoints.notices import Notices
 from srun_wrapper.checkpoints.replicas import Replicas
 from srun_wrapper.checkpoints.schedule import Schedule
 from srun_wrapper.checkpoints.shared_states import SharedStates
@@ -23,7 +23,6 @@ from srun_wrapper.protocol.checkpoint_messages import (
     StoreReady,
 )
 from srun_wrapper.protocol.messages import Message
-from srun_wrapper.supervisor.alarms import Alarms, kind
 from srun_wrapper.supervisor.bus import Bus
 from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.report import say
@@ -46,8 +45,9 @@ class Checkpoints:
         """``leaves``: see Replicas."""
         self._state = state
         self._journal = journal
-        self._notices = Notices()
-        self._alarms = Alarms(lambda text: say(text))  # as it is then: tests put another in place
+        # ``say`` as it is then: tests put another in place.
+        self._notices = Notices(lambda text: say(text))
+        self._alarms = Alarms(lambda text: say(text))
         self.enrolments = Enrolments(state.config.checkpoint_dir)
         self.certificates = Certificates(state, self.enrolments, journal)
         self.schedule = Schedule(state, bus, self.enrolments, journal)

@@ -147,7 +147,7 @@ class Recovery:
                     incident.diagnosis = without_returned(diagnosis, ())
                     incident.plan = ladder.Plan("restart", (), "the lost nodes answer again")
                 elif plan.replace:
-                    await self._boss.neighbours.arrange()
+                    await self._boss.topology.arrange()
                 incident.mark("replace")
                 break
             incident.mark("replace")

@@ -246,7 +246,7 @@ class Replacement:
         world = self._state.world
         vacant = [i for i, n in enumerate(world.places) if n.gone]
         spares = {n.name: n for n in self._state.spares() if n.slots >= 1}
-        best = self._boss.neighbours.prefer([world.places[p].name for p in vacant], list(spares))
+        best = self._boss.topology.prefer([world.places[p].name for p in vacant], list(spares))
         wanted: list[int] = []
         for place in vacant:
             names = [best.get(world.places[place].name, ""), *spares]

@@ -376,7 +376,7 @@ class Companions:
         kept, _ = exclusions(self._earlier, set(free), len(missing))
         without = list(dict.fromkeys([*without, *kept]))
         idle = [name for name in free if name not in without]
-        best = self._boss.neighbours.prefer([name for _, name in missing], idle)
+        best = self._boss.topology.prefer([name for _, name in missing], idle)
         launch = self._boss.launch
         try:
             for tasks, name in missing:

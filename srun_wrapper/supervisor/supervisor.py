@@ -95,7 +95,7 @@ class Supervisor:
         self.stalls = Stalls(self.state, disturbed=lambda: self.node_watch.disturbed)
         self.ending = Ending(self.state, self.node_watch.doubted)
         self.stopping = Stopping(self.state, self.bus, self.stalls)
-        self.neighbours = Topology(
+        self.topology = Topology(
             self.state,
             launch,
             self.journal,
@@ -103,18 +103,18 @@ class Supervisor:
             lambda: self.checkpoints.enrolments.mesh(),
         )
         self.stop_tests = StopTests(
-            self.state, self.bus, self.facts, self.neighbours, self.journal, self._interrupted
+            self.state, self.bus, self.facts, self.topology, self.journal, self._interrupted
         )
         worlds = SmallWorlds(
             self.state, self.bus, self.stopping, self.facts, self.journal, self._interrupted
         )
         how = (config.replay, config.replay_limit, config.replay_rounds, config.replay_fixed)
-        self.replay = Replay(Asked(*how), self.state, worlds, self.neighbours)
+        self.replay = Replay(Asked(*how), self.state, worlds, self.topology)
         self._build_checkpoints()
 
     def _build_checkpoints(self) -> None:
         state, bus, journal = self.state, self.bus, self.journal
-        checkpoints = self.checkpoints = Checkpoints(state, bus, journal, self.neighbours.leaves)
+        checkpoints = self.checkpoints = Checkpoints(state, bus, journal, self.topology.leaves)
         enrolments = checkpoints.enrolments
         certificates = self.certificates = checkpoints.certificates
         stores = Stores(state, bus, enrolments, journal, self.ending.answers)
@@ -130,7 +130,7 @@ class Supervisor:
             self.restoring,
             self.stopping,
             journal,
-            pod=self.neighbours.pod,
+            pod=self.topology.pod,
             start_epoch=self.begin_epoch,
             interrupted=self._interrupted,
         )
@@ -160,7 +160,7 @@ class Supervisor:
             await self._launch_step()
             missing = await self._wait_for_shims()
             if missing is None and not self.state.signalled:
-                self.neighbours.learn()
+                self.topology.learn()
                 self._start_beside(self.elsewhere.learn(self.slurm))
                 missing = await self._first_world()
             if missing is not None or self.state.signalled:
@@ -179,7 +179,7 @@ class Supervisor:
             for task in (watcher, *self._beside):
                 if task is not None:
                     task.cancel()
-            self.neighbours.close()
+            self.topology.close()
             await replacement.close()
             await self.step.end()
             server.close()
@@ -298,7 +298,7 @@ class Supervisor:
             say(f"error: --robust-verify-every: {ONE_NODE}")
             return BAD_SIZE
         state.world = World(0, places, ranks)
-        await self.neighbours.arrange_first()
+        await self.topology.arrange_first()
         for node in state.world.places:
             state.move(node, Role.ACTIVE)
         asked = restarts_itself(self.launch.command.command, self.env)

@@ -69,7 +69,7 @@ class Scene:
             state=self.state, config=self.state.config, env={}, slurm=None,
             ledger=SimpleNamespace(dir=tmp_path), step=SimpleNamespace(ended=False),
             launch=SimpleNamespace(feed=Feed.EVERY),
-            neighbours=SimpleNamespace(prefer=lambda _lost, _idle: {}),
+            topology=SimpleNamespace(prefer=lambda _lost, _idle: {}),
             node_watch=SimpleNamespace(suspected=lambda node, _now: node.name in self.silent),
         )  # fmt: skip
         self.replacement = Replacement(cast(Supervisor, boss), Secrets(b"", 1))
@@ -207,7 +207,7 @@ def test_the_last_message_names_the_nodes_that_the_requeued_job_excludes(
 
     boss = cast(Any, scene.replacement._boss)
     boss.ledger.accuse = boss.ledger.incident = boss.write_roster = lambda *_any: None
-    boss.finish, boss.restoring = nothing, SimpleNamespace(flush=nothing)
+    boss.finish, boss.flushing = nothing, SimpleNamespace(flush=nothing)
     boss.account = SimpleNamespace(incident=lambda *_any: None)
     boss.launch.options = SimpleNamespace(size={})
     scene.replacement._slurm = cast(Any, SimpleNamespace(call=call))

@@ -13,7 +13,6 @@ from robust_slurm.config import Config
 from robust_slurm.slurm import SlurmError
 from srun_wrapper.checkpoints import (
     flushing,
-    notices,
     on_disk,
     registry,
     replicas,
@@ -108,6 +107,6 @@ async def settled(job: CheckpointedJob) -> None:
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
-    for module in (flushing, notices, on_disk, registry, replicas, restoring, schedule):
+    for module in (flushing, on_disk, registry, replicas, restoring, schedule):
         monkeypatch.setattr(module, "say", lines.append)
     return lines

@@ -35,7 +35,7 @@ class Boss:
         self.launch = SimpleNamespace(options=None, command=SimpleNamespace(command=()))
         self.step = SimpleNamespace(ended=False)
         self.best: dict[str, str] = {}
-        self.neighbours = SimpleNamespace(prefer=lambda _lost, _idle: self.best)
+        self.topology = SimpleNamespace(prefer=lambda _lost, _idle: self.best)
         job = SimpleNamespace(id=7, end_time=None)
         partition = SimpleNamespace(max_time_s=None)
         self.slurm = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""The same trouble of thousands of ranks, in two lines: the first one, and how many more."""
+"""Report the same trouble of thousands of ranks in two lines, and each notice once."""
 
 from __future__ import annotations
 
@@ -54,3 +54,17 @@ class Alarms:
             if more := len(trouble.ranks) - 1:
                 ranks = "1 more rank" if more == 1 else f"{more:,} more ranks"
                 self._say(f"checkpoints: … and {ranks}: {trouble.text}")
+
+
+class Notices:
+    """Prints each notice once."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._told: set[str] = set()
+
+    def once(self, text: str, key: str = "") -> None:
+        """Print ``text`` unless a notice with the same ``key`` (else the same text) was printed."""
+        if (key or text) not in self._told:
+            self._told.add(key or text)
+            self._say(text)
