@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from srun_wrapper.decide import ladder
 from srun_wrapper.decide.diagnose import Diagnosis
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.recover import machine_tests
+from srun_wrapper.recover.replace import Replacement
 from srun_wrapper.replay import replaying
-from srun_wrapper.supervisor.state import JobState
+
+if TYPE_CHECKING:
+    from srun_wrapper.supervisor.supervisor import Supervisor
 
 TEST_TRIES = 2  # in a row that told nothing: a third would not either
 
 
-class Localization:
+class Culprit:
     """Looks for the machine at fault, with the ranks down; keeps the budget of failures."""
 
     def __init__(
         self,
-        state: JobState,
-        stop_tests: machine_tests.StopTests,
-        replay: replaying.Replay,
-        evict: Callable[[tuple[str, ...], Incident], None],
+        supervisor: Supervisor,
+        replacement: Replacement,
         stop_world: Callable[[Incident], Awaitable[bool]],
     ) -> None:
-        self._state = state
-        self._config = state.config
-        self._stop_tests = stop_tests
-        self._replay = replay
-        self._evict = evict
+        self._boss = supervisor
+        self._replacement = replacement
         self._stop_world = stop_world
         self.budget = ladder.Budget()
         self._tested = self._replayed = False  # since the last progress
@@ -43,13 +42,13 @@ class Localization:
 
     def refund(self) -> None:
         """Nothing was tried: the next failure will be."""
-        if all(f.symptom != "hang" for f in self._state.failures):
+        if all(f.symptom != "hang" for f in self._boss.state.failures):
             self.budget.refund()
 
     async def find(self, incident: Incident) -> bool:
         """Put what is found into the incident; False if another failure or a signal came."""
-        for due, ask in ((self._tests_due, self._test), (self._replay_due, self._run_replay)):
-            if self._state.vacant() or not due(incident.diagnosis):
+        for due, ask in ((self._tests_due, self._test), (self._replay_due, self._replay)):
+            if self._boss.state.vacant() or not due(incident.diagnosis):
                 continue
             incident.mark("decide")
             if not await self._stop_world(incident):
@@ -63,31 +62,31 @@ class Localization:
             incident.diagnosis = machine_tests.accused(incident.diagnosis, found)
             if found.named:
                 self.forgive()
-            self._evict(found.idle, incident)
+            self._replacement.leave(found.idle, incident)
         return True
 
     def _tests_due(self, diagnosis: Diagnosis) -> bool:
-        if not self._config.stop_tests:
+        if not self._boss.config.stop_tests:
             return False
         return machine_tests.due(diagnosis, self.budget.failures, self._tested)
 
     async def _test(self, incident: Incident) -> machine_tests.Found | None:
         diagnosis = incident.diagnosis
         suspects = diagnosis.suspects or (diagnosis.root.node,)
-        found = await self._stop_tests.ask(suspects, diagnosis.symptom)
+        found = await self._boss.stop_tests.ask(suspects, diagnosis.symptom)
         if found is not None:
             self._tries += 1
-            active = [node.name for node in self._state.world.places]
+            active = [node.name for node in self._boss.state.world.places]
             self._tested = machine_tests.conclusive(found, active) or self._tries >= TEST_TRIES
         return found
 
     def _replay_due(self, diagnosis: Diagnosis) -> bool:
-        if not self._config.replay:
+        if not self._boss.config.replay:
             return False
         blamed = ladder.suspect_nodes(diagnosis, self.budget.nodes)
         return replaying.due(diagnosis, self.budget.failures, blamed, self._replayed)
 
-    async def _run_replay(self, incident: Incident) -> machine_tests.Found | None:
-        found = await self._replay.dual_phase()
+    async def _replay(self, incident: Incident) -> machine_tests.Found | None:
+        found = await self._boss.replay.dual_phase()
         self._replayed = self._replayed or found is not None
         return found

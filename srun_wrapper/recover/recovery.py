@@ -22,8 +22,9 @@ from srun_wrapper.decide.diagnose import (
 )
 from srun_wrapper.decide.incident import RECOVERED, Incident
 from srun_wrapper.protocol.messages import Stop
-from srun_wrapper.recover.localization import Localization
+from srun_wrapper.recover.localization import Culprit
 from srun_wrapper.recover.replace import Replacement
+from srun_wrapper.recover.restarted import proven
 from srun_wrapper.supervisor import job_log
 from srun_wrapper.supervisor.report import put, say
 from srun_wrapper.supervisor.roster import Role
@@ -53,13 +54,7 @@ class Recovery:
         self._boss = supervisor
         self._state = supervisor.state
         self._replacement = replacement
-        self._localization = Localization(
-            supervisor.state,
-            supervisor.stop_tests,
-            supervisor.replay,
-            replacement.leave,
-            self._stop_world,
-        )
+        self._culprit = Culprit(supervisor, replacement, self._stop_world)
         self._numbers = itertools.count(1)
         self._handled: list[Failure] = []  # in the last incident, until it is over
 
@@ -98,16 +93,16 @@ class Recovery:
         state.stopping_epoch = state.world.epoch
         lived = time.monotonic() - state.pace.epoch_since
         if lived >= STEADY or state.progress.since_failure():
-            self._localization.forgive()
+            self._culprit.forgive()
         state.progress.failed()
-        self._localization.budget.spent = None
+        self._culprit.budget.spent = None
         newcomers = self._replacement.newcomers()
         diagnosis = diagnose(failures, len(state.world.places), newcomers)
         if newcomers.issuperset(diagnosis.suspects or ("",)):
             self._replacement.unfit(diagnosis.suspects)  # it costs no restart: none was tried
         elif not again:
-            self._localization.budget.spend(diagnosis)
-        diagnosis, wrong = ladder.acquit(diagnosis, self._localization.budget)
+            self._culprit.budget.spend(diagnosis)
+        diagnosis, wrong = ladder.acquit(diagnosis, self._culprit.budget)
         if wrong:
             self._replacement.withdraw(wrong, diagnosis.evidence[-1])
         root = diagnosis.root
@@ -119,7 +114,7 @@ class Recovery:
             root.at,
         )
         self._boss.ledger.event("failure", symptom=diagnosis.symptom, evidence=diagnosis.evidence)
-        if not await self._localization.find(incident):
+        if not await self._culprit.find(incident):
             self._close(incident, ENDED if state.signalled else SUPERSEDED)
             return None
         diagnosis = incident.diagnosis
@@ -130,7 +125,7 @@ class Recovery:
         lost = state.vacant()
         while True:
             diagnosis = incident.diagnosis = without_returned(diagnosis, state.vacant())
-            incident.plan = ladder.plan(diagnosis, state.vacant(), self._localization.budget, means)
+            incident.plan = ladder.plan(diagnosis, state.vacant(), self._culprit.budget, means)
             incident.mark("decide")
             job_log.decided(incident)
             plan = incident.plan
@@ -160,13 +155,13 @@ class Recovery:
                 self._close(incident, ENDED)
                 return None
             if state.failures:
-                self._localization.refund()
+                self._culprit.refund()
                 self._close(incident, SUPERSEDED)
                 return None
             # No replacement came: the next rung, with what is left.
             self._replacement.take_back(plan.replace)
             means = self._replacement.means(companions=0)
-        self._localization.budget.evict(diagnosis, incident.swaps, lost)
+        self._culprit.budget.evict(diagnosis, incident.swaps, lost)
         if not await self._boss.restoring.prepare():
             outcome = ENDED if state.signalled else SUPERSEDED
             self._close(incident, outcome)
@@ -176,7 +171,7 @@ class Recovery:
         reason = f"{diagnosis.symptom}: {diagnosis.evidence[0] if diagnosis.evidence else ''}"
         self._boss.begin_epoch(reason)
         self._replacement.release(incident)
-        if not await self._boss.restart_proof.proven(incident, lived):
+        if not await proven(self._boss, incident, lived):
             self._close(incident, SUPERSEDED)
             return None
         if state.signalled or self._boss.step.ended:

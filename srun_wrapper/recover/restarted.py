@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from srun_wrapper.decide.incident import Incident
-from srun_wrapper.supervisor.phase import Phase
-from srun_wrapper.supervisor.state import JobState
+
+if TYPE_CHECKING:
+    from srun_wrapper.supervisor.supervisor import Supervisor
 
 LIVED = 10.0  # s that ranks without steps live at least before they count as recovered
 LIVED_MOST = 600.0  # s; a command may run for days before it fails
@@ -18,70 +19,55 @@ def proving_time(lived: float) -> float:
     return min(max(lived, LIVED), LIVED_MOST)
 
 
-class RestartProof:
-    """Decides when a restart is a recovery."""
+async def proven(boss: Supervisor, incident: Incident, lived: float) -> bool:
+    """Wait for the new epoch's first step everywhere; False if another failure came.
 
-    def __init__(
-        self,
-        state: JobState,
-        phase: Phase,
-        restored: Callable[[], int | None],
-        resumed_in: Callable[[], int],
-        interrupted: Callable[[], bool],
-    ) -> None:
-        """``restored``: the step that the ranks were given; ``resumed_in``: the newest epoch of
-        which a rank reported what it resumed from; ``interrupted``: a failure or the end came."""
-        self._state = state
-        self._phase = phase
-        self._restored = restored
-        self._resumed_in = resumed_in
-        self._interrupted = interrupted
+    Until then nothing is recovered: ranks that die again before a step are the same trouble.
+    """
+    state, world = boss.state, boss.state.world
+    stepped_before = bool(world.steppers)
 
-    async def proven(self, incident: Incident, lived: float) -> bool:
-        """Wait for the new epoch's first step everywhere; False if another failure came.
+    def over() -> bool:
+        return bool(state.failures) or state.signalled > 0 or boss.step.ended
 
-        Until then nothing is recovered: ranks that die again before a step are the same trouble.
-        """
-        state, world, over = self._state, self._state.world, self._interrupted
-        stepped_before = bool(world.steppers)
-        await state.until(lambda: over() or world.all_started(), None)
-        incident.mark("launch")
-        incident.warm, incident.ranks = world.warm, world.started
-        if stepped_before:
-            await state.until(lambda: over() or world.all_stepped(), None)
-        elif not over():
-            self._phase.name = "starting"
-            await state.until(
-                lambda: over() or world.all_exited() or bool(world.steppers), proving_time(lived)
-            )
-        if state.failures:
-            # Until it failed again it brought nothing; from then on it is the next incident's time.
-            until = min(failure.last_good for failure in state.failures)
-            incident.marks["first_step"] = max(until, incident.marks["launch"])
-            return False
-        if over():
-            return True  # the step is being ended
-        if world.steppers:
-            incident.mark("first_step")
-            incident.fresh = not stepped_before
-            incident.resume_step = await self._resumed()
-        else:
-            incident.marks["first_step"] = incident.marks["launch"]
-        return True
+    await state.until(lambda: over() or world.all_started(), None)
+    incident.mark("launch")
+    incident.warm, incident.ranks = world.warm, world.started
+    if stepped_before:
+        await state.until(lambda: over() or world.all_stepped(), None)
+    elif not over():
+        boss.phase = "starting"
+        await state.until(
+            lambda: over() or world.all_exited() or bool(world.steppers), proving_time(lived)
+        )
+    if state.failures:
+        # Until it failed again it brought nothing; from then on it is the next incident's time.
+        until = min(failure.last_good for failure in state.failures)
+        incident.marks["first_step"] = max(until, incident.marks["launch"])
+        return False
+    if over():
+        return True  # the step is being ended
+    if world.steppers:
+        incident.mark("first_step")
+        incident.fresh = not stepped_before
+        incident.resume_step = await _resumed(boss)
+    else:
+        incident.marks["first_step"] = incident.marks["launch"]
+    return True
 
-    async def _resumed(self) -> int | None:
-        """Return the first step that was done after the restart; None if that cannot be known.
 
-        The ranks need not have resumed from the state that they were given: a script may start
-        anew.
-        """
-        state, restored = self._state, self._restored()
+async def _resumed(boss: Supervisor) -> int | None:
+    """The first step that was done after the restart; None if that cannot be known.
 
-        def told() -> bool:
-            return self._resumed_in() == state.world.epoch
+    What the ranks were given is not yet what they resumed from: a script may start anew.
+    """
+    state, restored = boss.state, boss.restoring.step
 
-        if restored is not None:
-            await state.until(told, RESUMED)
-        first = restored + 1 if restored is not None and told() else None
-        seen = state.progress.resume if state.progress.numbered else None
-        return min((step for step in (first, seen) if step is not None), default=None)
+    def told() -> bool:
+        return boss.checkpoints.resumed_in == state.world.epoch
+
+    if restored is not None:
+        await state.until(told, RESUMED)
+    first = restored + 1 if restored is not None and told() else None
+    seen = state.progress.resume if state.progress.numbered else None
+    return min((step for step in (first, seen) if step is not None), default=None)

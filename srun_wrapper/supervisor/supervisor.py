@@ -41,7 +41,6 @@ from srun_wrapper.protocol.server import Connection, listen
 from srun_wrapper.recover.machine_tests import StopTests
 from srun_wrapper.recover.recovery import Recovery
 from srun_wrapper.recover.replace import Replacement
-from srun_wrapper.recover.restarted import RestartProof
 from srun_wrapper.recover.stopping import Stopping
 from srun_wrapper.replay.replaying import Replay
 from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
@@ -121,13 +120,6 @@ class Supervisor:
         stores = Stores(state, bus, enrolments, journal, self.ending.answers)
         self.restoring = Restoring(state, enrolments, certificates, stores, journal)
         self.flushing = Flushing(state, enrolments, certificates, stores, lambda: self.step.ended)
-        self.restart_proof = RestartProof(
-            state,
-            self._phase,
-            restored=lambda: self.restoring.step,
-            resumed_in=lambda: checkpoints.resumed_in,
-            interrupted=self._interrupted,
-        )
         checkpoints.on_enrolled = self.restoring.late_arrivals.enrolled
         state.on_store = checkpoints.heard
         standing = Standing(state, bus, enrolments, checkpoints.schedule)

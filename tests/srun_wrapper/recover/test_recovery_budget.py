@@ -22,10 +22,8 @@ from srun_wrapper.protocol.server import Connection
 from srun_wrapper.recover import recovery, restarted
 from srun_wrapper.recover.recovery import STEADY, Recovery
 from srun_wrapper.recover.replace import Replacement
-from srun_wrapper.recover.restarted import RestartProof
 from srun_wrapper.recover.stopping import Stopping
 from srun_wrapper.supervisor import state as job_state
-from srun_wrapper.supervisor.phase import Phase
 from srun_wrapper.supervisor.roster import Node, Role, World
 from srun_wrapper.supervisor.state import JobState
 from srun_wrapper.supervisor.supervisor import Supervisor
@@ -56,7 +54,7 @@ class Boss:
         node = Node((12, "0", 0), "n0", "10.0.0.1", hello, line, Role.ACTIVE, 0.0, 7001)
         state.nodes[node.key] = node
         state.world = World(0, [node], [(0, 1)])
-        self._phase = Phase()
+        self.phase = ""
         self.bus = SentBus(state, self.obey)
         self.stopping = Stopping(state, self.bus, Stalls(state))
         self.node_watch = SimpleNamespace(doubtful=lambda: False, waiting=lambda: False)
@@ -64,7 +62,7 @@ class Boss:
         nothing = SimpleNamespace(
             event=lambda *_a, **_k: None, incident=lambda *_a: None, write_roster=lambda: None
         )
-        self.ledger = self.account = self.stop_tests = self.replay = nothing
+        self.ledger = self.account = nothing
         journal = KeptJournal()
         self.checkpoints = Checkpoints(state, self.bus, journal, no_leaves)
         self.certificates = self.checkpoints.certificates
@@ -72,22 +70,7 @@ class Boss:
         stores = Stores(state, self.bus, known, journal, lambda _node: True)
         self.restoring = Restoring(state, known, self.certificates, stores, journal)
         self.news = self.write_roster = lambda *_a: None
-        self.restart_proof = RestartProof(
-            state,
-            self._phase,
-            lambda: self.restoring.step,
-            lambda: self.checkpoints.resumed_in,
-            lambda: bool(state.failures) or state.signalled > 0,
-        )
         self.begin_epoch("")
-
-    @property
-    def phase(self) -> str:
-        return self._phase.name
-
-    @phase.setter
-    def phase(self, name: str) -> None:
-        self._phase.name = name
 
     def begin_epoch(self, _reason: str) -> None:
         self.state.new_epoch()

@@ -208,7 +208,6 @@ def test_the_last_message_names_the_nodes_that_the_requeued_job_excludes(
     boss = cast(Any, scene.replacement._boss)
     boss.ledger.accuse = boss.ledger.incident = boss.write_roster = lambda *_any: None
     boss.finish, boss.flushing = nothing, SimpleNamespace(flush=nothing)
-    boss.stop_tests = boss.replay = None
     boss.account = SimpleNamespace(incident=lambda *_any: None)
     boss.launch.options = SimpleNamespace(size={})
     scene.replacement._slurm = cast(Any, SimpleNamespace(call=call))

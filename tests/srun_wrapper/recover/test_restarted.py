@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from made_job import Job, beat
@@ -13,9 +14,9 @@ from srun_wrapper.decide.diagnose import Failure, diagnose
 from srun_wrapper.decide.incident import RECOVERED, Incident
 from srun_wrapper.protocol.messages import Exited, Report, Started
 from srun_wrapper.recover import restarted
-from srun_wrapper.recover.restarted import LIVED, LIVED_MOST, RestartProof, proving_time
-from srun_wrapper.supervisor.phase import Phase
+from srun_wrapper.recover.restarted import LIVED, LIVED_MOST, proven, proving_time
 from srun_wrapper.supervisor.report import Account
+from srun_wrapper.supervisor.supervisor import Supervisor
 
 
 class Restart:
@@ -24,9 +25,13 @@ class Restart:
     def __init__(self, steps: int = 0, source: str = "explicit", restored: int | None = None):
         """``steps``: that each rank made before; ``restored``: what the ranks are given."""
         self.job = job = Job(active=1)
-        self.phase = Phase()
-        self.phase.name = "recovering"
-        self.restored, self.resumed_in = restored, 0
+        self.boss = SimpleNamespace(
+            state=job.state,
+            phase="recovering",
+            step=SimpleNamespace(ended=False),
+            restoring=SimpleNamespace(step=restored),
+            checkpoints=SimpleNamespace(resumed_in=0),
+        )
         self.source = source
         if steps:
             self.steps(1, steps, steps)
@@ -46,15 +51,8 @@ class Restart:
         """Return whether it is a recovery after each of these was called; None: not decided yet."""
 
         async def wait() -> bool | None:
-            state = self.job.state
-            proof = RestartProof(
-                state,
-                self.phase,
-                lambda: self.restored,
-                lambda: self.resumed_in,
-                lambda: bool(state.failures) or state.signalled > 0,
-            )
-            task = asyncio.create_task(proof.proven(self.incident, lived))
+            boss = cast(Supervisor, self.boss)
+            task = asyncio.create_task(proven(boss, self.incident, lived))
             for call in then:
                 await asyncio.sleep(0)
                 assert not task.done()
@@ -77,12 +75,12 @@ def test_without_a_step_it_is_no_recovery() -> None:
     assert failed.run(failed.crash) is False
     stepped = Restart(steps=5)
     assert stepped.run(lambda: stepped.steps(2, 4, 1)) is True
-    assert stepped.incident.lost_steps == 2 and stepped.phase.name == "recovering"
+    assert stepped.incident.lost_steps == 2 and stepped.boss.phase == "recovering"
 
 
 def test_ranks_without_steps_must_live(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = Restart()
-    assert waiting.run() is None and waiting.phase.name == "starting"
+    assert waiting.run() is None and waiting.boss.phase == "starting"
     failed = Restart()
     assert failed.run(failed.crash) is False
     monkeypatch.setattr(restarted, "LIVED", 0.05)
@@ -136,7 +134,7 @@ def test_lost_steps_are_what_was_seen(
     restart = Restart(580, source, restored)
     if source == "auto":
         restart.incident.step_before = saved
-    restart.resumed_in = 2 if told else 1
+    restart.boss.checkpoints.resumed_in = 2 if told else 1
     assert restart.run(lambda: restart.steps(2, step, 1)) is True
     assert restart.incident.lost_steps == lost
     restart.incident.outcome = RECOVERED
