@@ -137,9 +137,9 @@ def help_text() -> str:
     lines = [
         "robust-srun [srun options] [--robust-* options] command ...",
         "",
-        "Takes srun's options as they are. Its own, each also as ROBUST_NAME in the",
-        "environment and as name = value in robust.toml (./robust.toml or ROBUST_CONFIG,",
-        f"then {SITE_FILE}):",
+        "Accepts every srun option except --multi-prog and heterogeneous steps (:).",
+        "Each option below is also ROBUST_NAME in the environment and name = value in",
+        f"robust.toml (./robust.toml or the file in ROBUST_CONFIG, then {SITE_FILE}):",
         "",
     ]
     for name, f in FIELDS.items():
@@ -152,12 +152,15 @@ def help_text() -> str:
         if f.type in ("int", "float"):
             shown = f"{f.default:g}"
         lines.append(f"  {word}")
+        if f.default is True:
+            lines.append(f"      {meta['off']} [default: {name} is on]")
+            continue
         lines.append(f"      {meta['help']} [default: {shown}{' ' + meta['unit']}]".rstrip(" "))
     lines += [
         "  --robust-config=FILE",
         "      read this file instead of ./robust.toml",
         "",
         "Exit codes: the ranks' own as under srun; 2 bad input; 120 gave up recovering;",
-        "121 a node is lost and nothing can replace it; 122 the job was put back in the queue.",
+        "121 a node is lost and nothing can replace it; 122 the job was requeued.",
     ]
     return "\n".join(lines).replace(" ]", "]")

@@ -15,11 +15,24 @@ class ConfigError(ValueError):
 
 
 def _setting(
-    default: Any, help_: str, *, unit: str = "", choices: tuple[str, ...] = (), minimum: float = 0
+    default: Any,
+    help_: str,
+    *,
+    unit: str = "",
+    choices: tuple[str, ...] = (),
+    minimum: float = 0,
+    off: str = "",
 ) -> Any:
+    """``off``: what ``--robust-no-…`` does, for a switch that is on by default."""
     return field(
         default=default,
-        metadata={"help": help_, "unit": unit, "choices": choices, "minimum": minimum},
+        metadata={
+            "help": help_,
+            "unit": unit,
+            "choices": choices,
+            "minimum": minimum,
+            "off": off,
+        },
     )
 
 
@@ -30,19 +43,17 @@ class Config:
     state_dir: Path = _setting(
         Path("~/.robust-slurm"), "directory on a file system that all nodes share"
     )
-    spares: int = _setting(0, "nodes of the allocation that stay idle until one is lost")
+    spares: int = _setting(0, "nodes of the allocation that stay idle to replace a lost node")
     standby_partition: str = _setting(
-        "standby", "partition that replaces lost nodes; empty: never ask for one"
+        "standby", "partition whose idle nodes replace lost nodes; empty: do not use standby nodes"
     )
-    standby_wait: float = _setting(
-        30.0, "how long a recovery waits for a node of the standby partition", unit="s"
-    )
+    standby_wait: float = _setting(30.0, "how long a recovery waits for a standby node", unit="s")
     slurm_wait: float = _setting(
-        900.0, "how long a recovery waits for slurmctld or munge while they are away", unit="s"
+        900.0, "how long a recovery waits for slurmctld or munge to return", unit="s"
     )
     requeue: str = _setting(
         "auto",
-        "last rung: put the job back in the queue without the bad nodes",
+        "requeue the job without the bad nodes if no node can replace them",
         choices=("auto", "never"),
     )
     max_restarts: int = _setting(3, "recoveries in a row without progress before giving up")
@@ -53,61 +64,74 @@ class Config:
     )
     rank_env: bool = _setting(
         True,
-        "RANK, WORLD_SIZE, MASTER_ADDR and the like for the tasks; off: they are independent "
-        "programs, none is started again, and one that fails leaves the others running",
+        "set RANK, WORLD_SIZE, MASTER_ADDR and the like; off: independent programs, no restarts",
+        off="start independent programs: no RANK, WORLD_SIZE or MASTER_ADDR, no restarts; a task "
+        "that fails leaves the others running",
     )
-    auto: bool = _setting(True, "see steps by torch's optimizer hook, without code change")
+    auto: bool = _setting(
+        True,
+        "detect steps through torch's optimizer hook, without code change",
+        off="do not detect steps through torch's optimizer hook",
+    )
     progress_regex: str = _setting(
-        "", "see steps in the ranks' output: a group 'step' or the first group is the number"
+        "", "detect steps in the ranks' output: the group 'step', or the first group, is the number"
     )
-    hang: bool = _setting(True, "detect hangs")
+    hang: bool = _setting(True, "detect hangs", off="do not detect hangs")
     hang_floor: float = _setting(
-        10.0, "shortest silence of all ranks that can be called a hang", unit="s", minimum=0.1
+        10.0,
+        "shortest time without a step of any rank that counts as a hang",
+        unit="s",
+        minimum=0.1,
     )
     busy_limit: float = _setting(
-        600.0, "shortest time without a step, ranks busy, that is a hang", unit="s", minimum=0.1
+        600.0,
+        "shortest time without a step that counts as a hang while the ranks are busy",
+        unit="s",
+        minimum=0.1,
     )
     start_limit: float = _setting(
-        1800.0, "time for start-up and the first steps, and for a phase() not seen before", unit="s"
+        1800.0,
+        "time limit for start-up and the first steps, and for a phase() not seen before",
+        unit="s",
     )
     nan: str = _setting(
         "recover",
-        "a loss that is not finite: restart from before it, or ignore it",
+        "on a loss that is not finite: resume from before it, or ignore it",
         choices=("recover", "ignore"),
     )
     stop_tests: float = _setting(
         60.0,
-        "most time for tests of the machines while the ranks are down, when none is to blame "
-        "for a NaN or a repeated crash; 0: never",
+        "time limit for tests of the machines while the ranks are down, after a NaN or a repeated "
+        "crash without a known culprit; 0: no tests",
         unit="s",
     )
     test_python: str = _setting(
-        "", "python with torch that runs these tests on the nodes (default: robust-task's)"
+        "", "python with torch for stop_tests on the nodes (default: robust-task's)"
     )
     replay: int = _setting(
         0,
-        "last resort when no machine is to blame: replay the job in small worlds for so many steps "
-        "to find the node (the program must heed ROBUST_REPLAY); 0: never",
+        "if no machine is proven faulty, replay this many steps in small groups of nodes to find "
+        "the faulty one (the program must honor ROBUST_REPLAY); 0: never",
         unit="steps",
     )
     replay_limit: float = _setting(
-        600.0, "most time for one round of replays, start-up included", unit="s", minimum=1
+        600.0, "time limit for one round of replays, start-up included", unit="s", minimum=1
     )
     replay_rounds: int = _setting(
-        2, "rounds in a row without a failure after which the replay is given up", minimum=1
+        2, "stop replaying after this many rounds in a row without a failure", minimum=1
     )
     replay_fixed: bool = _setting(
-        False, "the program feeds every group the same data and weights: compare their losses"
+        False, "compare the groups' losses: the program gives every group the same data and weights"
     )
     outage_wait: float = _setting(
         10.0,
-        "how long nodes that become unreachable together are waited for before they are replaced; "
-        "the other nodes wait 5 s longer for a batch host that is unreachable",
+        "how long to wait for nodes that become unreachable together before they are replaced; "
+        "nodes wait 5 s longer for an unreachable batch host",
         unit="s",
     )
     stall_limit: float = _setting(
         600.0,
-        "how long a recovery waits for a shared file system, or for silent nodes whose kernels "
+        "how long to wait for a stalled shared file system, or for silent nodes whose kernels "
         "answer, before the nodes are replaced",
         unit="s",
     )
@@ -146,7 +170,7 @@ class Config:
     stop_grace: float = _setting(1.0, "time between SIGTERM and SIGKILL for a rank", unit="s")
     stop_work_limit: float = _setting(
         60.0,
-        "most time after stop_grace for a rank that is writing a file in its SIGTERM handler",
+        "time limit after stop_grace for a rank that is writing a file in its SIGTERM handler",
         unit="s",
     )
     stop_margin: float = _setting(
@@ -165,17 +189,21 @@ class Config:
     interval: float = _setting(
         0.0, "time between a node's reports; 0: 0.25 s, above 64 nodes 0.5, above 256 1", unit="s"
     )
-    checkpoint: bool = _setting(True, "keep what a Checkpointer saves in memory, with replicas")
+    checkpoint: bool = _setting(
+        True,
+        "keep a Checkpointer's snapshots in memory, with replicas on other nodes",
+        off="do not keep a Checkpointer's snapshots in memory",
+    )
     checkpoint_dir: str = _setting(
-        "", "durable checkpoints: a directory that all nodes share; empty: the script's, or none"
+        "", "shared directory for durable checkpoints; empty: the script's, or none"
     )
     checkpoint_every: int = _setting(
-        0, "a durable checkpoint every so many steps; 0: by time only", unit="steps"
+        0, "write a durable checkpoint every this many steps; 0: by time only", unit="steps"
     )
     checkpoint_minutes: float = _setting(
-        10.0, "a durable checkpoint every so many minutes; 0: by steps only", unit="min"
+        10.0, "write a durable checkpoint every this many minutes; 0: by steps only", unit="min"
     )
-    checkpoint_keep: int = _setting(2, "durable checkpoints that are kept", minimum=1)
+    checkpoint_keep: int = _setting(2, "number of durable checkpoints to keep", minimum=1)
     checkpoint_list_limit: float = _setting(
         5.0,
         "time for the shared file system to list the durable checkpoints at a recovery",
@@ -186,32 +214,34 @@ class Config:
         "", "directory on each node's own disk for a copy of every durable checkpoint"
     )
     checkpoint_bandwidth: float = _setting(
-        0.0, "most that a rank's replica may take of the network; 0: no limit", unit="MB/s"
+        0.0, "bandwidth limit for one rank's replica; 0: no limit", unit="MB/s"
     )
     checkpoint_interface: str = _setting(
         "", "network interface for snapshots between nodes, such as ib0 (default: the messages')"
     )
     checkpoint_overhead: float = _setting(
         3.0,
-        "most that snapshots in memory may cost of the training's time; beyond it not every step "
-        "is saved; 0: every step, whatever it costs",
+        "share of the training's time that snapshots in memory may cost; beyond it only every n-th "
+        "step is saved; 0: save every step at any cost",
         unit="%",
     )
     verify_every: int = _setting(
         0,
-        "compute every so many steps' last one again on other nodes and compare all state to the "
-        "bit (a restart and a step each time; the program must be deterministic); 0: never",
+        "recompute every n-th step on other nodes and compare all state bit by bit (costs a "
+        "restart and a step each time; the program must be deterministic); 0: never",
         unit="steps",
     )
-    warm: bool = _setting(True, "have what the ranks import imported ahead of the next start")
-    warm_packages: str = _setting(
-        "", "packages of the training's own that may be imported ahead, too (a,b)"
+    warm: bool = _setting(
+        True,
+        "pre-import the ranks' modules for the next start",
+        off="do not pre-import the ranks' modules",
     )
+    warm_packages: str = _setting("", "your own packages that may be pre-imported, too (a,b)")
     place: bool = _setting(
-        False, "order ranks over the nodes by the network: groups that talk under one switch"
+        False, "order the ranks by the network: groups that communicate go under one switch"
     )
     mesh: str = _setting(
-        "", "the groups, slowest first (pp=2,dp=8,tp=8), where no Checkpointer has named them"
+        "", "the parallel groups, slowest first (pp=2,dp=8,tp=8), if no Checkpointer has named them"
     )
     place_alpha: float = _setting(
         0.3, "weight of data-parallel groups, 0 (pipelines only) to 1; above 0.5 is unusual"
@@ -222,7 +252,7 @@ class Config:
     verbose: bool = _setting(False, "print every decision on stderr, not only recoveries")
     log_level: str = _setting(
         "info",
-        "least level of what goes to robust-srun.log in the job's directory below state_dir",
+        "least severe level that goes to robust-srun.log in the job's record directory",
         choices=("debug", "info", "warning", "error"),
     )
 
