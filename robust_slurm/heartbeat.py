@@ -189,8 +189,11 @@ def attach(local_rank: int | None = None) -> bool:
     when there is nothing to attach to or another live process owns the record.
     """
     global _off
-    if _map is not None and (local_rank is None or _path == _record_path(local_rank)):
-        return True
+    if _map is not None:
+        from . import claim
+
+        if local_rank is None or _path == claim.record_path(epoch(), local_rank):
+            return True
     _detach()
     _off = False
     return _claim(local_rank, explicit=True)
@@ -255,82 +258,29 @@ def _claim(local_rank: int | None = None, explicit: bool = False) -> bool:
     if warm is not None and warm._ahead is not None:
         return False  # runs ahead of standby_point(): which rank it will be is not known yet
     _off = True
-    if not explicit and _is_multiprocessing_child():
+    if "ROBUST_BEAT_DIR" not in os.environ or (not explicit and _is_multiprocessing_child()):
         return False
-    if "ROBUST_BEAT_DIR" not in os.environ:
-        return False
-    path, fd = "", -1
+    path = ""
     try:
-        import fcntl
-        import mmap
+        from . import claim
 
-        path = _record_path(local_rank)
-        fd = _open(path, local_rank)
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            os.close(fd)  # a live process owns it: this one is a helper of the rank
-            return False
-        mapped = mmap.mmap(fd, layout.SIZE)
-        magic, version, size, _, local, rank, _ = layout.HEADER.unpack_from(mapped, 0)
-        if (magic, version, size) != (layout.MAGIC, layout.VERSION, layout.SIZE):
-            raise OSError(f"not a beat record of version {layout.VERSION}")
-        # A previous owner's counts go first, so that none of them can be read beside our pid.
-        head = (layout.MAGIC, layout.VERSION, layout.SIZE, epoch(), local, _global_rank(rank))
-        layout.HEADER.pack_into(mapped, 0, *head, 0)
-        mapped[layout.BEAT_AT :] = bytes(layout.SIZE - layout.BEAT_AT)
-        layout.HEADER.pack_into(mapped, 0, *head, os.getpid())
+        path = claim.record_path(epoch(), local_rank)
+        found = claim.claim(path, epoch(), local_rank)
     except Exception as error:  # noqa: BLE001 - whatever it is, training goes on without a heartbeat
-        if fd >= 0:
-            os.close(fd)
         _warn(
             f"no heartbeat from this process: {path or 'ROBUST_BEAT_DIR'}: {error}. Training goes "
             "on; steps can still be seen with --robust-progress-regex"
         )
         return False
+    if found is None:  # a live process owns it: this one is a helper of the rank
+        return False
     if not _fork_hook:
         _fork_hook = True
         os.register_at_fork(after_in_child=_after_fork)
-    _map, _fd, _path = mapped, fd, path
+    (_map, _fd), _path = found, path
     _beats = _phases = _auto_steps = 0
     _off = _nan = False
     return True
-
-
-def _open(path: str, local_rank: int | None) -> int:
-    """A descriptor of the record, which is made if the shim did not (it knows no grandchildren)."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    try:
-        fd = os.open(path, flags)
-    except FileNotFoundError:
-        try:
-            return layout.create_file(path, epoch(), _local_rank(local_rank), _global_rank(-1))
-        except FileExistsError:
-            fd = os.open(path, flags)
-    status = os.fstat(fd)
-    if status.st_size != layout.SIZE or status.st_uid != os.geteuid():
-        os.close(fd)
-        raise OSError(f"size {status.st_size} or owner {status.st_uid} is not a beat record's")
-    return fd
-
-
-def _local_rank(given: int | None) -> int:
-    if given is not None:
-        return given
-    return int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0")
-
-
-def _global_rank(otherwise: int) -> int:
-    for name in ("RANK", "SLURM_PROCID"):
-        value = _env_int(name)
-        if value is not None:
-            return value
-    return otherwise
-
-
-def _record_path(local_rank: int | None) -> str:
-    directory = os.environ.get("ROBUST_BEAT_DIR", "")
-    return layout.record_path(directory, epoch(), _local_rank(local_rank))
 
 
 def _is_multiprocessing_child() -> bool:
@@ -346,7 +296,7 @@ def _first_step() -> None:
         try:
             from .auto import teardown
 
-            teardown.offer(teardown.path_beside(_path))
+            teardown.offer(teardown.path_beside(_path), _end)
         except Exception as error:  # noqa: BLE001 - an unusual torch must still train
             _warn(f"communicators will not be aborted before the rank is killed: {error!r}")
 

@@ -17,6 +17,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
     from typing import Any
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -30,8 +31,11 @@ def path_beside(beat_path: str) -> str:
     return beat_path[: -len(".beat")] + ".abort"
 
 
-def offer(path: str) -> None:
-    """Listen, if this process has NCCL communicators. Raises OSError."""
+def offer(path: str, silence: Callable[[], None]) -> None:
+    """Listen, if this process has NCCL communicators; ``silence`` ends its heartbeat.
+
+    Raises OSError.
+    """
     c10d = sys.modules.get(_C10D)
     if c10d is None or not _groups(c10d):
         return
@@ -45,7 +49,9 @@ def offer(path: str) -> None:
         pass
     line.bind(path)
     line.listen(8)
-    threading.Thread(target=_wait, args=(line, c10d), name="robust-slurm", daemon=True).start()
+    threading.Thread(
+        target=_wait, args=(line, c10d, silence), name="robust-slurm", daemon=True
+    ).start()
 
 
 def _groups(c10d: Any) -> list[Any]:
@@ -59,12 +65,12 @@ def _groups(c10d: Any) -> list[Any]:
     return sorted(found, key=lambda group: str(world.pg_names.get(group, "")), reverse=True)
 
 
-def _wait(line: socket.socket, c10d: Any) -> None:
+def _wait(line: socket.socket, c10d: Any, silence: Callable[[], None]) -> None:
     while True:
         try:
             asker, _ = line.accept()
             if asker.recv(1) == ABORT:
-                _serve(asker, c10d)
+                _serve(asker, c10d, silence)
                 return
             asker.close()
         except Exception as error:  # noqa: BLE001 - the shim kills the rank in any case
@@ -72,11 +78,9 @@ def _wait(line: socket.socket, c10d: Any) -> None:
             return
 
 
-def _serve(asker: socket.socket, c10d: Any) -> None:
-    from robust_slurm import heartbeat
-
+def _serve(asker: socket.socket, c10d: Any, silence: Callable[[], None]) -> None:
     try:
-        heartbeat._end()
+        silence()
         _abort(c10d)
         asker.sendall(DONE)
     except Exception as error:  # noqa: BLE001 - the shim kills the rank in any case

@@ -16,21 +16,13 @@ from typing import NamedTuple
 from ..store.events import WITHDRAWN
 from ..store.events import Holding as Holding
 from .alike import Claim, apart
+from .held import Copies as Copies
+from .held import Copy, Sets
+from .held import Place as Place
 from .sound import NO_TRUST, Bound, Trust, trusted
 
 SHOWN = 8  # lines of one kind for people; the rest is counted
 TIERS = ("memory", "replica", "local")
-
-
-class Place(NamedTuple):
-    """One store and what it has."""
-
-    store: str
-    """Unique in the job."""
-    node: str
-    host: str
-    port: int
-    holdings: Sequence[Holding]
 
 
 class Seat(NamedTuple):
@@ -99,17 +91,6 @@ class Resume(NamedTuple):
         for t in self.transfers:
             found.setdefault(t.node, {})[t.owner] = f"fetched-{t.owner}-{t.step}.safetensors"
         return found
-
-
-class Copy(NamedTuple):
-    """A usable holding and where it is."""
-
-    place: Place
-    holding: Holding
-
-
-Copies = dict[int, list[Copy]]  # by owner
-Sets = dict[tuple[int, int], Copies]  # by (step, epoch)
 
 
 def plan(

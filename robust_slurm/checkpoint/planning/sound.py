@@ -8,10 +8,9 @@ when, besides, the ranks that hold the same state were seen to hold the same bit
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from .plan import Place, Sets
+from .held import Place, Sets
 
 
 class Bound(NamedTuple):
