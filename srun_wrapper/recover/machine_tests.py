@@ -1,4 +1,4 @@
-"""Stop-time tests: while the ranks are down and no machine is to blame, ask the machines.
+"""Test the machines while the ranks are down and no machine is to blame (stop-time tests).
 
 Whether to test is decided here (pure); what is tested, and how the results are read, is
 ``health.active``. The workers run in the slots that the job has (``tester.py``).
@@ -72,7 +72,7 @@ def due(diagnosis: Diagnosis, failures: int, tested: bool) -> bool:
 
 
 def accused(diagnosis: Diagnosis, found: Found) -> Diagnosis:
-    """The diagnosis with what the tests said."""
+    """Return the diagnosis with the results of the tests."""
     evidence = (*diagnosis.evidence, *found.lines)
     if not found.named:
         return replace(diagnosis, evidence=evidence, cleared=found.cleared)
@@ -214,7 +214,7 @@ class StopTests:
         return found
 
     def _nodes(self) -> dict[str, Node]:
-        """All that live: idle ones are compared with, too."""
+        """Return all connected nodes: idle ones serve as a comparison."""
         state = self._state
         active = [node for node in state.world.places if node.role is Role.ACTIVE]
         return {node.name: node for node in (*active, *state.spares()) if node.connection}

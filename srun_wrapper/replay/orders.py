@@ -1,4 +1,4 @@
-"""The small worlds of a replay: which nodes make a replica of the model, and the orders (pure).
+"""Divide a job into the small worlds of a replay, and make their orders (pure).
 
 What a replica is follows from the mesh: ranks whose data-parallel coordinates are equal. Nodes
 that share one belong together, so a replica may be one node, a part of one or many.
@@ -29,30 +29,30 @@ class Shape(NamedTuple):
 
     layout: Layout
     order: tuple[int, ...]
-    """The place of machine x."""
+    """Place of each machine."""
     seats: tuple[int, ...]
     """Number, in its small world, of the node at position i of a group."""
     mesh: dict[str, int]
-    """Of a small world."""
+    """Mesh of a small world."""
     cyclic: bool
-    """Ranks go round the nodes."""
+    """True if ranks are numbered round the nodes."""
 
     def places(self, group: Sequence[int]) -> tuple[int, ...]:
-        """Of a group's machines, in the order of their small world."""
+        """Return the places of a group's machines, in the order of their small world."""
         found = [0] * len(group)
         for at, machine in enumerate(group):
             found[self.seats[at]] = self.order[machine]
         return tuple(found)
 
     def ranks(self, nodes: int, slots: int) -> list[tuple[int, ...]]:
-        """Numbers in a small world, by its nodes."""
+        """Return the rank numbers of each node of a small world."""
         if self.cyclic:
             return [tuple(range(at, nodes * slots, nodes)) for at in range(nodes)]
         return [tuple(range(at * slots, (at + 1) * slots)) for at in range(nodes)]
 
 
 def shape(mesh: Mapping[str, int], per_place: RanksPerNode, places: int, k: int = 0) -> Shape:
-    """``mesh``: {} for data parallelism alone; ``per_place``: ranks, torchrun's included.
+    """Divide a job. ``mesh``: {} for data parallelism alone; ``per_place``: with torchrun's ranks.
 
     Raises LayoutError.
     """
@@ -84,7 +84,7 @@ def _is_data(name: str) -> bool:
 
 
 def _replicas(mesh: Mapping[str, int], ranks: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Places that belong together, each list in order."""
+    """Return the groups of places that belong together, each in order."""
     root = list(range(len(ranks)))
 
     def find(place: int) -> int:
@@ -105,7 +105,7 @@ def _replicas(mesh: Mapping[str, int], ranks: Sequence[Sequence[int]]) -> list[l
 
 
 def _replica(mesh: Mapping[str, int], rank: int) -> tuple[int, ...]:
-    """Its data-parallel coordinates."""
+    """Return the data-parallel coordinates of a rank."""
     found = []
     for name, size in reversed(list(mesh.items())):
         rank, at = divmod(rank, size)
@@ -115,7 +115,7 @@ def _replica(mesh: Mapping[str, int], rank: int) -> tuple[int, ...]:
 
 
 def _smaller(mesh: Mapping[str, int], layout: Layout) -> dict[str, int]:
-    """The mesh of a group: as much data parallelism as its replicas have."""
+    """Return the mesh of a group: as much data parallelism as its replicas have."""
     data = [name for name in mesh if _is_data(name)]
     left = prod(mesh[name] for name in data) // layout.replicas * layout.k
     small = dict(mesh)

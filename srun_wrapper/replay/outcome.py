@@ -59,7 +59,7 @@ def look(
 
 
 def compare(outcomes: Mapping[int, Outcome]) -> str:
-    """Groups with other losses than most are bad; what there is to say."""
+    """Mark groups with other losses than most as bad; return a note on the comparison."""
     told = {number: o.losses for number, o in outcomes.items() if o.losses is not None}
     missing = sum(o.result == "good" for o in outcomes.values()) - len(told)
     if missing:
@@ -86,7 +86,7 @@ def read(
     names: Sequence[str],
     over: str,
 ) -> Found:
-    """In words. ``names``: of the machines; ``whys``: of each round's groups (pure)."""
+    """Describe the result. ``names``: of the machines; ``whys``: of each round's groups (pure)."""
     named: dict[str, tuple[str, ...]] = {}
     for x in known.named:
         lines = []

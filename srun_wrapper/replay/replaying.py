@@ -1,4 +1,4 @@
-"""The last rung before a job gives up: replay it in small worlds to find the node that is bad.
+"""Replay a job in small worlds to find the bad node: the last rung before it gives up.
 
 All nodes are used at once, in groups that are jobs of their own: the job's own command with less
 data parallelism and a few steps. Which groups, and what follows, is in

@@ -118,7 +118,7 @@ class SmallWorlds:
         return found
 
     def _inner(self) -> Mapping[int, Sequence[Rank]]:
-        """Ranks that torchruns have started, by place."""
+        """Return the ranks that torchruns have started, by place."""
         found: dict[int, list[Rank]] = {}
         for (place, _), rank in self._state.world.inner.items():
             found.setdefault(place, []).append(rank)

@@ -30,7 +30,7 @@ PATIENCE = 10.0  # s for Slurm to say how nodes are connected, and to think abou
 
 
 def check(mesh: str, alpha: float) -> None:
-    """UsageError for settings that cannot be used."""
+    """Raise UsageError for settings that cannot be used."""
     try:
         if mesh:
             parse_mesh(mesh)
@@ -45,7 +45,7 @@ def check(mesh: str, alpha: float) -> None:
 def layout(
     mesh: Mapping[str, int], ranks: Sequence[Sequence[int]], command: Sequence[str]
 ) -> Layout:
-    """Ranks of each place: the slots', or those that a torchrun in each slot will start."""
+    """Return the ranks of each place: the slots', or those that a torchrun in each will start."""
     world = prod(mesh.values())
     one_each = all(len(own) == 1 for own in ranks)
     if mesh and one_each and starts_ranks(command) and world % len(ranks) == 0:
@@ -95,11 +95,11 @@ class Topology:
         return self.leaf_of
 
     def pod(self, name: str) -> str:
-        """Location of a node in the network; "" for all nodes where that is not known."""
+        """Return a node's location in the network; "" for all nodes if it is not known."""
         return self._minipods.get(name, "")
 
     def prefer(self, lost: Sequence[str], candidates: Sequence[str]) -> dict[str, str]:
-        """Lost node → candidate. Empty where nothing speaks for one or another."""
+        """Return the best candidate for each lost node; {} if none is better than another."""
         world, mesh = self._state.world, self.mesh()
         places = [node.name for node in world.places]
         lost = [name for name in lost if name in places]
@@ -120,7 +120,7 @@ class Topology:
     # -- all places
 
     async def arrange_first(self) -> None:
-        """Before the first epoch; spares are nodes like the others."""
+        """Order all nodes, spares included, before the first epoch."""
         if not self._config.place:
             return
         await self.leaves()
@@ -137,7 +137,7 @@ class Topology:
             await self._arrange(spares, settled=False)
 
     async def arrange(self) -> None:
-        """After a swap; the survivors' memory is where they are, so only for a better spread."""
+        """Order the nodes after a swap, only for a better spread: snapshots stay on their nodes."""
         if self._config.place and self._minipods and not self._sorted_by_torchrun():
             await self._arrange([], settled=True)
 
