@@ -264,6 +264,8 @@ class Ring:
 
     def _next(self, held: Collection[int], everywhere: int) -> Slot | None:
         free = [s for s in self.slots if s.index not in held]
+        if sum(s.step is not None for s in self.slots) >= self.own + self._extra:
+            free = [s for s in free if s.step is not None]  # no more files than there is room for
         if self.own == 2:
             kept = self._newest(everywhere)
             free = [s for s in free if s is not kept]

@@ -1,4 +1,4 @@
-"""The way to disk of a rank whose snapshots find no room in memory."""
+"""A rank whose snapshots find no room in memory: the words for it, and the way to disk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..copying.slots import Ring
 from ..format.layout import Snapshot
+from ..format.sizes import megabytes
 from .options import Options
 
 
@@ -20,6 +21,12 @@ def by_disk(options: Options, about: Snapshot) -> tuple[Ring | None, str]:
     except OSError as error:
         return None, f"There are no durable ones either ({error})"
     return ring, f"Durable checkpoints go on by way of {staging}"
+
+
+def no_room(size: int, ring: Ring | None, error: OSError) -> str:
+    """Say that a snapshot of ``size`` bytes did not fit."""
+    where = ring.directory if ring is not None else ""
+    return f"a snapshot of {megabytes(size)} finds no room in {where} ({error.strerror})"
 
 
 def _staging(options: Options, about: Snapshot) -> Path | None:

@@ -61,11 +61,16 @@ _COSTS = {
 }
 
 
-def choose(room: int, size: int, ranks: int, ladder: Sequence[Rung]) -> tuple[Rung | None, str]:
+def choose(
+    room: int, size: int, ranks: int, ladder: Sequence[Rung], below: Rung | None = None
+) -> tuple[Rung | None, str]:
     """The first rung for which ``room`` bytes of a node suffice, and what to tell people ("" for
-    the first of all). ``size``: bytes of a snapshot of each of the node's ``ranks``. Pure."""
+    the first of all). ``size``: bytes of a snapshot of each of the node's ``ranks``. ``below``: no
+    rung from this one up, for which there was no room after all. Pure."""
     needs = [rung.files * size * ranks for rung in ladder]
-    rung = next((rung for rung, need in zip(ladder, needs, strict=True) if need <= room), None)
+    first = 0 if below is None else ladder.index(below) + 1
+    fit = [rung for rung, need in zip(ladder, needs, strict=True) if need <= room]
+    rung = next((rung for rung in fit if rung in ladder[first:]), None)
     if rung is ladder[0]:
         return rung, ""
     head = (
@@ -83,10 +88,10 @@ def choose(room: int, size: int, ranks: int, ladder: Sequence[Rung]) -> tuple[Ru
 
 
 def check_room(
-    directory: str, size: int, local_ranks: int, *, replicas: bool
+    directory: str, size: int, below: Rung | None = None, *, local_ranks: int, replicas: bool
 ) -> tuple[Rung | None, str]:
     """See ``choose``. Snapshots that are there already, of an earlier epoch, are room."""
     room = free(directory) + sum(
         file.lstat().st_blocks * 512 for file in Path(directory).glob(f"*{SUFFIX}")
     )
-    return choose(room, size, local_ranks, LADDER if replicas else ALONE)
+    return choose(room, size, local_ranks, LADDER if replicas else ALONE, below)

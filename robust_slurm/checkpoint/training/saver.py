@@ -20,11 +20,11 @@ from ..copying.slots import OWN, Ring
 from ..copying.snapshot import Copier, Copy, TornError
 from ..copying.watch import Watch
 from ..format.layout import Snapshot
-from ..format.sizes import exceeds, megabytes
+from ..format.sizes import exceeds
 from ..planning.interval import Cost
 from .chosen import Chosen
 from .client import Client
-from .leaving import by_disk, holds
+from .leaving import by_disk, holds, no_room
 from .moment import Held, Moment, Moments
 from .options import Options
 from .order import Order, some
@@ -52,15 +52,18 @@ class Saver:
         stats: Stats,
         say: Callable[[str], None],
         expected: int,
-        room: Callable[[int], tuple[Rung | None, str]],
+        room: Callable[[int, Rung | None], tuple[Rung | None, str]],
     ) -> None:
         """``patient``: the optimizer waits for the replica too. ``steady``: the optimizers tell
         before they change anything, so it can be copied in the background. ``expected``: bytes of
-        a snapshot by estimate; ``room``: for how many snapshots of a size there is room, and what
-        to tell the user."""
+        a snapshot by estimate; ``room``: for how many snapshots of a size there is room, on a rung
+        below one that had none after all, and what to tell the user."""
         self._state, self._client, self._about, self._options = state, client, about, options
         self._patient, self._stats, self._say = patient, stats, say
         self._expected, self._room = expected, room
+        self._rung: Rung | None = None
+        self._above: Rung | None = None  # the last one for which there was no room after all
+        self._fewer = ""  # to tell the user when a snapshot has found room again
         self.durable = Chosen(client, options.every, asked=patient)
         own = {int(each["slot"]): int(each["step"]) for each in client.welcome.get("own", ())}
         self._ring: Ring | None = Ring(
@@ -101,6 +104,7 @@ class Saver:
         """Use no more memory than this from now on; the store is told what it may use."""
         if self._ring is None or self._on_disk:
             return
+        self._rung = rung
         self._ring.limit(rung.own, rung.extra)
         self._client.waits_for_all = self._patient and rung.own == 2
         self._client.say("slots", replicas=rung.replicas)
@@ -186,8 +190,12 @@ class Saver:
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            self.leave_memory(self._no_room_for(error))
+            self._use_less(error)
+            self._take(step, persist, moment)
             return
+        if self._fewer:
+            self._say(self._fewer)
+            self._fewer = ""
         if slot.unpinned:
             self._say(slot.unpinned)
         self._over = over = Event()
@@ -206,13 +214,25 @@ class Saver:
         if self._on_disk or not exceeds(size, self._expected):
             return
         self._expected = size
-        rung, text = self._room(size)
+        rung, text = self._room(size, self._above)
         if rung is None:
             self.leave_memory(text)
         else:
             self.keep(rung)
         if rung is not None and text:
             self._say(text)
+
+    def _use_less(self, error: OSError) -> None:
+        """Go down the ladder: a snapshot found no room. From the last rung to a disk."""
+        why = no_room(self._moments.size, self._ring, error)
+        self._above = self._rung
+        rung, text = self._room(self._moments.size, self._above)
+        if rung is None or self._on_disk:
+            self._fewer = ""
+            self.leave_memory(why)
+        else:
+            self._fewer = f"{why}: {text}"
+            self.keep(rung)
 
     def before_change(self) -> None:
         """An optimizer is about to change what is being copied. Raises nothing."""
@@ -255,7 +275,7 @@ class Saver:
             raise RuntimeError(f"the copy of step {copy.step} hangs")
         self._copy = None
         if self._no_room is not None:
-            self.leave_memory(self._no_room_for(self._no_room))
+            self._use_less(self._no_room)
             self._no_room = None
         if copy.error is None:
             self._stats.copied(copy.seconds, copy.form.plan.size)
@@ -263,7 +283,7 @@ class Saver:
         elif isinstance(copy.error, TornError):
             self._torn(copy, copy.error)
         elif isinstance(copy.error, OSError) and copy.error.errno in _FULL:
-            self.leave_memory(self._no_room_for(copy.error))
+            self._use_less(copy.error)
         else:
             self._say(f"step {copy.step} was not saved: {type(copy.error).__name__}: {copy.error}")
 
@@ -395,8 +415,3 @@ class Saver:
             f"{why}: no snapshots in memory, so a restart begins at the last durable step. {how}. "
             f"Make {holds(ring)} larger, or save less; training goes on"
         )
-
-    def _no_room_for(self, error: OSError) -> str:
-        size = self._moments.size
-        where = self._ring.directory if self._ring is not None else ""
-        return f"a snapshot of {megabytes(size)} finds no room in {where} ({error.strerror})"

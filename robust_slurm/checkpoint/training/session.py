@@ -218,7 +218,7 @@ class Session:
             patient=self.store is None, steady=self._steady, stats=self._stats, say=self.say,
             expected=size, room=room,
         )  # fmt: skip
-        rung, text = room(size)
+        rung, text = room(size, None)
         if rung is None:
             self._no_room = text  # what is there may still be needed to resume from
         else:

@@ -70,7 +70,8 @@ def test_little_memory(
     training.until(lambda: tier.newest(training.directory), "checkpoint on disk")
     training.kill(ddp.program, rank=0)
     training.check_ended()
-    (said,) = [text for text in training.said_alarms() if "Kept are" in text]
+    # After the restart what was fetched takes room of its own for a while.
+    said, *_ = [text for text in training.said_alarms() if "Kept are" in text]
     numbers = r"snapshots of about 1\.5 MB each: 7 .* take 11 MB of /dev/shm .*, (\S+) MB are free"
     found = re.match(numbers, said)
     assert found is not None and files * 1.5 <= float(found[1]) < (files + 1) * 1.5, said

@@ -34,6 +34,17 @@ def test_the_first_rung_that_fits(room: int, rung: Rung | None, says: str) -> No
     assert found == rung and says in text and bool(text) == bool(says)
 
 
+@pytest.mark.parametrize(
+    ("below", "rung"),
+    [(Rung(3, 1, 3), Rung(2, 1, 2)), (Rung(2, 0, 2), Rung(2, 0, 0)), (Rung(1, 0, 0), None)],
+)
+def test_a_rung_that_had_no_room_after_all_is_not_chosen_again(
+    below: Rung, rung: Rung | None
+) -> None:
+    found, text = choose(99 * GB, 4 * GB, 2, LADDER, below)
+    assert found == rung and "99 GB are free" in text
+
+
 def test_outside_robust_srun_only_what_goes_to_disk_is_kept() -> None:
     assert choose(8 * GB, 4 * GB, 1, ALONE) == (Rung(1, 1, 0), "")
     assert choose(7 * GB, 4 * GB, 1, ALONE)[0] == Rung(1, 0, 0)
@@ -81,6 +92,15 @@ def test_fewer_slots_than_before_give_their_files_back(tmp_path: Path) -> None:
     ring.limit(2, 0)
     assert fill(ring.take((), 2), 4) == 0  # not slot 1, which all have
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_empty_slot_beyond_the_limit_is_not_filled(tmp_path: Path) -> None:
+    """As where its file found no room."""
+    fill(Slot(tmp_path / "own-0-1.safetensors", 1), 5)
+    ring = Ring(tmp_path, 0, {1: 5})
+    ring.limit(1, 0)
+    assert fill(ring.take((), 5), 6) == 1
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_of_two_replicas_the_newest_that_all_ranks_have_is_left_alone(tmp_path: Path) -> None:

@@ -327,6 +327,31 @@ def test_no_room_in_memory_durable_steps_go_by_way_of_a_disk(
     assert store.said("saved")[2]["persist"]
 
 
+def test_memory_that_is_full_later_holds_fewer_snapshots(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    real = os.posix_fallocate
+
+    def two_fit(fd: int, offset: int, size: int) -> None:
+        if len(list(store.path.parent.glob("own-*.safetensors"))) > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(fd, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", two_fit)
+    training = Training(replica_wait=LONG)
+    training.ckpt.resume()
+    for step in range(1, 7):
+        training.run(step, step)
+        assert store.wait("saved", step)[-1]["step"] == step
+        store.tell("complete", step=step, passed=step)
+    assert len(list(store.path.parent.glob("own-*.safetensors"))) == 2
+    assert store.said("slots")[-1]["replicas"] == 2
+    said = capfd.readouterr().err
+    assert "finds no room" in said and "Kept are 2 own and 2 replicas" in said
+    assert "Kept are 3" not in said and "no snapshots in memory" not in said
+    training.ckpt.close()
+
+
 def test_robust_srun_asks_for_the_durable_steps_after_the_first(store: FakeStore) -> None:
     """All ranks write the same steps: what one rank cannot keep up with, no other writes."""
     training = Training(directory=store.path.parent, every=2)
