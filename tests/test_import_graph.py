@@ -15,14 +15,6 @@ KNOWN: list[set[str]] = [
     {"lab.control", "lab.keeper", "lab.outages"},
     {"robust_slurm.auto.teardown", "robust_slurm.heartbeat"},
     {"robust_slurm.checkpoint.planning.plan", "robust_slurm.checkpoint.planning.sound"},
-    {
-        "srun_wrapper.recover.localization",
-        "srun_wrapper.recover.recovery",
-        "srun_wrapper.recover.replace",
-        "srun_wrapper.recover.restarted",
-        "srun_wrapper.recover.standby_nodes",
-        "srun_wrapper.supervisor.supervisor",
-    },
 ]
 """The circles that are left, each by its files. Take out those that are gone; add none."""
 

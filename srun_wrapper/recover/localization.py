@@ -1,35 +1,38 @@
-"""Before the ladder decides: who did it? Machines are tested, or the job is replayed."""
+"""Fault localization before the ladder decides: test the machines, or replay the job."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from srun_wrapper.decide import ladder
 from srun_wrapper.decide.diagnose import Diagnosis
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.recover import machine_tests
-from srun_wrapper.recover.replace import Replacement
+from srun_wrapper.recover.machine_tests import Found, StopTests
 from srun_wrapper.replay import replaying
-
-if TYPE_CHECKING:
-    from srun_wrapper.supervisor.supervisor import Supervisor
+from srun_wrapper.replay.replaying import Replay
+from srun_wrapper.supervisor.state import JobState
 
 TEST_TRIES = 2  # in a row that told nothing: a third would not either
 
 
-class Culprit:
+class FaultLocalization:
     """Looks for the machine at fault, with the ranks down; keeps the budget of failures."""
 
     def __init__(
         self,
-        supervisor: Supervisor,
-        replacement: Replacement,
+        state: JobState,
+        tests: StopTests,
+        replay: Replay,
         stop_world: Callable[[Incident], Awaitable[bool]],
+        evict: Callable[[tuple[str, ...], Incident], None],
     ) -> None:
-        self._boss = supervisor
-        self._replacement = replacement
+        """``stop_world``: end all ranks, False if another failure came; ``evict``: given nodes."""
+        self._state = state
+        self._machine_tests = tests
+        self._job_replay = replay
         self._stop_world = stop_world
+        self._evict = evict
         self.budget = ladder.Budget()
         self._tested = self._replayed = False  # since the last progress
         self._tries = 0  # of tests that told nothing
@@ -42,13 +45,13 @@ class Culprit:
 
     def refund(self) -> None:
         """Nothing was tried: the next failure will be."""
-        if all(f.symptom != "hang" for f in self._boss.state.failures):
+        if all(f.symptom != "hang" for f in self._state.failures):
             self.budget.refund()
 
     async def find(self, incident: Incident) -> bool:
         """Put what is found into the incident; False if another failure or a signal came."""
         for due, ask in ((self._tests_due, self._test), (self._replay_due, self._replay)):
-            if self._boss.state.vacant() or not due(incident.diagnosis):
+            if self._state.vacant() or not due(incident.diagnosis):
                 continue
             incident.mark("decide")
             if not await self._stop_world(incident):
@@ -62,31 +65,31 @@ class Culprit:
             incident.diagnosis = machine_tests.accused(incident.diagnosis, found)
             if found.named:
                 self.forgive()
-            self._replacement.leave(found.idle, incident)
+            self._evict(found.idle, incident)
         return True
 
     def _tests_due(self, diagnosis: Diagnosis) -> bool:
-        if not self._boss.config.stop_tests:
+        if not self._state.config.stop_tests:
             return False
         return machine_tests.due(diagnosis, self.budget.failures, self._tested)
 
-    async def _test(self, incident: Incident) -> machine_tests.Found | None:
+    async def _test(self, incident: Incident) -> Found | None:
         diagnosis = incident.diagnosis
         suspects = diagnosis.suspects or (diagnosis.root.node,)
-        found = await self._boss.stop_tests.ask(suspects, diagnosis.symptom)
+        found = await self._machine_tests.ask(suspects, diagnosis.symptom)
         if found is not None:
             self._tries += 1
-            active = [node.name for node in self._boss.state.world.places]
+            active = [node.name for node in self._state.world.places]
             self._tested = machine_tests.conclusive(found, active) or self._tries >= TEST_TRIES
         return found
 
     def _replay_due(self, diagnosis: Diagnosis) -> bool:
-        if not self._boss.config.replay:
+        if not self._state.config.replay:
             return False
         blamed = ladder.suspect_nodes(diagnosis, self.budget.nodes)
         return replaying.due(diagnosis, self.budget.failures, blamed, self._replayed)
 
-    async def _replay(self, incident: Incident) -> machine_tests.Found | None:
-        found = await self._boss.replay.dual_phase()
+    async def _replay(self, incident: Incident) -> Found | None:
+        found = await self._job_replay.dual_phase()
         self._replayed = self._replayed or found is not None
         return found

@@ -5,25 +5,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from robust_slurm.slurm import SlurmError
+from robust_slurm.ledger import JobLedger
+from robust_slurm.slurm import Slurm, SlurmError
 from srun_wrapper.agent.batch_host_failover import claim
 from srun_wrapper.command import steps
 from srun_wrapper.command.input_rules import ONLY_HERE, limited
 from srun_wrapper.decide.exclusions import Bad, Strength, remembered
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.ladder import Means
+from srun_wrapper.detect.watch import NodeWatch
 from srun_wrapper.protocol.messages import Finish, Stop
 from srun_wrapper.recover.requeue import put_back
 from srun_wrapper.recover.slurm_wait import SlurmWait
-from srun_wrapper.recover.standby_nodes import MOST_UNFIT, Companions
+from srun_wrapper.recover.standby_nodes import MOST_UNFIT, Requester, StandbyNodes
 from srun_wrapper.supervisor.aside import aside
+from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.report import say
 from srun_wrapper.supervisor.roster import AgentKey, Node, Role
-
-if TYPE_CHECKING:
-    from srun_wrapper.supervisor.supervisor import Supervisor
+from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.supervisor.topology import Topology
 
 MAX_COMPANIONS = 64
 IN_DOUBT = 3.0  # s for a silent spare to answer before a standby node is taken
@@ -35,16 +37,41 @@ BUSY_PAUSE = 10.0  # s between tries while Slurm says that the job cannot be cha
 class Replacement:
     """Carries out the part of a plan that concerns nodes."""
 
-    def __init__(self, supervisor: Supervisor, secrets: steps.Secrets) -> None:
-        self._boss = supervisor
-        self._state = supervisor.state
-        self._config = supervisor.config
+    def __init__(
+        self,
+        state: JobState,
+        launch: steps.Launch,
+        secrets: steps.Secrets,
+        slurm: Slurm,
+        ledger: JobLedger,
+        journal: Journal,
+        topology: Topology,
+        node_watch: NodeWatch,
+        ended: Callable[[], bool],
+    ) -> None:
+        """``ended``: True if the job's srun has ended."""
+        self._state = state
+        self._config = state.config
+        self._launch = launch
+        self._door = slurm
+        self._ledger = ledger
+        self._topology = topology
+        self._node_watch = node_watch
+        self._ended = ended
         self._bad: list[str] = []  # every node that ever left this job, less those acquitted
         self._reports: dict[str, tuple[str, int]] = {}  # node -> incident, job of the report
-        self._remembered = remembered(supervisor.ledger.dir)  # of earlier runs and steps
+        self._remembered = remembered(ledger.dir)  # of earlier runs and steps
         self._seen: dict[str, Bad] = {}  # of this step
-        self._slurm = SlurmWait(supervisor.config.slurm_wait, self._over, say)
-        self._companions = Companions(supervisor, secrets, self._slurm, self._bad, self._remembered)
+        self._slurm = SlurmWait(state.config.slurm_wait, self._over, say)
+        self._standby_nodes = StandbyNodes(
+            state,
+            Requester(launch, secrets, slurm, topology.prefer),
+            self._slurm,
+            journal,
+            self._bad,
+            self._remembered,
+            lambda: bool(state.failures) or state.signalled > 0 or ended(),
+        )
         self._came: set[str] = set()  # took a place in the last recovery
         self._unfit: set[str] = set()  # came, and could not start a rank
         self._released: set[str] = set()  # those that Slurm has back
@@ -61,12 +88,12 @@ class Replacement:
         if companions is None:
             some = self._config.standby_partition and len(self._unfit) < MOST_UNFIT
             companions = MAX_COMPANIONS if some else 0
-        batch = self._boss.env.get("SLURM_JOB_BATCH_HOST") or self._boss.env.get("ENVIRONMENT")
+        batch = self._launch.env.get("SLURM_JOB_BATCH_HOST") or self._launch.env.get("ENVIRONMENT")
         requeue = self._config.requeue == "auto" and bool(batch)
         spares = len(self._state.spares())
         means = Means(spares, companions, requeue, self._config.max_restarts)
         had = [whole for n in self._state.world.places for whole in n.stdin.values()]
-        left = limited(means, self._boss.launch.feed, had)
+        left = limited(means, self._launch.feed, had)
         if left.companions < means.companions and not self._told_feed:
             self._told_feed = True
             say(f"{ONLY_HERE}: standby nodes are not used")
@@ -112,7 +139,7 @@ class Replacement:
                 elif not node.ours:
                     self._accuse(node, incident)
 
-    def take_back(self, names: tuple[str, ...]) -> None:
+    def reinstate(self, names: tuple[str, ...]) -> None:
         """Nothing can replace them: suspects that are alive go on, lost nodes cannot."""
         for node in self._state.world.places:  # not those whose place another one has by now
             if node.name in names and node.key in self._suspected and node.connection:
@@ -139,13 +166,13 @@ class Replacement:
         alone = f"file system {mount} does not answer on {node.name} alone"
         record = {
             "job": node.job_id,
-            "user": self._boss.env.get("SLURM_JOB_USER", ""),
+            "user": self._launch.env.get("SLURM_JOB_USER", ""),
             "time": incident.wall,
             "symptom": "mount_silent" if mount else diagnosis.symptom,
             "evidence": [alone] if mount else list(diagnosis.evidence),
             "proven": node.name in diagnosis.proven,
         }
-        self._boss.ledger.accuse(node.name, incident.id, record)
+        self._ledger.accuse(node.name, incident.id, record)
         self._reports[node.name] = (incident.id, node.job_id)
 
     def withdraw(self, names: tuple[str, ...], why: str) -> None:
@@ -153,7 +180,7 @@ class Replacement:
         for name in names:
             if name in self._bad and (report := self._reports.pop(name, None)):
                 self._bad.remove(name)
-                self._boss.ledger.withdraw(name, *report, why)
+                self._ledger.withdraw(name, *report, why)
                 say(f"the report against {name} is withdrawn: {why}")
 
     def release(self, incident: Incident) -> None:
@@ -164,7 +191,7 @@ class Replacement:
             if node.connection is not None:
                 exits = tuple((0, 0) for _ in range(node.slots))
                 node.connection.send(Finish(exits))
-            self._companions.end(node.companion)
+            self._standby_nodes.end(node.companion)
         names = [
             n.name
             for n in gone
@@ -183,7 +210,7 @@ class Replacement:
     def _over(self) -> bool:
         """True if the job is ending, so that nothing more is requested from Slurm."""
         state = self._state
-        return state.signalled > 0 or state.ending or self._boss.step.ended
+        return state.signalled > 0 or state.ending or self._ended()
 
     async def _insist(self, what: str, order: Callable[[], None]) -> None:
         """Give Slurm an order, again while it cannot be carried out now; a refusal is said once."""
@@ -201,12 +228,12 @@ class Replacement:
             await asyncio.sleep(BUSY_PAUSE)
 
     def _give_back(self, names: list[str]) -> None:
-        slurm = self._boss.slurm
+        slurm = self._door
         job = slurm.job(self._state.job_id)
         keep = [n for n in job.nodes if n not in names]
         if keep and len(keep) < len(job.nodes):
             slurm.shrink(self._state.job_id, keep)
-            self._boss.ledger.event("released", nodes=[n for n in job.nodes if n in names])
+            self._ledger.event("released", nodes=[n for n in job.nodes if n in names])
         self._released.update(names)
 
     def _drain(self, incident: Incident) -> None:
@@ -215,7 +242,7 @@ class Replacement:
         what = incident.diagnosis.symptom.replace("_", "-")
         for name in (n for n in incident.plan.replace if n in self._reports):
             reason = f"robust:node:{what}:-:none:job{self._state.job_id}"
-            self._boss.slurm.drain(name, reason)
+            self._door.drain(name, reason)
 
     # -- coming
 
@@ -228,7 +255,7 @@ class Replacement:
         self._came.clear()
         world = self._state.world
         while wanted := self._fill_with_spares(incident):
-            came = await self._companions.take(
+            came = await self._standby_nodes.take(
                 {place: (len(world.ranks[place]), world.places[place].name) for place in wanted},
                 vacant=lambda place: world.places[place].gone,
                 enough=lambda: any(self._fits(spare, wanted) for spare in self._state.spares()),
@@ -246,7 +273,7 @@ class Replacement:
         world = self._state.world
         vacant = [i for i, n in enumerate(world.places) if n.gone]
         spares = {n.name: n for n in self._state.spares() if n.slots >= 1}
-        best = self._boss.topology.prefer([world.places[p].name for p in vacant], list(spares))
+        best = self._topology.prefer([world.places[p].name for p in vacant], list(spares))
         wanted: list[int] = []
         for place in vacant:
             names = [best.get(world.places[place].name, ""), *spares]
@@ -269,7 +296,7 @@ class Replacement:
         What makes a node of the job silent often makes its spares silent as well, for a moment.
         """
         until = time.monotonic() + IN_DOUBT
-        suspected = self._boss.node_watch.suspected
+        suspected = self._node_watch.suspected
 
         def settled() -> bool:
             now, state = time.monotonic(), self._state
@@ -283,20 +310,24 @@ class Replacement:
 
     def _report_unfit(self, came: bool, incident: Incident) -> None:
         """Report the standby nodes that did not run robust-task: a reason to look at them."""
-        for name, (job, what) in self._companions.to_report(came).items():
+        for name, (job, what) in self._standby_nodes.to_report(came).items():
             record = {
                 "job": job,
-                "user": self._boss.env.get("SLURM_JOB_USER", ""),
+                "user": self._launch.env.get("SLURM_JOB_USER", ""),
                 "time": time.time(),
                 "symptom": "standby_unfit",
                 "evidence": [f"{name}: {what}"],
             }
-            self._boss.ledger.accuse(name, incident.id, record)
+            self._ledger.accuse(name, incident.id, record)
 
     async def reinforce(self, count: int, slots: int) -> list[Node]:
         """Nodes with so many slots, for places that the allocation has no nodes for."""
-        came = await self._companions.take(dict.fromkeys(range(count), (slots, "")))
+        came = await self._standby_nodes.take(dict.fromkeys(range(count), (slots, "")))
         return [came[place] for place in sorted(came)]
+
+    async def arrange(self) -> None:
+        """Move nodes among the places so that neighbours in the network stay together."""
+        await self._topology.arrange()
 
     def _take_place(self, place: int, node: Node, incident: Incident) -> None:
         old = self._state.world.places[place]
@@ -311,14 +342,14 @@ class Replacement:
         Not when the step is being ended, nor when more fall silent than could be replaced: then
         it is rather this host that hears nobody.
         """
-        doubted = self._boss.node_watch.doubted
+        doubted = self._node_watch.doubted
         doubtful = {
             place: node.name
             for place, node in enumerate(self._state.world.places)
             if node.role is Role.ACTIVE and doubted(node, now)
         }
-        watch = self._boss.node_watch
-        over = self._state.signalled or self._boss.step.ended or watch.seems_shared(now)
+        watch = self._node_watch
+        over = self._state.signalled or self._ended() or watch.seems_shared(now)
         self._expect({} if over or len(doubtful) > MAX_COMPANIONS else doubtful)
 
     def expect(self) -> None:
@@ -329,7 +360,7 @@ class Replacement:
     def _expect(self, leaving: dict[int, str]) -> None:
         if self._config.standby_partition:
             wanted = sorted((len(self._state.world.ranks[p]), name) for p, name in leaving.items())
-            self._companions.expect(wanted[len(self._state.spares()) :], list(leaving.values()))
+            self._standby_nodes.expect(wanted[len(self._state.spares()) :], list(leaving.values()))
 
     # -- the last rung
 
@@ -344,18 +375,18 @@ class Replacement:
     async def requeue(self, incident: Incident) -> str:
         """Put the job back in the queue; returns why not, or ''."""
         self.report_silent()
-        restarts = int(self._boss.env.get("SLURM_RESTART_COUNT") or 0)
+        restarts = int(self._launch.env.get("SLURM_RESTART_COUNT") or 0)
         if not await self._claim(restarts):
             return "the other nodes bring the job back: they have lost this one"
         try:
             job, self.excluded = await self._slurm.call(
                 "put the job back in the queue",
                 lambda: put_back(
-                    self._boss.slurm,
+                    self._door,
                     self._state.job_id,
                     self._evidence(),
                     self._config.standby_partition,
-                    self._boss.launch.options.size,
+                    self._launch.options.size,
                     tuple(self._shared),
                     say,
                 ),
@@ -369,7 +400,7 @@ class Replacement:
 
     async def _claim(self, restarts: int) -> bool:
         """See ``orphan.claim``; a file system that does not answer cannot be asked."""
-        directory = self._boss.ledger.dir
+        directory = self._ledger.dir
         try:
             return await aside(lambda: claim(directory, restarts), CLAIM)
         except TimeoutError:
@@ -378,7 +409,7 @@ class Replacement:
 
     async def close(self) -> None:
         """End all companions, and what runs in the background."""
-        await self._companions.close()
+        await self._standby_nodes.close()
         for task in list(self._tasks):
             if not task.done():
                 await asyncio.wait([task], timeout=3.0)

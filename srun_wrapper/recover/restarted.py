@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Literal
 
 from srun_wrapper.decide.incident import Incident
-
-if TYPE_CHECKING:
-    from srun_wrapper.supervisor.supervisor import Supervisor
+from srun_wrapper.supervisor.phase import Phase
+from srun_wrapper.supervisor.state import JobState
 
 LIVED = 10.0  # s that ranks without steps live at least before they count as recovered
 LIVED_MOST = 600.0  # s; a command may run for days before it fails
@@ -19,55 +19,78 @@ def proving_time(lived: float) -> float:
     return min(max(lived, LIVED), LIVED_MOST)
 
 
-async def proven(boss: Supervisor, incident: Incident, lived: float) -> bool:
-    """Wait for the new epoch's first step everywhere; False if another failure came.
+class Restarted:
+    """Decides whether a restart is a recovery."""
 
-    Until then nothing is recovered: ranks that die again before a step are the same trouble.
-    """
-    state, world = boss.state, boss.state.world
-    stepped_before = bool(world.steppers)
+    def __init__(
+        self,
+        state: JobState,
+        phase: Phase,
+        restored: Callable[[], int | None],
+        resumed_in: Callable[[], int],
+        ended: Callable[[], bool],
+    ) -> None:
+        """``restored``: the step that the ranks were given.
 
-    def over() -> bool:
-        return bool(state.failures) or state.signalled > 0 or boss.step.ended
+        ``resumed_in``: the newest epoch of which a rank said what it resumed from; ``ended``: the
+        job's srun has ended.
+        """
+        self._state = state
+        self._phase = phase
+        self._restored = restored
+        self._resumed_in = resumed_in
+        self._ended = ended
 
-    await state.until(lambda: over() or world.all_started(), None)
-    incident.mark("launch")
-    incident.warm, incident.ranks = world.warm, world.started
-    if stepped_before:
-        await state.until(lambda: over() or world.all_stepped(), None)
-    elif not over():
-        boss.phase = "starting"
-        await state.until(
-            lambda: over() or world.all_exited() or bool(world.steppers), proving_time(lived)
-        )
-    if state.failures:
-        # Until it failed again it brought nothing; from then on it is the next incident's time.
-        until = min(failure.last_good for failure in state.failures)
-        incident.marks["first_step"] = max(until, incident.marks["launch"])
-        return False
-    if over():
-        return True  # the step is being ended
-    if world.steppers:
-        incident.mark("first_step")
-        incident.fresh = not stepped_before
-        incident.resume_step = await _resumed(boss)
-    else:
-        incident.marks["first_step"] = incident.marks["launch"]
-    return True
+    async def prove(
+        self, incident: Incident, lived: float
+    ) -> Literal["recovered", "failed", "ended"]:
+        """Wait for the new epoch's first step everywhere, another failure or the step's end.
 
+        Until then nothing is recovered: ranks that die again before a step are the same trouble.
+        """
+        state, world = self._state, self._state.world
+        stepped_before = bool(world.steppers)
 
-async def _resumed(boss: Supervisor) -> int | None:
-    """The first step that was done after the restart; None if that cannot be known.
+        def over() -> bool:
+            return bool(state.failures) or state.signalled > 0 or self._ended()
 
-    What the ranks were given is not yet what they resumed from: a script may start anew.
-    """
-    state, restored = boss.state, boss.restoring.step
+        await state.until(lambda: over() or world.all_started(), None)
+        incident.mark("launch")
+        incident.warm, incident.ranks = world.warm, world.started
+        if stepped_before:
+            await state.until(lambda: over() or world.all_stepped(), None)
+        elif not over():
+            self._phase.name = "starting"
+            await state.until(
+                lambda: over() or world.all_exited() or bool(world.steppers), proving_time(lived)
+            )
+        if state.failures:
+            # Until it failed again it brought nothing; from then on it is the next incident's time.
+            until = min(failure.last_good for failure in state.failures)
+            incident.marks["first_step"] = max(until, incident.marks["launch"])
+            return "failed"
+        if over():
+            return "ended"
+        if world.steppers:
+            incident.mark("first_step")
+            incident.fresh = not stepped_before
+            incident.resume_step = await self._resumed()
+        else:
+            incident.marks["first_step"] = incident.marks["launch"]
+        return "ended" if state.signalled or self._ended() else "recovered"
 
-    def told() -> bool:
-        return boss.checkpoints.resumed_in == state.world.epoch
+    async def _resumed(self) -> int | None:
+        """Return the first step that was done after the restart; None if it cannot be known.
 
-    if restored is not None:
-        await state.until(told, RESUMED)
-    first = restored + 1 if restored is not None and told() else None
-    seen = state.progress.resume if state.progress.numbered else None
-    return min((step for step in (first, seen) if step is not None), default=None)
+        What the ranks were given is not yet what they resumed from: a script may start anew.
+        """
+        state, restored = self._state, self._restored()
+
+        def told() -> bool:
+            return self._resumed_in() == state.world.epoch
+
+        if restored is not None:
+            await state.until(told, RESUMED)
+        first = restored + 1 if restored is not None and told() else None
+        seen = state.progress.resume if state.progress.numbered else None
+        return min((step for step in (first, seen) if step is not None), default=None)

@@ -13,9 +13,9 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from robust_slurm.slurm import Allotted, Job, Partition, SlurmError
+from robust_slurm.slurm import Allotted, Job, Partition, Slurm, SlurmError
 from robust_slurm.slurm.run import without_slurm
 from srun_wrapper.command import steps
 from srun_wrapper.decide.exclusions import Bad, exclusions
@@ -23,11 +23,10 @@ from srun_wrapper.protocol.messages import Finish
 from srun_wrapper.recover.slurm_wait import LONGEST, SlurmWait
 from srun_wrapper.recover.standby_request import Outcome, Request, outcome
 from srun_wrapper.supervisor.aside import aside
+from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.report import say
 from srun_wrapper.supervisor.roster import Node, Role
-
-if TYPE_CHECKING:
-    from srun_wrapper.supervisor.supervisor import Supervisor
+from srun_wrapper.supervisor.state import JobState
 
 
 def companion_minutes(job: Job, partition: Partition, now: float) -> int:
@@ -50,25 +49,40 @@ Wanted = tuple[int, str]
 """Number of ranks, and the lost node that they were on."""
 
 
-class Companions:
-    """``bad``: nodes that must not come (the list grows).
+class Requester(NamedTuple):
+    """What a request for a standby node is made of, and with."""
 
-    ``earlier``: evidence of the job's last steps; such a node comes where there is no other.
-    """
+    launch: steps.Launch
+    secrets: steps.Secrets
+    slurm: Slurm
+    prefer: Callable[[Sequence[str], Sequence[str]], Mapping[str, str]]
+    """Lost nodes, idle nodes -> the idle node that suits best in place of each."""
+
+
+class StandbyNodes:
+    """Requests standby nodes, and releases those that are not needed."""
 
     def __init__(
         self,
-        supervisor: Supervisor,
-        secrets: steps.Secrets,
+        state: JobState,
+        requester: Requester,
         slurm: SlurmWait,
+        journal: Journal,
         bad: list[str],
         earlier: Sequence[Bad] = (),
+        over: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._boss = supervisor
-        self._state = supervisor.state
-        self._config = supervisor.config
-        self._secrets = secrets
+        """``bad``: nodes that must not come (the list grows).
+
+        ``earlier``: evidence of the job's last steps; such a node comes where there is no other.
+        ``over``: True if another failure came, or the step is being ended.
+        """
+        self._state = state
+        self._config = state.config
+        self._requester = requester
         self._slurm = slurm
+        self._journal = journal
+        self._over = over
         self._bad = bad
         self._earlier = tuple(earlier)
         self._numbers = itertools.count(1)
@@ -97,7 +111,7 @@ class Companions:
             if now < self._next_ask:
                 return
             self._next_ask = now + AGAIN
-            self._boss.ledger.event("companions_asked", suspects=suspects)
+            self._journal.event("companions_asked", suspects=suspects)
             self._asking = asyncio.create_task(self._ask_for(wanted, suspects))
         elif not wanted:
             self.send_away()
@@ -105,7 +119,7 @@ class Companions:
     def send_away(self) -> None:
         """Those that were asked for and are not needed."""
         for companion in self._unused():
-            self._boss.ledger.event("companion_sent_away", number=companion.number)
+            self._journal.event("companion_sent_away", number=companion.number)
             self._drop(companion.number)
 
     def _unused(self) -> list[Request]:
@@ -143,8 +157,7 @@ class Companions:
             return {place: node for place, node in found.items() if vacant(place)}
 
         def over() -> bool:
-            ended = bool(state.failures) or state.signalled > 0 or self._boss.step.ended
-            return ended or enough()
+            return self._over() or enough()
 
         def complete() -> bool:
             return len(came()) == sum(map(vacant, places))
@@ -298,7 +311,7 @@ class Companions:
             request.look(jobs, time.monotonic())
 
     def _allotted(self) -> list[Allotted]:
-        return self._boss.slurm.allotted(steps.companion_name(self._state.job_id))
+        return self._requester.slurm.allotted(steps.companion_name(self._state.job_id))
 
     async def _held_up(self, over: Callable[[], bool]) -> str:
         """Return why Slurm grants no node (waiting on a limit is in vain); "" if Slurm was away."""
@@ -306,7 +319,7 @@ class Companions:
         name = steps.companion_name(self._state.job_id)
         try:
             reasons = await self._slurm.call(
-                "get a standby node", lambda: self._boss.slurm.waiting_reasons(name), over
+                "get a standby node", lambda: self._requester.slurm.waiting_reasons(name), over
             )
         except SlurmError:
             return "Slurm does not say why"
@@ -359,7 +372,7 @@ class Companions:
         if not missing:
             return ""
         without = list(dict.fromkeys([*self._bad, *suspects, *self._unfit]))
-        partition, slurm = self._config.standby_partition, self._boss.slurm
+        partition, slurm = self._config.standby_partition, self._requester.slurm
         try:
             job, partitions, nodes = await asyncio.gather(
                 self._question(lambda: slurm.job(self._state.job_id), over),
@@ -376,8 +389,8 @@ class Companions:
         kept, _ = exclusions(self._earlier, set(free), len(missing))
         without = list(dict.fromkeys([*without, *kept]))
         idle = [name for name in free if name not in without]
-        best = self._boss.topology.prefer([name for _, name in missing], idle)
-        launch = self._boss.launch
+        best = self._requester.prefer([name for _, name in missing], idle)
+        launch = self._requester.launch
         try:
             for tasks, name in missing:
                 argv = steps.companion_argv(launch, job, partition, tasks, without, minutes)
@@ -394,9 +407,9 @@ class Companions:
         return await self._slurm.call("get a standby node", ask, over)
 
     async def _start(self, request: Request) -> None:
-        launch, number = self._boss.launch, request.number
+        launch, number = self._requester.launch, request.number
         task = steps.task_argv(self._config.task_python, launch.options, launch.command.command)
-        env = {**without_slurm(self._boss.env), **self._secrets.env(number)}
+        env = {**without_slurm(launch.env), **self._requester.secrets.env(number)}
         self._state.awaited.add(number)
         self._companions[number] = request
         request.process, request.since = None, time.monotonic()

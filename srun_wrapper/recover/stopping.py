@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from srun_wrapper.agent.processes.stop_stages import ABORTING
+from srun_wrapper.agent.processes.stop_stages import ABORTING, longest
+from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.shared_cause import common
 from srun_wrapper.detect.stalls import Stalls
 from srun_wrapper.protocol.messages import Stop
 from srun_wrapper.supervisor.bus import Bus
 from srun_wrapper.supervisor.report import say
-from srun_wrapper.supervisor.roster import Node
+from srun_wrapper.supervisor.roster import Node, Role
 from srun_wrapper.supervisor.state import JobState
 
 
@@ -48,3 +49,14 @@ class Stopping:
         shared = common(len(stuck), len(nodes))
         for node, why in stuck:
             state.lose(node, why, "stuck", shared=shared)
+
+    async def end_world(self, incident: Incident) -> bool:
+        """End all ranks of this epoch on the nodes that stay; False if another failure came."""
+        state = self._state
+        staying = [n for n in state.world.places if n.role is Role.ACTIVE]
+        await self.end_ranks(staying, lambda: bool(state.failures) or state.signalled > 0)
+        incident.mark("stop")
+        incident.stages = longest(node.stages for node in staying)
+        progress = state.progress  # the last reports are in now
+        incident.step_before = progress.best if progress.numbered else progress.saved
+        return not state.failures

@@ -32,15 +32,19 @@ from srun_wrapper.checkpoints.verify.verifying import Verify
 from srun_wrapper.command import steps
 from srun_wrapper.command.torchrun import restarts_itself
 from srun_wrapper.decide import ladder
+from srun_wrapper.decide.incident import Incident
 from srun_wrapper.detect.launch_watch import LaunchWatch
 from srun_wrapper.detect.outage import Elsewhere
 from srun_wrapper.detect.stalls import Stalls
 from srun_wrapper.detect.watch import TICK, Guard, HangWatch, NodeWatch
 from srun_wrapper.protocol.messages import Message, Signal
 from srun_wrapper.protocol.server import Connection, listen
+from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.machine_tests import StopTests
-from srun_wrapper.recover.recovery import Recovery
+from srun_wrapper.recover.recovery import End, Recovery, Restoration
 from srun_wrapper.recover.replace import Replacement
+from srun_wrapper.recover.restarted import Restarted
+from srun_wrapper.recover.settling import Settling
 from srun_wrapper.recover.stopping import Stopping
 from srun_wrapper.replay.replaying import Replay
 from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
@@ -142,6 +146,53 @@ class Supervisor:
         check = Check(state, recomputing, verdict, certificates, journal)
         self.verify = Verify(state, standing, recomputing, check, journal, self._phase)
 
+    def _build_recovery(self) -> Replacement:
+        """Build what needs the port that nodes connect to."""
+        state = self.state
+
+        def ended() -> bool:
+            return self.step.ended
+
+        replacement = self.replacement = Replacement(
+            state,
+            self.launch,
+            self._secrets,
+            self.slurm,
+            self.ledger,
+            self.journal,
+            self.topology,
+            self.node_watch,
+            ended,
+        )
+        self._recovery = Recovery(
+            state,
+            Settling(state, self.node_watch, replacement.expect, ended),
+            FaultLocalization(
+                state, self.stop_tests, self.replay, self.stopping.end_world, replacement.leave
+            ),
+            replacement,
+            self.stopping,
+            Restoration(self.restoring, self.flushing, self.certificates),
+            Restarted(
+                state,
+                self._phase,
+                lambda: self.restoring.step,
+                lambda: self.checkpoints.resumed_in,
+                ended,
+            ),
+            phase=self._phase,
+            journal=self.journal,
+            record=self._record,
+            start_epoch=self.begin_epoch,
+        )
+        return replacement
+
+    def _record(self, incident: Incident) -> None:
+        """Account for an incident that is over."""
+        self.account.incident(incident, self.state.pace.step_time())
+        self.ledger.incident(incident.record(self.state.job_id, self.state.step_id))
+        self.write_roster()
+
     def _interrupted(self) -> bool:
         """True if a failure waits for its recovery, or the step is being ended."""
         return bool(self.state.failures) or self.state.signalled > 0 or self.step.ended
@@ -153,8 +204,7 @@ class Supervisor:
         server, port = await listen(self.facts.key, self._message, self.state.closed)
         self._secrets = steps.Secrets(self.facts.key, port)
         self._catch_signals()
-        replacement = self.replacement = Replacement(self, self._secrets)
-        self._recovery = Recovery(self, replacement)
+        replacement = self._build_recovery()
         watcher: asyncio.Task[None] | None = None
         try:
             await self._launch_step()
@@ -217,9 +267,16 @@ class Supervisor:
             if self.verify.ready and not state.failures and not state.stopped():
                 await self.verify.run()
                 continue
-            code = await self._recovery.handle()
-            if code is not None:
-                return code
+            end = await self._recovery.handle()
+            if end is not None:
+                return await self._end(end)
+
+    async def _end(self, end: End) -> int:
+        """Carry out what a recovery came to."""
+        if end.code is None:
+            return await self.step_ended()
+        await self.finish()
+        return end.code
 
     def _something_to_do(self) -> bool:
         state = self.state

@@ -16,7 +16,7 @@ from jobs import Training, prepared
 from waiting import until
 
 from lab import Lab
-from srun_wrapper.recover.recovery import SETTLE_MAX
+from srun_wrapper.recover.settling import SETTLE_MAX
 
 # -- two users, one state directory -----------------------------------------------------------
 

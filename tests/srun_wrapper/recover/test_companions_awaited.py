@@ -98,7 +98,7 @@ def test_the_step_ends_meanwhile(boss: Boss, capfd: pytest.CaptureFixture[str]) 
 
         async def cancel() -> None:
             await srun_count(boss, 1)
-            boss.step.ended = True
+            boss.ended = True
             boss.state.changed.set()
 
         cancelling = asyncio.create_task(cancel())

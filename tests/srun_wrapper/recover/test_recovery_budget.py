@@ -11,22 +11,27 @@ import pytest
 from made_job import KeptJournal, SentBus
 
 from robust_slurm.config import Config
+from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.registry import Checkpoints
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.checkpoints.stores import Stores
 from srun_wrapper.decide.diagnose import Failure
+from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.ladder import Means
 from srun_wrapper.detect.stalls import Stalls
+from srun_wrapper.detect.watch import NodeWatch
 from srun_wrapper.protocol.messages import Hello, Message, Stop
 from srun_wrapper.protocol.server import Connection
 from srun_wrapper.recover import recovery, restarted
-from srun_wrapper.recover.recovery import STEADY, Recovery
-from srun_wrapper.recover.replace import Replacement
+from srun_wrapper.recover.localization import FaultLocalization
+from srun_wrapper.recover.recovery import STEADY, Recovery, Restoration
+from srun_wrapper.recover.restarted import Restarted
+from srun_wrapper.recover.settling import Settling
 from srun_wrapper.recover.stopping import Stopping
 from srun_wrapper.supervisor import state as job_state
+from srun_wrapper.supervisor.phase import Phase
 from srun_wrapper.supervisor.roster import Node, Role, World
 from srun_wrapper.supervisor.state import JobState
-from srun_wrapper.supervisor.supervisor import Supervisor
 
 
 class Clock:
@@ -43,8 +48,8 @@ async def no_leaves() -> dict[str, str]:
     return {}
 
 
-class Boss:
-    """The supervisor as Recovery sees it, for one node with two ranks that obey at once."""
+class Recovering:
+    """The real Recovery of one node with two ranks that obey at once; no node can replace it."""
 
     def __init__(self, max_restarts: int, *, rank_env: bool = True) -> None:
         self.config = Config(max_restarts=max_restarts, stop_tests=0, rank_env=rank_env)
@@ -54,22 +59,32 @@ class Boss:
         node = Node((12, "0", 0), "n0", "10.0.0.1", hello, line, Role.ACTIVE, 0.0, 7001)
         state.nodes[node.key] = node
         state.world = World(0, [node], [(0, 1)])
-        self.phase = ""
+        self.phase = Phase()
         self.bus = SentBus(state, self.obey)
-        self.stopping = Stopping(state, self.bus, Stalls(state))
-        self.node_watch = SimpleNamespace(doubtful=lambda: False, waiting=lambda: False)
-        self.step = SimpleNamespace(ended=False)
-        nothing = SimpleNamespace(
-            event=lambda *_a, **_k: None, incident=lambda *_a: None, write_roster=lambda: None
-        )
-        self.ledger = self.account = nothing
+        stopping = Stopping(state, self.bus, Stalls(state))
         journal = KeptJournal()
-        self.checkpoints = Checkpoints(state, self.bus, journal, no_leaves)
-        self.certificates = self.checkpoints.certificates
-        known = self.checkpoints.enrolments
+        checkpoints = Checkpoints(state, self.bus, journal, no_leaves)
+        certificates, known = checkpoints.certificates, checkpoints.enrolments
         stores = Stores(state, self.bus, known, journal, lambda _node: True)
-        self.restoring = Restoring(state, known, self.certificates, stores, journal)
-        self.news = self.write_roster = lambda *_a: None
+        restoring = Restoring(state, known, certificates, stores, journal)
+        flushing = Flushing(state, known, certificates, stores, never)
+        none: Any = NoNodes(max_restarts)
+        self.incidents: list[Incident] = []
+        self.recovery = Recovery(
+            state,
+            Settling(state, NodeWatch(state), lambda: None, never),
+            FaultLocalization(
+                state, cast(Any, None), cast(Any, None), stopping.end_world, none.leave
+            ),
+            none,
+            stopping,
+            Restoration(restoring, flushing, certificates),
+            Restarted(state, self.phase, lambda: None, lambda: 0, never),
+            phase=self.phase,
+            journal=journal,
+            record=self.incidents.append,
+            start_epoch=self.begin_epoch,
+        )
         self.begin_epoch("")
 
     def begin_epoch(self, _reason: str) -> None:
@@ -81,8 +96,9 @@ class Boss:
         if isinstance(message, Stop):
             node.stopped = message.epoch
 
-    async def finish(self) -> int:
-        return 0
+
+def never() -> bool:
+    return False
 
 
 class NoNodes:
@@ -121,14 +137,12 @@ def test_only_an_hour_refills_the_budget(
     monkeypatch.setattr(restarted, "proving_time", lambda _lived: 0.0)
 
     async def life() -> int:
-        boss = Boss(2)
-        replacement = cast(Replacement, NoNodes(2))
-        one = Recovery(cast(Supervisor, boss), replacement)
+        job = Recovering(2)
         for count, seconds in enumerate(ran):
             clock.now += seconds
             crash = Failure("crash", clock.now, clock.now, "n0", 1, signal=9)
-            boss.state.failures.append(crash)
-            if await one.handle() is not None:
+            job.state.failures.append(crash)
+            if await job.recovery.handle() is not None:
                 return count
         return len(ran)
 
@@ -137,15 +151,14 @@ def test_only_an_hour_refills_the_budget(
 
 def test_independent_tasks_end_with_their_node() -> None:
     """Nothing is started again, and an end that is known stays."""
-    boss = Boss(2, rank_env=False)
-    (node,) = boss.state.nodes.values()
-    boss.state.world.note_exit(boss.state.world.by_rank[0], 0, 0)
-    boss.state.lose_silent(node, "no word for 2 s", shared=False)
-    replacement = cast(Replacement, NoNodes(2))
-    assert asyncio.run(Recovery(cast(Supervisor, boss), replacement).handle()) is None
-    assert [r.exit for r in boss.state.world.by_rank.values()] == [(0, 0), (0, 9)]
-    assert boss.state.world.epoch == 1 and boss.phase == "running"
-    assert not boss.state.failures and boss.state.world.all_exited()
+    job = Recovering(2, rank_env=False)
+    (node,) = job.state.nodes.values()
+    job.state.world.note_exit(job.state.world.by_rank[0], 0, 0)
+    job.state.lose_silent(node, "no word for 2 s", shared=False)
+    assert asyncio.run(job.recovery.handle()) is None
+    assert [r.exit for r in job.state.world.by_rank.values()] == [(0, 0), (0, 9)]
+    assert job.state.world.epoch == 1 and job.phase.name == "running"
+    assert not job.state.failures and job.state.world.all_exited()
     assert node.gone and node.silent_as is None
 
 
@@ -154,51 +167,47 @@ def test_ranks_begin_anew_although_the_loss_that_cut_a_recovery_short_is_over(
 ) -> None:
     """They were stopped for a crash, then a silent node was given up, and it answers again."""
     monkeypatch.setattr(restarted, "proving_time", lambda _lived: 0.0)
-    boss = Boss(2)
-    state = boss.state
+    job = Recovering(2)
+    state = job.state
 
     def also_lost(node: Node, message: Message) -> None:
-        boss.obey(node, message)
+        job.obey(node, message)
         if isinstance(message, Stop):
             lost = Failure("node_lost", time.monotonic(), 0.0, "n1", evidence=("n1: silent",))
             state.failures.append(lost)
 
-    boss.bus.obey = also_lost
-    one = Recovery(cast(Supervisor, boss), cast(Replacement, NoNodes(2)))
+    job.bus.obey = also_lost
     crash = Failure("crash", time.monotonic(), time.monotonic(), "n0", 1, 1, tail="ValueError")
     state.failures.append(crash)
 
     async def life() -> None:
-        assert await one.handle() is None  # superseded, with the ranks down
+        assert await job.recovery.handle() is None  # superseded, with the ranks down
         assert state.stopping_epoch == state.world.epoch == 1
-        boss.bus.obey = boss.obey
+        job.bus.obey = job.obey
         state.failures.clear()  # as JobState does when n1 answers again
-        assert await one.handle() is None
+        assert await job.recovery.handle() is None
 
     asyncio.run(asyncio.wait_for(life(), 10))
-    assert state.world.epoch == 2 and boss.phase == "running" and not state.failures
+    assert state.world.epoch == 2 and job.phase.name == "running" and not state.failures
 
 
 def test_the_first_epoch_begins_although_a_node_was_lost_for_a_moment_before_it() -> None:
-    boss = Boss(2)
-    boss.state.world.epoch = 0
-    one = Recovery(cast(Supervisor, boss), cast(Replacement, NoNodes(2)))
-    assert asyncio.run(asyncio.wait_for(one.handle(), 10)) is None
-    assert boss.state.world.epoch == 1 and boss.phase == "running"
+    job = Recovering(2)
+    job.state.world.epoch = 0
+    assert asyncio.run(asyncio.wait_for(job.recovery.handle(), 10)) is None
+    assert job.state.world.epoch == 1 and job.phase.name == "running"
 
 
 def test_a_node_that_answers_again_in_a_planned_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     """The epoch begins; an incident that is long over is not handled again, nor counted."""
     monkeypatch.setattr(restarted, "proving_time", lambda _lived: 0.0)
-    boss = Boss(1)
-    (node,) = boss.state.nodes.values()
-    one = Recovery(cast(Supervisor, boss), cast(Replacement, NoNodes(1)))
+    job = Recovering(1)
+    (node,) = job.state.nodes.values()
     crash = Failure("crash", time.monotonic(), time.monotonic(), "n0", 1, signal=9)
-    boss.state.failures.append(crash)
-    assert asyncio.run(one.handle()) is None and boss.state.world.epoch == 2
-    incidents: list[Any] = []
-    boss.account = SimpleNamespace(incident=lambda *_a: incidents.append(_a))
-    boss.state.stopping_epoch = 2  # the ranks are told to stop, and this node's answer is lost
-    assert asyncio.run(one.handle()) is None
-    assert boss.state.world.epoch == 3 and boss.phase == "running" and incidents == []
+    job.state.failures.append(crash)
+    assert asyncio.run(job.recovery.handle()) is None and job.state.world.epoch == 2
+    job.incidents.clear()
+    job.state.stopping_epoch = 2  # the ranks are told to stop, and this node's answer is lost
+    assert asyncio.run(job.recovery.handle()) is None
+    assert job.state.world.epoch == 3 and job.phase.name == "running" and job.incidents == []
     assert node.stopped == 2  # its ranks are down before others start

@@ -11,21 +11,23 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from made_job import KeptJournal, made_launch
 
 from robust_slurm.config import Config
-from srun_wrapper.command.input_rules import Feed
 from srun_wrapper.command.steps import Secrets
 from srun_wrapper.decide.diagnose import Failure, diagnose
 from srun_wrapper.decide.incident import Incident
-from srun_wrapper.decide.ladder import Plan
+from srun_wrapper.decide.ladder import REQUEUED, Plan
+from srun_wrapper.detect.watch import NodeWatch
 from srun_wrapper.protocol.messages import Hello
 from srun_wrapper.protocol.server import Connection
 from srun_wrapper.recover import recovery, replace
 from srun_wrapper.recover.replace import Replacement
 from srun_wrapper.recover.requeue import Returned
+from srun_wrapper.supervisor.phase import Phase
 from srun_wrapper.supervisor.roster import Node, Role, World
 from srun_wrapper.supervisor.state import JobState
-from srun_wrapper.supervisor.supervisor import Supervisor
+from srun_wrapper.supervisor.topology import Topology
 
 LINE = cast(Connection, SimpleNamespace(send=lambda _message: None))
 
@@ -65,14 +67,22 @@ class Scene:
         self.state.lose(self.nodes[1], "no word")
         self.state.failures.clear()
         self.silent = {"n3"}
-        boss = SimpleNamespace(
-            state=self.state, config=self.state.config, env={}, slurm=None,
-            ledger=SimpleNamespace(dir=tmp_path), step=SimpleNamespace(ended=False),
-            launch=SimpleNamespace(feed=Feed.EVERY),
-            topology=SimpleNamespace(prefer=lambda _lost, _idle: {}),
-            node_watch=SimpleNamespace(suspected=lambda node, _now: node.name in self.silent),
-        )  # fmt: skip
-        self.replacement = Replacement(cast(Supervisor, boss), Secrets(b"", 1))
+        self.ledger: Any = SimpleNamespace(dir=tmp_path, accuse=lambda *_report: None)
+        self.slurm: Any = SimpleNamespace()
+        self.journal = KeptJournal()
+        launch, watch = made_launch(), NodeWatch(self.state)
+        watch.suspected = lambda node, _now: node.name in self.silent  # type: ignore[method-assign]
+        self.replacement = Replacement(
+            self.state,
+            launch,
+            Secrets(b"", 1),
+            self.slurm,
+            self.ledger,
+            self.journal,
+            Topology(self.state, launch, self.journal, dict, dict),
+            watch,
+            lambda: False,
+        )
         self.standby = self.node(8, "s")
         self.standby.companion = 1
         self.incident = cast(Incident, SimpleNamespace(plan=object(), swaps=[]))
@@ -93,7 +103,7 @@ class Scene:
 def test_a_spare_that_answers_again_is_used_while_a_standby_node_is_awaited(tmp_path: Any) -> None:
     async def life() -> None:
         scene = Scene(tmp_path)
-        companions = scene.replacement._companions = cast(Any, Companions(scene.standby, 1000))
+        companions = scene.replacement._standby_nodes = cast(Any, Companions(scene.standby, 1000))
         asyncio.get_running_loop().call_later(0.05, scene.back)
         assert await scene.replacement.fill(scene.incident)
         assert scene.incident.swaps == [("n2", "n3")]
@@ -105,7 +115,7 @@ def test_a_spare_that_answers_again_is_used_while_a_standby_node_is_awaited(tmp_
 def test_a_standby_node_is_used_when_the_spare_does_not_answer(tmp_path: Any) -> None:
     async def life() -> None:
         scene = Scene(tmp_path)
-        scene.replacement._companions = cast(Any, Companions(scene.standby, 3))
+        scene.replacement._standby_nodes = cast(Any, Companions(scene.standby, 3))
         assert await scene.replacement.fill(scene.incident)
         assert scene.incident.swaps == [("n2", "n9")]
 
@@ -148,10 +158,8 @@ def test_a_node_whose_own_mount_is_silent_is_excluded_and_its_mount_reported(
 ) -> None:
     """That it waits alone at this moment is not enough: its server may be away."""
     scene, reports = Scene(tmp_path), []
-    scene.replacement._boss.ledger.accuse = (  # type: ignore[method-assign]
-        lambda name, _incident, record: reports.append(
-            (name, record["symptom"], *record["evidence"])
-        )
+    scene.ledger.accuse = lambda name, _incident, record: reports.append(
+        (name, record["symptom"], *record["evidence"])
     )
     node, cause = scene.node(3, "a"), Failure("hang", 1.0, 0.0, "n4")
     node.stalled, node.own_mount = ("/data",), "/data" if proven else ""
@@ -166,9 +174,7 @@ def test_a_node_whose_own_mount_is_silent_is_excluded_and_its_mount_reported(
 def test_only_nodes_that_were_reported_are_drained(tmp_path: Any) -> None:
     """With drain = "direct": not those that left for another's fault, nor one that came back."""
     scene, drained = Scene(tmp_path), []
-    boss = cast(Any, scene.replacement._boss)
-    boss.ledger.accuse = lambda *_report: None
-    boss.slurm = SimpleNamespace(drain=lambda name, _reason: drained.append(name))
+    scene.slurm.drain = lambda name, _reason: drained.append(name)
     crashed, silent, back, stalled, ours, shared = (scene.node(i, "a") for i in range(3, 9))
     silent.silent_as = back.silent_as = Role.ACTIVE
     stalled.stalled, ours.ours = ("/data",), True
@@ -205,16 +211,26 @@ def test_the_last_message_names_the_nodes_that_the_requeued_job_excludes(
 
     async def nothing(*_any: Any) -> None: ...
 
-    boss = cast(Any, scene.replacement._boss)
-    boss.ledger.accuse = boss.ledger.incident = boss.write_roster = lambda *_any: None
-    boss.finish, boss.flushing = nothing, SimpleNamespace(flush=nothing)
-    boss.account = SimpleNamespace(incident=lambda *_any: None)
-    boss.launch.options = SimpleNamespace(size={})
+    stopping: Any = SimpleNamespace(end_world=nothing)
+    restoration: Any = SimpleNamespace(flush=nothing)
     scene.replacement._slurm = cast(Any, SimpleNamespace(call=call))
     monkeypatch.setattr(replace, "put_back", put_back)
     monkeypatch.setattr(replace, "claim", lambda *_any: True)
-    monkeypatch.setattr(recovery.Recovery, "_stop_world", nothing)
-    asyncio.run(recovery.Recovery(boss, scene.replacement)._requeue(incident))
+    one = recovery.Recovery(
+        scene.state,
+        cast(Any, None),
+        cast(Any, None),
+        scene.replacement,
+        stopping,
+        recovery.Restoration(restoration, restoration, restoration),
+        cast(Any, None),
+        phase=(phase := Phase()),
+        journal=scene.journal,
+        record=lambda _incident: None,
+        start_epoch=lambda _reason: None,
+    )
+    end = asyncio.run(one._requeue(incident, incident.plan))
+    assert end.code == REQUEUED and phase.name == "requeued"
     assert asked == [["n2", "n5"], ("n4",)]  # n4 is released, but not excluded
     said = "no node can replace n2,n4,n5: the job is requeued without n2\n"
     assert said in capfd.readouterr().err

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from made_job import Job, beat
@@ -14,9 +13,9 @@ from srun_wrapper.decide.diagnose import Failure, diagnose
 from srun_wrapper.decide.incident import RECOVERED, Incident
 from srun_wrapper.protocol.messages import Exited, Report, Started
 from srun_wrapper.recover import restarted
-from srun_wrapper.recover.restarted import LIVED, LIVED_MOST, proven, proving_time
+from srun_wrapper.recover.restarted import LIVED, LIVED_MOST, Restarted, proving_time
+from srun_wrapper.supervisor.phase import Phase
 from srun_wrapper.supervisor.report import Account
-from srun_wrapper.supervisor.supervisor import Supervisor
 
 
 class Restart:
@@ -25,12 +24,11 @@ class Restart:
     def __init__(self, steps: int = 0, source: str = "explicit", restored: int | None = None):
         """``steps``: that each rank made before; ``restored``: what the ranks are given."""
         self.job = job = Job(active=1)
-        self.boss = SimpleNamespace(
-            state=job.state,
-            phase="recovering",
-            step=SimpleNamespace(ended=False),
-            restoring=SimpleNamespace(step=restored),
-            checkpoints=SimpleNamespace(resumed_in=0),
+        self.phase = Phase()
+        self.phase.name = "recovering"
+        self.resumed_in = 0
+        self.restarted = Restarted(
+            job.state, self.phase, lambda: restored, lambda: self.resumed_in, lambda: False
         )
         self.source = source
         if steps:
@@ -51,15 +49,14 @@ class Restart:
         """Return whether it is a recovery after each of these was called; None: not decided yet."""
 
         async def wait() -> bool | None:
-            boss = cast(Supervisor, self.boss)
-            task = asyncio.create_task(proven(boss, self.incident, lived))
+            task = asyncio.create_task(self.restarted.prove(self.incident, lived))
             for call in then:
                 await asyncio.sleep(0)
                 assert not task.done()
                 call()
             done, _ = await asyncio.wait([task], timeout=0.2)
             task.cancel()
-            return task.result() if done else None
+            return task.result() == "recovered" if done else None
 
         return asyncio.run(wait())
 
@@ -75,12 +72,12 @@ def test_without_a_step_it_is_no_recovery() -> None:
     assert failed.run(failed.crash) is False
     stepped = Restart(steps=5)
     assert stepped.run(lambda: stepped.steps(2, 4, 1)) is True
-    assert stepped.incident.lost_steps == 2 and stepped.boss.phase == "recovering"
+    assert stepped.incident.lost_steps == 2 and stepped.phase.name == "recovering"
 
 
 def test_ranks_without_steps_must_live(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = Restart()
-    assert waiting.run() is None and waiting.boss.phase == "starting"
+    assert waiting.run() is None and waiting.phase.name == "starting"
     failed = Restart()
     assert failed.run(failed.crash) is False
     monkeypatch.setattr(restarted, "LIVED", 0.05)
@@ -134,7 +131,7 @@ def test_lost_steps_are_what_was_seen(
     restart = Restart(580, source, restored)
     if source == "auto":
         restart.incident.step_before = saved
-    restart.boss.checkpoints.resumed_in = 2 if told else 1
+    restart.resumed_in = 2 if told else 1
     assert restart.run(lambda: restart.steps(2, step, 1)) is True
     assert restart.incident.lost_steps == lost
     restart.incident.outcome = RECOVERED

@@ -1,4 +1,4 @@
-"""As much of the supervisor as Companions see, with real processes in place of srun."""
+"""The real StandbyNodes, with real processes in place of srun."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from made_job import KeptJournal, made_launch
 
 from robust_slurm.config import Config
+from robust_slurm.slurm import Slurm
 from srun_wrapper.command import steps
 from srun_wrapper.protocol.messages import Hello
 from srun_wrapper.recover import standby_nodes
 from srun_wrapper.recover.slurm_wait import SlurmWait
-from srun_wrapper.recover.standby_nodes import Companions
+from srun_wrapper.recover.standby_nodes import Requester, StandbyNodes
 from srun_wrapper.supervisor.roster import Node, Role
 from srun_wrapper.supervisor.state import JobState
 
@@ -24,18 +26,14 @@ WAITS = "import time; time.sleep(60)"
 
 
 class Boss:
-    """As much of the supervisor as they see; ``asked`` has the nodes that srun was to take."""
+    """What StandbyNodes are built of; ``asked`` has the nodes that srun was to take."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.config = Config(standby_wait=5.0)
         self.state = JobState(self.config, 7, "n0")
-        self.events: list[str] = []
-        self.ledger = SimpleNamespace(event=lambda name, **_more: self.events.append(name))
-        self.env: dict[str, str] = {}
-        self.launch = SimpleNamespace(options=None, command=SimpleNamespace(command=()))
-        self.step = SimpleNamespace(ended=False)
+        self.journal = KeptJournal()
+        self.ended = False  # the job's srun
         self.best: dict[str, str] = {}
-        self.topology = SimpleNamespace(prefer=lambda _lost, _idle: self.best)
         job = SimpleNamespace(id=7, end_time=None)
         partition = SimpleNamespace(max_time_s=None)
         self.slurm = SimpleNamespace(
@@ -65,8 +63,21 @@ class Boss:
         monkeypatch.setattr(steps, "task_argv", lambda *_words: [])
         self.said: list[str] = []
         self.wait = SlurmWait(900.0, lambda: False, self.said.append)
-        secrets = SimpleNamespace(env=lambda _n: {})
-        self.companions = Companions(self, secrets, self.wait, [])  # type: ignore[arg-type]
+        slurm = cast(Slurm, self.slurm)
+        requester = Requester(
+            made_launch(), steps.Secrets(b"", 1), slurm, lambda _lost, _idle: self.best
+        )
+        self.companions = StandbyNodes(
+            self.state, requester, self.wait, self.journal, [], over=self._is_over
+        )
+
+    def _is_over(self) -> bool:
+        return bool(self.state.failures) or self.state.signalled > 0 or self.ended
+
+    @property
+    def events(self) -> list[str]:
+        """The names of the events that were recorded."""
+        return [name for name, _ in self.journal.events]
 
     async def chatter(self, words: int = 20) -> None:
         """Agents of other nodes say something."""

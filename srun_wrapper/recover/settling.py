@@ -1,0 +1,121 @@
+"""Before a recovery decides: wait for what belongs to the failures that were seen."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+
+from srun_wrapper.decide.diagnose import is_cascade, killed_by, node_error
+from srun_wrapper.detect.watch import NodeWatch
+from srun_wrapper.supervisor.state import JobState
+
+SETTLE = 0.3  # s to wait for the root of a failure that looks like a consequence
+SETTLE_ALIKE = 1.0  # s for other nodes to show the error for which a node would be blamed
+SETTLE_MAX = 4.0
+SETTLE_NODES = 1.5  # s for other silent nodes to be judged when one is lost
+# Signals that people send: the news that Slurm sent one to all may come after a rank's death of it.
+SENDABLE = {
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
+    *(signal.SIGTERM, signal.SIGALRM),
+}
+SRUN_END = 1.0  # s for srun to end when its tasks have
+
+
+class Settling:
+    """Waits until the failures that are known are all that there will be for now."""
+
+    def __init__(
+        self,
+        state: JobState,
+        node_watch: NodeWatch,
+        prerequest: Callable[[], None],
+        ended: Callable[[], bool],
+    ) -> None:
+        """``prerequest``: request standby nodes for the vacant places; ``ended``: srun has."""
+        self._state = state
+        self._node_watch = node_watch
+        self._prerequest = prerequest
+        self._ended = ended
+
+    async def settle(self) -> None:
+        """Wait for what belongs together.
+
+        While all failures seen look like consequences, their root is still to come; when a node
+        is lost, others that are silent now (the same switch, the same power) go with it; and what
+        one node cannot run or reports of itself, the others may only be slower to refuse or show.
+        """
+        state = self._state
+        await self._outlast()
+        began = time.monotonic()
+        while any(f.symptom == "node_lost" for f in state.failures) and (
+            self._node_watch.doubtful() and time.monotonic() - began < SETTLE_NODES
+        ):
+            await asyncio.sleep(0.02)
+        await self._outlast()  # one may have been seen only now
+        while (  # an error that points to the machine: here only, or everywhere?
+            any(f.symptom == "crash" and node_error(f)[0] for f in state.failures)
+            and not state.signalled
+            and not state.world.all_nodes_ended()
+            and time.monotonic() - began < SETTLE_ALIKE
+        ):
+            await asyncio.sleep(0.02)
+        while (  # a command that cannot be run: here only, or everywhere?
+            any(not f.launched for f in state.failures)
+            and not state.signalled
+            and not state.world.all_tried()
+            and time.monotonic() - began < SETTLE_MAX
+        ):
+            await asyncio.sleep(0.02)
+        while state.nans_open() and not state.signalled:
+            await asyncio.sleep(0.02)
+        while state.failures and all(is_cascade(f) for f in state.failures) and not state.signalled:
+            waited = time.monotonic() - began
+            open_question = (
+                waited < SETTLE or self._node_watch.doubtful() or self._being_signalled()
+            )
+            if waited >= SETTLE_MAX or not open_question:
+                return
+            await asyncio.sleep(0.02)
+        while (
+            not state.signalled
+            and time.monotonic() - began < SETTLE
+            and (
+                self._being_signalled()
+                or any(not f.launched or killed_by(f) in SENDABLE for f in state.failures)
+            )
+        ):
+            await asyncio.sleep(0.02)
+
+    async def _outlast(self) -> None:
+        """Wait while a shared cause makes nodes silent; what is lost by itself is asked for."""
+        state = self._state
+        while self._node_watch.waiting() and not (state.signalled or self._ended()):
+            if state.vacant():
+                self._prerequest()
+            await asyncio.sleep(0.02)
+
+    async def step_is_over(self) -> bool:
+        """Return True if Slurm has ended the whole step: its shims are gone from nodes that live.
+
+        To restart or requeue what a user has cancelled would be against his will. A node that
+        crashed says no farewell: its connection stays, and nothing is waited for. srun ends too,
+        but after a swap only much later.
+        """
+        state = self._state
+        own = [node for node in (*state.world.places, *state.spares()) if not node.companion]
+        if not own or any(node.connection for node in own):
+            return False
+
+        # A shim behind a firewall cannot be asked; that its connection ended too must do.
+        asked = [node for node in own if node.second_way is not False]
+
+        def over() -> bool:
+            return self._ended() or (bool(asked) and all(node.refused for node in asked))
+
+        return await state.until(over, SRUN_END)
+
+    def _being_signalled(self) -> bool:
+        """Some shims were signalled by Slurm: is the whole step being ended?"""
+        return not self._state.signalled and any(n.signalled for n in self._state.live())
