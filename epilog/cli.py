@@ -10,9 +10,6 @@ import sys
 import time
 from collections.abc import Sequence
 
-# Imported with this module, not later: the stub bounds the time of its import.
-from epilog import cleanup
-from epilog.cleanup import Cleared
 from health.check import Where
 from health.finding import Finding
 from health.gate.active_answer import suspicious
@@ -20,6 +17,10 @@ from health.gate.active_child import followed_up
 from health.gate.gate import LOCAL_S, Gate, say, serve, told
 from health.history import job_notes
 from health.history.inquiry import Inquiry
+
+# Imported with this module, not later: the stub bounds the time of its import.
+from health.leftovers import cleanup
+from health.leftovers.cleanup import Cleared
 from health.node import jobs
 from health.node.system import Event
 from health.run.aside import aside
@@ -41,7 +42,7 @@ def _finish(gate: Gate) -> int:
     cleared = _clear(gate, _CLEAN * total_s)
     inquiry = Inquiry(gate.settings, gate.system)
     try:
-        _look(gate, inquiry, time.monotonic() + _LOOK * total_s)
+        _find_accusations(gate, inquiry, time.monotonic() + _LOOK * total_s)
         return _prove(gate, cleared, inquiry, ends)
     finally:
         inquiry.close()
@@ -56,7 +57,7 @@ def _clear(gate: Gate, deadline_s: float) -> Cleared:
     return cleanup.clear(known.job, known.uid, table["leftovers"], steps, dirs, deadline_s)
 
 
-def _look(gate: Gate, inquiry: Inquiry, until: float) -> None:
+def _find_accusations(gate: Gate, inquiry: Inquiry, until: float) -> None:
     """Note the job for the sweep, and see whether it accused this node."""
     note = job_notes.note_of(gate.system.context, time.time())
     if note is None or not gate.settings.state_dir or gate.dry_run:
@@ -68,7 +69,7 @@ def _look(gate: Gate, inquiry: Inquiry, until: float) -> None:
         same = [one for one in job_notes.notes(gate.spool, time.time()) if one.job == note.job]
     except OSError:
         same = []
-    inquiry.look(same or [note], until)
+    inquiry.find(same or [note], until)
 
 
 def _prove(gate: Gate, cleared: Cleared, inquiry: Inquiry, ends: float) -> int:

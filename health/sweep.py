@@ -95,7 +95,7 @@ class Sweep:
         standing = _standing(node)
         mine = ours(standing, known) if standing else None
         try:
-            self._look()
+            self._find_accusations()
             report, verdict = self._check(mine, known)
             kept = ""
             if standing and mine and not verdict.closed:
@@ -179,7 +179,7 @@ class Sweep:
 
     # ---- checks
 
-    def _look(self) -> None:
+    def _find_accusations(self) -> None:
         """Accusations that came after the epilog had looked."""
         if not self._gate.settings.state_dir or self._gate.dry_run:
             return
@@ -188,7 +188,7 @@ class Sweep:
         except OSError as error:
             say(f"no notes on jobs: {error}")
             return
-        self._inquiry.look(which, time.monotonic() + _LOOK_S)
+        self._inquiry.find(which, time.monotonic() + _LOOK_S)
 
     def _check(self, mine: Ours | None, known: Iterable[Event]) -> tuple[Report, Verdict]:
         """Deeper where the node is accused, or is to be proven before it comes back."""
@@ -210,7 +210,7 @@ class Sweep:
 
     def _leftovers(self, mine: Ours) -> list[Finding]:
         """Try again to clear what the epilog could not: no check knows whose it was."""
-        from epilog import cleanup
+        from health.leftovers import cleanup
 
         if mine.reason.check not in cleanup.UNCLEARED or self._gate.dry_run:
             return []

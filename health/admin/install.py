@@ -76,8 +76,8 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def look(path: str) -> Present:
-    """Look at a path; links are not followed. Raises InstallError when it cannot be read."""
+def read_path(path: str) -> Present:
+    """Return what is at a path, of a link the link. Raises InstallError if it cannot be read."""
     try:
         info = os.lstat(path)
         kind: Kind = "other"
@@ -98,7 +98,7 @@ def look(path: str) -> Present:
 def read_manifest(etc: str) -> dict[str, Any]:
     """Read robust-admin's record of earlier installs; empty when there was none."""
     path = f"{etc}/{MANIFEST}"
-    there = look(path)
+    there = read_path(path)
     if there.kind == "none":
         return {}
     hint = "it says which files are robust-admin's: repair it, or move it and those files away"

@@ -116,7 +116,7 @@ def _reply(plan: Plan, notes: Sequence[str], done: bool = False) -> Reply:
 def _plan(request: Request) -> Plan:
     manifest = install.read_manifest(request.etc)
     paths = paths_to_look_at(request.files, request.directories, manifest)
-    present = {path: install.look(path) for path in paths}
+    present = {path: install.read_path(path) for path in paths}
     if request.op == "uninstall":
         return plan_uninstall(manifest, present, request.etc)
     site = {"python": request.python, "dirs": list(request.dirs)}

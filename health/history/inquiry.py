@@ -78,7 +78,7 @@ class Inquiry:
     def _spool(self) -> str:
         return str(self._settings.gate["spool"])
 
-    def look(self, which: Sequence[Note], until: float) -> None:
+    def find(self, which: Sequence[Note], until: float) -> None:
         """Find the accusations of these jobs' users, until ``until`` (monotonic seconds)."""
         if not which:
             return

@@ -27,7 +27,7 @@ def probe(path: str, write: bool, deadline_s: float, stuck: Stuck | None = None)
     still = stuck.still(key) if stuck else ""
     if still:
         raise TimeoutError(errno.ETIMEDOUT, still, path)
-    child = fork(lambda fd: _look(fd, path, write), deadline_s)
+    child = fork(lambda fd: _probe(fd, path, write), deadline_s)
     try:
         answer = _answer(child, deadline_s)
         if answer is None:
@@ -57,7 +57,7 @@ def _answer(child: Child, deadline_s: float) -> str | None:
     return None
 
 
-def _look(fd: int, path: str, write: bool) -> None:
+def _probe(fd: int, path: str, write: bool) -> None:
     """The child: the errno of the first step that failed, 0 if none did."""
     step = "stat"
     try:

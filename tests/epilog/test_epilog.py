@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from gate_site import GONE, GateSite, finding
 
-from epilog import cleanup
 from epilog.cli import main
 from health.gate import strikes
+from health.leftovers import cleanup
 from health.node import rootfiles
 from health.node.system import Event
 

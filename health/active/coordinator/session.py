@@ -1,6 +1,6 @@
 """The coordinator's end of a run of active tests: who has come, and what they answer (asyncio).
 
-A worker is expected at a place: a node and a local number. What is known of each place only ever
+A worker is expected at a slot: a node and a local number. What is known of each slot only ever
 gets better known: it is waited for, or ready, or gone for a reason that can be shown.
 """
 
@@ -34,7 +34,7 @@ class About(NamedTuple):
     host: str
 
 
-class _Place:
+class _Slot:
     """The slot of one expected worker, and the worker's state."""
 
     def __init__(self, node: str, local: int, several: bool) -> None:
@@ -70,14 +70,14 @@ class Session:
     def __init__(self, expected: Mapping[str, int], key: bytes | None = None) -> None:
         self.key = key or secrets.token_bytes(32)
         self.port = 0
-        self._places = {
-            (node, local): _Place(node, local, count > 1)
+        self._slots = {
+            (node, local): _Slot(node, local, count > 1)
             for node, count in expected.items()
             for local in range(count)
         }
         self._settled = asyncio.Event()
         self._server = Server(self.key, self._message, self._closed)
-        self._at: dict[Link, _Place] = {}
+        self._at: dict[Link, _Slot] = {}
         self._ids = 0
         self._waited = 0.0
 
@@ -87,7 +87,7 @@ class Session:
         return self.port
 
     def worker_env(self, host: str, node: str, local: int = 0) -> dict[str, str]:
-        """The environment of the worker for a place; ``host``: our address as its node sees it."""
+        """The environment of the worker for a slot; ``host``: our address as its node sees it."""
         return {
             "ROBUST_TEST_SERVER": address(host, self.port),
             "ROBUST_TEST_KEY": self.key.hex(),
@@ -96,8 +96,8 @@ class Session:
         }
 
     async def gather(self, timeout: float) -> None:
-        """Until every place is ready or gone, or ``timeout`` seconds are over."""
-        self._look()
+        """Until every slot is ready or gone, or ``timeout`` seconds are over."""
+        self._settle()
         self._waited += timeout
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._settled.wait(), timeout)
@@ -107,38 +107,38 @@ class Session:
 
         One whose connection stands is not touched: that ends when the worker does.
         """
-        for (name, number), place in self._places.items():
-            if name == node and place.link is None and local in (None, number):
-                place.end(why)
-        self._look()
+        for (name, number), slot in self._slots.items():
+            if name == node and slot.link is None and local in (None, number):
+                slot.end(why)
+        self._settle()
 
     def ready(self, node: str) -> tuple[int, ...]:
         """The local numbers of the workers of a node that can be given work."""
-        return tuple(n for (name, n), place in self._places.items() if name == node and place.ready)
+        return tuple(n for (name, n), slot in self._slots.items() if name == node and slot.ready)
 
     def idle(self, node: str, local: int = 0) -> bool:
         """True if the worker there is ready and owes no answer."""
-        place = self._places.get((node, local))
-        return place is not None and place.ready and place.idle.is_set()
+        slot = self._slots.get((node, local))
+        return slot is not None and slot.ready and slot.idle.is_set()
 
     def missing(self, node: str) -> tuple[str, ...]:
         """The reasons that workers of the node cannot test, a line each; empty if all are ready."""
-        places = [place for (name, _), place in self._places.items() if name == node]
-        if not places:
+        slots = [slot for (name, _), slot in self._slots.items() if name == node]
+        if not slots:
             return (f"no worker was started on {node}",)
-        return tuple(place.gone or self._why(place) for place in places if not place.ready)
+        return tuple(slot.gone or self._why(slot) for slot in slots if not slot.ready)
 
-    def _why(self, place: _Place) -> str:
-        if place.link is None:
+    def _why(self, slot: _Slot) -> str:
+        if slot.link is None:
             return (
-                f"{place.who} has not come within {self._waited:g} s; see that the node reaches "
+                f"{slot.who} has not come within {self._waited:g} s; see that the node reaches "
                 f"this one (port {self.port}) and what its step printed"
             )
-        return f"{place.who} came, but torch was not imported within {self._waited:g} s"
+        return f"{slot.who} came, but torch was not imported within {self._waited:g} s"
 
     def about(self, node: str, local: int = 0) -> About:
         """Of a worker that is or was ready. KeyError for another."""
-        about = self._places[node, local].about
+        about = self._slots[node, local].about
         if about is None:
             raise KeyError(node)
         return about
@@ -161,95 +161,95 @@ class Session:
 
         A worker that is late with an earlier answer is waited for, within the same ``timeout``.
         """
-        place = self._places.get((node, local))
+        slot = self._slots.get((node, local))
         test = str(task.get("test", ""))
-        if place is None:
+        if slot is None:
             raise WorkerError(f"no worker was started on {node}")
-        before = place.test
+        before = slot.test
         try:
             async with asyncio.timeout(timeout):
-                while not place.idle.is_set():
-                    await place.idle.wait()
+                while not slot.idle.is_set():
+                    await slot.idle.wait()
                 before = ""
-                return await self._send(place, task, test)
+                return await self._send(slot, task, test)
         except TimeoutError:
             still = f": it is still busy with {before}" if before else ""
-            said = f"{place.who} gave no answer to {test} within {timeout:.3g} s{still}"
+            said = f"{slot.who} gave no answer to {test} within {timeout:.3g} s{still}"
             raise WorkerError(said) from None
 
-    async def _send(self, place: _Place, task: Mapping[str, Any], test: str) -> dict[str, Any]:
-        if place.link is None or not place.ready:
-            raise WorkerError(place.gone or self._why(place))
+    async def _send(self, slot: _Slot, task: Mapping[str, Any], test: str) -> dict[str, Any]:
+        if slot.link is None or not slot.ready:
+            raise WorkerError(slot.gone or self._why(slot))
         self._ids += 1
-        place.id, place.test = self._ids, test
-        place.answer = asyncio.get_running_loop().create_future()
+        slot.id, slot.test = self._ids, test
+        slot.answer = asyncio.get_running_loop().create_future()
         # Whoever waits may be gone (Ctrl-C) when the worker is: nobody is to be told then.
-        place.answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-        place.idle.clear()
-        place.link.send({**task, "id": place.id})
-        return await place.answer
+        slot.answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        slot.idle.clear()
+        slot.link.send({**task, "id": slot.id})
+        return await slot.answer
 
     async def close(self, patience: float = GOODBYE_S) -> None:
         """Tell all to end, and close what does not within so many seconds."""
         await self._server.close({"quit": True}, patience)
-        for place in self._places.values():
-            place.end(f"{place.who} was told to end")
+        for slot in self._slots.values():
+            slot.end(f"{slot.who} was told to end")
 
     # -- what comes from workers
 
     def _message(self, link: Link, message: dict[str, Any]) -> None:
-        place = self._at.get(link)
-        if place is None:
+        slot = self._at.get(link)
+        if slot is None:
             self._hello(link, message.get("hello"))
-        elif place.about is None:
-            self._introduced(place, message)
-        elif message.get("id") == place.id and not place.idle.is_set():
-            if place.answer is not None and not place.answer.done():
-                place.answer.set_result(message)
-            place.test = ""
-            place.idle.set()
+        elif slot.about is None:
+            self._introduced(slot, message)
+        elif message.get("id") == slot.id and not slot.idle.is_set():
+            if slot.answer is not None and not slot.answer.done():
+                slot.answer.set_result(message)
+            slot.test = ""
+            slot.idle.set()
 
     def _hello(self, link: Link, hello: Any) -> None:
         where = (hello.get("node"), hello.get("local", 0)) if isinstance(hello, dict) else None
         try:
-            place = self._places.get(where) if where else None  # type: ignore[arg-type]
+            slot = self._slots.get(where) if where else None  # type: ignore[arg-type]
         except TypeError:  # of something that is no key
-            place = None
-        if place is None or place.link is not None or place.gone:
-            link.end({"quit": True})  # not expected, or the second for its place
+            slot = None
+        if slot is None or slot.link is not None or slot.gone:
+            link.end({"quit": True})  # not expected, or the second for its slot
             return
-        place.link = link
-        self._at[link] = place
+        slot.link = link
+        self._at[link] = slot
 
-    def _introduced(self, place: _Place, message: dict[str, Any]) -> None:
+    def _introduced(self, slot: _Slot, message: dict[str, Any]) -> None:
         unable, ready = message.get("unable"), message.get("ready")
         if isinstance(ready, dict):
-            assert place.link is not None
-            place.about = About(
+            assert slot.link is not None
+            slot.about = About(
                 str(ready.get("torch", ""))[:60],
                 str(ready.get("backend", ""))[:60],
                 _texts(ready.get("devices")),
                 _texts(ready.get("models")),
-                str(ready.get("host") or place.link.peer)[:255],
+                str(ready.get("host") or slot.link.peer)[:255],
             )
         else:
             why = unable if unable else f"it said {str(message)[:100]}, and not that it is ready"
-            place.end(f"{place.who} cannot test: {str(why)[:500]}")
-        self._look()
+            slot.end(f"{slot.who} cannot test: {str(why)[:500]}")
+        self._settle()
 
     def _closed(self, link: Link) -> None:
-        place = self._at.pop(link, None)
-        if place is None:
+        slot = self._at.pop(link, None)
+        if slot is None:
             return
-        during = f" during {place.test}" if place.test else ""
-        if place.about is None:
+        during = f" during {slot.test}" if slot.test else ""
+        if slot.about is None:
             during = " while it imported torch"
         detail = f" ({link.broken})" if link.broken else ""
-        place.end(f"{place.who} ended{during}{detail}")
-        self._look()
+        slot.end(f"{slot.who} ended{during}{detail}")
+        self._settle()
 
-    def _look(self) -> None:
-        if all(place.about is not None or place.gone for place in self._places.values()):
+    def _settle(self) -> None:
+        if all(slot.about is not None or slot.gone for slot in self._slots.values()):
             self._settled.set()
 
 

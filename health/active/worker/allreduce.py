@@ -27,7 +27,7 @@ MOST_ALL_TO_ALL = 4 << 20  # bytes
 _NUMBER = 4  # bytes: fp32
 
 
-class Place(NamedTuple):
+class GroupMember(NamedTuple):
     """A rank, and where it meets the others; ``store`` is used by no other thread."""
 
     rank: int
@@ -65,34 +65,34 @@ class Progress:
             abort()
 
 
-def take_part(place: Place, work: Work, progress: Progress) -> Timed:
+def take_part(member: GroupMember, work: Work, progress: Progress) -> Timed:
     """Join, warm up, measure. Raises what torch does if the group cannot be formed or breaks."""
-    group = progress.group = _group(place, work.limit)
+    group = progress.group = _group(member, work.limit)
     try:
-        return _Rank(place, work, group, progress.wrong).run()
+        return _Rank(member, work, group, progress.wrong).run()
     finally:
         # The name of it changed in torch 2.6; gloo had none before.
         if end := getattr(group, "shutdown", None) or getattr(group, "_shutdown", None):
             end()
 
 
-def _group(place: Place, limit: float) -> Any:
+def _group(member: GroupMember, limit: float) -> Any:
     """As torch.distributed makes a backend, but not the process's default one."""
     wait = timedelta(seconds=limit)
-    inner = place.store
-    if place.device.cuda and isinstance(inner, Sealed):
+    inner = member.store
+    if member.device.cuda and isinstance(inner, Sealed):
         inner = inner.hidden()
     store = PrefixStore("group", inner)
-    if not place.device.cuda:
-        return dist.ProcessGroupGloo(store, place.rank, place.world, wait)
+    if not member.device.cuda:
+        return dist.ProcessGroupGloo(store, member.rank, member.world, wait)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = wait
-    return dist.ProcessGroupNCCL(store, place.rank, place.world, options)
+    return dist.ProcessGroupNCCL(store, member.rank, member.world, options)
 
 
 class _Rank:
-    def __init__(self, place: Place, work: Work, group: Any, wrong: list[str]) -> None:
-        self._place = place
+    def __init__(self, member: GroupMember, work: Work, group: Any, wrong: list[str]) -> None:
+        self._member = member
         self._work = work
         self._group = group
         self._wrong = wrong
@@ -106,7 +106,7 @@ class _Rank:
 
     def _plan(self, probe: float) -> tuple[int, int]:
         """Numbers in a message and how often, by what rank 0 saw: all must do the same."""
-        rank, store, work = self._place.rank, self._place.store, self._work
+        rank, store, work = self._member.rank, self._member.store, self._work
         if rank == 0:
             # At least LEAST messages have to fit, however slow the way is.
             fits = int(PROBE * work.seconds / (LEAST * probe))
@@ -121,11 +121,11 @@ class _Rank:
 
     def _reduce(self, what: str, count: int, times: int) -> list[float]:
         """Seconds of each all-reduce; all of them are checked."""
-        device = self._place.device
-        own = self._numbers(self._place.rank, count)
+        device = self._member.device
+        own = self._numbers(self._member.rank, count)
         must = own.clone()
-        for rank in range(self._place.world):
-            if rank != self._place.rank:
+        for rank in range(self._member.world):
+            if rank != self._member.rank:
                 must += self._numbers(rank, count)
         got = torch.empty_like(own)
         took: list[float] = []
@@ -137,18 +137,18 @@ class _Rank:
         return took
 
     def _barrier(self) -> None:
-        self._group.allreduce([torch.zeros(1, device=self._place.device.torch)]).wait()
-        self._place.device.synchronize()
+        self._group.allreduce([torch.zeros(1, device=self._member.device.torch)]).wait()
+        self._member.device.synchronize()
 
     def _all_to_all(self, count: int) -> None:
         """Once: from every rank its own piece for each. Gloo gathers all: it lacks the other."""
-        world, rank = self._place.world, self._place.rank
+        world, rank = self._member.world, self._member.rank
         piece = max(1, count // world)
-        if self._place.device.cuda:
+        if self._member.device.cuda:
             own = self._numbers(rank, piece * world)
             got = torch.empty_like(own)
             self._group.alltoall_base(got, own, [], []).wait()
-            self._place.device.synchronize()
+            self._member.device.synchronize()
             mine = slice(rank * piece, (rank + 1) * piece)
             must = [self._numbers(each, piece * world)[mine].clone() for each in range(world)]
             self._check("all-to-all", got, torch.cat(must))
@@ -160,7 +160,7 @@ class _Rank:
 
     def _numbers(self, rank: int, count: int) -> torch.Tensor:
         """The numbers that a rank contributes; every rank can compute them for every other."""
-        at = self._place.device.torch
+        at = self._member.device.torch
         block = integers(self._work.seed * 1009 + rank, min(count, BLOCK), LARGEST, at)
         return block.to(torch.float32).repeat(-(-count // len(block)))[:count].contiguous()
 
@@ -170,7 +170,7 @@ class _Rank:
         places = (raw(got) != raw(must)).nonzero().flatten()
         at = int(places[0])
         self._wrong.append(
-            f"{what}: rank {self._place.rank} of {self._place.world} "
-            f"({self._place.device.name}) got {got[at].item()!r} at {at} where the sum or part is "
+            f"{what}: rank {self._member.rank} of {self._member.world} "
+            f"({self._member.device.name}) got {got[at].item()!r} at {at} where the sum or part is "
             f"{must[at].item()!r}; {len(places)} of {len(got)} numbers are wrong"
         )

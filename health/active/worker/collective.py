@@ -25,7 +25,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 
 from health.active.model import Measured
-from health.active.worker.allreduce import Place, Progress, Timed, Work, take_part
+from health.active.worker.allreduce import GroupMember, Progress, Timed, Work, take_part
 from health.active.worker.device import MOST_WRONG, Device, failed
 from health.active.worker.sealed import Sealed
 
@@ -196,8 +196,8 @@ def _together(ranks: Ranks, work: Work, answer: Measured) -> Measured:
     def attempt(rank: int, device: Device, progress: Progress) -> None:
         try:
             device.use()
-            place = Place(rank, ranks.world, device, ranks.meet())
-            ended.put(take_part(place, work, progress))
+            member = GroupMember(rank, ranks.world, device, ranks.meet())
+            ended.put(take_part(member, work, progress))
         except Exception as err:  # noqa: BLE001 - it is told in the answer
             ended.put(err)
 

@@ -179,14 +179,14 @@ def _active_python(python: str) -> list[Remark]:
     if not python:
         return []
 
-    def look() -> list[str]:
+    def hole_in() -> list[str]:
         try:
             interpreter.trust(python)
         except OSError as error:
             return [str(error.filename or python), str(error.strerror)]
         return []
 
-    hole, problem = aside(look, TRUST_S)
+    hole, problem = aside(hole_in, TRUST_S)
     return site_rules.of_active(python, trust.Hole(*hole) if hole else None, problem)
 
 
@@ -329,10 +329,15 @@ def _state(path: str) -> list[Any]:
     mounts = visible(Path("/proc/self/mountinfo").read_text(errors="replace"))
     mount = holding(mounts, os.path.realpath(path))
     kind = mount.fstype if mount else ""
-    return [kind, is_remote(kind), install.look(f"{path}/nodes"), install.look(f"{path}/jobs")]
+    return [
+        kind,
+        is_remote(kind),
+        install.read_path(f"{path}/nodes"),
+        install.read_path(f"{path}/jobs"),
+    ]
 
 
 def _installed(path: str, record: Mapping[str, str]) -> Installed:
-    there = install.look(path)
+    there = install.read_path(path)
     changed = install.digest(there.text) != record.get("sha256")
     return Installed(path, there, changed, trust.hole(path) if there.kind != "none" else None)

@@ -134,8 +134,8 @@ def test_dry_run_undrains_nothing(site: GateSite, capfd: pytest.CaptureFixture[s
 
 
 def test_leftovers_must_really_be_gone(site: GateSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    from epilog import cleanup
     from epilog.cli import main as epilog
+    from health.leftovers import cleanup
 
     left = cleanup.Cleared(0, 0, [cleanup.LEFT.found("left after SIGKILL: 5 (cat) state R")])
     monkeypatch.setattr(cleanup, "clear", lambda *args: left)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from waiting import until
 
-from epilog import cleanup
-from epilog.processes import Process
+from health.leftovers import cleanup
+from health.leftovers.processes import Process
 
 UID, OTHER = 20001, 20002
 

@@ -139,7 +139,7 @@ def test_a_peer_that_goes_away_meanwhile_is_an_error(monkeypatch: pytest.MonkeyP
     real = allreduce._Rank._plan
 
     def plan(rank: Any, probe: float) -> tuple[int, int]:
-        if rank._place.rank == 1:
+        if rank._member.rank == 1:
             raise OSError("gone")
         return real(rank, probe)
 
@@ -191,7 +191,7 @@ def test_a_task_that_does_not_fit_is_an_error(task: dict[str, Any], why: str) ->
 
 
 def test_slow_ways_get_smaller_messages() -> None:
-    place = allreduce.Place(0, 2, CPU, collective.HashStore())
+    place = allreduce.GroupMember(0, 2, CPU, collective.HashStore())
     work = allreduce.Work(64 << 20, 2.0, 1, 5.0)
     for probe, size, times in [(1e-4, 64 << 20, 312), (1.0, 1 << 20, 3), (0.05, 13981013, 3)]:
         count, planned = allreduce._Rank(place, work, None, [])._plan(probe)
@@ -206,7 +206,7 @@ def test_a_stranger_at_the_store_aborts_nobody(monkeypatch: pytest.MonkeyPatch) 
     listens = collective.TCPStore
 
     def plan(rank: Any, probe: float) -> tuple[int, int]:
-        if rank._place.rank == 0:
+        if rank._member.rank == 0:
             stranger = listens("127.0.0.1", ports[0], is_master=False, wait_for_workers=False)
             for key in ("plan", "here/0", "group/0", "done/1"):
                 stranger.set(key, "[1e99, 0]")

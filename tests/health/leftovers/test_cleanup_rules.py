@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from job_leftovers import OTHER, UID, proc
 
-from epilog.processes import Process, claim_of, job_of, leftovers, others, stepd_of
+from health.leftovers.processes import Process, claim_of, job_of, leftovers, others, stepd_of
 
 
 @pytest.mark.parametrize(

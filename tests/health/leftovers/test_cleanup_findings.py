@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from job_leftovers import clear, proc
 
-from epilog import cleanup, processes
-from epilog.processes import Process
+from health.leftovers import cleanup, processes
+from health.leftovers.processes import Process
 
 
 def left(*rows: Process, server: list[int] | None = None) -> Any:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from epilog import files, processes
-from epilog.processes import Process
 from health.check import Condition
 from health.checks.host.processes import waits_for_server
 from health.finding import Finding
+from health.leftovers import files, processes
+from health.leftovers.processes import Process
 from health.run.aside import aside
 from robust_slurm.text import one_line
 
@@ -115,12 +115,12 @@ def clear(
 def still_there(job: int, uid: int, mode: str, steps: Iterable[int], deadline_s: float) -> bool:
     """True if any leftover of the job is visible now, or if this cannot be determined."""
 
-    def look() -> bool:
+    def any_left() -> bool:
         found = processes.scan(uid)
         alone = not processes.others(found, steps, job, uid)
         return bool(processes.leftovers(found, job, uid, mode, alone, processes.own_unit()))
 
-    answer, error = aside(look, deadline_s)
+    answer, error = aside(any_left, deadline_s)
     return bool(error or answer)
 
 
@@ -136,7 +136,7 @@ def end_leftovers(
     looked = 0.0
     slurmd = processes.own_unit()
 
-    def look() -> tuple[list[Process], bool]:
+    def scan() -> tuple[list[Process], bool]:
         nonlocal looked
         looked = time.time()
         found = processes.scan(uid)
@@ -145,12 +145,12 @@ def end_leftovers(
         there = {p.pid for p in found if p.uid == uid and p.state not in "ZX"}
         return left, alone and there == {p.pid for p in left}
 
-    left, gone = look()
+    left, gone = scan()
     asked = [p for p in left if processes.send(p, signal.SIGTERM)]
     processes.wait_gone(asked, min(until, time.monotonic() + GRACE_S))
     ended.update((p.pid, p.start) for p in asked)
     while left:
-        left, gone = look()
+        left, gone = scan()
         if not left or time.monotonic() >= until:
             break
         for p in left:

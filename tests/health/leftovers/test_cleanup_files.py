@@ -22,7 +22,7 @@ from job_leftovers import (
     wait_old_enough,
 )
 
-from epilog import files
+from health.leftovers import files
 
 NOW = time.time
 SHM = """ key shmid perms size cpid lpid nattch   uid   gid  cuid  cgid atime dtime ctime rss swap

@@ -25,7 +25,7 @@ from job_leftovers import (
     wait_old_enough,
 )
 
-from epilog import cleanup, processes
+from health.leftovers import cleanup, processes
 from health.node import jobs
 
 

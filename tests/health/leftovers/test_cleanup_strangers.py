@@ -11,7 +11,7 @@ import pytest
 from isolated import isolated
 from job_leftovers import UID, clear, running, sleeper
 
-from epilog import processes
+from health.leftovers import processes
 
 SLURMD = "/system.slice/slurmd.service"
 SESSION = f"/user.slice/user-{UID}.slice/session-7.scope"
