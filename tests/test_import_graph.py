@@ -13,8 +13,6 @@ ROOMS = ("bench", "epilog", "health", "lab", "prolog", "robust_slurm", "srun_wra
 KNOWN: list[set[str]] = [
     {"health.settings", "health.settings_last"},
     {"lab.control", "lab.keeper", "lab.outages"},
-    {"robust_slurm.auto.teardown", "robust_slurm.heartbeat"},
-    {"robust_slurm.checkpoint.planning.plan", "robust_slurm.checkpoint.planning.sound"},
 ]
 """The circles that are left, each by its files. Take out those that are gone; add none."""
 
