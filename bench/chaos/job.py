@@ -112,10 +112,6 @@ class Job:
         wanted = len(self.step_times()) + count
         self.wait(lambda: len(self.step_times()) >= wanted, f"{count} steps")
 
-    def wait_says(self, text: str, timeout: float = START_UP) -> None:
-        """Wait until the output holds `text`."""
-        self.wait(lambda: text in self.out(), f"output {text!r}", timeout)
-
     # -- its processes
 
     def pids(self, word: str, node: str = "", rank: int | None = None) -> list[int]:

@@ -41,11 +41,11 @@ class Sources:
                 raise RuntimeError(f"{path} has changed")
 
     def due(self) -> float:
-        """s until ``look`` has something to do again."""
+        """s until ``recheck`` has something to do again."""
         return max(_SLICE, self._seen[0][2] + IDLE - time.monotonic())
 
-    def look(self) -> None:
-        """For a moment, while nobody asks. Raises RuntimeError if a file has changed."""
+    def recheck(self) -> None:
+        """Check some files again, for a moment. Raises RuntimeError if one has changed."""
         self._check(_SLICE, time.monotonic() - IDLE)
 
     def _check(self, seconds: float, before: float) -> None:

@@ -22,6 +22,7 @@ import time
 
 from robust_slurm.auto.headroom import headroom
 from robust_slurm.auto.importing import import_all
+from robust_slurm.auto.line import give_up, receive, send
 from robust_slurm.auto.listening import listens
 from robust_slurm.auto.shown import PAD, Shown, own
 from robust_slurm.auto.sources import Sources, different
@@ -30,13 +31,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Collection, Sequence
-    from typing import Any, NoReturn
+    from typing import Any
 
 VARIABLE = "ROBUST_WARM_FD"  # ROBUST_WARM is a setting of robust-srun's
 """Number of the descriptor that leads to the shim."""
 ROOM = 2 << 30  # bytes that must be free before importing, of which it takes a quarter
 _PR_SET_PDEATHSIG = 1
-_LENGTH = 8
 _MOST_WAIT = 1.0  # s
 STORE = "torch.distributed"
 """The module whose ranks look for rank 0's store, and come again only later if it is not there."""
@@ -54,7 +54,7 @@ def serve(fd: int, known: Collection[str]) -> float:
     try:
         return _serve(fd, known)
     except BaseException as error:  # noqa: BLE001 - it must never get as far as the script
-        _give_up(fd, f"{type(error).__name__}: {error}")
+        give_up(fd, f"{type(error).__name__}: {error}")
 
 
 def hold(begin: float) -> None:
@@ -86,7 +86,7 @@ def _serve(fd: int, known: Collection[str]) -> float:
     shown = Shown()
     shown.change("robust-warm", ["robust-warm:", *shown.words], ())
     hearing = _turn_deaf()
-    order, _ = _receive(link)
+    order, _ = receive(link)
     with open(order["learnt"], "rb") as file:
         learnt = json.load(file)
     umask = os.umask(0o077)
@@ -109,7 +109,7 @@ def _serve(fd: int, known: Collection[str]) -> float:
     sources = Sources(known, sys.argv[0], since)
     _flush()
     _settle()
-    _send(link, {"ready": 1, "arguments": len(sys.argv) - 1})
+    send(link, {"ready": 1, "arguments": len(sys.argv) - 1})
     while True:
         request, fds = _wait(link, sources)
         if _fork():
@@ -194,7 +194,7 @@ def _stand_in(
     link: socket.socket, request: dict[str, Any], fds: Sequence[int], sources: Sources
 ) -> tuple[dict[str, Any], list[int]]:
     """Forked before it is wanted: what it is to be. ``link`` then leads to its own end."""
-    _send(link, {"pid": os.getpid(), "stand_in": request["stand_in"]})
+    send(link, {"pid": os.getpid(), "stand_in": request["stand_in"]})
     (fd,) = fds
     os.dup2(fd, link.fileno(), inheritable=False)
     os.close(fd)
@@ -231,7 +231,7 @@ def _become(link: socket.socket, fds: Sequence[int], shown: Shown) -> None:
     environ = (f"{name}={value}" for name, value in os.environ.items())
     shown.change(shown.name, shown.words, environ)
     importlib.invalidate_caches()
-    _send(link, {"pid": os.getpid()})
+    send(link, {"pid": os.getpid()})
     link.close()
 
 
@@ -266,7 +266,7 @@ def standby() -> None:
     _flush()
     try:
         sources = Sources(ahead.known, ahead.program, ahead.since)
-        _send(ahead.link, {"ready": 1})
+        send(ahead.link, {"ready": 1})
         request, fds = _wait(ahead.link, sources)
         if request["directory"] != ahead.directory:
             raise RuntimeError(f"it is to run in {request['directory']}")
@@ -275,7 +275,7 @@ def standby() -> None:
         _ahead = None
         _become(ahead.link, fds, ahead.shown)
     except BaseException as error:  # noqa: BLE001 - the shim starts the rank, and this must not be it
-        _give_up(ahead.link.fileno(), f"{type(error).__name__}: {error}")
+        give_up(ahead.link.fileno(), f"{type(error).__name__}: {error}")
     hold(float(request["begin"]))
 
 
@@ -295,7 +295,7 @@ def merged(first: dict[str, str], changed: dict[str, str], rank: dict[str, str])
     return result
 
 
-# -- talking to the shim
+# -- the shim's requests
 
 
 def _wait(link: socket.socket, sources: Sources) -> tuple[dict[str, Any], list[int]]:
@@ -303,49 +303,8 @@ def _wait(link: socket.socket, sources: Sources) -> tuple[dict[str, Any], list[i
     from select import select
 
     while not select([link], [], [], sources.due())[0]:
-        sources.look()
-    request, fds = _receive(link)
+        sources.recheck()
+    request, fds = receive(link)
     if "stand_in" not in request:
         sources.check_request(request["directory"])
     return request, fds
-
-
-def _receive(link: socket.socket) -> tuple[Any, list[int]]:
-    """A message and the descriptors that came with it; the end of the shim is our end."""
-    import array
-    import json
-    import socket
-
-    fds = array.array("i")
-    room = socket.CMSG_SPACE(4 * fds.itemsize)
-    head, control, _, _ = link.recvmsg(_LENGTH, room)
-    for level, kind, data in control:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    while 0 < len(head) < _LENGTH:
-        head += link.recv(_LENGTH - len(head)) or b"\0" * _LENGTH
-    size, body = int.from_bytes(head, "big"), b""
-    while len(body) < size:
-        more = link.recv(size - len(body))
-        if not more:
-            size = 0
-            break
-        body += more
-    if not size:
-        os._exit(0)
-    return json.loads(body), list(fds)
-
-
-def _send(link: socket.socket, message: dict[str, Any]) -> None:
-    import json
-
-    link.sendall(json.dumps(message).encode() + b"\n")
-
-
-def _give_up(fd: int, why: str) -> NoReturn:
-    import json
-
-    try:
-        os.write(fd, json.dumps({"over": why[:1000]}).encode() + b"\n")
-    finally:
-        os._exit(1)
