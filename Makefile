@@ -1,4 +1,5 @@
 # make demo    a training on a real Slurm loses a node and goes on (root, Linux, about 3 min)
+# make check   style, types and the quick tests, before each commit (about 3 min)
 # make test    style, types and all tests (root for the tests that bring a Slurm up)
 # make bench   short runs of all benchmarks; the real ones: .venv/bin/python -m bench.recovery
 # make lint, make clean (outputs), make distclean (outputs and .venv)
@@ -21,7 +22,7 @@ export PIP_ROOT_USER_ACTION = ignore
 # Set, it has every process compile anew what it imports: the tests start thousands.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint bench setup packages clean distclean
+.PHONY: demo check test lint bench setup packages clean distclean
 
 demo: setup
 	@$(BIN)/python -m lab.demo
@@ -36,6 +37,15 @@ test: setup
 	$(MAKE) --no-print-directory lint & lint=$$!; \
 	$(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1; \
 	$(BIN)/python -m pytest -p tests.rerun -n $(WORKERS) --dist loadfile --no-loadscope-reorder || failed=1; \
+	wait $$lint || { echo "lint failed: see above, or make lint"; failed=1; }; \
+	exit $$failed
+
+# The everyday loop: style, types, and the tests that take no seconds.
+check: setup
+	@failed=0; \
+	$(MAKE) --no-print-directory lint & lint=$$!; \
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	  -m "not slow and not cluster" || failed=1; \
 	wait $$lint || { echo "lint failed: see above, or make lint"; failed=1; }; \
 	exit $$failed
 

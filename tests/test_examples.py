@@ -20,6 +20,8 @@ from torch_forks import TorchForks, all_end_well
 from lab import curves
 from robust_slurm.checkpoint.durable import tier
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 EXAMPLES = REPOSITORY / "examples"
 TRAIN = EXAMPLES / "train_lm.py"

@@ -22,6 +22,8 @@ from bench.checkpoint_work import MB, Memcpy, Work
 from bench.common import Results
 from bench.training import BenchError
 
+pytestmark = pytest.mark.slow
+
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 SAVE = ("blocked_s", "step_s", "plain_step_s", "step_ratio", "memcpy_s")
 

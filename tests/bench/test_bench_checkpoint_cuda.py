@@ -21,6 +21,8 @@ from bench.checkpoint_work import MB
 from bench.common import Results
 from bench.training import BenchError
 
+pytestmark = pytest.mark.slow
+
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 
 

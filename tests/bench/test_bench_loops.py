@@ -10,6 +10,8 @@ pytest.importorskip("torch")
 
 from bench.checkpoint_loops import Loop, draw, judge, runner, try_loop
 
+pytestmark = pytest.mark.slow
+
 LOOPS = 4
 """``python -m bench.checkpoint --case loops`` runs 200."""
 

@@ -17,6 +17,8 @@ from health.leftovers import cleanup
 from health.node import rootfiles
 from health.node.system import Event
 
+pytestmark = pytest.mark.slow
+
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
 
 

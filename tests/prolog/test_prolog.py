@@ -16,6 +16,8 @@ from health.gate import gate as gate_module
 from health.sweep import main as sweep
 from prolog.cli import asks_to_skip, main
 
+pytestmark = pytest.mark.slow
+
 REASON = "robust:node:broken:gpu3:reboot:job7"
 
 

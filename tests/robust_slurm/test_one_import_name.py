@@ -14,6 +14,8 @@ import pytest
 import wheel
 from wheel import REPOSITORY, ROOMS
 
+pytestmark = pytest.mark.slow
+
 COMMANDS = (
     "robust-srun",
     "robust-status",

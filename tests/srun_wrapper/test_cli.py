@@ -17,6 +17,8 @@ from srun_wrapper.cli import allocation, check_regex, has_no_kill, take_output
 from srun_wrapper.command.srun_options import UsageError, split
 from srun_wrapper.command.step_request import effective
 
+pytestmark = pytest.mark.slow
+
 Taken = tuple[list[str], dict[str, str], OutputPlan, tuple[str, ...]]
 
 

@@ -16,6 +16,8 @@ from health.admin import install, node
 from health.admin.install import Change, InstallError, Plan, Wanted
 from health.admin.node import Request, perform
 
+pytestmark = pytest.mark.slow
+
 request_for = installed_files.request_for
 
 

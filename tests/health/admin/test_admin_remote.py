@@ -17,6 +17,8 @@ import pytest
 from admin_prefix import make_prefix, rooms_of
 from waiting import until
 
+pytestmark = pytest.mark.slow
+
 paramiko = pytest.importorskip("paramiko")
 
 from health.admin import cli, remote  # noqa: E402 - after the guard

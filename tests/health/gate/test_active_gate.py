@@ -25,7 +25,10 @@ from health.sweep import main as sweep
 from prolog.cli import main as prolog
 
 site = sweep_site.site
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users"),
+]
 ALL = sorted(applying(gpus=False))
 WRONG = {
     "status": "FAIL", "class": "node", "check": "active-gemm-wrong", "device": "gpu3",

@@ -15,6 +15,8 @@ import waiting
 
 from health.gate import active_child
 
+pytestmark = pytest.mark.slow
+
 site, python, run = health_site.site, fake_active_test.python, fake_active_test.run
 
 

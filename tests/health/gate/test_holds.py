@@ -18,6 +18,8 @@ from health.history.drain_times import lines
 from health.node.system import Event
 from health.sweep import main
 
+pytestmark = pytest.mark.slow
+
 NOW = 1_000_000.0
 H = 3600.0
 HUNG = "robust:node:mount-hung:/x:none:job0"

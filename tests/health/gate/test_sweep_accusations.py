@@ -16,6 +16,8 @@ from health.node.system import Event
 from health.settings import defaults
 from health.sweep import main
 
+pytestmark = pytest.mark.slow
+
 site = sweep_site.site
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")

@@ -18,6 +18,8 @@ from health.node import rootfiles
 from health.node.system import Event
 from health.run.aside import aside
 
+pytestmark = pytest.mark.slow
+
 ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="gives files to other users")
 

@@ -19,6 +19,8 @@ from health.nvidia.snapshot import Snapshot
 from health.run import child
 from health.run.stuck import Stuck
 
+pytestmark = pytest.mark.slow
+
 
 def test_without_pynvml_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)  # makes its import fail

@@ -10,6 +10,8 @@ import pytest
 from robust_slurm.auto import HOOK_DIR
 from robust_slurm.record import Beat, BeatReader, record_path, scan
 
+pytestmark = pytest.mark.slow
+
 PACKAGE_PARENT = str(Path(HOOK_DIR).parent.parent)
 
 

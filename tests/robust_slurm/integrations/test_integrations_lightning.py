@@ -11,7 +11,7 @@ from extras import needs
 from framework_runs import Run, run, undisturbed
 from torch_forks import TorchForks
 
-pytestmark = needs("lightning", "frameworks")
+pytestmark = [pytest.mark.slow, needs("lightning", "frameworks")]
 STEPS = 9  # 3 of an epoch
 PROGRAM = "fw_lightning.py"
 

@@ -13,7 +13,7 @@ from torch_forks import TorchForks
 
 from robust_slurm.integrations.megatron import MegatronOptimizerState
 
-pytestmark = needs("megatron.core", "frameworks")
+pytestmark = [pytest.mark.slow, needs("megatron.core", "frameworks")]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from torch_forks import TorchForks
 
 from robust_slurm.integrations.torchtitan import attach
 
-pytestmark = needs("torchtitan", "frameworks")
+pytestmark = [pytest.mark.slow, needs("torchtitan", "frameworks")]
 STEPS = 8
 PROGRAM = "fw_torchtitan.py"
 READ = 4  # samples of a step

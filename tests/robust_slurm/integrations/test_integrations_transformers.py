@@ -14,7 +14,7 @@ from extras import needs
 from framework_runs import run, undisturbed
 from torch_forks import TorchForks
 
-pytestmark = needs("transformers", "frameworks")
+pytestmark = [pytest.mark.slow, needs("transformers", "frameworks")]
 PROGRAM = "fw_transformers.py"
 
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from health.active.coordinator import replay
 from health.active.coordinator.replay import Layout, LayoutError, Round, Verdict
 
+pytestmark = pytest.mark.slow
+
 Fires = Callable[[], bool]
 
 

@@ -18,6 +18,8 @@ from active_coordinator import Coordinator
 from health.active.model import measured
 from health.active.worker.env import interface_of, prepare, take_environment
 
+pytestmark = pytest.mark.slow
+
 WRONG_TORCH = "raise ImportError('libcudart.so.12: cannot open shared object file')\n"
 
 

@@ -12,6 +12,8 @@ import pytest
 from places import TESTS
 from torch_forks import TorchForks, all_end_well
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = TESTS / "support" / "checkpoint" / "checkpoint_ranks.py"
 CASES = [
     node.name

@@ -7,9 +7,12 @@ import signal
 import socket
 from pathlib import Path
 
+import pytest
 from torch_forks import TorchForks
 
 from robust_slurm.checkpoint.durable import tier
+
+pytestmark = pytest.mark.slow
 
 WORLD = 4
 SCRIPT = """

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from durable_tiers import RUN, commit_now, listed, save, tiny
 
 from robust_slurm.checkpoint.durable import tier as durable
 from robust_slurm.checkpoint.durable.dcp.write import write
+
+pytestmark = pytest.mark.slow
 
 
 def in_child(work: Callable[[], object], die_at: int) -> bool:

@@ -28,6 +28,8 @@ from torch_forks import TorchForks
 
 from robust_slurm.checkpoint.durable import tier as durable
 
+pytestmark = pytest.mark.slow
+
 
 class Process:
     """A running writer, by its ends of the pipes."""

@@ -14,6 +14,8 @@ from waiting import until
 
 from robust_slurm.checkpoint.store.events import Restore
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore]:

@@ -15,6 +15,8 @@ from waiting import until
 from robust_slurm.checkpoint.capture.sharing import Share
 from robust_slurm.checkpoint.durable import tier
 
+pytestmark = pytest.mark.slow
+
 # Both ranks do the same up to step 3; then each goes its own way.
 SCRIPT = """
 import os, sys, time, zlib, torch, torch.distributed as dist

@@ -19,6 +19,8 @@ from waiting import until
 from robust_slurm.checkpoint.capture.sharing import Share
 from robust_slurm.checkpoint.training.unanswered import SILENT, reported
 
+pytestmark = pytest.mark.slow
+
 TRAINING = """
 import sys, torch
 import robust_slurm

@@ -18,6 +18,8 @@ from robust_slurm.checkpoint.durable import tier, verify
 from robust_slurm.checkpoint.store.events import Committed, Persisted
 from robust_slurm.checkpoint.store.own_store import OwnStore
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import os, sys, time, torch, torch.distributed as dist
 import robust_slurm

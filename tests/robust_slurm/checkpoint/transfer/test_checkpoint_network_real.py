@@ -17,6 +17,8 @@ from robust_slurm.checkpoint.planning.plan import Place, Seat, plan
 from robust_slurm.checkpoint.store.events import Enrolled, Restore, Target, Wanted
 from robust_slurm.checkpoint.store.store import Store
 
+pytestmark = pytest.mark.slow
+
 WORLD, STEPS, LOST = 4, 6, 2
 SCRIPT = """
 import os, sys, time, zlib, torch, torch.distributed as dist

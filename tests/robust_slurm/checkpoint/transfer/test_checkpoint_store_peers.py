@@ -24,6 +24,8 @@ from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.planning.plan import Place, usable
 from robust_slurm.checkpoint.store.events import Alarm, Holding, Saved
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _chunks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ from srun_wrapper.protocol.messages import (
     WarmRanks,
 )
 
+pytestmark = pytest.mark.slow
+
 drivers, drive = slot_driver.drivers, slot_driver.drive
 PROGRAM = PROGRAMS / "warm_facts.py"
 

@@ -19,6 +19,8 @@ from srun_wrapper.agent.processes.surroundings import same_surroundings
 from srun_wrapper.agent.warm.imports import pack, unpack
 from srun_wrapper.protocol.messages import Imports, Stop, Stopped, Warmup
 
+pytestmark = pytest.mark.slow
+
 drivers, drive = slot_driver.drivers, slot_driver.drive
 
 LAUNCHER = """

@@ -16,6 +16,8 @@ from slot_driver import Driver
 
 from srun_wrapper.protocol.messages import Exited, Signal, Stop, Stopped
 
+pytestmark = pytest.mark.slow
+
 drivers, drive = slot_driver.drivers, slot_driver.drive
 PROGRAM = PROGRAMS / "warm_facts.py"
 WAITS = "import robust_slurm, signal\nrobust_slurm.beat(1)\nsignal.pause()\n"

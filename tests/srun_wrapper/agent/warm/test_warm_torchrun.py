@@ -16,6 +16,8 @@ from slot_driver import Driver
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.protocol.messages import Exited, Imports, Stop, Stopped, Warmup
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torch")
 drivers, drive = slot_driver.drivers, slot_driver.drive
 
