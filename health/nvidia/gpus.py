@@ -13,7 +13,7 @@ from typing import Any
 
 from health.node import slurmconf, sysfs
 from health.node.system import System
-from health.nvidia.snapshot import Device, Snapshot
+from health.nvidia.snapshot import Device
 
 PCI = "/sys/bus/pci/devices"
 DRIVER = "nvidia"
@@ -23,16 +23,6 @@ _GPU_CLASSES = ("0x0300", "0x0302")  # VGA controller, 3D controller
 # in for the only GPU of a node.
 _OTHERS = ("0x1002", "0x1da3")
 _OTHER_CLASSES = ("0x0302", "0x0380", "0x1200")  # 3D, other display, processing accelerator
-
-# For a node where nothing is wanted: what NVML would say if there were nothing to ask.
-NO_GPUS: Snapshot = {
-    "stage": "done",
-    "hung": False,
-    "error": "",
-    "count": 0,
-    "devices": [],
-    "lost": [],
-}
 
 # The query does not exist for this board or this driver: nothing is wrong.
 HARMLESS = frozenset(

@@ -54,13 +54,6 @@ BELOW_DEFAULT = Condition(
 MAXIMUM = Condition(
     "clocks-max", "FAIL", "node", "none", "maximum clocks below what the fleet recorded"
 )
-UNEVEN = Condition(
-    "clocks-uneven",
-    "WARN",
-    "node",
-    "none",
-    "maximum clocks below those of the node's other GPUs of the model",
-)
 UNREADABLE = Condition(
     "clocks-unreadable", "WARN", "node", "none", "NVML failed to tell clocks or throttle reasons"
 )
@@ -81,14 +74,13 @@ def run(system: System) -> list[Finding]:
     """Findings about the clocks of every GPU."""
     options = system.options("gpu_clocks")
     found = []
-    devices = gpus.devices(system)
-    for device in devices:
+    for device in gpus.devices(system):
         problem = gpus.refused(device, "throttle", "clocks")
         if problem:
             found.append(UNREADABLE.found(f"NVML {problem}", gpus.name(device)))
         found += _throttled(device)
         found += _application(device, options)
-        found += _maximum(system, device, devices)
+        found += _maximum(system, device)
     return found
 
 
@@ -132,26 +124,16 @@ def _application(device: Device, options: Mapping[str, Any]) -> list[Finding]:
     return found
 
 
-def _maximum(system: System, device: Device, devices: list[Device]) -> list[Finding]:
+def _maximum(system: System, device: Device) -> list[Finding]:
     model = device.get("name", "")
     recorded = gpus.recorded(system, "max_clocks", model)
     found = []
     for kind in ("sm", "memory"):
         now = _clock(device, f"max_{kind}")
-        if now is None:
-            continue
         wanted = recorded.get(kind) if isinstance(recorded, Mapping) else None
-        text = f"maximum {kind} clock {now} MHz"
-        if isinstance(wanted, int):
-            if now < wanted:
-                text += f", {wanted} recorded for {model} (fleet max_clocks)"
-                found.append(MAXIMUM.found(text, gpus.name(device)))
-            continue
-        same = [_clock(other, f"max_{kind}") for other in devices if other.get("name", "") == model]
-        usual = gpus.majority([value for value in same if value is not None])
-        if usual is not None and now < usual:
-            text += f", most {model} of this node have {usual} (NVML)"
-            found.append(UNEVEN.found(text, gpus.name(device)))
+        if now is not None and isinstance(wanted, int) and now < wanted:
+            text = f"maximum {kind} clock {now} MHz, {wanted} recorded for {model}"
+            found.append(MAXIMUM.found(f"{text} (fleet max_clocks)", gpus.name(device)))
     return found
 
 
@@ -170,7 +152,6 @@ CHECK = Check(
         APPLICATION,
         BELOW_DEFAULT,
         MAXIMUM,
-        UNEVEN,
         UNREADABLE,
     ),
     SETTINGS,

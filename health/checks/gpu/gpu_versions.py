@@ -1,4 +1,4 @@
-"""Versions of driver and VBIOS: those that the fleet has, and the same all over the node."""
+"""Versions of driver and VBIOS: those that the fleet has."""
 
 from __future__ import annotations
 
@@ -28,13 +28,6 @@ VBIOS = Condition(
     "none",
     "a VBIOS is none of those the fleet recorded for the model",
 )
-UNEVEN = Condition(
-    "vbios-uneven",
-    "WARN",
-    "node",
-    "none",
-    "GPUs of one model have different VBIOS, and the fleet recorded none",
-)
 
 _MODULE = "/sys/module/nvidia/version"
 _PROC = "/proc/driver/nvidia/version"
@@ -54,13 +47,8 @@ def run(system: System) -> list[Finding]:
     if version and allowed and version not in allowed:
         text = f"driver {version} ({'NVML' if now else source})"
         found.append(DRIVER.found(f"{text}, recorded {' or '.join(allowed)} (fleet driver)"))
-    devices = gpus.devices(system)
-    for model in dict.fromkeys(device.get("name", "") for device in devices):
-        found += _vbios(
-            [d for d in devices if d.get("name", "") == model and d.get("vbios")],
-            model,
-            _allowed(gpus.recorded(system, "vbios", model)),
-        )
+    for device in gpus.devices(system):
+        found += _vbios(system, device)
     return found
 
 
@@ -85,30 +73,19 @@ def _allowed(recorded: Any) -> list[str]:
     return [value for value in values if isinstance(value, str)]
 
 
-def _vbios(devices: list[Device], model: str, allowed: list[str]) -> list[Finding]:
-    if allowed:
-        return [
-            VBIOS.found(
-                f"VBIOS {d['vbios']}, recorded {' or '.join(allowed)} for {model} (fleet vbios)",
-                gpus.name(d),
-            )
-            for d in devices
-            if d["vbios"] not in allowed
-        ]
-    versions = sorted({d["vbios"] for d in devices})
-    if len(versions) < 2:
+def _vbios(system: System, device: Device) -> list[Finding]:
+    model, now = device.get("name", ""), device.get("vbios", "")
+    allowed = _allowed(gpus.recorded(system, "vbios", model))
+    if not now or not allowed or now in allowed:
         return []
-    parts = (
-        f"{version} on {' '.join(gpus.name(d) for d in devices if d['vbios'] == version)}"
-        for version in versions
-    )
-    return [UNEVEN.found(f"{len(versions)} VBIOS among {model}: {', '.join(parts)} (NVML)")]
+    text = f"VBIOS {now}, recorded {' or '.join(allowed)} for {model} (fleet vbios)"
+    return [VBIOS.found(text, gpus.name(device))]
 
 
 CHECK = Check(
     "gpu_versions",
     run,
-    (MIXED, DRIVER, VBIOS, UNEVEN),
+    (MIXED, DRIVER, VBIOS),
     {},
     needs_nvml=True,
     closes_on_error=False,

@@ -31,19 +31,18 @@ def test_corrected_errors_are_counted_since_the_reset() -> None:
     assert after("reset", boot="another", gpu="gpu0") == []
 
 
-def test_maximum_clocks_against_the_fleet_and_the_other_gpus() -> None:
+def test_maximum_clocks_against_the_fleet() -> None:
     devices = [h100(i) for i in range(4)]
     devices[2]["clocks"]["max_sm"] = 1755
     clocks = check("gpu_clocks")
-    assert said(clocks.run(gpu_node(devices))) == [("clocks-uneven", "WARN", "gpu2", "none")]
+    assert clocks.run(gpu_node(devices)) == []
     fleet = {"max_clocks": {"NVIDIA H100 80GB HBM3": {"sm": 1980, "memory": 2619}}}
     assert said(clocks.run(gpu_node(devices, fleet=fleet))) == [
         ("clocks-max", "FAIL", "gpu2", "none")
     ]
     assert clocks.run(gpu_node(devices[:1], fleet=fleet)) == []
     other = {"max_clocks": {"NVIDIA A100": {"sm": 9999}}}
-    assert said(clocks.run(gpu_node(devices, fleet=other)))[0][0] == "clocks-uneven"
-    assert clocks.run(gpu_node([devices[2]])) == []
+    assert clocks.run(gpu_node(devices, fleet=other)) == []
     del devices[2]["clocks"]["max_sm"]
     assert clocks.run(gpu_node(devices, fleet=fleet)) == []
 
@@ -139,9 +138,7 @@ def test_vbios() -> None:
     versions = check("gpu_versions")
     devices = [h100(i) for i in range(4)]
     devices[3]["vbios"] = "96.00.30.00.01"
-    found = versions.run(gpu_node(devices))
-    assert said(found) == [("vbios-uneven", "WARN", "", "none")]
-    assert "96.00.30.00.01 on gpu3" in found[0].evidence
+    assert versions.run(gpu_node(devices)) == []
     fleet = {"vbios": {"NVIDIA H100 80GB HBM3": ["96.00.99.00.01"]}}
     assert said(versions.run(gpu_node(devices, fleet=fleet))) == [
         ("vbios-fleet", "FAIL", "gpu3", "none")
