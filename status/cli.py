@@ -47,12 +47,17 @@ def ask_slurm(slurm: Slurm, with_nodes: bool = True, with_places: bool = False) 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="robust-status", description="nodes and robust jobs: state, accusations, ETTR"
+        prog="robust-status",
+        description="Show all nodes and robust-srun jobs: state, reports against nodes, ETTR.",
     )
-    parser.add_argument("job", nargs="?", type=_job_id, metavar="JOBID", help="show one job")
+    parser.add_argument(
+        "job", nargs="?", type=_job_id, metavar="JOBID", help="show this job with its incidents"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(
-        "--state-dir", metavar="DIR", help="where the jobs write (default: from robust.toml)"
+        "--state-dir",
+        metavar="DIR",
+        help="directory of the jobs' records (default: state_dir of robust.toml)",
     )
     return parser
 

@@ -126,7 +126,7 @@ def read_state(
         return found
     if older:
         jobs = "job" if older == 1 else "jobs"
-        found.problems.append(f"not looked into: {older} older {jobs} in {state_dir / 'jobs'}")
+        found.problems.append(f"not read: {older} older {jobs} in {state_dir / 'jobs'}")
     for job, directory in dirs:
         found.directory = directory
         _read_job(job, directory, found)
@@ -149,7 +149,7 @@ def _read_job(job: int, job_dir: Path, found: StateFiles) -> None:
             continue
         accusation = accusation_from(decode(raw))
         if accusation is None:
-            found.problems.append(f"{clean(str(path))} is no accusation; skipped")
+            found.problems.append(f"{clean(str(path))} is no report against a node; skipped")
         elif path.name.endswith(WITHDRAWN):
             wrong[accusation.node, accusation.incident] = accusation.withdrawn or "wrong"
         else:

@@ -214,7 +214,7 @@ def report(
     if slurm.partitions is not None and standby_partition not in slurm.partitions:
         told.append(
             f"no partition {standby_partition!r} in Slurm: no job can borrow a standby node "
-            "(set standby_partition)"
+            "(set standby_partition in robust.toml)"
         )
     rows = [job_row(roster, slurm, now) for roster in rosters]
     live = sorted((r for r in rows if r.live), key=lambda r: (-r.job_id, r.step_id))

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="robust-ckpt", description="look at, verify and export checkpoints"
+        prog="robust-ckpt", description="List, verify and export checkpoints."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     ls = commands.add_parser("ls", help="list steps, or a node's snapshot files")

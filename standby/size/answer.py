@@ -110,7 +110,7 @@ def from_ledger(
         except SizeError as error:
             if not upper:
                 raise
-            notes.append(f"no pool for the {UPPER}, too little was watched: {error}")
+            notes.append(f"no pool size for the {UPPER}: too few node-days were observed: {error}")
     if named and seen.several.events:
         notes.append(
             f"{seen.several.events} events that took several nodes were seen; "
@@ -124,15 +124,15 @@ def _notes(cases: Sequence[Case]) -> list[str]:
     notes = []
     if all(cause.size == 1 for cause in cases[0].causes):
         notes.append(
-            "nodes that leave together (an evicted group, a switch) are not counted: "
-            "--group-rate, --switch-rate"
+            "nodes that are lost together (an evicted group, a switch) are not counted; add them "
+            "with --group-rate and --switch-rate"
         )
     for cause in cases[0].causes:
         who = "a node" if cause.size == 1 else f"a group of {cause.size}"
         if cause.p > UNSURE:
             notes.append(
-                f"{who} goes with p = {cause.p:.2g} within the refill time, and is counted once: "
-                "the pool may be a little too small"
+                f"{who} is lost with p = {cause.p:.2g} within the refill time, but counted once: "
+                "the pool may be slightly too small"
             )
         if cause.size == 1 and 0.0 < cause.per_1000 < RARE:
             years = 1000.0 / cause.per_1000 / 365.0

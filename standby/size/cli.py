@@ -54,38 +54,53 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="robust-standby size",
         allow_abbrev=False,
-        description="How many standbys are enough, with probability --quantile, for the nodes "
-        "that are lost until the pool is full again. All rates are events per 1,000 node-days: "
-        "1,000 nodes lose one node a day at --rate 1.",
+        description="Compute the number of standby nodes that covers the nodes lost within one "
+        "refill time, with probability --quantile. All rates are events per 1,000 node-days: at "
+        "--rate 1, 1,000 nodes lose one node a day.",
     )
     add = parser.add_argument
-    add("--nodes", type=_nodes, metavar="N", help="nodes of the training, without standbys")
-    add("--rate", type=_rate, metavar="R", help="failures of single nodes")
+    add(
+        "--nodes",
+        type=_nodes,
+        metavar="N",
+        help="nodes of the training, not counting standby nodes",
+    )
+    add("--rate", type=_rate, metavar="R", help="failure rate of single nodes")
     add(
         "--from-ledger", action="store_true",
-        help="measure the rates: incidents of jobs and drains of the node gate in the state "
-        "directory, over the time that jobs ran",
+        help="measure the rates from the state directory: incidents of jobs and drains by the node "
+        "gate, divided by the time that the jobs ran",
     )  # fmt: skip
-    add("--state-dir", metavar="DIR", help="the state directory (default: from robust.toml)")
+    add("--state-dir", metavar="DIR", help="state directory (default: state_dir of robust.toml)")
     add(
         "--node-days", type=_positive, metavar="D",
-        help="with --from-ledger: the time that was watched, in place of the jobs' own records; "
-        "then drains outside of jobs count, too",
+        help="with --from-ledger: the observed node-days (default: from the jobs' records); drains "
+        "outside of jobs are then counted as well",
     )  # fmt: skip
     add(
         "--since", type=_positive, metavar="DAYS",
-        help="with --from-ledger: only the last so many days (default: all that is recorded)",
+        help="with --from-ledger: use the last DAYS days only (default: all records)",
     )  # fmt: skip
-    add("--group", type=_nodes, metavar="NODES", help=f"size of a group (default: {_GROUP})")
-    add("--group-rate", type=_rate, metavar="R", help="evictions of whole groups")
-    add("--switch", type=_nodes, metavar="NODES", help=f"nodes of a switch (default: {_SWITCH})")
-    add("--switch-rate", type=_rate, metavar="R", help="failures of switches")
+    add(
+        "--group",
+        type=_nodes,
+        metavar="NODES",
+        help=f"nodes of a parallel group (default: {_GROUP})",
+    )
+    add("--group-rate", type=_rate, metavar="R", help="eviction rate of whole groups")
+    add("--switch", type=_nodes, metavar="NODES", help=f"nodes below a switch (default: {_SWITCH})")
+    add("--switch-rate", type=_rate, metavar="R", help="failure rate of switches")
     add(
         "--refill", type=_positive, metavar="HOURS",
-        help=f"mean time until a used standby is replaced by another (default: {_HOURS:g})",
+        help=f"mean time until a used standby node is replaced, in hours (default: {_HOURS:g})",
     )  # fmt: skip
-    add("--quantile", type=_quantile, metavar="Q", help=f"default: {_QUANTILE}")
-    add("--table", action="store_true", help="ByteRobust's pool sizes beside ours, and no more")
+    add(
+        "--quantile",
+        type=_quantile,
+        metavar="Q",
+        help=f"probability that the pool suffices (default: {_QUANTILE})",
+    )
+    add("--table", action="store_true", help="print only ByteRobust's pool sizes beside ours")
     add("--json", action="store_true", help="print JSON")
     return parser
 
@@ -98,14 +113,14 @@ def _check(args: argparse.Namespace) -> None:
             raise _Usage(f"--table takes no {_flags(more)}: its settings are the paper's")
         return
     if args.nodes is None:
-        raise _Usage("name the nodes of the training: --nodes N")
+        raise _Usage("--nodes N is missing: the number of nodes of the training")
     if (args.rate is None) == (not args.from_ledger):
-        raise _Usage("name a rate, --rate R, or have it measured, --from-ledger: one of the two")
+        raise _Usage("give either --rate R or --from-ledger")
     if not args.from_ledger and (more := sorted(given & {"state_dir", "node_days", "since"})):
         raise _Usage(f"{_flags(more)}: only with --from-ledger")
     for name in ("group", "switch"):
         if vars(args)[name] is not None and vars(args)[f"{name}_rate"] is None:
-            raise _Usage(f"--{name} needs --{name}-rate: how often do {name} failures happen?")
+            raise _Usage(f"--{name} needs --{name}-rate, the rate of {name} failures")
 
 
 def _flags(names: Sequence[str]) -> str:
@@ -130,7 +145,7 @@ def _answer(args: argparse.Namespace) -> answer.Answer:
     try:
         return answer.from_ledger(args.nodes, seen, groups, hours, quantile)
     except SizeError as error:
-        raise _Nothing(f"too little was watched for a rate: {error}") from None
+        raise _Nothing(f"too few node-days were observed to compute a rate: {error}") from None
 
 
 def _measure(args: argparse.Namespace) -> Observed:
@@ -143,7 +158,7 @@ def _measure(args: argparse.Namespace) -> Observed:
         raise _Usage(str(error)) from None
     state_dir: Path = config.state_dir
     if not state_dir.is_dir():
-        raise _Usage(f"{state_dir} is no directory: name the state directory, --state-dir DIR")
+        raise _Usage(f"{state_dir} is no directory: name the state directory with --state-dir DIR")
     now = time.time()
     since = now - args.since * DAY if args.since else 0.0
     seen = Ledger(state_dir, now).observed(args.node_days, since)
@@ -151,9 +166,9 @@ def _measure(args: argparse.Namespace) -> Observed:
         for problem in seen.problems:
             print(f"robust-standby: {problem}", file=sys.stderr)
         raise _Nothing(
-            f"no job under {state_dir / 'jobs'} tells how long its nodes ran"
+            f"no job in {state_dir / 'jobs'} has recorded how long its nodes ran"
             + (" in that time" if since else "")
-            + "; say how many node-days were watched, --node-days D, or name a rate, --rate R"
+            + "; give the observed node-days with --node-days D, or a rate with --rate R"
         )
     return seen
 

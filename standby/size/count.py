@@ -133,7 +133,7 @@ def probability(source: Source, days: float, size: int | None = None) -> float:
         what = "a node" if source.size == 1 else f"every group of {source.size} nodes"
         raise SizeError(
             f"{1000 * source.rate:g} events per 1,000 node-days take {what} {p:.3g} times within "
-            f"a refill time of {24 * days:g} h: no pool can bridge that; are the units right?"
+            f"a refill time of {24 * days:g} h: no pool covers that; are the units right?"
         )
     return p
 

@@ -43,7 +43,9 @@ def print_answer(found: Answer, out: Console) -> None:
             often = "never" if cause.days is None else _time(cause.days)
             table.add_row(what, f"{cause.per_1000:.3g}", often, str(cause.units), f"{cause.p:.3g}")
     out.print(table)
-    out.print(f"p: that one of the units goes within the refill time, {found.refill_hours:g} h")
+    out.print(
+        f"p: probability that a unit is lost within the refill time, {found.refill_hours:g} h"
+    )
     out.print()
     table = _table(1, "POOL FOR", "STANDBYS", "P(SHORTAGE)", "MEAN SHORTFALL", "SHORT BY, IF SHORT")
     for case in found.cases:
@@ -95,7 +97,7 @@ def _measured(seen: Observed, out: Console) -> None:
         f"{_count(seen.drains, 'drain')} by the gate"
     )
     if seen.left_out:
-        out.print(f"left out: {seen.left_out} of nodes and times that no job's records cover")
+        out.print(f"left out: {seen.left_out} losses of nodes at times that no job's records cover")
     out.print(_rate("single nodes", seen.single))
     sizes = ", ".join(f"{n} x {size}" for size, n in sorted(seen.sizes.items()) if size > 1)
     found = f"; events x nodes: {sizes}" if sizes else ""

@@ -366,6 +366,6 @@ def test_nothing_lost_yet() -> None:
 def test_too_short_a_time_for_an_upper_end() -> None:
     found = from_ledger(8, observed(2.0, x1=1), [], 24.0, 0.99)
     assert [case.name for case in found.cases] == [ESTIMATE]
-    assert any("too little was watched" in note for note in found.notes)
+    assert any("too few node-days were observed" in note for note in found.notes)
     with pytest.raises(SizeError):
         from_ledger(8, observed(0.5, x1=1), [], 24.0, 0.99)

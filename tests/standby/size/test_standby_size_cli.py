@@ -41,7 +41,7 @@ def test_it_says_how_many() -> None:
     done = robust_standby("size", "--nodes", "1024", "--rate", "1.2")
     assert done.returncode == 0 and not done.stderr
     assert "1024 nodes: keep 4 standbys (enough with probability 0.99)" in done.stdout
-    assert "not counted: --group-rate, --switch-rate" in done.stdout
+    assert "not counted; add them with --group-rate and --switch-rate" in done.stdout
 
 
 def test_both_pools_are_held_against_all_losses() -> None:
@@ -70,7 +70,7 @@ def test_sizes_refill_and_quantile_are_used() -> None:
     ("words", "said"),
     [
         (("--rate=0.0012",), "a node fails once in 2,283 years"),
-        (("--rate=400",), "goes with p = 0.4 within the refill time, and is counted once"),
+        (("--rate=400",), "is lost with p = 0.4 within the refill time, but counted once"),
     ],
 )
 def test_doubts_are_said(words: tuple[str, ...], said: str) -> None:
@@ -96,8 +96,8 @@ def test_the_papers_table() -> None:
         ("resize", "no such command: 'resize'"),
         ("choose --lost n1", "choose was removed: robust-srun chooses"),
         ("size", "--nodes N"),
-        ("size --nodes 10", "--rate R, or have it measured, --from-ledger"),
-        ("size --nodes 10 --rate 1 --from-ledger", "one of the two"),
+        ("size --nodes 10", "either --rate R or --from-ledger"),
+        ("size --nodes 10 --rate 1 --from-ledger", "either --rate R or --from-ledger"),
         ("size --nodes 0 --rate 1", "not a number of nodes"),
         ("size --nodes 100001 --rate 1", "not a number of nodes"),
         ("size --nodes 1e3 --rate 1", "not a number of nodes"),
@@ -177,7 +177,7 @@ def test_nothing_was_watched(tmp_path: Path) -> None:
     (job.dir / "events.jsonl").write_text("torn")
     done = size("--nodes=64", f"--state-dir={tmp_path}")
     assert done.returncode == 1 and not done.stdout
-    assert "--node-days D, or name a rate" in done.stderr
+    assert "--node-days D, or a rate" in done.stderr
     assert "events.jsonl: 1 unreadable lines skipped" in done.stderr
     done = size("--nodes=64", f"--state-dir={tmp_path}", "--node-days=1000")
     assert done.returncode == 0 and "keep 0 standbys; 2 if" in done.stdout
