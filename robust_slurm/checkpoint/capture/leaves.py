@@ -26,6 +26,8 @@ class Item(NamedTuple):
     """Of the entry's shape and type, detached, on any device, maybe not contiguous."""
     late: bool
     """Only the optimizer's step changes it, so it may be copied until the next one."""
+    frozen: bool = False
+    """It is not meant to be trained. A hint for the layout: nothing may rely on it."""
 
 
 class Memory(NamedTuple):
@@ -214,7 +216,8 @@ def make_leaf(name: str, tensor: torch.Tensor, *, late: bool, shareable: bool) -
         dense_stride(plain),
         *placed,
     )
-    item = Item(entry, stored, late)
+    frozen = isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad
+    item = Item(entry, stored, late, frozen)
     return Leaf(tensor, local, plain, memory, shareable, item, encode_ref(ref))
 
 

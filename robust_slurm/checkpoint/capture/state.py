@@ -192,7 +192,7 @@ class State:
             self._parts = {part.which: part for part in mine}
             self._divided = entries
         self._shared_items = [
-            Item(part.entry, cut(shared[i].item.tensor, part), shared[i].item.late)
+            shared[i].item._replace(entry=part.entry, tensor=cut(shared[i].item.tensor, part))
             for i, part in self._parts.items()
         ]
         self._shared = shared

@@ -29,20 +29,27 @@ OWN = 3  # ranks are one step apart and copying takes time: two would leave no c
 class Form:
     """Layout of one set of entries in a file, and the part of the header that never changes."""
 
-    def __init__(self, entries: Sequence[Entry], late: Sequence[int], about: Snapshot) -> None:
-        """``late``: the entries (by index) that are copied in the background."""
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        late: Sequence[int],
+        about: Snapshot,
+        frozen: Collection[str] = frozenset(),
+    ) -> None:
+        """``late``: the entries (by index) that are copied in the background; ``frozen``: see
+        ``lay_out``."""
         self.entries = list(entries)
         self.late = tuple(late)
         chosen = set(late)
         self.early = tuple(i for i in range(len(self.entries)) if i not in chosen)
-        self._about = about
+        self._about, self._frozen = about, frozen
         self._room = 0
         self.plan: Plan
         self.reserve(0)
 
     def reserve(self, header_bytes: int) -> None:
         """Lay out anew for a header of this many bytes and a quarter more."""
-        plan = lay_out(self.entries, 0)
+        plan = lay_out(self.entries, 0, self._frozen)
         mark, step, same = "@values@", 7_777_777_777_777_777, 6_666_666_666_666_666
         raw = encode_header(
             self._about._replace(step=step, values=mark, entries=plan.entries, same=same)
@@ -51,7 +58,8 @@ class Form:
         self._first, rest = raw.split(str(same), 1)
         self._head, rest = rest.split(str(step), 1)
         self._middle, self._tail = rest.split(f'\\"{mark}\\"', 1)
-        self.plan = lay_out(self.entries, max(len(raw), header_bytes) * 5 // 4)
+        room = max(len(raw), header_bytes) * 5 // 4
+        self.plan = lay_out(self.entries, room, self._frozen)
         first = {id(e): at for e, at in zip(self.plan.entries, self.plan.offsets, strict=True)}
         self.offsets = tuple(first[id(e)] for e in self.entries)
 

@@ -86,6 +86,41 @@ def differing(
     return [index for index, crc in zip(indices, found, strict=True) if crc != digest[index]]
 
 
+def alike(fd: int, other: int, size: int, among: Sequence[int], threads: int = 1) -> list[int]:
+    """Chunks of ``among`` that are the same in both files, byte for byte. Raises OSError."""
+    same: list[int] = []
+    failed: list[OSError] = []
+    todo = iter(among)  # ``next`` on it is atomic
+
+    def work() -> None:
+        buffers = bytearray(_PIECE), bytearray(_PIECE)
+        try:
+            for index in todo:
+                if _is_alike(fd, other, *span(index, size), *buffers):
+                    same.append(index)
+                if failed:
+                    return
+        except OSError as err:
+            failed.append(err)
+
+    share(work, min(threads, len(among)), "compare")
+    if failed:
+        raise failed[0]
+    return same
+
+
+def _is_alike(fd: int, other: int, at: int, left: int, one: bytearray, two: bytearray) -> bool:
+    while left:
+        count = min(left, _PIECE)
+        if count < _PIECE:
+            one, two = bytearray(count), bytearray(count)
+        if os.preadv(fd, [one], at) != count or os.preadv(other, [two], at) != count or one != two:
+            return False
+        at += count
+        left -= count
+    return True
+
+
 def describe(chunks: Sequence[int], size: int) -> str:
     """For people: which bytes do not agree."""
     begin, length = span(chunks[0], size)

@@ -9,7 +9,7 @@ length is stored last. What safetensors does not say stands as JSON in ``__metad
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
@@ -85,13 +85,18 @@ class Plan(NamedTuple):
     offsets: tuple[int, ...]
     """Of each entry's data, from the start of the file, in the order of ``entries``."""
     entries: tuple[Entry, ...]
-    """Largest item size first, so that all are aligned without gaps."""
+    """Largest item size first, so that all are aligned without gaps; of each, frozen ones last."""
     size: int
 
 
-def lay_out(entries: Sequence[Entry], header_bytes: int) -> Plan:
-    """Plan a file whose header is about ``header_bytes`` long now (see ``encode_header``)."""
-    ordered = tuple(sorted(entries, key=lambda e: -ITEM_SIZE[e.dtype]))
+def lay_out(
+    entries: Sequence[Entry], header_bytes: int, frozen: Collection[str] = frozenset()
+) -> Plan:
+    """Plan a file whose header is about ``header_bytes`` long now (see ``encode_header``).
+
+    ``frozen``: names of tensors that lie together, as they hardly ever change: chunks of nothing
+    else are not sent again."""
+    ordered = tuple(sorted(entries, key=lambda e: (-ITEM_SIZE[e.dtype], e.name in frozen)))
     start = -(-(8 + header_bytes + ROOM) // ALIGN) * ALIGN
     offsets, at = [], start
     for entry in ordered:

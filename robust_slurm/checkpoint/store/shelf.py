@@ -49,6 +49,9 @@ class Record:
         self.digest = digest
         self.same = same
         """See ``Snapshot.same``."""
+        self.marks: tuple[int, ...] = ()
+        """Number of each chunk's content: equal ones mean equal bytes (see ``Pusher._mark``); none
+        are known: ()."""
         self.header = b""
         """Hash of its header, once that was read and found right: to read it is milliseconds."""
         self.bad = ""
@@ -171,6 +174,21 @@ class Shelf:
             return header_of(fd, record)
         except OSError as err:
             return f"cannot be read: {err.strerror or err}"
+
+    def unchanged(self, fd: int, record: Record, older: Record, threads: int) -> list[int]:
+        """Chunks of a snapshot (open as ``fd``) that hold the same bytes in an older one, as both
+        files say now; a CRC proves nothing here. None of one that is overwritten meanwhile."""
+        if record.size != older.size:
+            return []
+        digests = enumerate(zip(record.digest, older.digest, strict=True))
+        among = [index for index, (crc, before) in digests if crc == before]
+        try:
+            with open(self.open(older), "rb", buffering=0) as file:
+                same = digest.alike(fd, file.fileno(), record.size, among, threads)
+                torn = self.overwritten(file.fileno(), older) or self.overwritten(fd, record)
+        except OSError:
+            return []
+        return [] if torn else same
 
     def verify(self, record: Record, threads: int) -> Holding | None:
         """Read the whole file (nothing with 0 threads). None when another has taken its place."""

@@ -132,7 +132,8 @@ class Moments:
                 and item.entry.name not in self._unsteady
                 and not item.tensor.is_inference()  # they count no versions
             ]
-            form = self._form = Form([i.entry for i in items], late, self._about)
+            frozen = {item.entry.name for item in items if item.frozen}
+            form = self._form = Form([i.entry for i in items], late, self._about, frozen)
         self._items = items
         self._late = [items[i].tensor for i in form.late]
         self._early = [items[i].tensor for i in form.early]

@@ -6,16 +6,18 @@ import contextlib
 import errno
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.format.crc import crc32
 from robust_slurm.checkpoint.store.reserve import Reserve
+from robust_slurm.checkpoint.store.shelf import Record
 from robust_slurm.checkpoint.transfer.channel import BrokenError, Channel, numbers
 from robust_slurm.checkpoint.transfer.sending import ROUNDS, AbandonedError, Offer
 
 _ROOM = 1 << 30  # bytes made room for at once
+_GROUP = 64  # chunks, between two signs of life
 _PIECE = 1 << 20  # received, summed and written at once
 
 
@@ -47,6 +49,8 @@ class Incoming:
         self.offer = offer
         self.received: int = reuse.received if reuse is not None else 0
         self.complete = False
+        self._older = False  # the file holds an older snapshot, whole
+        self._kept: frozenset[int] = frozenset()
         self._head = bytes(8)
         self._map: mmap.mmap | None = None
         self._fd = -1
@@ -54,6 +58,7 @@ class Incoming:
         if reuse is not None and reuse._usable(path, offer.size):
             self._fd, self._map, self.inode = reuse._fd, reuse._map, reuse.inode
             reuse._map, reuse._fd = None, -1
+            self._older = reuse.complete
             os.pwrite(self._fd, bytes(8), 0)
             return
         if reuse is not None:
@@ -107,9 +112,50 @@ class Incoming:
             return False
         return (info.st_ino, info.st_size) == (self.inode, size)
 
+    def keep(
+        self,
+        replicas: Iterable[Record],
+        opened: Callable[[Record], int],
+        busy: Callable[[], None],
+    ) -> None:
+        """Take from older replicas of the owner the chunks that have not changed since, so that
+        they need not be sent. A chunk whose CRC is not the offered one is asked for all the same.
+        ``busy()``: as above. For a mapped file. Raises BrokenError, OSError."""
+        offer, found = self.offer, set[int]()
+        for record in sorted(replicas, key=lambda r: r.file != self.path.name):
+            both = zip(offer.marks, record.marks, strict=False)
+            same = {i for i, (one, other) in enumerate(both) if one == other} - found - {0}
+            if record.size != offer.size or not same:
+                continue
+            if record.file != self.path.name:
+                try:
+                    self._copy(opened(record), same, busy)
+                except OSError:
+                    continue  # it is gone: they are sent
+            elif not self._older:
+                continue
+            found |= same
+        chunks = sorted(found)
+        for at in range(0, len(chunks), _GROUP):
+            busy()
+            group, threads = chunks[at : at + _GROUP], digest.workers(4)
+            found -= {*digest.differing(self._fd, offer.size, offer.digest, group, threads)}
+        self._kept = frozenset(found)
+
+    def _copy(self, fd: int, chunks: Iterable[int], busy: Callable[[], None]) -> None:
+        """Copy these chunks of the same size of file, which is closed."""
+        assert self._map is not None
+        with open(fd, "rb", buffering=0), memoryview(self._map) as whole:
+            for number, index in enumerate(sorted(chunks)):
+                if number % _GROUP == 0:
+                    busy()
+                begin, length = digest.span(index, self.offer.size)
+                with whole[begin : begin + length] as piece:
+                    os.preadv(fd, [piece], begin)  # what is missing shows in the CRC
+
     def receive(self, channel: Channel) -> None:
         """Take chunks until none is wrong. Raises BrokenError, AbandonedError, OSError."""
-        wrong = list(range(digest.count(self.offer.size)))
+        wrong = [i for i in range(digest.count(self.offer.size)) if i not in self._kept]
         for _ in range(ROUNDS):
             channel.send({"op": "go", "chunks": wrong})
             wrong = self._round(channel, wrong)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable
 
+from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.format.digest import FileChangedError
 from robust_slurm.checkpoint.store.events import Target
 from robust_slurm.checkpoint.store.shelf import FETCHED, OWN, REPLICA, TORN, Record, Shelf
 from robust_slurm.checkpoint.transfer.channel import BrokenError, Channel, connect
-from robust_slurm.checkpoint.transfer.sending import BREAKS, AbandonedError, Offer, send
+from robust_slurm.checkpoint.transfer.sending import BREAKS, MARK, AbandonedError, Offer, send
 from robust_slurm.checkpoint.transfer.throttle import Bucket
 
 BACKOFF = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # s before the next try
@@ -57,6 +59,7 @@ class Pusher:
         self._first = -1  # steps from here on were given up when its turn began; -1: none
         self._version = 0  # of target and epoch: what was begun under an older one is void
         self._sending: Record | None = None
+        self._marked: Record | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -203,6 +206,7 @@ class Pusher:
             self._shelf.discard(record)
             return
         try:
+            self._mark(fd, record)
             channel = self._connected(target, version)
             offer = Offer.of(record)
             channel.send(offer.message("offer"))
@@ -228,6 +232,18 @@ class Pusher:
             self._lost, self._failures = False, 0
             self._last_good = time.monotonic()
         self._answer("replicated", record.step)
+
+    def _mark(self, fd: int, record: Record) -> None:
+        """Give each chunk a number of its own, or that of the snapshot offered before where it is
+        the same, byte for byte: a peer that has a chunk of this number need not get it again."""
+        if record.marks:
+            return
+        marks = [secrets.randbits(MARK) for _ in record.digest]
+        older, self._marked = self._marked, record
+        if older is not None:
+            for index in self._shelf.unchanged(fd, record, older, digest.workers(4)):
+                marks[index] = older.marks[index]
+        record.marks = tuple(marks)
 
     def _take_back(self, step: int, target: Target, version: int) -> None:
         channel = self._connected(target, version)

@@ -279,6 +279,7 @@ class PeerServer:
             channel.send({"op": "no", "full": True, "why": self._why_not(err, offer.size)})
             return
         pair.slots[number] = incoming
+        incoming.keep(complete, self._shelf.open, busy)
         try:
             incoming.receive(channel)
         except AbandonedError:

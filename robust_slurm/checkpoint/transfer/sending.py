@@ -1,7 +1,8 @@
 """Moving one snapshot over a Channel: the same few messages for a replica and for a fetch.
 
 The side that has the file offers it with its digest. The side that gets it (``incoming``) says
-``go``, with the chunks that it wants: all, and then those that came wrong. The sender sends a
+``go``, with the chunks that it wants: all that it does not have (see ``Record.marks``), and then
+those that came wrong. The sender sends a
 sealed ``chunk`` message and then the bytes of each, and ``end`` after the last one. When all are
 what the digest says the answer is ``done``. A transfer that breaks starts over: it costs seconds.
 """
@@ -26,6 +27,7 @@ from robust_slurm.checkpoint.transfer.throttle import Bucket
 ROUNDS = 3  # a chunk that arrives wrong this often is not sent again
 BREAKS = 3  # transfers in a row that may break although they had begun well
 MAX_NEEDS = 1 << 17
+MARK = 48  # bits
 
 
 class AbandonedError(Exception):
@@ -44,6 +46,8 @@ class Offer(NamedTuple):
     digest: list[int]
     same: int = -1
     """See ``Snapshot.same``."""
+    marks: tuple[int, ...] = ()
+    """See ``Record.marks``."""
 
     def message(self, op: str) -> Message:
         return {"op": op, **self._asdict(), "same": self.same + 1}
@@ -56,23 +60,26 @@ class Offer(NamedTuple):
         )
         crcs = number_list(message, "digest", MAX_NEEDS, 1 << 32)
         needs = number_list(message, "needs", MAX_NEEDS, 1 << 31)
-        if size <= 8 or len(crcs) != digest.count(size):
+        marks = number_list(message, "marks", MAX_NEEDS, 1 << MARK)
+        if size <= 8 or len(crcs) != digest.count(size) or len(marks) not in (0, len(crcs)):
             raise BrokenError(f"an offer of {size} bytes with {len(crcs)} digests")
-        return cls(owner, step, world, tuple(needs), epoch, size, crcs, same - 1)
+        return cls(owner, step, world, tuple(needs), epoch, size, crcs, same - 1, tuple(marks))
 
     @classmethod
     def of(cls, record: Record) -> Offer:
         return cls(
             record.owner, record.step, record.world, record.needs, record.epoch, record.size,
-            record.digest, record.same,
+            record.digest, record.same, record.marks,
         )  # fmt: skip
 
     def record(self, file: str, inode: int) -> Record:
         """Of the file in which it is now complete."""
-        return Record(
+        record = Record(
             file, step=self.step, world=self.world, needs=self.needs, epoch=self.epoch,
             size=self.size, inode=inode, digest=self.digest, same=self.same,
         )  # fmt: skip
+        record.marks = self.marks
+        return record
 
 
 def send(

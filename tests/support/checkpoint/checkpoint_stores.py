@@ -22,15 +22,23 @@ SIZE = 3_000_000
 
 
 def write_snapshot(
-    path: Path, rank: int, step: int, *, size: int = SIZE, epoch: int = 0, world: int = 4
+    path: Path,
+    rank: int,
+    step: int,
+    *,
+    size: int = SIZE,
+    epoch: int = 0,
+    world: int = 4,
+    frozen: bytes = b"",
 ) -> bytes:
-    """As a rank does it: torn first, the header's length last. Returns the content."""
+    """As a rank does it: torn first, the header's length last. Returns the content. ``frozen``: the
+    end of the data."""
     entry = Entry("t", "U8", (size,), "t", (size,), (0,), "private")
     about = Snapshot(step, rank, world, epoch, "job7", {}, (rank,), {"step": step}, (entry,))
     header = encode_header(about)
     plan = lay_out([entry], len(header))
     block = bytes((step * 7 + rank * 3 + i * i) % 251 for i in range(4096))
-    data = (block * (size // len(block) + 1))[:size]
+    data = (block * (size // len(block) + 1))[: size - len(frozen)] + frozen
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     with open(fd, "r+b", buffering=0) as file:
         file.write(bytes(8))
@@ -87,10 +95,19 @@ class FakeRank:
         until(lambda: self.heard(op, **fields), f"{op} {fields}, heard {self.messages}", 30)
         return self.heard(op, **fields)[-1]
 
-    def save(self, step: int, *, slot: int | None = None, size: int = SIZE, **more: Any) -> bytes:
+    def save(
+        self,
+        step: int,
+        *,
+        slot: int | None = None,
+        size: int = SIZE,
+        frozen: bytes = b"",
+        **more: Any,
+    ) -> bytes:
         slot = step % 3 if slot is None else slot
         name = f"own-{self.rank}-{slot}.safetensors"
-        data = write_snapshot(self.directory / name, self.rank, step, size=size, epoch=self.epoch)
+        path, epoch = self.directory / name, self.epoch
+        data = write_snapshot(path, self.rank, step, size=size, epoch=epoch, frozen=frozen)
         self.say(op="saved", step=step, slot=slot, file=name, copy_s=0.1, blocked_s=0.01, **more)
         return data
 

@@ -67,7 +67,7 @@ def test_an_offer_for_another_owner_is_not_taken(tmp_path: Path) -> None:
         channel.send({"op": "push", "owner": 0, "epoch": 0})
         assert channel.receive()["op"] == "ready"
         channel.send({"op": "offer", "owner": 1, "step": 1, "world": 2, "needs": [], "epoch": 0,
-                      "size": 100, "digest": [1]})  # fmt: skip
+                      "size": 100, "digest": [1], "marks": []})  # fmt: skip
         with pytest.raises(Exception, match=r"closed|reset"):
             channel.receive()
         assert list(a.socket_path.parent.glob("replica*")) == []

@@ -70,7 +70,7 @@ _JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["owner", "step", "world", "epoch", "size", "digest",
-                                        "needs"]), _JSON))  # fmt: skip
+                                        "needs", "marks"]), _JSON))  # fmt: skip
 def test_an_odd_offer_is_refused_or_consistent(fields: dict[str, Any]) -> None:
     try:
         offer = Offer.read({"op": "offer", **fields})
@@ -81,8 +81,8 @@ def test_an_odd_offer_is_refused_or_consistent(fields: dict[str, Any]) -> None:
 
 
 def test_a_good_offer_survives_the_way() -> None:
-    offer = Offer(3, 7, 4, (0, 3), 2, 2500, [1, 2, 0xFFFFFFFF])
-    back = Offer.read({**offer.message("offer"), "needs": list(offer.needs)})
+    offer = Offer(3, 7, 4, (0, 3), 2, 2500, [1, 2, 0xFFFFFFFF], marks=(7, 8, 9))
+    back = Offer.read({**offer.message("offer"), "needs": list(offer.needs), "marks": [7, 8, 9]})
     assert back == offer
 
 
