@@ -9,16 +9,14 @@ file that cannot be used as a whole, or is lost: the last one that could stays i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from health.check import Check, Setting
-from health.node import rootfiles
+from health.settings_file import parse, read
 from health.settings_merge import Merge, Numbers
 
 SITE_FILE = "/etc/robust-slurm/robust.toml"
-FILE_LIMIT = 1 << 20  # bytes
 
 GATE: Mapping[str, Setting] = {
     "enabled": Setting(True, "false: prolog, epilog and sweep do nothing and admit every job"),
@@ -231,30 +229,6 @@ def load(path: str | None, node: str, checks: Iterable[Check]) -> Settings:
         state_dir=state_dir,
         problems=tuple(merge.problems),
     )
-
-
-def parse(text: str) -> dict[str, Any]:
-    """The tables of a file. ValueError, or RecursionError for brackets without end."""
-    if not text.strip():
-        return {}
-    import tomllib
-
-    return tomllib.loads(text)
-
-
-def read(path: str) -> tuple[str, os.stat_result]:
-    """A file's text and what it is. OSError and ValueError say why it must not be used."""
-    directory = rootfiles.open_dir(os.path.dirname(path) or ".")  # noqa: PTH120
-    try:
-        fd = rootfiles.open_file(directory, os.path.basename(path), os.O_RDONLY)  # noqa: PTH119
-    finally:
-        os.close(directory)
-    with os.fdopen(fd, "rb") as file:
-        info = os.fstat(fd)
-        data = file.read(FILE_LIMIT + 1)
-    if len(data) > FILE_LIMIT:
-        raise ValueError(f"is larger than {FILE_LIMIT} bytes")
-    return data.decode("utf-8"), info  # UnicodeDecodeError is a ValueError
 
 
 def _state_dir(value: Any, problems: list[str]) -> str:

@@ -14,8 +14,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from health import settings
 from health.node import rootfiles
+from health.settings_file import parse, read
 
 SUFFIX = ".last"
 # Where /etc cannot be written there is no copy, and nobody who could change that at each sweep.
@@ -26,10 +26,10 @@ def instead(path: str, error: Exception) -> tuple[Mapping[str, Any], str]:
     """The tables in force while the file at ``path`` cannot be used, and what to tell of it."""
     name = os.path.basename(path) + SUFFIX  # noqa: PTH119
     try:
-        text, info = settings.read(path + SUFFIX)
+        text, info = read(path + SUFFIX)
         if not text.strip():  # a power failure left this
             raise ValueError("is empty")
-        found = settings.parse(text)
+        found = parse(text)
     except FileNotFoundError:
         return {}, f"{path}: {_why(error)}; the defaults apply (there is no {name})"
     except (OSError, ValueError, RecursionError) as worse:
@@ -53,8 +53,8 @@ def keep(path: str) -> str:
     """Copy the file at ``path`` if it can be used and is another than the copy; never wider than
     it is. What went wrong; "" if nothing did."""
     try:
-        text, info = settings.read(path)
-        settings.parse(text)
+        text, info = read(path)
+        parse(text)
     except (OSError, ValueError, RecursionError):
         return ""  # every report says so
     if not text.strip():
@@ -69,7 +69,7 @@ def keep(path: str) -> str:
 
 def _copy(path: str, content: bytes, mode: int) -> None:
     try:
-        text, info = settings.read(path + SUFFIX)
+        text, info = read(path + SUFFIX)
         same = text.encode() == content and not info.st_mode & 0o777 & ~mode
     except (OSError, ValueError):  # none yet, or nothing that could be used
         same = False

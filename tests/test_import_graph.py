@@ -11,7 +11,6 @@ ROOMS = ("bench", "epilog", "health", "lab", "prolog", "robust_slurm", "srun_wra
          "status")  # fmt: skip
 
 KNOWN: list[set[str]] = [
-    {"health.settings", "health.settings_last"},
     {"lab.control", "lab.keeper", "lab.outages"},
 ]
 """The circles that are left, each by its files. Take out those that are gone; add none."""

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from health.settings import SITE_FILE, parse, read
+from health.settings import SITE_FILE
+from health.settings_file import parse, read
 from robust_slurm.config import FIELDS, ConfigError, load
 from robust_slurm.slurm.objects import partition_name
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from health import settings
 from health.check import Check, Setting
+from health.settings_file import FILE_LIMIT
 
 CHECKS = (
     Check(
@@ -46,7 +46,7 @@ def fifo(path: Path) -> None:
 
 
 def huge(path: Path) -> None:
-    path.write_bytes(b"#" * (settings.FILE_LIMIT + 1))
+    path.write_bytes(b"#" * (FILE_LIMIT + 1))
 
 
 def binary(path: Path) -> None:

@@ -1,0 +1,34 @@
+"""A settings file that root trusts: its text, and the tables in it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from health.node import rootfiles
+
+FILE_LIMIT = 1 << 20  # bytes
+
+
+def parse(text: str) -> dict[str, Any]:
+    """The tables of a file. ValueError, or RecursionError for brackets without end."""
+    if not text.strip():
+        return {}
+    import tomllib
+
+    return tomllib.loads(text)
+
+
+def read(path: str) -> tuple[str, os.stat_result]:
+    """A file's text and what it is. OSError and ValueError say why it must not be used."""
+    directory = rootfiles.open_dir(os.path.dirname(path) or ".")  # noqa: PTH120
+    try:
+        fd = rootfiles.open_file(directory, os.path.basename(path), os.O_RDONLY)  # noqa: PTH119
+    finally:
+        os.close(directory)
+    with os.fdopen(fd, "rb") as file:
+        info = os.fstat(fd)
+        data = file.read(FILE_LIMIT + 1)
+    if len(data) > FILE_LIMIT:
+        raise ValueError(f"is larger than {FILE_LIMIT} bytes")
+    return data.decode("utf-8"), info  # UnicodeDecodeError is a ValueError
