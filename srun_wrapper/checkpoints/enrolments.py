@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from srun_wrapper.protocol.checkpoint_messages import Enrolled, Saved
 from srun_wrapper.supervisor.bus import Address
-from srun_wrapper.supervisor.roster import Node
+from srun_wrapper.supervisor.model import Node
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.protocol.checkpoint_messages import MakeRoom, Place
 from srun_wrapper.supervisor.bus import Bus
 from srun_wrapper.supervisor.journal import Journal
+from srun_wrapper.supervisor.model import AgentKey, Node
 from srun_wrapper.supervisor.report import say
-from srun_wrapper.supervisor.roster import AgentKey, Node
 from srun_wrapper.supervisor.state import JobState
 
 

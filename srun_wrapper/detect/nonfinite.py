@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from robust_slurm.checkpoint.planning.sound import Bound
 from srun_wrapper.decide.diagnose import Failure
-from srun_wrapper.supervisor.roster import Rank
+from srun_wrapper.supervisor.model import Rank
 
 # With fp16 some gradients are infinite as a rule: GradScaler leaves the step out and halves its
 # scale. From 2**16, where it starts, that cannot go on for more than so many steps.

@@ -15,7 +15,7 @@ from robust_slurm.slurm import Slurm, SlurmError
 from srun_wrapper.decide.shared_cause import Event
 from srun_wrapper.protocol.server import probe
 from srun_wrapper.supervisor.aside import aside
-from srun_wrapper.supervisor.roster import AgentKey
+from srun_wrapper.supervisor.model import AgentKey
 
 ANSWER = 0.75  # s for a host to answer, with a second and a third attempt in between
 ATTEMPTS = (0.25, 0.5)

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from robust_slurm.slurm.values import fold
+from srun_wrapper.supervisor.model import Node
 from srun_wrapper.supervisor.report import say
-from srun_wrapper.supervisor.roster import Node
 from srun_wrapper.supervisor.state import JobState
 
 SETTLE = 1.5  # s for other nodes to report the same

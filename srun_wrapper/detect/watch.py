@@ -15,7 +15,7 @@ from srun_wrapper.detect.stalls import own_mounts
 from srun_wrapper.protocol.messages import Inspect, Inspected, Sample
 from srun_wrapper.protocol.server import probe
 from srun_wrapper.supervisor.bus import Bus
-from srun_wrapper.supervisor.roster import AgentKey, Node, Rank, Role
+from srun_wrapper.supervisor.model import AgentKey, Node, Rank, Role
 from srun_wrapper.supervisor.state import JobState
 
 TICK = 0.1

@@ -22,8 +22,8 @@ from srun_wrapper.recover.slurm_wait import SlurmWait
 from srun_wrapper.recover.standby_nodes import MOST_UNFIT, Requester, StandbyNodes
 from srun_wrapper.supervisor.aside import aside
 from srun_wrapper.supervisor.journal import Journal
+from srun_wrapper.supervisor.model import AgentKey, Node, Role
 from srun_wrapper.supervisor.report import say
-from srun_wrapper.supervisor.roster import AgentKey, Node, Role
 from srun_wrapper.supervisor.state import JobState
 from srun_wrapper.supervisor.topology import Topology
 

@@ -24,8 +24,8 @@ from srun_wrapper.recover.slurm_wait import LONGEST, SlurmWait
 from srun_wrapper.recover.standby_request import Outcome, Request, outcome
 from srun_wrapper.supervisor.aside import aside
 from srun_wrapper.supervisor.journal import Journal
+from srun_wrapper.supervisor.model import Node, Role
 from srun_wrapper.supervisor.report import say
-from srun_wrapper.supervisor.roster import Node, Role
 from srun_wrapper.supervisor.state import JobState
 
 

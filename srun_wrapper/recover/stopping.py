@@ -10,8 +10,8 @@ from srun_wrapper.decide.shared_cause import common
 from srun_wrapper.detect.stalls import Stalls
 from srun_wrapper.protocol.messages import Stop
 from srun_wrapper.supervisor.bus import Bus
+from srun_wrapper.supervisor.model import Node, Role
 from srun_wrapper.supervisor.report import say
-from srun_wrapper.supervisor.roster import Node, Role
 from srun_wrapper.supervisor.state import JobState
 
 

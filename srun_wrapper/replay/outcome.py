@@ -11,7 +11,7 @@ from typing import Literal
 from health.active.coordinator.replay import Round, Verdict, least_chance
 from srun_wrapper.decide.diagnose import signal_name
 from srun_wrapper.recover.machine_tests import Found
-from srun_wrapper.supervisor.roster import Rank
+from srun_wrapper.supervisor.model import Rank
 
 SHOWN = 8  # nodes that are named one by one
 

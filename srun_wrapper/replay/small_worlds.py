@@ -15,8 +15,8 @@ from srun_wrapper.replay.outcome import Outcome, compare, look
 from srun_wrapper.supervisor.bus import Bus
 from srun_wrapper.supervisor.facts import JobFacts
 from srun_wrapper.supervisor.journal import Journal
+from srun_wrapper.supervisor.model import Rank
 from srun_wrapper.supervisor.report import say
-from srun_wrapper.supervisor.roster import Rank
 from srun_wrapper.supervisor.state import JobState
 
 TICK = 0.2  # s between looks at the groups

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from srun_wrapper.protocol.base import Message, Reply
 from srun_wrapper.protocol.messages import Finish, Start, Stop
 from srun_wrapper.supervisor.changes import Changes
-from srun_wrapper.supervisor.roster import AgentKey, Node
+from srun_wrapper.supervisor.model import AgentKey, Node
 
 R = TypeVar("R", bound=Reply)
 Address = tuple[AgentKey, int]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from robust_slurm.checkpoint.store.events import Restore
 from srun_wrapper.command.rank_env import node_env, only_slurm, rank_env, world_env
 from srun_wrapper.protocol.messages import Finish, Peer, RankStart, Start
-from srun_wrapper.supervisor.roster import Node, Role, World
+from srun_wrapper.supervisor.model import Node, Role, World
 from srun_wrapper.supervisor.state import JobState
 
 PEERS = 8  # agents that each agent knows, to ask when the supervisor is silent

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Collection, Mapping, Sequence
 
 from srun_wrapper.command import steps
-from srun_wrapper.supervisor.roster import Node
+from srun_wrapper.supervisor.model import Node
 from srun_wrapper.supervisor.state import JobState
 
 END = 20.0  # s for shims and srun to end

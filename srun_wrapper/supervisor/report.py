@@ -13,7 +13,7 @@ from collections import deque
 from typing import Any
 
 from srun_wrapper.decide.incident import RECOVERED, Incident, ettr
-from srun_wrapper.supervisor.roster import Role
+from srun_wrapper.supervisor.model import Role
 from srun_wrapper.supervisor.state import JobState
 
 PATIENCE = 0.2  # s for a line to get through, while none waits

@@ -41,8 +41,8 @@ from srun_wrapper.protocol.server import Connection
 from srun_wrapper.supervisor import job_log
 from srun_wrapper.supervisor.bus import Bus
 from srun_wrapper.supervisor.changes import Changes
+from srun_wrapper.supervisor.model import MOVES, AgentKey, Node, Rank, Role, World
 from srun_wrapper.supervisor.progress import Progress
-from srun_wrapper.supervisor.roster import MOVES, AgentKey, Node, Rank, Role, World
 
 INTERVALS = ((64, 0.25), (256, 0.5))  # up to so many nodes: s between reports
 SLOWEST = 1.0  # s, with more

@@ -52,11 +52,11 @@ from srun_wrapper.supervisor.aside import aside
 from srun_wrapper.supervisor.ending import Ending
 from srun_wrapper.supervisor.facts import JobFacts
 from srun_wrapper.supervisor.journal import Journal
+from srun_wrapper.supervisor.model import Node, Role, World, first_places
 from srun_wrapper.supervisor.orders import finish_order, start_orders
 from srun_wrapper.supervisor.phase import Phase
 from srun_wrapper.supervisor.real_step import RealStep
 from srun_wrapper.supervisor.report import Account, roster, say
-from srun_wrapper.supervisor.roster import Node, Role, World, first_places
 from srun_wrapper.supervisor.state import ENDING, JobState
 from srun_wrapper.supervisor.topology import Topology
 

@@ -18,8 +18,8 @@ from srun_wrapper.checkpoints.verify.rules import (
     conclude,
 )
 from srun_wrapper.supervisor.journal import Journal
+from srun_wrapper.supervisor.model import Node
 from srun_wrapper.supervisor.report import say
-from srun_wrapper.supervisor.roster import Node
 from srun_wrapper.supervisor.state import JobState
 
 Outcome = Literal["agree", "program", "machine", "once", "proven", "unknown", "interrupted"]

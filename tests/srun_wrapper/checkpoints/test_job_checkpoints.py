@@ -18,7 +18,7 @@ from srun_wrapper.protocol.checkpoint_messages import (
     Saved,
     Unshare,
 )
-from srun_wrapper.supervisor.roster import Node, Role
+from srun_wrapper.supervisor.model import Node, Role
 
 said = checkpointed_job.said
 

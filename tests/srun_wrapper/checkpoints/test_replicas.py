@@ -17,7 +17,7 @@ from srun_wrapper.protocol.checkpoint_messages import (
 )
 from srun_wrapper.protocol.messages import Message
 from srun_wrapper.protocol.server import Connection
-from srun_wrapper.supervisor.roster import Node, Role
+from srun_wrapper.supervisor.model import Node, Role
 
 said = checkpointed_job.said
 TREE = """\

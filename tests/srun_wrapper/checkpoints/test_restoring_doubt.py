@@ -19,7 +19,7 @@ from srun_wrapper.checkpoints import restoring
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.protocol.checkpoint_messages import Flush, Moved, Stock, TakeStock
 from srun_wrapper.protocol.messages import Message
-from srun_wrapper.supervisor.roster import Node
+from srun_wrapper.supervisor.model import Node
 
 WHY = "n3 computed wrongly"
 

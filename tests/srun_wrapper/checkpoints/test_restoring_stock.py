@@ -16,7 +16,7 @@ from srun_wrapper.checkpoints.enrolments import StoreAt
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.protocol.checkpoint_messages import Fetch, Moved, Stock, StoreReady, TakeStock
 from srun_wrapper.protocol.messages import Message
-from srun_wrapper.supervisor.roster import Node, Role
+from srun_wrapper.supervisor.model import Node, Role
 
 said = checkpointed_job.said
 

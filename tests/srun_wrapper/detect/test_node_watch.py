@@ -16,7 +16,7 @@ from srun_wrapper.detect import watch
 from srun_wrapper.detect.watch import BROKEN, UNANSWERED, NodeWatch
 from srun_wrapper.protocol.messages import Finish, Report, Stop
 from srun_wrapper.recover.replace import MAX_COMPANIONS, Replacement
-from srun_wrapper.supervisor.roster import Role
+from srun_wrapper.supervisor.model import Role
 
 MUTE = Config().mute_limit
 

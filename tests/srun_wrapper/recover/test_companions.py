@@ -11,7 +11,7 @@ import pytest
 from companions_boss import BUSY, WAITS, Boss, asked, play
 
 from srun_wrapper.recover import standby_nodes
-from srun_wrapper.supervisor.roster import Role
+from srun_wrapper.supervisor.model import Role
 
 boss = companions_boss.boss
 

@@ -11,7 +11,7 @@ from companions_boss import Boss, asked, play, srun_count
 
 from robust_slurm.config import Config
 from robust_slurm.slurm import SlurmError
-from srun_wrapper.supervisor.roster import Role
+from srun_wrapper.supervisor.model import Role
 
 boss = companions_boss.boss
 

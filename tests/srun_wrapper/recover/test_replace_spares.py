@@ -24,8 +24,8 @@ from srun_wrapper.protocol.server import Connection
 from srun_wrapper.recover import recovery, replace
 from srun_wrapper.recover.replace import Replacement
 from srun_wrapper.recover.requeue import Returned
+from srun_wrapper.supervisor.model import Node, Role, World
 from srun_wrapper.supervisor.phase import Phase
-from srun_wrapper.supervisor.roster import Node, Role, World
 from srun_wrapper.supervisor.state import JobState
 from srun_wrapper.supervisor.topology import Topology
 

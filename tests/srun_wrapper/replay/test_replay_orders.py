@@ -8,7 +8,7 @@ from health.active.coordinator.replay import LayoutError, groups, next_groups
 from robust_slurm.config import Config
 from srun_wrapper.protocol.messages import Hello
 from srun_wrapper.replay.orders import Shape, replay_orders, shape
-from srun_wrapper.supervisor.roster import Node, Role, World
+from srun_wrapper.supervisor.model import Node, Role, World
 from srun_wrapper.supervisor.state import JobState
 
 

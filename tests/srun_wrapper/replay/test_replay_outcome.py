@@ -13,7 +13,7 @@ from robust_slurm.record import NotFinite
 from srun_wrapper.decide.diagnose import Diagnosis, Failure
 from srun_wrapper.replay.outcome import Outcome, compare, look, read
 from srun_wrapper.replay.replaying import due
-from srun_wrapper.supervisor.roster import Node, Rank
+from srun_wrapper.supervisor.model import Node, Rank
 
 STEPS = 3
 

@@ -31,7 +31,7 @@ from srun_wrapper.recover.stopping import Stopping
 from srun_wrapper.replay.replaying import Replay
 from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
 from srun_wrapper.supervisor.facts import JobFacts
-from srun_wrapper.supervisor.roster import Node, Role, World
+from srun_wrapper.supervisor.model import Node, Role, World
 from srun_wrapper.supervisor.state import JobState
 from srun_wrapper.supervisor.topology import Topology
 

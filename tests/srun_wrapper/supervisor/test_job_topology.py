@@ -11,7 +11,7 @@ from made_job import KeptJournal, made_launch, made_node
 from robust_slurm.config import Config
 from srun_wrapper.command.srun_options import UsageError
 from srun_wrapper.supervisor import topology
-from srun_wrapper.supervisor.roster import Role, World
+from srun_wrapper.supervisor.model import Role, World
 from srun_wrapper.supervisor.state import JobState
 from srun_wrapper.supervisor.topology import Topology, layout
 

@@ -23,8 +23,8 @@ from srun_wrapper.protocol.messages import (
     Started,
     Stop,
 )
+from srun_wrapper.supervisor.model import Role
 from srun_wrapper.supervisor.progress import Progress
-from srun_wrapper.supervisor.roster import Role
 
 
 def test_a_job_comes_together() -> None:

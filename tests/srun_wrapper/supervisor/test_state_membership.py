@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from made_job import Job, as_connection, beat
 
 from srun_wrapper.protocol.messages import Exited, Message, Report, SlotLost, Started, Stopped
-from srun_wrapper.supervisor.roster import Role
+from srun_wrapper.supervisor.model import Role
 
 
 class Membership(RuleBasedStateMachine):

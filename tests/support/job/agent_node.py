@@ -30,7 +30,7 @@ from srun_wrapper.protocol.messages import (
     Stopped,
 )
 from srun_wrapper.protocol.server import Connection, listen
-from srun_wrapper.supervisor.roster import Role, World, real_world
+from srun_wrapper.supervisor.model import Role, World, real_world
 from srun_wrapper.supervisor.state import JobState
 
 Wanted = Callable[[], bool]

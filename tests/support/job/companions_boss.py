@@ -18,7 +18,7 @@ from srun_wrapper.protocol.messages import Hello
 from srun_wrapper.recover import standby_nodes
 from srun_wrapper.recover.slurm_wait import SlurmWait
 from srun_wrapper.recover.standby_nodes import Requester, StandbyNodes
-from srun_wrapper.supervisor.roster import Node, Role
+from srun_wrapper.supervisor.model import Node, Role
 from srun_wrapper.supervisor.state import JobState
 
 BUSY = "import sys; sys.exit(1)"

@@ -29,8 +29,8 @@ from srun_wrapper.protocol.checkpoint_messages import (
 from srun_wrapper.protocol.messages import Message, Stop
 from srun_wrapper.recover.machine_tests import Found
 from srun_wrapper.recover.stopping import Stopping
+from srun_wrapper.supervisor.model import Node, Role, World
 from srun_wrapper.supervisor.phase import Phase
-from srun_wrapper.supervisor.roster import Node, Role, World
 
 EVERY, STEP = 10, 20
 FINE = Found({}, ("all passed",))

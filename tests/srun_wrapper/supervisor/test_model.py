@@ -7,8 +7,7 @@ import signal
 import pytest
 
 from srun_wrapper.protocol.messages import Hello, RankBeat
-from srun_wrapper.supervisor.orders import finish_order
-from srun_wrapper.supervisor.roster import (
+from srun_wrapper.supervisor.model import (
     Node,
     Rank,
     Role,
@@ -17,6 +16,7 @@ from srun_wrapper.supervisor.roster import (
     planned_world,
     real_world,
 )
+from srun_wrapper.supervisor.orders import finish_order
 
 
 def node(index: int, tasks: tuple[int, ...] = (0,), role: Role = Role.ACTIVE) -> Node:
