@@ -1,0 +1,38 @@
+"""The page of the house names files that are there, and every room of the big ones."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from places import REPOSITORY
+
+PAGES = ("docs/architecture.md", "CONTRIBUTING.md")
+ROOMS = ("srun_wrapper", "health", "robust_slurm/checkpoint", "standby")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_and_folder_that_a_page_names_is_there(page: str) -> None:
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    named = [n for n in re.findall(r"`((?:[\w.]+/)*[\w.]+(?:\.py|/))`", text) if "NAME" not in n]
+    known = {
+        f"/{path.relative_to(REPOSITORY)}"
+        for room in (*ROOMS, "*")
+        for path in (*REPOSITORY.glob(f"{room}/**/*.py"), *REPOSITORY.glob(f"{room}/**/"))
+        if ".venv" not in path.parts
+    }
+    assert len(named) > 10
+    assert [
+        name for name in named if not any(k.endswith(f"/{name.rstrip('/')}") for k in known)
+    ] == []
+
+
+def test_the_page_of_the_house_names_every_room_within_a_room() -> None:
+    text = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
+    missing = [
+        f"{room}/{path.name}"
+        for room in ROOMS
+        for path in sorted((REPOSITORY / room).iterdir())
+        if (path / "__init__.py").is_file() and f"`{path.name}/`" not in text
+    ]
+    assert missing == []
