@@ -16,6 +16,7 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
+from robust_slurm.auto.headroom import headroom
 from robust_slurm.checkpoint.format.advice import populate
 from robust_slurm.checkpoint.format.layout import SUFFIX
 
@@ -27,23 +28,9 @@ _MAPPED = 64  # files: each costs a descriptor of robust-task, and there may be 
 
 
 def free(directory: str) -> int:
-    """Bytes that can be put there: what the file system and this process's cgroup allow."""
+    """Return the bytes that find room there: in the file system, the machine and all cgroups."""
     about = os.statvfs(directory)
-    room = about.f_bavail * about.f_frsize
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-        (path,) = [line[3:] for line in lines if line.startswith("0::")]
-    except (OSError, ValueError):
-        return room
-    group = Path("/sys/fs/cgroup") / path.lstrip("/")
-    for each in (group, *group.parents):  # every level has a limit of its own
-        try:
-            limit = (each / "memory.max").read_text().strip()
-            if limit != "max":
-                room = min(room, int(limit) - int((each / "memory.current").read_text()))
-        except (OSError, ValueError):
-            continue
-    return max(room, 0)
+    return min(about.f_bavail * about.f_frsize, headroom())
 
 
 class Room(NamedTuple):

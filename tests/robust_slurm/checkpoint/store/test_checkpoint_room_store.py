@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from checkpoint_stores import FakeRank, stores
 from room_files import PIECE, files, prepared, use_small_pieces
 from waiting import until
 
+from robust_slurm.auto.headroom import headroom
+from robust_slurm.checkpoint.store import reserve
 from robust_slurm.checkpoint.store.events import Restore, Wanted
 from robust_slurm.checkpoint.store.store import Store
 from srun_wrapper.agent.loop import Loop
@@ -106,3 +109,20 @@ def test_room_of_a_store_that_was_killed_is_no_snapshot(tmp_path: Path) -> None:
     prepared(store.room, PIECE, 1)
     store.close()
     assert not directory.exists()
+
+
+def test_the_cache_of_files_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages count as used in a cgroup, but the kernel gives them back."""
+    for root, name, text in (
+        ("proc", "meminfo", "MemAvailable: 1000 kB\n"),
+        ("proc", "self/cgroup", "0::/job\n"),
+        ("cgroup", "job/memory.max", "900000"),
+        ("cgroup", "job/memory.current", "880000"),
+        ("cgroup", "job/memory.stat", "inactive_file 500000\nactive_file 200000\n"),
+    ):
+        path = tmp_path / root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = partial(headroom, str(tmp_path / "proc"), str(tmp_path / "cgroup"))
+    monkeypatch.setattr(reserve, "headroom", found)
+    assert reserve.free(str(tmp_path)) == 720_000
