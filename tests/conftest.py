@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.supervisor.membership import Membership
 
 if TYPE_CHECKING:
     from torch_forks import TorchForks
@@ -23,7 +23,7 @@ settings.register_profile(
     "untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("untimed")
-JobState.strict = True  # a slip of ours must not pass unseen
+Membership.strict = True  # a slip of ours must not pass unseen
 
 # Under nohup or a CI runner they may be ignored, and so by every process that a test starts. A
 # handler of Python's is not inherited: those processes begin as they do at a terminal.

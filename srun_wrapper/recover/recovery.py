@@ -172,7 +172,7 @@ class Recovery:
         again = not state.failures
         failures = self._handled = list(state.failures or self._handled)
         state.failures.clear()
-        state.stopping_epoch = state.world.epoch
+        state.members.stop_epoch()
         if lived >= STEADY or state.progress.since_failure():
             self._localization.forgive()
         state.progress.failed()

@@ -117,7 +117,7 @@ class Replacement:
             if node is None:
                 continue
             if not node.gone:
-                self._state.move(node, Role.EVICTED)
+                self._state.members.move(node, Role.EVICTED)
                 self._suspected.add(node.key)
                 if node.connection is not None:
                     node.connection.send(Stop(self._state.world.epoch, 0.0))
@@ -144,7 +144,7 @@ class Replacement:
         for node in self._state.world.places:  # not those whose place another one has by now
             if node.name in names and node.key in self._suspected and node.connection:
                 self._suspected.discard(node.key)
-                self._state.move(node, Role.ACTIVE)
+                self._state.members.move(node, Role.ACTIVE)
 
     def _came_back(self, node: Node) -> None:
         """A lost node answers again before it was replaced."""
@@ -331,8 +331,7 @@ class Replacement:
 
     def _take_place(self, place: int, node: Node, incident: Incident) -> None:
         old = self._state.world.places[place]
-        self._state.world.places[place] = node
-        self._state.move(node, Role.ACTIVE)
+        self._state.members.take_place(place, node)
         self._came.add(node.name)
         incident.swaps.append((old.name, node.name))
 

@@ -466,7 +466,7 @@ class StandbyNodes:
         self._state.awaited.discard(number)
         for node in self._state.nodes.values():
             if node.companion == number and node.role is Role.SPARE:
-                self._state.move(node, Role.RELEASED)
+                self._state.members.move(node, Role.RELEASED)
                 if node.connection is not None:
                     node.connection.send(Finish(tuple((0, 0) for _ in range(node.slots))))
         self.end(number)

@@ -75,7 +75,8 @@ class SmallWorlds:
         orders = replay_orders(state, cut, groups, asked.steps, grace, extra)
         # Ends of these ranks are no failures of the job, their silence is no hang, and signals
         # that are sent meanwhile wait for the ranks to come.
-        state.stopping_epoch = epoch = state.world.epoch
+        state.members.stop_epoch()
+        epoch = state.world.epoch
         state.world.steppers = set(state.world.steppers)
         for node, order in orders:
             self._bus.send(node, order)

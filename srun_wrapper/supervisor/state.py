@@ -7,7 +7,7 @@ import math
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from robust_slurm.config import Config
 from srun_wrapper.decide.diagnose import Failure, Symptom
@@ -41,7 +41,8 @@ from srun_wrapper.protocol.server import Connection
 from srun_wrapper.supervisor import job_log
 from srun_wrapper.supervisor.bus import Bus
 from srun_wrapper.supervisor.changes import Changes
-from srun_wrapper.supervisor.model import MOVES, AgentKey, Node, Rank, Role, World
+from srun_wrapper.supervisor.membership import Membership
+from srun_wrapper.supervisor.model import AgentKey, Node, Rank, Role, World
 from srun_wrapper.supervisor.progress import Progress
 
 INTERVALS = ((64, 0.25), (256, 0.5))  # up to so many nodes: s between reports
@@ -53,22 +54,18 @@ _log = logging.getLogger("robust-srun.nodes")
 class JobState:
     """Roster, world and progress; ``changed`` is set after every message."""
 
-    strict = False  # whether an impossible move of a node raises: in tests
-
     def __init__(self, config: Config, job_id: int, own_node: str) -> None:
         self.config = config
         self.job_id = job_id
         self.own_node = own_node
         self.step_id = "?"
-        self.nodes: dict[AgentKey, Node] = {}
-        self.world = World(0, [], [])
+        self.members = Membership(lambda text: self.on_news(text))
         self.pace = Pace(config.hang_floor, config.busy_limit, config.start_limit)
         self.progress = Progress()
         self.nans = Nans()
         self.failures: list[Failure] = []
         self.changed = Changes()
         self.bus = Bus(self.nodes, self.changed)
-        self.stopping_epoch = 0  # exits of this epoch and older ones are of our own making
         self.phases: dict[int, tuple[str, float]] = {}
         self.signalled = 0  # the signal that ends the step, once it is being ended
         self.awaited: set[int] = set()  # companions that were asked for and may still come
@@ -93,6 +90,19 @@ class JobState:
         return await self.changed.until(ready, timeout)
 
     # -- views
+
+    @property
+    def nodes(self) -> Mapping[AgentKey, Node]:
+        return self.members.nodes
+
+    @property
+    def world(self) -> World:
+        return self.members.world
+
+    @property
+    def stopping_epoch(self) -> int:
+        """Exits of this epoch and older ones are of our own making."""
+        return self.members.stopping_epoch
 
     @property
     def interval(self) -> float:
@@ -124,22 +134,6 @@ class JobState:
         matches = [n for n in self.nodes.values() if n.name == name]
         return next((n for n in matches if not n.gone), matches[0] if matches else None)
 
-    # -- members
-
-    def move(self, node: Node, role: Role) -> None:
-        """Give a node another part in the job; nothing else writes roles.
-
-        An impossible move is a slip of ours: it is reported and refused, and raises in tests.
-        """
-        if role in MOVES[node.role]:
-            _log.info("%s: %s -> %s", node.name, node.role.value, role.value)
-            node.role = role
-            return
-        text = f"internal error: {node.name} cannot become {role.value}: it is {node.role.value}"
-        self.on_news(text)
-        if self.strict:
-            raise AssertionError(text)
-
     # -- messages
 
     def connected(self, connection: Connection, hello: Hello) -> Node:
@@ -151,7 +145,7 @@ class JobState:
             role = Role.TOO_LATE if late else Role.SPARE
             node = Node(key, hello.node, connection.peer, hello, None, role, now, hello.free_port)
             node.companion = hello.companion
-            self.nodes[key] = node
+            self.members.join(node)
             if not hello.companion:
                 self.step_id = hello.step_id
         elif node.connection is not None and node.connection is not connection:
@@ -366,7 +360,7 @@ class JobState:
         node.silent_as = was if silent else None
         # When the step is being ended, a shim that has gone has done what it was told.
         ended = (self.signalled or self.ending) and not silent
-        self.move(node, Role.RELEASED if ended else Role.DEAD)
+        self.members.move(node, Role.RELEASED if ended else Role.DEAD)
         at = time.monotonic()
         self.on_news(f"{node.name} is lost: {why}")
         if was is Role.ACTIVE:
@@ -393,7 +387,7 @@ class JobState:
             return
         if was is Role.ACTIVE and self.world.place_of(node) is None:
             return
-        self.move(node, was)
+        self.members.move(node, was)
         self.on_news(f"{node.name} answers again and stays in the job")
         self.on_back(node)
         lost = [f for f in self.failures if f.node == node.name and f.symptom == "node_lost"]
@@ -466,7 +460,7 @@ class JobState:
 
     def new_epoch(self) -> int:
         """Open the next epoch over the present places; returns its number."""
-        self.world.begin(self.world.epoch + 1)
+        self.members.begin_epoch()
         self.progress.new_epoch()
         self.nans.new_epoch()
         self.pace.new_epoch(time.monotonic())

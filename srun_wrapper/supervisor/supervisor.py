@@ -52,7 +52,7 @@ from srun_wrapper.supervisor.aside import aside
 from srun_wrapper.supervisor.ending import Ending
 from srun_wrapper.supervisor.facts import JobFacts
 from srun_wrapper.supervisor.journal import Journal
-from srun_wrapper.supervisor.model import Node, Role, World, first_places
+from srun_wrapper.supervisor.model import Node, Role, first_places
 from srun_wrapper.supervisor.orders import finish_order, start_orders
 from srun_wrapper.supervisor.phase import Phase
 from srun_wrapper.supervisor.real_step import RealStep
@@ -354,10 +354,10 @@ class Supervisor:
         if self.config.verify_every and len(places) + len(state.spares()) < 2:
             say(f"error: --robust-verify-every: {ONE_NODE}")
             return BAD_SIZE
-        state.world = World(0, places, ranks)
+        state.members.lay_out(places, ranks)
         await self.topology.arrange_first()
         for node in state.world.places:
-            state.move(node, Role.ACTIVE)
+            state.members.move(node, Role.ACTIVE)
         asked = restarts_itself(self.launch.command.command, self.env)
         if asked and self.config.rank_env and all(len(numbers) == 1 for numbers in ranks):
             say(f"torchrun's --max-restarts={asked} is set to 0: robust-srun restarts its ranks")
@@ -396,7 +396,7 @@ class Supervisor:
         self.phase = "cancelled"
         for node in self.state.world.places:
             if node.role is Role.DEAD and node.refused:  # its shim went with the step
-                self.state.move(node, Role.RELEASED)
+                self.state.members.move(node, Role.RELEASED)
         self._dismiss()  # companions, whose steps are others
         await self.step.end(self._swapped())
         code = self.step.code or 128 + signal.SIGKILL

@@ -172,7 +172,7 @@ class Topology:
         before, after = (self._spread(job, nodes) for nodes in (world.places, chosen))
         switches = f"switches per DP group: at most {after.dp}, per PP group: {after.pp}"
         if chosen != world.places:
-            world.places[:] = chosen
+            self._state.members.arrange(chosen)
             self._journal.event("placed", nodes=[node.name for node in chosen])
             say(f"nodes ordered by the network; {switches} (were {before.dp} and {before.pp})")
         elif not settled:

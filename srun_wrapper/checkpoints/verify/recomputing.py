@@ -95,7 +95,7 @@ class Recomputing:
         if lost:  # the nodes of before go on
             self._journal.news(f"step {step} is not computed again: {','.join(lost)} is lost")
             return {}
-        self._seat(places)
+        self._state.members.seat(places)
         if not await self._restoring.prepare(base, step):
             return None
         if self._restoring.step != base[0]:
@@ -125,7 +125,7 @@ class Recomputing:
     async def stop(self) -> bool:
         """End the ranks as a restart does; False if a failure or the end came."""
         state = self._state
-        state.stopping_epoch = state.world.epoch
+        state.members.stop_epoch()
         staying = [node for node in state.world.places if node.role is Role.ACTIVE]
         await self._stopping.end_ranks(staying, self.interrupted)
         return not self.interrupted() and not state.vacant()
@@ -134,17 +134,6 @@ class Recomputing:
         """Start the ranks again where they were stopped, if they were."""
         if self._state.stopped() and await self._restoring.prepare():
             self._start_epoch(reason)
-
-    def _seat(self, places: Sequence[Node]) -> None:
-        state = self._state
-        before = list(state.world.places)
-        state.world.places[:] = places
-        for node in before:
-            if node not in places and node.role is Role.ACTIVE:
-                state.move(node, Role.SPARE)
-        for node in places:
-            if node.role is Role.SPARE:
-                state.move(node, Role.ACTIVE)
 
     def _over(self) -> bool:
         return self.interrupted() or self._state.world.all_exited()

@@ -65,7 +65,7 @@ def test_signals_are_kept_until_an_epoch_begins() -> None:
     job = Job()  # in epoch 1
     job.say(0, Signalled(1, signal.SIGUSR2))
     assert not job.state.early
-    job.state.stopping_epoch = job.state.world.epoch
+    job.state.members.stop_epoch()
     job.say(0, Signalled(2, signal.SIGUSR2))
     job.say(1, Signalled(1, signal.SIGUSR2))
     job.state.pass_on(signal.SIGUSR1)

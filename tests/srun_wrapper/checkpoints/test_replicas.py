@@ -69,7 +69,7 @@ def test_nodes_that_wait_are_told_once_to_make_room_for_what_a_node_would_fetch(
         for i, role in ((4, Role.SPARE), (5, Role.DEAD))
     )
     for node in (spare, gone):
-        job.state.nodes[node.key] = node
+        job.state.members.join(node)
         job.checkpoints.heard(node, StoreReady(1, 0, 8009))
 
     async def run() -> list[tuple[str, Message]]:

@@ -52,7 +52,7 @@ def test_several_ranks_before_and_after_the_stop() -> None:
     found = diagnose(state.failures, 2)
     assert found.suspects == ("n1",) and len(found.evidence) == 3
     state.failures.clear()
-    state.stopping_epoch = 1
+    state.members.stopping_epoch = 1
     job.say(1, Report(1, (lost(0, 15, 14),)))
     assert not state.failures  # its ranks are being stopped
     assert state.nans.bound == Bound(14, 1) and state.progress.best == 15

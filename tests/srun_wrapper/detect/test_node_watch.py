@@ -374,7 +374,7 @@ def test_a_node_that_was_given_up_for_its_silence_is_taken_back() -> None:
     for index in (1, 2, 3):
         job.state.lose_silent(job.node(index), "no word", shared=False)
     assert job.state.vacant() == ("n1", "n2") and len(job.state.failures) == 2
-    job.state.stopping_epoch = 1  # the recovery has begun: the ranks of the others are stopped
+    job.state.members.stop_epoch()  # the recovery has begun: the ranks of the others are stopped
     job.say(1, Report(1, ()))  # its kernel still had that to send: only a new connection counts
     assert job.lines[1].closed and job.node(1).role is Role.DEAD
     lines = [job.join(index, 1) for index in (1, 2, 3)]

@@ -29,7 +29,7 @@ from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
 from srun_wrapper.recover.stopping import Stopping
 from srun_wrapper.supervisor import state as job_state
-from srun_wrapper.supervisor.model import Node, Role, World
+from srun_wrapper.supervisor.model import Node, Role
 from srun_wrapper.supervisor.phase import Phase
 from srun_wrapper.supervisor.state import JobState
 
@@ -57,8 +57,8 @@ class Recovering:
         hello = Hello(12, "0", 0, "n0", (0, 1), 1, 2, 7000, 7001, 0, 0)
         line = cast(Connection, SimpleNamespace(send=lambda _message: None))
         node = Node((12, "0", 0), "n0", "10.0.0.1", hello, line, Role.ACTIVE, 0.0, 7001)
-        state.nodes[node.key] = node
-        state.world = World(0, [node], [(0, 1)])
+        state.members.join(node)
+        state.members.lay_out([node], [(0, 1)])
         self.phase = Phase()
         self.bus = SentBus(state, self.obey)
         stopping = Stopping(state, self.bus, Stalls(state))
@@ -207,7 +207,7 @@ def test_a_node_that_answers_again_in_a_planned_stop(monkeypatch: pytest.MonkeyP
     job.state.failures.append(crash)
     assert asyncio.run(job.recovery.handle()) is None and job.state.world.epoch == 2
     job.incidents.clear()
-    job.state.stopping_epoch = 2  # the ranks are told to stop, and this node's answer is lost
+    job.state.members.stop_epoch()  # the ranks are told to stop, and this node's answer is lost
     assert asyncio.run(job.recovery.handle()) is None
     assert job.state.world.epoch == 3 and job.phase.name == "running" and job.incidents == []
     assert node.stopped == 2  # its ranks are down before others start

@@ -63,7 +63,7 @@ class Scene:
         self.nodes = [self.node(i, role) for i, role in enumerate("aas")]
         self.spare = self.nodes[2]
         self.spare.connection, self.spare.closed_at = None, time.monotonic()
-        self.state.world = World(1, self.nodes[:2], [tuple(range(slots)), (slots,)])
+        self.state.members.world = World(1, self.nodes[:2], [tuple(range(slots)), (slots,)])
         self.state.lose(self.nodes[1], "no word")
         self.state.failures.clear()
         self.silent = {"n3"}
@@ -92,7 +92,7 @@ class Scene:
         hello = Hello(7, "0", index, name, (index,), 3, 3, 7000, 7001, 0, 0)
         kind = Role.ACTIVE if role == "a" else Role.SPARE
         node = Node((7, "0", index), name, "a", hello, LINE, kind, time.monotonic(), 7001)
-        self.state.nodes[node.key] = node
+        self.state.members.join(node)
         return node
 
     def back(self) -> None:

@@ -103,7 +103,7 @@ def job(places: int = 8, each: int = 2) -> JobState:
         hello = Hello(12, "3", i, f"n{i}", tasks, places, places * each, 7000 + i, 5000 + i, 0, 0)
         node = Node((12, "3", i), f"n{i}", f"10.0.0.{i}", hello, None, Role.ACTIVE, 0.0, 5000 + i)
         nodes.append(node)
-    state.world = World(4, nodes, slots(places, each))
+    state.members.world = World(4, nodes, slots(places, each))
     return state
 
 

@@ -31,7 +31,7 @@ from srun_wrapper.recover.stopping import Stopping
 from srun_wrapper.replay.replaying import Replay
 from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
 from srun_wrapper.supervisor.facts import JobFacts
-from srun_wrapper.supervisor.model import Node, Role, World
+from srun_wrapper.supervisor.model import Node, Role
 from srun_wrapper.supervisor.state import JobState
 from srun_wrapper.supervisor.topology import Topology
 
@@ -52,7 +52,7 @@ class Job:
         self.config = Config(mesh=mesh, stop_grace=0.0)
         self.state = JobState(self.config, 12, "n0")
         self.bus = SentBus(self.state, self._obey)
-        self.state.world = World(0, [], [(i,) for i in range(nodes)])
+        self.state.members.lay_out([], [(i,) for i in range(nodes)])
         self.journal = KeptJournal()
         self.starts: list[tuple[Node, Start]] = []
         self.started: dict[tuple[int, str], list[Node]] = {}
@@ -67,7 +67,7 @@ class Job:
         self.state.new_epoch()
         for node in self.state.world.places:  # they have made steps before
             self.say(node, Report(1, (RankBeat(0, 70, 70, 0.0, source="explicit"),)))
-        self.state.stopping_epoch = 1
+        self.state.members.stopping_epoch = 1
 
     def _obey(self, node: Node, order: Message) -> None:
         loop = asyncio.get_running_loop()

@@ -11,7 +11,7 @@ from made_job import KeptJournal, made_launch, made_node
 from robust_slurm.config import Config
 from srun_wrapper.command.srun_options import UsageError
 from srun_wrapper.supervisor import topology
-from srun_wrapper.supervisor.model import Role, World
+from srun_wrapper.supervisor.model import Role
 from srun_wrapper.supervisor.state import JobState
 from srun_wrapper.supervisor.topology import Topology, layout
 
@@ -67,9 +67,9 @@ class Job:
         self.state = JobState(Config(place=True, mesh=mesh, place_alpha=0.0), 12, "n1")
         for i in range(nodes):
             node = made_node(i, ranks if i == 0 else slots, Role.SPARE, f"n{i + 1}")
-            self.state.nodes[node.key] = node
+            self.state.members.join(node)
         own = [tuple(range(ranks * i, ranks * (i + 1))) for i in range(places)]
-        self.state.world = World(0, list(self.state.nodes.values())[:places], own)
+        self.state.members.lay_out(list(self.state.nodes.values())[:places], own)
         self.journal = KeptJournal()
         self.network = Topology(self.state, made_launch(*command), self.journal, lambda: tree, dict)
 

@@ -81,7 +81,7 @@ def test_no_failure(index: int, message: Message) -> None:
 
 def test_ends_of_our_own_making_are_no_failures() -> None:
     job = Job()
-    job.state.stopping_epoch = 1
+    job.state.members.stopping_epoch = 1
     job.say(0, Exited(1, 1, 0, None, 15, 0.0, ""))
     assert job.state.failures == []
     assert job.state.world.by_rank[0].exit == (0, 15)
@@ -348,11 +348,11 @@ def test_an_impossible_move_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job()
     node, news = job.node(0), list[str]()
     job.state.on_news = news.append
-    job.state.move(node, Role.EVICTED)
+    job.state.members.move(node, Role.EVICTED)
     with pytest.raises(AssertionError, match="n0 cannot become released"):
-        job.state.move(node, Role.RELEASED)
-    monkeypatch.setattr(job.state, "strict", False)
-    job.state.move(node, Role.SPARE)
+        job.state.members.move(node, Role.RELEASED)
+    monkeypatch.setattr(job.state.members, "strict", False)
+    job.state.members.move(node, Role.SPARE)
     assert node.role is Role.EVICTED
     assert news[1] == "internal error: n0 cannot become spare: it is evicted"
 

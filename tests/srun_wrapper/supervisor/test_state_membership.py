@@ -113,7 +113,7 @@ class Membership(RuleBasedStateMachine):
 
     @rule()
     def stops(self) -> None:
-        self.state.stopping_epoch = self.state.world.epoch
+        self.state.members.stop_epoch()
 
     @precondition(lambda self: len(self.lost) <= 2)
     @rule()
@@ -125,7 +125,7 @@ class Membership(RuleBasedStateMachine):
             spares = state.spares()
             if node.gone and spares:
                 state.world.places[place] = spares[0]
-                state.move(spares[0], Role.ACTIVE)
+                state.members.move(spares[0], Role.ACTIVE)
         before = state.world.epoch
         assert state.new_epoch() == before + 1
         assert state.failures == []

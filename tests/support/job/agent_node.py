@@ -30,7 +30,7 @@ from srun_wrapper.protocol.messages import (
     Stopped,
 )
 from srun_wrapper.protocol.server import Connection, listen
-from srun_wrapper.supervisor.model import Role, World, real_world
+from srun_wrapper.supervisor.model import Role, real_world
 from srun_wrapper.supervisor.state import JobState
 
 Wanted = Callable[[], bool]
@@ -95,7 +95,7 @@ class Boss:
     def _activate(self) -> None:
         places, ranks = real_world(list(self.state.nodes.values()))
         places[0].role = Role.ACTIVE
-        self.state.world = World(0, places, ranks)
+        self.state.members.lay_out(places, ranks)
         self.state.new_epoch()
 
     def cut(self) -> None:

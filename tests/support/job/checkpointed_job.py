@@ -26,7 +26,7 @@ from srun_wrapper.checkpoints.stores import Stores
 from srun_wrapper.protocol.checkpoint_messages import Enrolled, MakeRoom, Place, StoreReady
 from srun_wrapper.protocol.messages import Message
 from srun_wrapper.supervisor.ending import Ending
-from srun_wrapper.supervisor.model import Node, World
+from srun_wrapper.supervisor.model import Node
 from srun_wrapper.supervisor.state import JobState
 from srun_wrapper.supervisor.topology import Topology
 
@@ -45,7 +45,7 @@ class CheckpointedJob:
         self.events, self.told = journal.events, journal.told
         self.nodes = [made_node(i) for i in range(4)]
         state.nodes |= {node.key: node for node in self.nodes}
-        state.world = World(0, list(self.nodes), [(i,) for i in range(4)])
+        state.members.lay_out(list(self.nodes), [(i,) for i in range(4)])
         state.new_epoch()
         self._text = topology
         self.topology = Topology(state, made_launch("train.py"), journal, self._read, dict)

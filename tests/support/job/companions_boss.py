@@ -91,7 +91,7 @@ class Boss:
         hello = Hello(number, "0", 0, name, tuple(range(8)), 1, 8, 7000, 7001, number, 0, 0)
         line: Any = SimpleNamespace(send=lambda _m: None)
         node = Node(key, name, "10.0.0.9", hello, line, Role.SPARE, 0.0, 7001, companion=number)
-        self.state.nodes[key] = node
+        self.state.members.nodes[key] = node
         self.state.changed.set()
 
 

@@ -14,7 +14,7 @@ from srun_wrapper.protocol.messages import Hello, Message, RankBeat
 from srun_wrapper.protocol.server import Connection
 from srun_wrapper.supervisor.bus import Bus
 from srun_wrapper.supervisor.journal import Journal
-from srun_wrapper.supervisor.model import Node, Role, World, planned_world
+from srun_wrapper.supervisor.model import Node, Role, planned_world
 from srun_wrapper.supervisor.state import JobState
 
 
@@ -104,7 +104,7 @@ class Job:
         nodes = list(self.state.nodes.values())
         plan = tuple((2 * i, 2 * i + 1) for i in range(active))
         places, ranks = planned_world(nodes, plan)
-        self.state.world = World(0, places, ranks)
+        self.state.members.lay_out(places, ranks)
         for node in places:
             node.role = Role.ACTIVE
         self.state.new_epoch()

@@ -29,7 +29,7 @@ from srun_wrapper.protocol.checkpoint_messages import (
 from srun_wrapper.protocol.messages import Message, Stop
 from srun_wrapper.recover.machine_tests import Found
 from srun_wrapper.recover.stopping import Stopping
-from srun_wrapper.supervisor.model import Node, Role, World
+from srun_wrapper.supervisor.model import Node, Role
 from srun_wrapper.supervisor.phase import Phase
 
 EVERY, STEP = 10, 20
@@ -77,11 +77,11 @@ class Site(CheckpointedJob):
         self.phase.name = "running"
         self.verify = verify_of(self, self.begin_epoch, self._test, self._evict, self.phase)
         for node in self.nodes[4 - spares :]:
-            self.state.move(node, Role.SPARE)
+            self.state.members.move(node, Role.SPARE)
         active = self.nodes[: 4 - spares]
         for node in self.nodes:
             self.checkpoints.heard(node, StoreReady(1, 0, 8000))
-        self.state.world = World(0, list(active), [(i,) for i in range(len(active))])
+        self.state.members.lay_out(list(active), [(i,) for i in range(len(active))])
         self.begin_epoch("")
 
     def begin_epoch(self, _reason: str) -> None:
