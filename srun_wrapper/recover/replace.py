@@ -19,7 +19,9 @@ from srun_wrapper.detect.watch import NodeWatch
 from srun_wrapper.protocol.messages import Finish, Stop
 from srun_wrapper.recover.requeue import put_back
 from srun_wrapper.recover.slurm_wait import SlurmWait
-from srun_wrapper.recover.standby_nodes import MOST_UNFIT, Requester, StandbyNodes
+from srun_wrapper.recover.standby_asking import StandbyRequests
+from srun_wrapper.recover.standby_nodes import MOST_UNFIT, StandbyNodes
+from srun_wrapper.recover.standby_request import Barred, Requester
 from srun_wrapper.supervisor.aside import aside
 from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.model import AgentKey, Node, Role
@@ -63,13 +65,12 @@ class Replacement:
         self._remembered = remembered(ledger.dir)  # of earlier runs and steps
         self._seen: dict[str, Bad] = {}  # of this step
         self._slurm = SlurmWait(state.config.slurm_wait, self._over, say)
+        requester = Requester(launch, secrets, slurm, topology.prefer)
+        barred = Barred(self._bad, self._remembered)
+        self._requests = StandbyRequests(state, requester, self._slurm, journal, barred)
         self._standby_nodes = StandbyNodes(
             state,
-            Requester(launch, secrets, slurm, topology.prefer),
-            self._slurm,
-            journal,
-            self._bad,
-            self._remembered,
+            self._requests,
             lambda: bool(state.failures) or state.signalled > 0 or ended(),
         )
         self._came: set[str] = set()  # took a place in the last recovery
@@ -191,7 +192,7 @@ class Replacement:
             if node.connection is not None:
                 exits = tuple((0, 0) for _ in range(node.slots))
                 node.connection.send(Finish(exits))
-            self._standby_nodes.end(node.companion)
+            self._requests.end(node.companion)
         names = [
             n.name
             for n in gone
@@ -359,7 +360,7 @@ class Replacement:
     def _expect(self, leaving: dict[int, str]) -> None:
         if self._config.standby_partition:
             wanted = sorted((len(self._state.world.ranks[p]), name) for p, name in leaving.items())
-            self._standby_nodes.expect(wanted[len(self._state.spares()) :], list(leaving.values()))
+            self._requests.prerequest(wanted[len(self._state.spares()) :], list(leaving.values()))
 
     # -- the last rung
 
@@ -408,7 +409,7 @@ class Replacement:
 
     async def close(self) -> None:
         """End all companions, and what runs in the background."""
-        await self._standby_nodes.close()
+        await self._requests.close()
         for task in list(self._tasks):
             if not task.done():
                 await asyncio.wait([task], timeout=3.0)

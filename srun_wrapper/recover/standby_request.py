@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from robust_slurm.slurm import Allotted
+from robust_slurm.slurm import Allotted, Job, Partition, Slurm
+from srun_wrapper.command import steps
+from srun_wrapper.decide.exclusions import Bad
 
 NO_ANSWER = 4.0  # s; an srun that was refused ends sooner, one without slurmctld later
 NOT_LAUNCHED = "JobLaunchFailure"
@@ -18,6 +21,25 @@ A_TASKS = 126  # srun's own exit codes are below; from here on it passes on how 
 Outcome = Literal["waiting", "unfit", "again", "refused"]
 """``unfit``: the node did not run robust-task; ``again``: the request never reached a node, and
 the next one may; ``refused``: Slurm gives no node."""
+
+
+class Requester(NamedTuple):
+    """What a request for a standby node is made of, and with."""
+
+    launch: steps.Launch
+    secrets: steps.Secrets
+    slurm: Slurm
+    prefer: Callable[[Sequence[str], Sequence[str]], Mapping[str, str]]
+    """Lost nodes, idle nodes -> the idle node that suits best in place of each."""
+
+
+class Barred(NamedTuple):
+    """Nodes that must not come."""
+
+    bad: list[str]
+    """The list grows."""
+    earlier: Sequence[Bad] = ()
+    """Evidence of the job's last steps; such a node comes where there is no other."""
 
 
 @dataclass(slots=True)
@@ -82,3 +104,10 @@ def outcome(job: Allotted | None, code: int, lasted: float, away: bool) -> Outco
     if job.state == "CANCELLED" or (job.reason == NOT_LAUNCHED and code < A_TASKS):
         return "again"
     return "unfit"
+
+
+def standby_minutes(job: Job, partition: Partition, now: float) -> int:
+    """Time limit of a standby allocation: what is left of the job's, at most the partition's."""
+    left = job.end_time - now if job.end_time else 365 * 86400.0
+    most = partition.max_time_s if partition.max_time_s else left
+    return max(1, math.ceil(min(left, most) / 60))

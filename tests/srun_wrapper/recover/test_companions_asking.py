@@ -30,7 +30,7 @@ def test_messages_while_any_other_node_is_asked_for(boss: Boss) -> None:
             boss.comes(1)
 
         coming = asyncio.create_task(come())
-        came = await boss.companions.take({1: (2, "n2")})
+        came = await boss.standby.take({1: (2, "n2")})
         await coming
         assert [node.name for node in came.values()] == ["s1"]
         assert boss.sruns[1].returncode is None
@@ -46,13 +46,13 @@ def test_dropped_while_any_other_node_is_asked_for(boss: Boss) -> None:
             if count == 2:
                 boss.state.signalled = 15
                 await boss.chatter()
-                assert not boss.companions._companions  # take has given up
+                assert not boss.requests._requests  # take has given up
 
         boss.on_start = start
-        assert await boss.companions.take({1: (2, "n2")}) == {}
+        assert await boss.standby.take({1: (2, "n2")}) == {}
         await srun_count(boss, 2)
         assert await asyncio.wait_for(boss.sruns[1].wait(), 10.0) < 0
-        assert not boss.companions._companions and not boss.state.awaited
+        assert not boss.requests._requests and not boss.state.awaited
 
     play(boss, scene)
 
@@ -60,13 +60,13 @@ def test_dropped_while_any_other_node_is_asked_for(boss: Boss) -> None:
 def test_dropped_while_it_is_asked_for(boss: Boss) -> None:
     async def scene() -> None:
         async def start(_count: int) -> None:
-            boss.companions.send_away()
+            boss.requests.send_away()
 
         boss.on_start = start
-        boss.companions.expect([(2, "n2")], ["n2"])
+        boss.requests.prerequest([(2, "n2")], ["n2"])
         await srun_count(boss, 1)
         assert await asyncio.wait_for(boss.sruns[0].wait(), 10.0) < 0
-        assert not boss.companions._companions and not boss.state.awaited
+        assert not boss.requests._requests and not boss.state.awaited
 
     play(boss, scene)
 
@@ -80,8 +80,8 @@ def test_srun_cannot_be_run_a_second_time(boss: Boss, capfd: pytest.CaptureFixtu
                 raise OSError("no more processes")
 
         boss.on_start = start
-        assert await boss.companions.take({1: (2, "n2")}) == {}
-        assert not boss.companions._companions and not boss.state.awaited
+        assert await boss.standby.take({1: (2, "n2")}) == {}
+        assert not boss.requests._requests and not boss.state.awaited
 
     play(boss, scene)
     assert "cannot run srun for a standby node: no more processes" in capfd.readouterr().err
@@ -98,13 +98,13 @@ def test_closed_while_it_is_asked_for(boss: Boss) -> None:
                 await hurdle.wait()
 
         boss.on_start = start
-        boss.companions.expect([(2, "n2"), (2, "n3")], ["n2", "n3"])
+        boss.requests.prerequest([(2, "n2"), (2, "n3")], ["n2", "n3"])
         await asked(boss, 2)
-        await boss.companions.close()
+        await boss.requests.close()
         hurdle.set()
         await boss.chatter()
         assert len(boss.sruns) == 1
-        assert not boss.companions._companions and not boss.state.awaited
+        assert not boss.requests._requests and not boss.state.awaited
 
     play(boss, scene)
 
@@ -114,8 +114,8 @@ def test_a_slip_while_asking_does_not_end_the_job(
 ) -> None:
     async def scene() -> None:
         boss.slurm.partitions = lambda: 1 // 0
-        boss.companions.expect([(2, "n2")], ["n2"])
-        assert await boss.companions.take({1: (2, "n2")}) == {}
+        boss.requests.prerequest([(2, "n2")], ["n2"])
+        assert await boss.standby.take({1: (2, "n2")}) == {}
 
     play(boss, scene)
     said = capfd.readouterr().err
@@ -135,16 +135,16 @@ def test_nobody_waits_for_an_answer_when_the_nodes_are_back_or_the_job_ends(boss
 
         boss.slurm.job = hangs
         vacant = [True]
-        boss.companions.expect([(2, "n2")], ["n2"])
-        taking = boss.companions.take({1: (2, "n2")}, vacant=lambda _place: vacant[0])
+        boss.requests.prerequest([(2, "n2")], ["n2"])
+        taking = boss.standby.take({1: (2, "n2")}, vacant=lambda _place: vacant[0])
         ahead = asyncio.create_task(taking)
         await boss.chatter()
         assert not ahead.done()
         boss.state.signalled = 15
         boss.state.changed.set()
         assert await asyncio.wait_for(ahead, 10.0) == {}
-        boss.state.signalled, boss.companions._asking = 0, None
-        taking = boss.companions.take({1: (2, "n2")}, vacant=lambda _place: vacant[0])
+        boss.state.signalled, boss.requests.asking = 0, None
+        taking = boss.standby.take({1: (2, "n2")}, vacant=lambda _place: vacant[0])
         needed = asyncio.create_task(taking)
         await boss.chatter()
         assert not needed.done()

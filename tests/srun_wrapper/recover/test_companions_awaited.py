@@ -20,17 +20,17 @@ def test_its_node_died_while_it_waited(boss: Boss) -> None:
     """Another one is asked for, as early as before."""
 
     async def scene() -> None:
-        boss.companions.expect([(2, "n2")], ["n2"])
+        boss.requests.prerequest([(2, "n2")], ["n2"])
         await asked(boss, 1)
         boss.comes(1)
         boss.state.nodes[(1, "0", 0)].role = Role.DEAD
-        boss.companions._next_ask = 0.0
-        assert boss.companions._asking is not None
-        await boss.companions._asking  # while it asks, no other is asked for
-        boss.companions.expect([(2, "n2")], ["n2"])
+        boss.requests._next_ask = 0.0
+        assert boss.requests.asking is not None
+        await boss.requests.asking  # while it asks, no other is asked for
+        boss.requests.prerequest([(2, "n2")], ["n2"])
         await asked(boss, 2)
         boss.comes(2)
-        came = await boss.companions.take({1: (2, "n2")})
+        came = await boss.standby.take({1: (2, "n2")})
         assert [node.name for node in came.values()] == ["s2"]
         assert len(boss.asked) == 2
 
@@ -41,7 +41,7 @@ def test_its_node_dies_while_another_is_awaited(boss: Boss) -> None:
     """The next one is asked for at once, without the one that died."""
 
     async def scene() -> None:
-        boss.companions._config = Config(standby_wait=60.0)
+        boss.standby._config = Config(standby_wait=60.0)
 
         async def come_and_go() -> None:
             await srun_count(boss, 2)
@@ -54,7 +54,7 @@ def test_its_node_dies_while_another_is_awaited(boss: Boss) -> None:
             boss.comes(3)
 
         coming = asyncio.create_task(come_and_go())
-        taken = boss.companions.take({1: (2, "n2"), 2: (2, "n3")})
+        taken = boss.standby.take({1: (2, "n2"), 2: (2, "n3")})
         came = await asyncio.wait_for(taken, 20.0)
         assert {node.name for node in came.values()} == {"s2", "s3"}
         await coming
@@ -82,9 +82,9 @@ def test_why_none_came_in_time(
         return set(reasons if name == "robust-standby-7" else ["Held"])
 
     async def scene() -> None:
-        boss.companions._config = Config(standby_wait=0.2)
+        boss.standby._config = Config(standby_wait=0.2)
         boss.slurm.waiting_reasons = waiting
-        assert await boss.companions.take({1: (2, "n2")}) == {}
+        assert await boss.standby.take({1: (2, "n2")}) == {}
 
     play(boss, scene)
     assert re.search(rf"gave 0 of 1 nodes in [0-9.]+ s {re.escape(said)}", capfd.readouterr().err)
@@ -94,7 +94,7 @@ def test_the_step_ends_meanwhile(boss: Boss, capfd: pytest.CaptureFixture[str]) 
     """Someone cancels it: nothing is waited for, and nothing blamed on the partition."""
 
     async def scene() -> None:
-        boss.companions._config = Config(standby_wait=60.0)
+        boss.standby._config = Config(standby_wait=60.0)
 
         async def cancel() -> None:
             await srun_count(boss, 1)
@@ -102,10 +102,10 @@ def test_the_step_ends_meanwhile(boss: Boss, capfd: pytest.CaptureFixture[str]) 
             boss.state.changed.set()
 
         cancelling = asyncio.create_task(cancel())
-        taken = boss.companions.take({1: (2, "n2")})
+        taken = boss.standby.take({1: (2, "n2")})
         assert await asyncio.wait_for(taken, 20.0) == {}
         await cancelling
-        assert not boss.companions._companions and not boss.state.awaited
+        assert not boss.requests._requests and not boss.state.awaited
 
     play(boss, scene)
     assert "gave 0 of" not in capfd.readouterr().err
@@ -120,14 +120,14 @@ def test_a_failure_meanwhile_keeps_the_place_in_the_queue(boss: Boss) -> None:
             boss.state.changed.set()
 
         failing = asyncio.create_task(fail())
-        came = await boss.companions.take({1: (2, "n2"), 2: (2, "n3")})
+        came = await boss.standby.take({1: (2, "n2"), 2: (2, "n3")})
         await failing
         assert {place: node.name for place, node in came.items()} == {1: "s1"}
         boss.state.nodes[(1, "0", 0)].role = Role.ACTIVE  # as its place is filled
         boss.state.failures.clear()
         assert boss.state.awaited >= {2}
         boss.comes(2)
-        again = await boss.companions.take({2: (2, "n3")})
+        again = await boss.standby.take({2: (2, "n3")})
         assert {place: node.name for place, node in again.items()} == {2: "s2"}
         assert len(boss.asked) == 2
         assert [process.returncode for process in boss.sruns] == [None, None]
@@ -143,11 +143,11 @@ def test_what_a_failure_left_over_is_sent_away(boss: Boss) -> None:
             boss.state.changed.set()
 
         failing = asyncio.create_task(fail())
-        assert await boss.companions.take({1: (2, "n2")}) == {}
+        assert await boss.standby.take({1: (2, "n2")}) == {}
         await failing
         assert boss.sruns[0].returncode is None
-        boss.companions.expect([], [])
+        boss.requests.prerequest([], [])
         assert await asyncio.wait_for(boss.sruns[0].wait(), 10.0) < 0
-        assert not boss.companions._companions and not boss.state.awaited
+        assert not boss.requests._requests and not boss.state.awaited
 
     play(boss, scene)

@@ -20,7 +20,7 @@ boss = companions_boss.boss
 def quick(monkeypatch: pytest.MonkeyPatch, boss: Boss) -> None:
     monkeypatch.setattr(slurm_wait, "PAUSES", (0.01,))
     monkeypatch.setattr(standby_nodes, "LOOK", 0.05)
-    boss.companions._config = Config(standby_wait=5.0, standby_start_limit=0.3)
+    boss.standby._config = Config(standby_wait=5.0, standby_start_limit=0.3)
 
 
 def allotted(boss: Boss, *nodes: str, state: str = "FAILED") -> Callable[[str], list[Allotted]]:
@@ -50,14 +50,14 @@ def test_one_that_does_not_run_robust_task_is_excluded(
             boss.comes(2)
 
         coming = asyncio.create_task(come())
-        came = await boss.companions.take({1: (2, "n2")})
+        came = await boss.standby.take({1: (2, "n2")})
         await coming
         assert [node.name for node in came.values()] == ["s2"]
         assert boss.asked[1] == ["--ntasks=2", "--exclude=s1"]
-        assert boss.companions.to_report(True) == {
+        assert boss.standby.to_report(True) == {
             "s1": (50, "srun ended before robust-task reported (exit code 1)")
         }
-        assert boss.companions.to_report(True) == {}
+        assert boss.standby.to_report(True) == {}
 
     play(boss, scene)
     assert not capfd.readouterr().err
@@ -67,9 +67,9 @@ def test_several_of_them_are_a_shared_cause(boss: Boss, capfd: pytest.CaptureFix
     async def scene() -> None:
         boss.srun = BUSY
         boss.slurm.allotted = allotted(boss, "s1", "s2", "s3", "s4", "s5", "s6")
-        assert await boss.companions.take({1: (2, "n2")}) == {}
+        assert await boss.standby.take({1: (2, "n2")}) == {}
         assert 2 <= len(boss.asked) <= 1 + standby_nodes.MOST_UNFIT
-        assert boss.companions.to_report(False) == {}
+        assert boss.standby.to_report(False) == {}
 
     play(boss, scene)
     said = capfd.readouterr().err
@@ -91,10 +91,10 @@ def test_beside_a_silent_one_another_is_asked_for(boss: Boss, second: str) -> No
             boss.comes(int(second[1:]))
 
         coming = asyncio.create_task(come())
-        came = await boss.companions.take({1: (2, "n2")})
+        came = await boss.standby.take({1: (2, "n2")})
         await coming
         assert [node.name for node in came.values()] == [second]
-        reported = boss.companions.to_report(True)
+        reported = boss.standby.to_report(True)
         assert list(reported) == (["s1"] if second == "s2" else [])
 
     play(boss, scene)
@@ -126,10 +126,10 @@ def test_it_is_asked_again_when_slurm_was_away(boss: Boss, monkeypatch: pytest.M
             boss.comes(2)
 
         coming = asyncio.create_task(come())
-        came = await boss.companions.take({1: (2, "n2")})
+        came = await boss.standby.take({1: (2, "n2")})
         await coming
         assert list(came) == [1] and boss.asked[1] == ["--ntasks=2"]
-        assert not boss.companions.to_report(True)
+        assert not boss.standby.to_report(True)
         assert [text.partition(" answer")[0] for text in boss.said] == ["Slurm does not", "Slurm"]
 
     play(boss, scene)
@@ -154,23 +154,23 @@ def test_slurm_was_away_when_srun_ended(boss: Boss) -> None:
             boss.comes(2)
 
         coming = asyncio.create_task(come())
-        came = await boss.companions.take({1: (2, "n2")})
+        came = await boss.standby.take({1: (2, "n2")})
         await coming
         assert list(came) == [1] and boss.asked[1] == ["--ntasks=2"]
-        assert not boss.companions.to_report(True)
+        assert not boss.standby.to_report(True)
 
     play(boss, scene)
 
 
 def test_the_request_waits_for_slurm_but_not_beyond_a_signal(boss: Boss) -> None:
     async def scene() -> None:
-        boss.companions._config = Config(standby_wait=60.0, standby_start_limit=0.3)
+        boss.standby._config = Config(standby_wait=60.0, standby_start_limit=0.3)
 
         def job(_number: int) -> object:
             raise SlurmError("unreachable", ("scontrol",), "connect failure")
 
         boss.slurm.job = job
-        taking = asyncio.create_task(boss.companions.take({1: (2, "n2")}))
+        taking = asyncio.create_task(boss.standby.take({1: (2, "n2")}))
         await asyncio.sleep(0.3)
         assert not taking.done() and boss.said
         boss.state.signalled = 15
@@ -184,7 +184,7 @@ def test_slurm_was_away_while_a_node_was_awaited(boss: Boss) -> None:
     """Then it is waited for anew."""
 
     async def scene() -> None:
-        boss.companions._config = Config(standby_wait=0.3, standby_start_limit=0.3)
+        boss.standby._config = Config(standby_wait=0.3, standby_start_limit=0.3)
         away = iter([SlurmError("timeout", ("squeue",), "no answer")] * 3)
 
         def reasons(_name: str) -> set[str]:
@@ -194,7 +194,7 @@ def test_slurm_was_away_while_a_node_was_awaited(boss: Boss) -> None:
             return set()
 
         boss.slurm.waiting_reasons = reasons
-        came = await asyncio.wait_for(boss.companions.take({1: (2, "n2")}), 10.0)
+        came = await asyncio.wait_for(boss.standby.take({1: (2, "n2")}), 10.0)
         assert [node.name for node in came.values()] == ["s1"]
 
     play(boss, scene)

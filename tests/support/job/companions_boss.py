@@ -15,9 +15,11 @@ from robust_slurm.config import Config
 from robust_slurm.slurm import Slurm
 from srun_wrapper.command import steps
 from srun_wrapper.protocol.messages import Hello
-from srun_wrapper.recover import standby_nodes
+from srun_wrapper.recover import standby_asking
 from srun_wrapper.recover.slurm_wait import SlurmWait
-from srun_wrapper.recover.standby_nodes import Requester, StandbyNodes
+from srun_wrapper.recover.standby_asking import StandbyRequests
+from srun_wrapper.recover.standby_nodes import StandbyNodes
+from srun_wrapper.recover.standby_request import Barred, Requester
 from srun_wrapper.supervisor.model import Node, Role
 from srun_wrapper.supervisor.state import JobState
 
@@ -57,7 +59,7 @@ class Boss:
         def argv(_l: Any, _j: Any, _p: Any, tasks: int, without: list[str], _m: int) -> list[str]:
             return ["srun", f"--ntasks={tasks}", *(f"--exclude={name}" for name in without)]
 
-        monkeypatch.setattr(standby_nodes, "END", 0.2)
+        monkeypatch.setattr(standby_asking, "END", 0.2)
         monkeypatch.setattr(steps, "start", start)
         monkeypatch.setattr(steps, "companion_argv", argv)
         monkeypatch.setattr(steps, "task_argv", lambda *_words: [])
@@ -67,9 +69,8 @@ class Boss:
         requester = Requester(
             made_launch(), steps.Secrets(b"", 1), slurm, lambda _lost, _idle: self.best
         )
-        self.companions = StandbyNodes(
-            self.state, requester, self.wait, self.journal, [], over=self._is_over
-        )
+        self.requests = StandbyRequests(self.state, requester, self.wait, self.journal, Barred([]))
+        self.standby = StandbyNodes(self.state, self.requests, self._is_over)
 
     def _is_over(self) -> bool:
         return bool(self.state.failures) or self.state.signalled > 0 or self.ended
@@ -105,7 +106,7 @@ def play(boss: Boss, scene: Callable[[], Awaitable[None]]) -> None:
         try:
             await scene()
         finally:
-            await boss.companions.close()
+            await boss.requests.close()
             for process in boss.sruns:  # none is left
                 await asyncio.wait_for(process.wait(), 10.0)
 

@@ -1,0 +1,333 @@
+"""Requests for standby nodes: made, judged when they end, and given back when not needed.
+
+A standby allocation belongs to an srun of ours (decision 2). It is requested when a node is in
+doubt; if that turns out wrong, it is given back unused. A pending request is used before another
+is made, so one fault never costs two nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from robust_slurm.slurm import Allotted, SlurmError
+from robust_slurm.slurm.run import without_slurm
+from srun_wrapper.command import steps
+from srun_wrapper.decide.exclusions import exclusions
+from srun_wrapper.protocol.messages import Finish
+from srun_wrapper.recover.slurm_wait import LONGEST, SlurmWait
+from srun_wrapper.recover.standby_request import (
+    Barred,
+    Outcome,
+    Request,
+    Requester,
+    outcome,
+    standby_minutes,
+)
+from srun_wrapper.recover.unfit_nodes import UnfitNodes
+from srun_wrapper.supervisor.aside import aside
+from srun_wrapper.supervisor.journal import Journal
+from srun_wrapper.supervisor.model import Role
+from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.state import JobState
+
+AT_ONCE = 2  # s within which Slurm must give the node that suits best
+AGAIN = 5.0  # s until Slurm is asked again for what it did not give
+ASK = 3.0  # s for Slurm to say why it gives none, or which node it has given
+BUSY = {"None", "Resources", "Priority"}  # Slurm's reasons that only say that nothing is free
+END = 3.0  # s for what is ended to end, before and after it is told
+
+T = TypeVar("T")
+Wanted = tuple[int, str]
+"""Number of ranks, and the lost node that they were on."""
+
+
+class StandbyRequests:
+    """Requests standby nodes, and releases those that are not needed."""
+
+    def __init__(
+        self,
+        state: JobState,
+        requester: Requester,
+        slurm: SlurmWait,
+        journal: Journal,
+        barred: Barred,
+    ) -> None:
+        self._state = state
+        self._config = state.config
+        self._requester = requester
+        self._slurm = slurm
+        self._journal = journal
+        self._barred = barred
+        self.unfit = UnfitNodes()
+        self._numbers = itertools.count(1)
+        self._requests: dict[int, Request] = {}
+        self.asking: asyncio.Task[str] | None = None  # ahead of need
+        self._next_ask = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._leaving: list[Request] = []  # their nodes were told to finish
+        self._told: set[str] = set()  # slips of ours
+
+    def get(self, number: int) -> Request | None:
+        """Return a request; None if it was dropped."""
+        return self._requests.get(number)
+
+    def told(self, why: str) -> bool:
+        """Return True if the user knows of it already."""
+        return why in self._told
+
+    # -- ahead of need
+
+    def prerequest(self, wanted: list[Wanted], suspects: list[str]) -> None:
+        """These may have to be replaced; []: none any more. ``suspects`` must not come.
+
+        Called again and again; returns at once.
+        """
+        if self.asking is not None and not self.asking.done():
+            return
+        self._sweep()
+        now = time.monotonic()
+        if len(self._unused()) < len(wanted):
+            if now < self._next_ask:
+                return
+            self._next_ask = now + AGAIN
+            self._journal.event("companions_asked", suspects=suspects)
+            self.asking = asyncio.create_task(self.ask_for(wanted, suspects))
+        elif not wanted:
+            self.send_away()
+
+    def send_away(self) -> None:
+        """Those that were asked for and are not needed."""
+        for request in self._unused():
+            self._journal.event("companion_sent_away", number=request.number)
+            self.drop(request.number)
+
+    def _unused(self) -> list[Request]:
+        return [r for r in self._requests.values() if not r.used]
+
+    def _sweep(self) -> None:
+        """Forget those that went before they were needed."""
+        lost = {n.companion for n in self._state.nodes.values() if n.gone}
+        for request in self._unused():
+            if request.number in lost or (request.ended and request.outcome != "waiting"):
+                if request.outcome == "unfit":
+                    self.unfit.note_ended(request)
+                self.drop(request.number)
+
+    # -- asking
+
+    async def ask_for(
+        self, wanted: list[Wanted], suspects: list[str], over: Callable[[], bool] | None = None
+    ) -> str:
+        """Have one for each that none of the unused fits; why that is not possible, or "".
+
+        With ``over`` it waits for Slurm while that is away, until ``over()``.
+        """
+        try:
+            return await self._request(wanted, suspects, over)
+        except Exception as err:  # noqa: BLE001 - a slip here must not end the job
+            text = f"internal error while asking for a node: {type(err).__name__}: {err}"
+            if text not in self._told:
+                self._told.add(text)
+                say(text)
+            return text
+
+    async def _request(
+        self, wanted: list[Wanted], suspects: list[str], over: Callable[[], bool] | None
+    ) -> str:
+        self._sweep()
+        spare = sorted(r.tasks for r in self._unused())
+        missing = []
+        for tasks, name in sorted(wanted, reverse=True):
+            fitting = next((have for have in spare if have >= tasks), None)
+            if fitting is None:
+                missing.append((tasks, name))
+            else:
+                spare.remove(fitting)
+        if not missing:
+            return ""
+        without = list(dict.fromkeys([*self._barred.bad, *suspects, *self.unfit.names()]))
+        partition, slurm = self._config.standby_partition, self._requester.slurm
+        try:
+            job, partitions, nodes = await asyncio.gather(
+                self._question(lambda: slurm.job(self._state.job_id), over),
+                self._question(slurm.partitions, over),
+                self._question(slurm.nodes, over),
+            )
+        except (SlurmError, TimeoutError) as err:
+            return f"cannot ask for a standby node: {err}"
+        if partition not in partitions:
+            return f"no partition {partition!r} to take a node from (standby_partition)"
+        minutes = standby_minutes(job, partitions[partition], time.time())
+        free = [n.name for n in nodes.values() if n.idle and partition in n.partitions]
+        free = [name for name in free if name not in without]
+        kept, _ = exclusions(self._barred.earlier, set(free), len(missing))
+        without = list(dict.fromkeys([*without, *kept]))
+        idle = [name for name in free if name not in without]
+        best = self._requester.prefer([name for _, name in missing], idle)
+        launch = self._requester.launch
+        try:
+            for tasks, name in missing:
+                argv = steps.companion_argv(launch, job, partition, tasks, without, minutes)
+                now = f"--immediate={AT_ONCE}"
+                prefer = [f"--nodelist={best[name]}", now] if name in best else []
+                await self._start(Request(next(self._numbers), tasks, argv, prefer))
+        except OSError as err:
+            return f"cannot run srun for a standby node: {err}"
+        return ""
+
+    async def _question(self, ask: Callable[[], T], over: Callable[[], bool] | None) -> T:
+        if over is None:
+            return await aside(ask, LONGEST)
+        return await self._slurm.call("get a standby node", ask, over)
+
+    async def _start(self, request: Request) -> None:
+        launch, number = self._requester.launch, request.number
+        task = steps.task_argv(self._config.task_python, launch.options, launch.command.command)
+        env = {**without_slurm(launch.env), **self._requester.secrets.env(number)}
+        self._state.awaited.add(number)
+        self._requests[number] = request
+        request.process, request.since = None, time.monotonic()
+        request.outages = self._slurm.outage.count
+        argv = [request.argv[0], *request.prefer, *request.argv[1:], *task]
+        try:
+            # Nobody's input but the job's own srun's.
+            request.process = process = await steps.start(
+                argv, env, own_session=True, stdin=asyncio.subprocess.DEVNULL
+            )
+        finally:
+            if request.process is None:
+                self.drop(number)
+        if number not in self._requests:  # not wanted any more, meanwhile
+            request.terminate()
+        self._beside(self._notice_end(request, process))
+
+    async def _notice_end(self, request: Request, process: asyncio.subprocess.Process) -> None:
+        await process.wait()
+        joined = any(n.companion == request.number for n in self._state.nodes.values())
+        if not joined and request.number in self._requests:
+            found = await self._judge(request)
+            preferred, request.prefer = request.prefer, []
+            if preferred and found != "unfit" and request.number in self._requests:
+                try:
+                    await self._start(request)  # Somebody was quicker: any node will do.
+                except OSError as err:
+                    say(f"cannot run srun for a standby node: {err}")
+            else:
+                request.outcome = found
+        request.prefer = [] if joined else request.prefer
+        self._state.changed.set()
+
+    async def _judge(self, request: Request) -> Outcome:
+        """Learn what became of a request whose srun has ended before robust-task reported."""
+        lasted = time.monotonic() - request.since
+        try:
+            jobs = await self._slurm.call("learn which standby node was allotted", self._allotted)
+        except SlurmError:
+            return "refused"
+        away = self._slurm.outage.count != request.outages
+        code = request.process.returncode if request.process is not None else None
+        return outcome(request.look(jobs, time.monotonic()), code or 0, lasted, away)
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # -- what became of the requests
+
+    def look(self, numbers: Collection[int], lasting: float) -> None:
+        """Learn, beside the loop, which nodes Slurm has allotted to requests older than that."""
+        now = time.monotonic()
+        waiting = [r for n, r in self._requests.items() if n in numbers and now - r.since > lasting]
+        if waiting and (self._looking is None or self._looking.done()):
+            self._looking = self._beside(self._look_once(waiting))
+
+    async def _look_once(self, requests: Sequence[Request]) -> None:
+        try:
+            jobs = await aside(self._allotted, ASK)
+        except (SlurmError, TimeoutError):
+            for request in requests:
+                request.outages = -1  # whatever ends now, Slurm may be the cause
+            return
+        for request in requests:
+            request.look(jobs, time.monotonic())
+
+    def _allotted(self) -> list[Allotted]:
+        return self._requester.slurm.allotted(steps.companion_name(self._state.job_id))
+
+    async def held_up(self, over: Callable[[], bool]) -> str:
+        """Return why Slurm grants no node (waiting on a limit is in vain); "" if Slurm was away."""
+        before = self._slurm.outage.count
+        name = steps.companion_name(self._state.job_id)
+        try:
+            reasons = await self._slurm.call(
+                "get a standby node", lambda: self._requester.slurm.waiting_reasons(name), over
+            )
+        except SlurmError:
+            return "Slurm does not say why"
+        if self._slurm.outage.count != before:
+            return ""
+        told = ", ".join(sorted(reasons - BUSY))
+        return f"Slurm's reason: {told}" if told else "none became free"
+
+    # -- use
+
+    def assign(self, tasks: Mapping[int, int]) -> dict[int, int]:
+        """Number → place; the largest places first, each gets the smallest that is enough."""
+        chosen = {}
+        for place in sorted(tasks, key=lambda place: -tasks[place]):
+            fitting = [r for r in self._unused() if r.tasks >= tasks[place]]
+            best = min(fitting, key=lambda r: (r.tasks, r.number), default=None)
+            if best is not None:
+                best.used = True
+                chosen[best.number] = place
+        return chosen
+
+    # -- leaving
+
+    def drop(self, number: int) -> None:
+        self._state.awaited.discard(number)
+        for node in self._state.nodes.values():
+            if node.companion == number and node.role is Role.SPARE:
+                self._state.members.move(node, Role.RELEASED)
+                if node.connection is not None:
+                    node.connection.send(Finish(tuple((0, 0) for _ in range(node.slots))))
+        self.end(number)
+
+    def end(self, number: int) -> None:
+        """Its node has left the job."""
+        request = self._requests.pop(number, None)
+        if request is None:
+            return
+        nodes = self._state.nodes.values()
+        if any(n.companion == number and n.connection is not None for n in nodes):
+            # robust-task was told to finish: it tidies its node before Slurm kills it.
+            self._leaving.append(request)
+            asyncio.get_running_loop().call_later(END, request.terminate)
+        else:
+            request.terminate()
+
+    async def close(self) -> None:
+        """End all requests and allocations; they were told to finish, or the job is over."""
+        if self.asking is not None:
+            await asyncio.wait([self.asking], timeout=END)
+        starting = [*self._tasks, *([self.asking] if self.asking is not None else [])]
+        for task in starting:  # none may start any more
+            task.cancel()
+        if starting:
+            await asyncio.wait(starting, timeout=END)
+        requests = [*self._requests.values(), *self._leaving]
+        processes = [request.process for request in requests if request.process is not None]
+        self.send_away()
+        if processes:
+            ends = [asyncio.create_task(process.wait()) for process in processes]
+            await asyncio.wait(ends, timeout=END)
+            for request in requests:
+                request.terminate()
+            await asyncio.wait(ends, timeout=END)

@@ -1,0 +1,57 @@
+"""Standby nodes that did not run robust-task, and what was seen of each."""
+
+from __future__ import annotations
+
+from srun_wrapper.recover.standby_request import Request
+from srun_wrapper.supervisor.report import say
+
+
+class UnfitNodes:
+    """Keeps what was seen: such a node is not requested again, and is reported once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, str]] = {}  # standby node: allocation, what was seen
+        self._unreported: set[str] = set()
+
+    def names(self) -> list[str]:
+        """Nodes that are not requested again."""
+        return list(self._seen)
+
+    def lines(self) -> list[str]:
+        """Say what was seen of each."""
+        return [f"{name}: {what}" for name, (_, what) in self._seen.items()]
+
+    def note(self, node: str, job: int, what: str) -> None:
+        self._seen[node] = (job, what)
+
+    def note_ended(self, request: Request) -> None:
+        """Its srun has ended before robust-task reported: a reason to look at its node."""
+        code = request.process.returncode if request.process is not None else None
+        what = f"srun ended before robust-task reported (exit code {code})"
+        self.note(request.node, request.job, what)
+        self.report(request.node)
+
+    def note_silent(self, request: Request, now: float) -> None:
+        seconds = now - (request.runs_since or now)
+        what = f"no word of robust-task {seconds:.0f} s after Slurm had started it "
+        what += "(if it is only slow, raise standby_start_limit)"
+        self.note(request.node, request.job, what)
+
+    def forget(self, node: str) -> None:
+        self._seen.pop(node, None)
+
+    def report(self, node: str) -> None:
+        """Have it reported when the requests are over."""
+        self._unreported.add(node)
+
+    def to_report(self, came: bool) -> dict[str, tuple[int, str]]:
+        """Nodes to report: allocation, and what was seen; once each.
+
+        Empty where several failed and none did not: that is a cause that they share.
+        """
+        names, self._unreported = self._unreported, set()
+        if not came and len(names) > 1:
+            where = ", ".join(sorted(names))
+            say(f"robust-task did not run on {where}: is its python there (task_python)?")
+            return {}
+        return {name: self._seen[name] for name in names}
