@@ -51,6 +51,7 @@ from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
 from srun_wrapper.supervisor.aside import aside
 from srun_wrapper.supervisor.ending import Ending
 from srun_wrapper.supervisor.facts import JobFacts
+from srun_wrapper.supervisor.inbox import Inbox
 from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.model import Node, Role, first_places
 from srun_wrapper.supervisor.orders import finish_order, start_orders
@@ -84,6 +85,7 @@ class Supervisor:
         own = env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
         self.state = JobState(config, job_id, own)
         self.state.on_news = self.news
+        self.inbox = Inbox(self.state)
         self.bus = self.state.bus
         self.ledger = JobLedger(launch.options.records)
         self.journal = Journal(self.ledger, config.verbose)
@@ -201,7 +203,7 @@ class Supervisor:
 
     async def run(self) -> int:
         steps.raise_file_limit()
-        server, port = await listen(self.facts.key, self._message, self.state.closed)
+        server, port = await listen(self.facts.key, self._message, self.inbox.closed)
         self._secrets = steps.Secrets(self.facts.key, port)
         self._catch_signals()
         replacement = self._build_recovery()
@@ -492,7 +494,7 @@ class Supervisor:
             say(f"seen from {self.state.own_node}: {'; '.join(found)}")
 
     def _message(self, connection: Connection, message: Message) -> None:
-        self.state.message(connection, message)
+        self.inbox.message(connection, message)
 
     async def _watch(self) -> None:
         hang = HangWatch(

@@ -30,7 +30,7 @@ class Told:
         for node in nodes:
             self._numbers += 1
             message = Stalled(self._numbers, mounts, starting)
-            self.job.state.message(as_connection(self.job.lines[node]), message)
+            self.job.inbox.message(as_connection(self.job.lines[node]), message)
 
     def look(self, after: float = 0.0) -> list[str]:
         """Return the words ``after`` so many seconds."""

@@ -31,6 +31,7 @@ from srun_wrapper.recover.stopping import Stopping
 from srun_wrapper.replay.replaying import Replay
 from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
 from srun_wrapper.supervisor.facts import JobFacts
+from srun_wrapper.supervisor.inbox import Inbox
 from srun_wrapper.supervisor.model import Node, Role
 from srun_wrapper.supervisor.state import JobState
 from srun_wrapper.supervisor.topology import Topology
@@ -51,6 +52,7 @@ class Job:
         self.behave = behave
         self.config = Config(mesh=mesh, stop_grace=0.0)
         self.state = JobState(self.config, 12, "n0")
+        self.inbox = Inbox(self.state)
         self.bus = SentBus(self.state, self._obey)
         self.state.members.lay_out([], [(i,) for i in range(nodes)])
         self.journal = KeptJournal()
@@ -60,7 +62,7 @@ class Job:
         for i in range(nodes):
             line = cast(Connection, SimpleNamespace(peer=f"10.0.0.{i}", send=lambda _m: None))
             hello = Hello(12, "0", i, f"n{i}", (i,), nodes, nodes, 7000, 7001 + i, 0, 0)
-            self.state.connected(line, hello)
+            self.inbox.connected(line, hello)
         self.state.world.places = list(self.state.nodes.values())
         for node in self.state.world.places:
             node.role = Role.ACTIVE
@@ -85,7 +87,7 @@ class Job:
 
     def say(self, node: Node, message: Message) -> None:
         assert node.connection is not None
-        self.state.message(node.connection, message)
+        self.inbox.message(node.connection, message)
 
     def _run(self, nodes: list[Node], epoch: int) -> None:
         what = self.behave(tuple(node.name for node in nodes), epoch - 1)

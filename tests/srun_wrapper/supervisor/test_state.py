@@ -151,7 +151,7 @@ def test_orders_survive_a_lost_connection(
     job = Job()
     node = job.node(0)
     node.order, node.stopped = order, stopped
-    job.state.closed(as_connection(job.lines[0]))
+    job.inbox.closed(as_connection(job.lines[0]))
     line = job.join(0, epoch)
     assert line.sent == [Ack(0, 0.25), *([order] if order is not None and again else [])]
 
@@ -161,17 +161,17 @@ def test_a_new_connection_replaces_the_old() -> None:
     job.say(0, Started(5, 1, 0, 1))
     old, new = job.lines[0], job.join(0, epoch=1)
     assert old.closed and new.sent[0] == Ack(5, 0.25)
-    job.state.closed(as_connection(old))
+    job.inbox.closed(as_connection(old))
     assert cast(object, job.node(0).connection) is new
-    job.state.closed(as_connection(new))
+    job.inbox.closed(as_connection(new))
     assert job.node(0).connection is None and job.node(0).closed_at is not None
 
 
 def test_strangers_are_cut_off() -> None:
     job, line = Job(), Line()
-    job.state.message(as_connection(line), Report(1, ()))
+    job.inbox.message(as_connection(line), Report(1, ()))
     assert line.closed and line.sent == []
-    job.state.closed(as_connection(line))
+    job.inbox.closed(as_connection(line))
 
 
 def test_signals_count_when_all_have_them() -> None:
@@ -298,7 +298,7 @@ def test_named_prefers_the_node_that_is_in_the_job() -> None:
     line = Line()
     job.state.awaited.add(1)
     again = hello(1, companion=1)
-    job.state.message(as_connection(line), again)
+    job.inbox.message(as_connection(line), again)
     found = job.state.named("n1")
     assert found is not None and found.companion == 1
     assert job.state.named("nobody") is None
@@ -339,7 +339,7 @@ def test_a_waiter_that_begins_takes_no_news_from_another() -> None:
 def test_a_companion_that_comes_too_late_is_sent_away() -> None:
     job = Job()
     line = Line()
-    job.state.message(as_connection(line), hello(9, companion=7))
+    job.inbox.message(as_connection(line), hello(9, companion=7))
     assert isinstance(line.sent[-1], Finish)
     assert not any(n.companion for n in job.state.live())
 

@@ -44,11 +44,11 @@ class Membership(RuleBasedStateMachine):
     def reconnects(self, index: int, relative: int) -> None:
         old = self.job.lines[index]
         self.job.lines[index] = self.job.join(index, self.epoch(relative))
-        self.state.closed(as_connection(old))
+        self.job.inbox.closed(as_connection(old))
 
     @rule(index=nodes)
     def closes(self, index: int) -> None:
-        self.state.closed(as_connection(self.job.lines[index]))
+        self.job.inbox.closed(as_connection(self.job.lines[index]))
 
     @rule(index=nodes, relative=epochs, local=locals_)
     def started(self, index: int, relative: int, local: int) -> None:

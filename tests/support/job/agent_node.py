@@ -30,6 +30,7 @@ from srun_wrapper.protocol.messages import (
     Stopped,
 )
 from srun_wrapper.protocol.server import Connection, listen
+from srun_wrapper.supervisor.inbox import Inbox
 from srun_wrapper.supervisor.model import Role, real_world
 from srun_wrapper.supervisor.state import JobState
 
@@ -46,6 +47,7 @@ class Boss:
     def __init__(self) -> None:
         self.key = secrets.token_bytes(32)
         self.state = JobState(Config(interval=0.1, progress_regex=r"step (\d+)"), 12, "n0")
+        self.inbox = Inbox(self.state)
         self.state.awaited.add(1)
         self.heard: list[Message] = []
         self.connections: list[Connection] = []
@@ -53,7 +55,7 @@ class Boss:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._server, self.port = self.run(listen(self.key, self._message, self.state.closed))
+        self._server, self.port = self.run(listen(self.key, self._message, self.inbox.closed))
 
     def run(self, work: Awaitable[Any]) -> Any:
         async def wrapped() -> Any:
@@ -72,7 +74,7 @@ class Boss:
             self.connections.append(connection)
         if self.mute:
             return
-        self.state.message(connection, message)
+        self.inbox.message(connection, message)
         self.heard.append(message)
 
     def of(self, kind: type[Any]) -> list[Any]:

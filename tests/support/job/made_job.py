@@ -13,6 +13,7 @@ from srun_wrapper.command.steps import Launch
 from srun_wrapper.protocol.messages import Hello, Message, RankBeat
 from srun_wrapper.protocol.server import Connection
 from srun_wrapper.supervisor.bus import Bus
+from srun_wrapper.supervisor.inbox import Inbox
 from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.model import Node, Role, planned_world
 from srun_wrapper.supervisor.state import JobState
@@ -100,6 +101,7 @@ class Job:
 
     def __init__(self, active: int = 2, spares: int = 1, **config: Any) -> None:
         self.state = JobState(Config(**config), 12, "n0")
+        self.inbox = Inbox(self.state)
         self.lines = [self.join(i) for i in range(active + spares)]
         nodes = list(self.state.nodes.values())
         plan = tuple((2 * i, 2 * i + 1) for i in range(active))
@@ -111,11 +113,11 @@ class Job:
 
     def join(self, index: int, epoch: int = 0, companion: int = 0) -> Line:
         line = Line()
-        self.state.message(as_connection(line), hello(index, epoch, companion))
+        self.inbox.message(as_connection(line), hello(index, epoch, companion))
         return line
 
     def say(self, index: int, message: Message) -> None:
-        self.state.message(as_connection(self.lines[index]), message)
+        self.inbox.message(as_connection(self.lines[index]), message)
 
     def node(self, index: int) -> Node:
         return list(self.state.nodes.values())[index]

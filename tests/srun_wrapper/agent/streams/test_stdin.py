@@ -150,5 +150,5 @@ def test_what_a_robust_task_has_kept_dies_with_it() -> None:
         job.say(0, StdinRead(number, 0, whole))
     assert job.node(0).stdin == {0: False}
     job.say(1, StdinRead(1, 1, True))
-    job.state._reborn(job.node(1))
+    job.inbox._reborn(job.node(1))
     assert job.node(1).stdin == {1: False}

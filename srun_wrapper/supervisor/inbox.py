@@ -1,0 +1,316 @@
+"""Everything that the node agents say, and the changes it makes to the job's state."""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import time
+
+from srun_wrapper.decide.diagnose import Failure
+from srun_wrapper.protocol.messages import (
+    Ack,
+    Event,
+    Exited,
+    Finish,
+    Hello,
+    Imports,
+    Logged,
+    Message,
+    Reply,
+    Report,
+    Signal,
+    Signalled,
+    SlotLost,
+    Stalled,
+    Start,
+    Started,
+    StdinRead,
+    Stopped,
+    WarmRanks,
+    Warmup,
+    WorkerEnded,
+)
+from srun_wrapper.protocol.server import Connection
+from srun_wrapper.supervisor import job_log
+from srun_wrapper.supervisor.model import Node, Rank, Role
+from srun_wrapper.supervisor.state import ENDING, JobState
+
+_log = logging.getLogger("robust-srun.nodes")
+
+
+class Inbox:
+    """Takes the agents' messages; ``state.changed`` is set after each that somebody waits for."""
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+        self._warmup: Warmup | None = None  # what the command imports
+        self._rank_warmup: Warmup | None = None  # if it is a launcher: what its ranks do
+        # Sources whose step numbers count from 1 in every process, wherever it resumed.
+        groups = re.compile(state.config.progress_regex.encode()).groups
+        self._counting = ("auto",) if groups else ("auto", "regex")
+
+    # -- messages
+
+    def connected(self, connection: Connection, hello: Hello) -> Node:
+        state = self._state
+        key = (hello.job_id, hello.step_id, hello.node_index)
+        node = state.nodes.get(key)
+        now = time.monotonic()
+        if node is None:
+            late = hello.companion and hello.companion not in state.awaited
+            role = Role.TOO_LATE if late else Role.SPARE
+            node = Node(key, hello.node, connection.peer, hello, None, role, now, hello.free_port)
+            node.companion = hello.companion
+            state.members.join(node)
+            if not hello.companion:
+                state.step_id = hello.step_id
+        elif node.connection is not None and node.connection is not connection:
+            node.connection.close()
+        _log.info("%s has connected from %s: %s", node.name, connection.peer, node.role.value)
+        reborn = hello.life > node.hello.life
+        node.connection = connection
+        node.hello = hello
+        node.closed_at = None
+        node.refused = False
+        node.heard(now)
+        node.refused_at = None
+        connection.agent = node
+        if node.role is Role.DEAD:
+            state.take_back(node)
+        if reborn:
+            self._reborn(node)
+        connection.send(Ack(node.seen, state.interval))
+        if node.gone or (state.ending and node.order is None):
+            # It has been given up, and others may have its ranks: nothing of it may go on. Or it
+            # comes when all is over.
+            state.bus.send_once(node, Finish(tuple((0, 0) for _ in hello.tasks)))
+        elif isinstance(node.order, Start) and reborn:
+            pass  # its ranks start with all others in the next epoch
+        else:
+            state.bus.resend(node)  # it went under with the last connection
+        self._warm_up(node)
+        return node
+
+    def _reborn(self, node: Node) -> None:
+        """Its agent died and was started again: nothing is left of its ranks, nor of its memory."""
+        state = self._state
+        node.seen = 0
+        node.stalled = ()
+        node.warm.clear()
+        node.stores.clear()
+        node.stdin = dict.fromkeys(node.stdin, False)
+        state.on_news(f"{node.name}: its node agent died and was restarted")
+        ranks = [r for r in state.world.by_rank.values() if r.node is node and r.exit is None]
+        if ranks and node.role is Role.ACTIVE and not state.stopped():
+            at, kill = time.monotonic(), int(signal.SIGKILL)
+            text = f"the robust-task of {node.name} died and took its ranks with it"
+            first = ranks[0]
+            state.failures.append(
+                Failure("crash", at, node.last_word, node.name, first.rank, None, kill, text)
+            )
+
+    def _warm_up(self, node: Node) -> None:
+        """A node without ranks imports what those of the others have imported."""
+        if node.role is Role.SPARE:
+            for warmup in filter(None, (self._warmup, self._rank_warmup)):
+                self._state.bus.send(node, warmup)
+
+    def message(self, connection: Connection, message: Message) -> None:
+        """Everything an agent says comes through here."""
+        state, world = self._state, self._state.world
+        if isinstance(message, Hello):
+            self.connected(connection, message)
+            state.changed.set()
+            return
+        node = connection.agent
+        if not isinstance(node, Node):
+            connection.close()
+            return
+        node.heard(time.monotonic())
+        if node.role is Role.DEAD and node.silent_as is not None:
+            # Its kernel still had that to send. An agent that lives connects anew: then it is back.
+            connection.close()
+            return
+        if isinstance(message, Event):
+            if message.number > node.seen:
+                job_log.heard(node.name, message)
+                node.seen = message.number
+                self._event(node, message)
+            connection.send(Ack(node.seen, state.interval))
+        elif isinstance(message, Report):
+            connection.send(Ack(node.seen, state.interval))
+            if message.epoch == world.epoch and node.role is Role.ACTIVE:
+                for saved in message.saved:
+                    state.on_store(node, saved)
+                stepping = bool(world.steppers) and world.all_stepped()
+                self._beats(node, message)
+                if stepping:
+                    return  # steps as ever: nobody waits for that
+        elif isinstance(message, Reply):
+            state.bus.deliver(node, message)
+        else:
+            state.on_store(node, message)
+        state.changed.set()
+
+    def closed(self, connection: Connection) -> None:
+        node = connection.agent
+        if isinstance(node, Node) and node.connection is connection:
+            node.connection = None
+            node.closed_at = time.monotonic()
+            _log.info("%s: the connection is closed", node.name)
+            self._state.changed.set()
+
+    # -- events
+
+    def _event(self, node: Node, message: Event) -> None:
+        state = self._state
+        if isinstance(message, Started):
+            rank = self._rank(node, message.epoch, message.local)
+            if rank is not None:
+                state.world.note_started(rank, message.warm)
+        elif isinstance(message, Exited):
+            self._exited(node, message)
+        elif isinstance(message, Stopped):
+            node.stopped = max(node.stopped, message.epoch)
+            node.free_port = message.free_port
+            node.stuck, node.stages, node.cut = message.stuck, message.stages, message.cut
+        elif isinstance(message, StdinRead):
+            if message.whole:
+                node.stdin.setdefault(message.local, True)
+            elif message.local in node.stdin:  # what is gone does not come again
+                node.stdin[message.local] = False
+        elif isinstance(message, SlotLost):
+            node.ours = True
+            state.lose(node, f"a robust-task of {node.name} did not come back")
+        elif isinstance(message, Stalled):
+            if message.mounts and not node.stalled:
+                node.stalled_at = node.last_word
+            node.stalled, node.starting = message.mounts, message.starting
+        elif isinstance(message, Signalled):
+            self._signalled(node, message.signum)
+        elif isinstance(message, Logged):
+            job_log.agent_said(node.name, message.level, message.text, message.dropped)
+        elif isinstance(message, WarmRanks):
+            node.warm[message.local] = message.ready
+        elif isinstance(message, WorkerEnded):
+            state.on_tests(node, message)
+        elif isinstance(message, Imports):
+            warmup = Warmup(message.learnt, message.ranks, message.environ)
+            if message.ranks:
+                self._rank_warmup = warmup
+            else:
+                self._warmup = warmup
+            for each in state.nodes.values():
+                self._warm_up(each)
+        else:
+            state.on_store(node, message)
+
+    def _signalled(self, node: Node, signum: int) -> None:
+        """Slurm signalled a node's shims, and the ranks there with them."""
+        state = self._state
+        own = [n for n in state.live() if not n.companion] or state.live()
+        if own and node is own[0]:  # Slurm does not know that companions' steps belong to this one
+            for other in state.live():
+                if other.companion and other is not node:
+                    state.bus.send(other, Signal(signum))
+        if signum in ENDING:
+            node.signalled = signum
+            state.note_ending(lambda _node: True)
+            return
+        state.pass_on(signum)
+        died = [f for f in state.failures if f.signal == signum]
+        if died:  # a rank's death of it was reported first
+            state.failures[:] = [f for f in state.failures if f not in died]
+            state.signalled = signum
+
+    def _rank(self, node: Node, epoch: int, local: int) -> Rank | None:
+        if epoch != self._state.world.epoch or node.role is not Role.ACTIVE:
+            return None
+        rank = self._state.world.rank_at(node, local)
+        return rank if rank is not None and rank.rank >= 0 else None
+
+    def _exited(self, node: Node, message: Exited) -> None:
+        state = self._state
+        rank = self._rank(node, message.epoch, message.local)
+        if rank is None:
+            return
+        state.world.note_exit(rank, message.code or 0, message.signal or 0)
+        state.phases.pop(id(rank), None)
+        ours = message.epoch <= state.stopping_epoch
+        if ours or rank.exit == (0, 0) or not state.config.rank_env:
+            return
+        if message.signal in state.passed_on:
+            # Somebody sent it, and it is no fault to die of it.
+            state.signalled = message.signal
+            return
+        at = time.monotonic()
+        state.failures.append(
+            Failure(
+                "crash",
+                at,
+                at - message.age,
+                node.name,
+                rank.rank,
+                message.code,
+                message.signal,
+                message.tail,
+                message.launched,
+            )
+        )
+
+    # -- heartbeats
+
+    def _beats(self, node: Node, message: Report) -> None:
+        state, world = self._state, self._state.world
+        now = node.last_word
+        for beat in message.beats:
+            rank = world.rank_at(node, beat.local)
+            if rank is None:
+                continue
+            first = rank.beats == 0 and rank.rank >= 0 and rank.exit is None
+            if beat.beats < rank.beats:  # torchrun started its rank again by itself
+                state.progress.beats = 0
+                rank.beats = 0
+            good = rank.last_beat
+            ahead = rank.take(beat, now)
+            if rank.nan is not None or rank.odd_norms:
+                self._not_finite(rank, good)
+            if first and rank.beats:
+                world.note_first_step(rank)
+            key = id(rank)
+            if rank.phase:
+                state.phases[key] = (rank.phase, rank.phase_since)
+            elif key in state.phases:
+                del state.phases[key]
+            if ahead:
+                self._advance(rank.step, rank.beats, rank.last_beat, rank.source)
+        name, since = next(iter(state.phases.values()), ("", 0.0))
+        state.pace.in_phase(name, since, now)
+
+    def _advance(self, step: int | None, beats: int, at: float, source: str) -> None:
+        progress = self._state.progress
+        if beats > progress.beats:
+            self._state.pace.advance(at, beats - progress.beats)
+            progress.beats = beats
+        if step is not None and source not in self._counting:
+            progress.numbered = True
+            first = step - beats + 1
+            progress.resume = first if progress.resume is None else min(progress.resume, first)
+            if progress.reached(step):
+                self._state.nans.reached(step)
+
+    def _not_finite(self, rank: Rank, good: float) -> None:
+        """A failure of each rank whose loss is not finite; ``good``: when it was last known well.
+
+        Ranks that are being stopped say only from when on their states are not to be used.
+        """
+        state, now = self._state, rank.node.last_word
+        if state.config.nan == "ignore":
+            return
+        failure = state.nans.note(rank, state.world.epoch, now, good or now)
+        if failure is not None:
+            state.progress.not_finite(failure.step)
+            if not state.stopped():
+                state.failures.append(failure)
+                state.changed.set()
