@@ -19,9 +19,9 @@ from srun_wrapper.detect.watch import NodeWatch
 from srun_wrapper.protocol.messages import Finish, Stop
 from srun_wrapper.recover.requeue import put_back
 from srun_wrapper.recover.slurm_wait import SlurmWait
-from srun_wrapper.recover.standby_asking import StandbyRequests
-from srun_wrapper.recover.standby_nodes import MOST_UNFIT, StandbyNodes
-from srun_wrapper.recover.standby_request import Barred, Requester
+from srun_wrapper.recover.standby.asking import StandbyRequests
+from srun_wrapper.recover.standby.nodes import MOST_UNFIT, StandbyNodes
+from srun_wrapper.recover.standby.request import Barred, Requester
 from srun_wrapper.supervisor.aside import aside
 from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.model import AgentKey, Node, Role

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from srun_wrapper.recover.standby_request import Request
+from srun_wrapper.recover.standby.request import Request
 from srun_wrapper.supervisor.report import say
 
 

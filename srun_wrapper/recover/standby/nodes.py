@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
-from srun_wrapper.recover.standby_asking import ASK, StandbyRequests, Wanted
+from srun_wrapper.recover.standby.asking import ASK, StandbyRequests, Wanted
 from srun_wrapper.supervisor.model import Node, Role
 from srun_wrapper.supervisor.report import say
 from srun_wrapper.supervisor.state import JobState

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import companions_boss
 import pytest
-from companions_boss import BUSY, WAITS, Boss, asked, play, srun_count
+import standby_requests
+from standby_requests import BUSY, WAITS, Boss, asked, play, srun_count
 
 from robust_slurm.config import Config
 from robust_slurm.slurm import Allotted, SlurmError
-from srun_wrapper.recover import slurm_wait, standby_nodes
+from srun_wrapper.recover import slurm_wait
+from srun_wrapper.recover.standby import nodes as standby_nodes
 
-boss = companions_boss.boss
+boss = standby_requests.boss
 
 
 @pytest.fixture(autouse=True)

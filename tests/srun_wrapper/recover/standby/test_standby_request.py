@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from robust_slurm.slurm import Allotted
-from srun_wrapper.recover.standby_request import NO_ANSWER, Outcome, Request, outcome
+from srun_wrapper.recover.standby.request import NO_ANSWER, Outcome, Request, outcome
 
 
 def job(state: str = "FAILED", reason: str = "NonZeroExitCode", *nodes: str) -> Allotted:

@@ -19,7 +19,7 @@ from srun_wrapper.command import steps
 from srun_wrapper.decide.exclusions import exclusions
 from srun_wrapper.protocol.messages import Finish
 from srun_wrapper.recover.slurm_wait import LONGEST, SlurmWait
-from srun_wrapper.recover.standby_request import (
+from srun_wrapper.recover.standby.request import (
     Barred,
     Outcome,
     Request,
@@ -27,7 +27,7 @@ from srun_wrapper.recover.standby_request import (
     outcome,
     standby_minutes,
 )
-from srun_wrapper.recover.unfit_nodes import UnfitNodes
+from srun_wrapper.recover.standby.unfit import UnfitNodes
 from srun_wrapper.supervisor.aside import aside
 from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.model import Role

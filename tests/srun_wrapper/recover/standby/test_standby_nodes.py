@@ -6,14 +6,14 @@ import asyncio
 import signal
 from pathlib import Path
 
-import companions_boss
 import pytest
-from companions_boss import BUSY, WAITS, Boss, asked, play
+import standby_requests
+from standby_requests import BUSY, WAITS, Boss, asked, play
 
-from srun_wrapper.recover import standby_asking
+from srun_wrapper.recover.standby import asking as standby_asking
 from srun_wrapper.supervisor.model import Role
 
-boss = companions_boss.boss
+boss = standby_requests.boss
 
 
 def test_one_that_was_asked_for_early_is_used(boss: Boss) -> None:
@@ -37,10 +37,10 @@ def test_one_that_is_not_needed_is_given_back(boss: Boss) -> None:
         boss.requests.prerequest([(2, "n2")], ["n2"])
         await asked(boss, 1)
         boss.comes(1)
-        (companion,) = boss.requests._requests.values()
+        (request,) = boss.requests._requests.values()
         boss.requests.prerequest([], [])
-        assert companion.process is not None
-        assert await asyncio.wait_for(companion.process.wait(), 10.0) < 0
+        assert request.process is not None
+        assert await asyncio.wait_for(request.process.wait(), 10.0) < 0
         assert boss.state.nodes[(1, "0", 0)].role is Role.RELEASED and not boss.state.awaited
         assert boss.events == ["companions_asked", "companion_sent_away"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 
-import companions_boss
 import pytest
-from companions_boss import Boss, asked, play, srun_count
+import standby_requests
+from standby_requests import Boss, asked, play, srun_count
 
-boss = companions_boss.boss
+boss = standby_requests.boss
 
 
 def test_messages_while_any_other_node_is_asked_for(boss: Boss) -> None:

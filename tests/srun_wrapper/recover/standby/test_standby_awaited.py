@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import re
 
-import companions_boss
 import pytest
-from companions_boss import Boss, asked, play, srun_count
+import standby_requests
+from standby_requests import Boss, asked, play, srun_count
 
 from robust_slurm.config import Config
 from robust_slurm.slurm import SlurmError
 from srun_wrapper.supervisor.model import Role
 
-boss = companions_boss.boss
+boss = standby_requests.boss
 
 
 def test_its_node_died_while_it_waited(boss: Boss) -> None:

@@ -15,11 +15,11 @@ from robust_slurm.config import Config
 from robust_slurm.slurm import Slurm
 from srun_wrapper.command import steps
 from srun_wrapper.protocol.messages import Hello
-from srun_wrapper.recover import standby_asking
 from srun_wrapper.recover.slurm_wait import SlurmWait
-from srun_wrapper.recover.standby_asking import StandbyRequests
-from srun_wrapper.recover.standby_nodes import StandbyNodes
-from srun_wrapper.recover.standby_request import Barred, Requester
+from srun_wrapper.recover.standby import asking as standby_asking
+from srun_wrapper.recover.standby.asking import StandbyRequests
+from srun_wrapper.recover.standby.nodes import StandbyNodes
+from srun_wrapper.recover.standby.request import Barred, Requester
 from srun_wrapper.supervisor.model import Node, Role
 from srun_wrapper.supervisor.state import JobState
 
@@ -87,7 +87,7 @@ class Boss:
             await asyncio.sleep(0)
 
     def comes(self, number: int) -> None:
-        """The agent of a companion says hello."""
+        """The agent of a standby node says hello."""
         key, name = (number, "0", 0), f"s{number}"
         hello = Hello(number, "0", 0, name, tuple(range(8)), 1, 8, 7000, 7001, number, 0, 0)
         line: Any = SimpleNamespace(send=lambda _m: None)
