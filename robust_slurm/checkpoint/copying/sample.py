@@ -31,13 +31,20 @@ class Sample:
         if order is None:  # by device, each of which is read at once
             order = sorted(range(len(tensors)), key=lambda i: str(tensors[i].device))
         self.order = order
-        items = [item for i in order for item in _items(i, tensors[i])]
-        self._owners = [item.owner for item in items for _ in range(item.tensor.itemsize)]
-        by_device = groupby(items, key=lambda item: item.tensor.device)
-        self._read = [_reader(device, list(those)) for device, those in by_device]
+        self._items = [item for i in order for item in _items(i, tensors[i])]
+        self._owners = [item.owner for item in self._items for _ in range(item.tensor.itemsize)]
+        self._on_cpu = [tensor for tensor in tensors if tensor.is_cpu]
+        self._read: list[Callable[[], torch.Tensor]] = []
+        self._places = [-1]
 
     def take(self) -> list[torch.Tensor]:
         """The bytes as they are now, by device: there, in the order of its current stream."""
+        # share_memory_(), a queue of torch.multiprocessing or resize_() of a storage move them.
+        places = [tensor.data_ptr() for tensor in self._on_cpu]
+        if places != self._places:
+            by_device = groupby(self._items, key=lambda item: item.tensor.device)
+            self._read = [_reader(device, list(those)) for device, those in by_device]
+            self._places = places
         return [read() for read in self._read]
 
     def differing(self, one: torch.Tensor, other: torch.Tensor) -> list[int]:

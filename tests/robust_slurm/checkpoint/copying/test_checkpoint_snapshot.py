@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.multiprocessing import get_context
 
 from robust_slurm.checkpoint.copying import snapshot as copying
 from robust_slurm.checkpoint.copying.sample import Sample
@@ -84,6 +85,21 @@ def test_a_tensor_that_changes_meanwhile_makes_it_torn(tmp_path: Path, counted: 
     assert slot.step is None
     with pytest.raises(LayoutError, match="torn"):
         read_snapshot(str(slot.path))
+
+
+def test_a_tensor_whose_memory_moves_is_found_again(tmp_path: Path) -> None:
+    """As when weights are sent to another process: the old memory is gone then."""
+    tensor = torch.arange(1 << 20, dtype=torch.float32)
+    form, sample = form_of([tensor], [0]), Sample([tensor])
+    sample.take()
+    place = tensor.data_ptr()
+    get_context("spawn").SimpleQueue().put(tensor)
+    assert tensor.data_ptr() != place
+    slot = Slot(tmp_path / "own-0-0.safetensors", 0)
+    copy = Copy(5, slot, form, [tensor], [], lambda: "{}", sample=sample)
+    copy.run()
+    assert copy.error is None
+    assert torch.equal(read(slot)["t0"], tensor)
 
 
 @pytest.mark.parametrize("late", [[], [0], [0, 1]])
