@@ -177,7 +177,8 @@ class Shelf:
 
     def unchanged(self, fd: int, record: Record, older: Record, threads: int) -> list[int]:
         """Chunks of a snapshot (open as ``fd``) that hold the same bytes in an older one, as both
-        files say now; a CRC proves nothing here. None of one that is overwritten meanwhile."""
+        files say now; a CRC proves nothing here. None of one that is overwritten meanwhile, also
+        by the same step: a rank that began anew may have written it into the same file."""
         if record.size != older.size:
             return []
         digests = enumerate(zip(record.digest, older.digest, strict=True))
@@ -188,7 +189,7 @@ class Shelf:
                 torn = self.overwritten(file.fileno(), older) or self.overwritten(fd, record)
         except OSError:
             return []
-        return [] if torn else same
+        return [] if torn or self.get(older.file) is not older else same
 
     def verify(self, record: Record, threads: int) -> Holding | None:
         """Read the whole file (nothing with 0 threads). None when another has taken its place."""

@@ -244,6 +244,8 @@ class Pusher:
             for index in self._shelf.unchanged(fd, record, older, digest.workers(4)):
                 marks[index] = older.marks[index]
         record.marks = tuple(marks)
+        with self._change:
+            self._last_good = time.monotonic()  # that took as long as reading both files
 
     def _take_back(self, step: int, target: Target, version: int) -> None:
         channel = self._connected(target, version)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from checkpoint_stores import FakeRank, Proxy, at_port, flip, replicas, stores, 
 
 from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.store import shelf
+from robust_slurm.checkpoint.store.events import Alarm
 from robust_slurm.checkpoint.store.store import Store
 from robust_slurm.checkpoint.transfer import incoming
 
@@ -74,6 +76,52 @@ def test_an_equal_crc_is_no_proof(pair: Pair, monkeypatch: pytest.MonkeyPatch) -
     other = BASE[:700_000] + bytes([BASE[700_000] ^ 1]) + BASE[700_001:]
     for step, frozen in enumerate((BASE, other, BASE, BASE, other), 1):
         pair.save(step, frozen)
+
+
+def test_the_same_step_written_anew_into_its_own_file_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be compared with itself, and CRCs alone would decide."""
+    for module in (digest, incoming):
+        monkeypatch.setattr(module, "crc32", lambda _data, crc=0: crc)
+    other = BASE[:700_000] + bytes([BASE[700_000] ^ 1]) + BASE[700_001:]
+    with stores(tmp_path, 2) as [(a, _), (b, _)]:
+        rank = FakeRank(a, 0)
+        a.place({0: target(b)})
+        for step in (3, 4, 5):
+            rank.save(step, size=SIZE, frozen=BASE)
+            rank.wait("replicated", step=step)
+        rank.die()
+        anew = FakeRank(a, 0)
+        anew.wait("welcome")
+        anew.say(op="began", step=4)
+        data = anew.save(5, size=SIZE, frozen=other)
+        anew.wait("replicated", step=5)
+        (found,) = [h for h in b.stock() if (h.owner, h.step, h.ok) == (0, 5, True)]
+        assert (b.socket_path.parent / found.file).read_bytes() == data
+
+
+def test_a_comparison_that_takes_long_is_no_lost_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stores(tmp_path, 2, patience=0.5) as [(a, events), (b, _)]:
+        rank = FakeRank(a, 0)
+        a.place({0: target(b)})
+        rank.save(1, size=SIZE, frozen=BASE)
+        rank.wait("replicated", step=1)
+        real = digest.alike
+
+        def slow(*given: object) -> list[int]:
+            threading.Event().wait(0.8)  # longer than patience
+            assert b._peers is not None
+            for channel in list(b._peers._channels):
+                channel.close()
+            return real(*given)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(digest, "alike", slow)
+        rank.save(2, size=SIZE, frozen=BASE)
+        rank.wait("replicated", step=2)
+        assert events.of(Alarm) == []
 
 
 def test_a_replica_that_memory_has_changed_is_mended(pair: Pair) -> None:
