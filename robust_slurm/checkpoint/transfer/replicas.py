@@ -114,13 +114,13 @@ class PeerServer:
         with self._lock:
             pairs = list(self._pairs.values())
         for pair in pairs:
-            if pair.taking.acquire(blocking=False):  # else the next offer does it
+            if pair.taking.acquire(blocking=False):  # else who has it does it
                 self._let_go_beyond(pair)
                 pair.taking.release()
 
     def _let_go_beyond(self, pair: _Pair) -> None:
         for beyond in [n for n in pair.slots if n >= self._slots]:
-            self._let_go(pair.slots.pop(beyond))
+            self._remove(pair.slots.pop(beyond))
 
     def complete(self, step: int, passed: int) -> None:
         """See Store."""
@@ -133,9 +133,17 @@ class PeerServer:
         """Remove replicas of owners that send elsewhere now, when they are no use any more."""
         with self._lock:
             here = {o for o, pair in self._pairs.items() if pair.channel is not None}
+            away = [(o, pair) for o, pair in self._pairs.items() if o not in here and pair.slots]
         self._shelf.drop(
             lambda r: r.kind == REPLICA and r.owner not in here and self._newest(r) < oldest
         )
+        for owner, pair in away:
+            if pair.taking.acquire(blocking=False):
+                if not self._shelf.of(owner, REPLICA):
+                    for incoming in pair.slots.values():
+                        self._remove(incoming)
+                    pair.slots.clear()
+                pair.taking.release()
 
     def _newest(self, record: Record) -> int:
         return max(
@@ -157,9 +165,19 @@ class PeerServer:
                 self._let_go(incoming)
 
     def _let_go(self, incoming: Incoming) -> None:
+        """Keep the file if it is whole."""
         incoming.close()
+        if not incoming.complete:
+            self._remove(incoming)
+
+    def _remove(self, incoming: Incoming) -> None:
+        """Give back its memory, which is that of a file even when it has no name any more."""
+        incoming.close()
+        record = self._shelf.get(incoming.path.name)
+        if record is not None and record.inode == incoming.inode:
+            self._shelf.discard(record)
         with contextlib.suppress(OSError):
-            if not incoming.complete and incoming.path.lstat().st_ino == incoming.inode:
+            if incoming.path.lstat().st_ino == incoming.inode:
                 incoming.path.unlink()
 
     # -- a connection's thread
@@ -236,7 +254,10 @@ class PeerServer:
                 if offer.owner != owner:
                     raise BrokenError(f"an offer of rank {offer.owner}")
                 with pair.taking:
-                    self._take(channel, pair, offer)
+                    try:
+                        self._take(channel, pair, offer)
+                    finally:  # fewer may be kept now than when it began
+                        self._let_go_beyond(pair)
         finally:
             pair.lock.release()
             with self._lock:
