@@ -1,0 +1,147 @@
+"""From a log to its first cause, its layer, who is to blame, and the node to evict (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from srun_wrapper.signatures import traps
+from srun_wrapper.signatures.catalogue import Catalogue, load
+from srun_wrapper.signatures.hits import Hit, earliest, find_hits
+from srun_wrapper.signatures.lines import Line, read_lines
+
+TIERS = (85, 60, 40, 20)  # of roots: of the first tier that has any, the earliest is the cause
+CASCADES = (15, 1)
+EVIDENCE = 8
+ERROR = re.compile(r"\b(error|fatal|failed|failure|exception|panic|abort(ed)?|killed)\b", re.I)
+NO_ERROR = re.compile(r"\b(0|no) (errors?|failures?)\b|WARN|errors?[=:] ?0\b", re.I)
+INITIAL = re.compile(r"barrier|init_process_group|set_device|ncclCommInit|_lazy_init|init\.cc")
+SHARED_ADVICE = "Several nodes show it: look at what they share. No node is evicted."
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    cause: str
+    layer: str
+    blame: str
+    rule: str  # the rule or signature that decided
+    advice: str
+    first: Line | None = None  # the line that names the first cause
+    evict: tuple[str, ...] = ()  # nodes that are proven bad
+    suspects: tuple[str, ...] = ()  # nodes to test, or to evict the second time
+    evidence: tuple[Line, ...] = ()
+    followers: int = 0  # lines that only follow from it
+
+
+def judge(log: str, catalogue: Catalogue | None = None) -> Verdict:
+    """Name the first cause of the failure that the log shows."""
+    lines = read_lines(log)
+    return decide(lines, find_hits(lines, catalogue or load()))
+
+
+def decide(lines: Sequence[Line], hits: Sequence[Hit]) -> Verdict:
+    """Choose among the hits, the traps first."""
+    if hit := traps.preempted(hits):
+        return _verdict(hit, hits, "preempted")
+    if hit := traps.time_limit(hits):
+        return _verdict(hit, hits, "time-limit")
+    hits = [hit for hit in hits if hit.signature.id != "time-limit"]
+    chosen = _first(hits)
+    vague = chosen is None or chosen.weight < traps.PRECISE
+    if vague and (odd := traps.different_collectives(lines)):
+        return Verdict(
+            "One rank's collective has another kind or size than the others'",
+            "user_code",
+            "user",
+            "different-collectives",
+            "Look for a branch or a batch that only this rank has.",
+            odd,
+            evidence=(odd,),
+        )
+    if chosen is None:
+        return _unknown(lines)
+    if chosen.signature.id == "cuda-oom" and _left_over(lines, hits, chosen):
+        return Verdict(
+            "A GPU's memory is used up by a process that does not belong to this job",
+            "gpu_oom",
+            "node",
+            "left-by-another",
+            "Look for processes that an earlier job left on the GPU; end them, then start again.",
+            chosen.line,
+            suspects=(chosen.node,) if chosen.node else (),
+            evidence=(chosen.line,),
+        )
+    return _verdict(chosen, hits, chosen.signature.id)
+
+
+def _first(hits: Sequence[Hit]) -> Hit | None:
+    for floor in TIERS:
+        if hit := earliest(h for h in hits if h.root and h.weight >= floor):
+            return hit
+    for floor in CASCADES:
+        if hit := earliest(h for h in hits if h.weight >= floor):
+            return hit
+    return None
+
+
+def _verdict(hit: Hit, hits: Sequence[Hit], rule: str) -> Verdict:
+    signature = hit.signature
+    alike = [h for h in hits if h.root and h.signature.layer == signature.layer]
+    nodes = tuple(dict.fromkeys(h.node for h in alike if h.node))
+    blame, advice = signature.blame, signature.advice
+    evict: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()
+    if signature.layer == "ib":
+        peer, reporters = traps.named_peer(alike)
+        suspects = (peer,) if peer and reporters > 1 else (hit.node,) if hit.node else ()
+        if peer and reporters > 1:
+            advice = f"All reports name {peer}: test it; it may be the victim. {advice}"
+    elif len(nodes) > 1 and signature.evict != "no":
+        rule, advice = f"{rule}, shared", f"{SHARED_ADVICE} {advice}"
+        blame = "external" if blame == "node" else blame
+    elif hit.node and signature.evict == "yes":
+        evict = (hit.node,)
+    elif hit.node and signature.evict == "after_test":
+        suspects = (hit.node,)
+    shown = sorted({h.number: h.line for h in [hit, *alike]}.values(), key=lambda x: x.number)
+    return Verdict(
+        signature.cause,
+        signature.layer,
+        blame,
+        rule,
+        advice,
+        hit.line,
+        evict,
+        suspects,
+        tuple(shown[:EVIDENCE]),
+        sum(not h.root for h in hits),
+    )
+
+
+def _left_over(lines: Sequence[Line], hits: Sequence[Hit], oom: Hit) -> bool:
+    """Return True for memory that another process holds: its size, or the first call fails."""
+    alike = [h for h in hits if h.signature.id == "cuda-oom"]
+    if len({h.line.rank for h in alike}) > 1 and len({h.node for h in alike}) != 1:
+        return False
+    if traps.left_by_another(oom):
+        return True
+    if any(line.step is not None for line in lines[: oom.number - 1]):
+        return False
+    if "Tried to allocate" in oom.line.text:
+        return False
+    return any(INITIAL.search(line.text) for line in lines[max(0, oom.number - 25) : oom.number])
+
+
+def _unknown(lines: Sequence[Line]) -> Verdict:
+    said = [line for line in lines if ERROR.search(line.text) and not NO_ERROR.search(line.text)]
+    first = said[0] if said else None
+    return Verdict(
+        "No known error",
+        "unknown",
+        "unknown",
+        "unknown",
+        "Nobody is evicted. Look at the stacks and at the kernel logs of the nodes.",
+        first,
+        evidence=(first,) if first else (),
+    )

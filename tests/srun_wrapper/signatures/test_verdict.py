@@ -1,0 +1,108 @@
+"""The decider: the traps of real logs, one by one, and the corpus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.diagnosis import Totals, score, wrong
+from srun_wrapper.signatures.verdict import judge
+
+DATA = Path(__file__).parents[2] / "data" / "failures"
+XID79 = "kernel: NVRM: Xid (PCI:0000:44:00): 79, pid=1, GPU has fallen off the bus."
+CANCELLED = "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2024-05-01T10:31:40 DUE TO {} ***"
+PREEMPTED = CANCELLED.format("PREEMPTION")
+WORK = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, OpType={}, NumelIn={}, "
+
+
+def work(rank: int, seq: int, op: str, size: int) -> str:
+    head = f"[rank{rank}]:[E501 10:00:00.123456789 ProcessGroupNCCL.cpp:1] [Rank {rank}] "
+    return (
+        head + WORK.format(seq, op, size) + "NumelOut=1, Timeout(ms)=600000) ran for 1 milliseconds"
+    )
+
+
+def test_hardware_errors_after_a_preemption_are_its_noise() -> None:
+    verdict = judge(f"May  1 10:31:39 n3 {XID79}\n" + PREEMPTED)
+    assert (verdict.layer, verdict.blame, verdict.evict) == ("preemption", "external", ())
+
+
+def test_a_gpu_that_failed_long_before_the_preemption_is_named() -> None:
+    verdict = judge(f"May  1 09:10:00 n3 {XID79}\n" + PREEMPTED)
+    assert verdict.evict == ("n3",)
+
+
+def test_the_same_symptom_on_two_nodes_evicts_nobody() -> None:
+    verdict = judge(f"May  1 10:00:00 n3 {XID79}\nMay  1 10:00:00 n4 {XID79}")
+    assert (verdict.layer, verdict.blame, verdict.evict) == ("gpu_hardware", "external", ())
+
+
+def test_transfers_that_all_name_one_peer_suspect_it_and_evict_nobody() -> None:
+    verdict = judge(
+        "\n".join(
+            f"{n}:1:1 [0] NCCL WARN NET/IB : Got completion from peer n9<4> with status=12"
+            for n in ("n1", "n2", "n4")
+        )
+    )
+    assert (verdict.layer, verdict.suspects, verdict.evict) == ("ib", ("n9",), ())
+
+
+@pytest.mark.parametrize(
+    ("lines", "layer"),
+    [
+        ([work(rank, 9, "ALLREDUCE", 4 if rank == 1 else 8) for rank in range(3)], "user_code"),
+        ([work(0, 9, "ALLREDUCE", 8), work(1, 9, "ALLREDUCE", 8)], "unknown"),
+        ([work(0, 9, "ALLREDUCE", 8), work(1, 8, "BROADCAST", 4)], "unknown"),  # another call
+        ([work(0, 9, "SEND", 8), work(1, 9, "RECV", 8)], "unknown"),
+    ],
+)  # fmt: skip
+def test_a_collective_of_another_size_is_the_program(lines: list[str], layer: str) -> None:
+    assert judge("\n".join(lines)).layer == layer
+
+
+def test_the_node_that_wrote_node_failure_is_not_the_one_that_failed() -> None:
+    text = CANCELLED.format("NODE FAILURE")
+    assert judge(text).evict == ()
+    assert judge(f"srun: error: Node failure on n7\n{text}").evict == ("n7",)
+    assert judge(f"srun: error: Node failure on n[7-8]\n{text}").evict == ()
+
+
+def test_a_hang_that_runs_into_the_time_limit_is_a_hang() -> None:
+    limit = CANCELLED.format("TIME LIMIT")
+    assert judge(limit).layer == "scheduler"
+    assert judge(f"{work(0, 9, 'ALLREDUCE', 8)}\n{limit}").layer == "unknown"
+    assert judge(f"KeyError: 'x'\n{limit}").layer == "user_code"
+
+
+def test_an_error_that_the_training_survived_is_not_the_cause() -> None:
+    steps = "\n".join(f"step {n} loss 2" for n in range(91, 95))
+    verdict = judge(f"loss spike detected at step 90\nKeyError: 'retried'\n{steps}\nTypeError: x")
+    assert verdict.first is not None and verdict.first.text == "TypeError: x"
+
+
+@pytest.mark.parametrize("code", [13, 31, 43])
+def test_a_users_xid_evicts_nobody(code: int) -> None:
+    verdict = judge(f"May  1 10:00:00 n3 kernel: NVRM: Xid (PCI:0000:44:00): {code}, pid=1, x")
+    assert (verdict.layer, verdict.blame, verdict.evict) == ("user_code", "user", ())
+
+
+def test_memory_of_another_process_is_not_the_users() -> None:
+    text = (
+        "n2:1:1 [0] CUDA out of memory. Tried to allocate 20.00 MiB. GPU 1 has a total capacity of "
+        "79.11 GiB of which 8.31 MiB is free. Process 88123 has 77.90 GiB memory in use. Including "
+        "non-PyTorch memory, this process has 1.17 GiB memory in use."
+    )
+    verdict = judge(text)
+    assert (verdict.blame, verdict.suspects, verdict.evict) == ("node", ("n2",), ())
+    assert judge(text.replace("1.17 GiB", "77.9 GiB")).blame == "user"
+
+
+@pytest.mark.parametrize("half", ["seen", "held_apart"])
+def test_the_corpus(half: str) -> None:
+    totals: Totals = score(DATA / half)
+    errors = "\n".join(filter(None, map(wrong, totals.scores)))
+    assert not totals.false_evictions, errors
+    assert totals.share("blame_right") >= 0.95, errors
+    assert totals.share("layer_right") >= 0.93, errors
+    assert totals.share("first_right") >= 0.93, errors
