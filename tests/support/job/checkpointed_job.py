@@ -44,7 +44,7 @@ class CheckpointedJob:
         self.journal = journal = KeptJournal()
         self.events, self.told = journal.events, journal.told
         self.nodes = [made_node(i) for i in range(4)]
-        state.nodes |= {node.key: node for node in self.nodes}
+        state.members.nodes |= {node.key: node for node in self.nodes}
         state.members.lay_out(list(self.nodes), [(i,) for i in range(4)])
         state.new_epoch()
         self._text = topology
