@@ -17,7 +17,7 @@ from srun_wrapper.decide.diagnose import Failure, diagnose, without_returned
 from srun_wrapper.decide.incident import RECOVERED, Incident
 from srun_wrapper.protocol.messages import Stop
 from srun_wrapper.recover.localization import FaultLocalization
-from srun_wrapper.recover.replace import Replacement
+from srun_wrapper.recover.nodes import NodeParts
 from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
 from srun_wrapper.recover.stopping import Stopping
@@ -55,7 +55,7 @@ class Recovery:
         state: JobState,
         settling: Settling,
         localization: FaultLocalization,
-        replacement: Replacement,
+        nodes: NodeParts,
         stopping: Stopping,
         restoration: Restoration,
         restarted: Restarted,
@@ -69,7 +69,7 @@ class Recovery:
         self._state = state
         self._settling = settling
         self._localization = localization
-        self._replacement = replacement
+        self._nodes = nodes
         self._stopping = stopping
         self._restoring, self._flushing, self._certificates = restoration
         self._restarted = restarted
@@ -118,7 +118,7 @@ class Recovery:
         incident.restored = self._restoring.lines
         evidence = incident.diagnosis.evidence
         self._start_epoch(f"{incident.diagnosis.symptom}: {evidence[0] if evidence else ''}")
-        self._replacement.release(incident)
+        self._nodes.release.release(incident)
         outcome = await self._restarted.prove(incident, lived)
         if outcome != "recovered":
             self._close(incident, SUPERSEDED if outcome == "failed" else ENDED)
@@ -177,15 +177,15 @@ class Recovery:
             self._localization.forgive()
         state.progress.failed()
         budget.spent = None
-        newcomers = self._replacement.newcomers()
+        newcomers = self._nodes.replacement.newcomers()
         diagnosis = diagnose(failures, len(state.world.places), newcomers)
         if newcomers.issuperset(diagnosis.suspects or ("",)):
-            self._replacement.unfit(diagnosis.suspects)  # it costs no restart: none was tried
+            self._nodes.means.unfit(diagnosis.suspects)  # it costs no restart: none was tried
         elif not again:
             budget.spend(diagnosis)
         diagnosis, wrong = ladder.acquit(diagnosis, budget)
         if wrong:
-            self._replacement.withdraw(wrong, diagnosis.evidence[-1])
+            self._nodes.reports.withdraw(wrong, diagnosis.evidence[-1])
         root = diagnosis.root
         number = f"{state.step_id}-{next(self._numbers)}"
         self._journal.event("failure", symptom=diagnosis.symptom, evidence=diagnosis.evidence)
@@ -199,8 +199,8 @@ class Recovery:
         False: another failure, or the step's end, cut the incident short.
         """
         state, budget = self._state, self._localization.budget
-        await self._replacement.settle_spares(len(state.vacant()))
-        means = self._replacement.means()
+        await self._settling.settle_spares(len(state.vacant()))
+        means = self._nodes.means.now()
         lost = state.vacant()
         while True:
             diagnosis = incident.diagnosis = without_returned(incident.diagnosis, state.vacant())
@@ -218,7 +218,7 @@ class Recovery:
                     incident.diagnosis = without_returned(diagnosis, ())
                     incident.plan = ladder.Plan("restart", (), "the lost nodes answer again")
                 elif plan.replace:
-                    await self._replacement.arrange()
+                    await self._nodes.replacement.arrange()
                 incident.mark("replace")
                 budget.evict(diagnosis, incident.swaps, lost)
                 return True
@@ -229,15 +229,17 @@ class Recovery:
                 self._close(incident, self._why_cut_short())
                 return False
             # No replacement came: the next rung, with what is left.
-            self._replacement.reinstate(plan.replace)
-            means = self._replacement.means(companions=0)
+            self._nodes.release.reinstate(plan.replace)
+            means = self._nodes.means.now(standby_nodes=0)
 
     async def _stop_and_fill(self, incident: Incident, plan: ladder.Plan) -> bool:
         """End the ranks and put a node in every place. False: not possible, or a new failure."""
-        self._replacement.leave(plan.replace, incident)
+        self._nodes.release.evict(plan.replace, incident)
         if plan.action == "swap_companion":
-            self._replacement.expect()
-        filled = await self._stopping.end_world(incident) and await self._replacement.fill(incident)
+            self._nodes.prerequest.for_vacant()
+        filled = await self._stopping.end_world(incident) and await self._nodes.replacement.fill(
+            incident
+        )
         if filled and any(
             isinstance(n.order, Stop) and n.stopped < n.order.epoch
             for n in self._state.world.places
@@ -258,8 +260,10 @@ class Recovery:
     async def _give_up(self, incident: Incident, plan: ladder.Plan) -> End:
         root = incident.diagnosis.root
         own = root.code if root.code is not None else 128 + (root.signal or 0)
-        self._replacement.leave(incident.diagnosis.proven, incident)  # accused, for whoever is next
-        self._replacement.report_silent()
+        self._nodes.release.evict(
+            incident.diagnosis.proven, incident
+        )  # accused, for whoever is next
+        self._nodes.reports.report_silent()
         await self._stopping.end_world(incident)
         self._close(incident, f"stopped: {plan.why}")
         say(f"stopped: {plan.why}: {'; '.join(incident.diagnosis.evidence)}")
@@ -270,10 +274,10 @@ class Recovery:
         return End(plan.code or own or ladder.GAVE_UP)
 
     async def _requeue(self, incident: Incident, plan: ladder.Plan) -> End:
-        self._replacement.leave(plan.replace, incident)
+        self._nodes.release.evict(plan.replace, incident)
         await self._stopping.end_world(incident)
         await self._flushing.flush(flushing.END)  # memory does not outlive the job's step
-        error = await self._replacement.requeue(incident)
+        error = await self._nodes.last_rung.requeue()
         incident.mark("replace")
         if error:
             say(error)
@@ -282,7 +286,7 @@ class Recovery:
             return End(ladder.NOTHING_LEFT)
         self._phase.name = "requeued"
         self._close(incident, "requeued")
-        bad = ",".join(name for name in plan.replace if name in self._replacement.excluded)
+        bad = ",".join(name for name in plan.replace if name in self._nodes.last_rung.excluded)
         without = f" without {bad}" if bad else ""
         say(f"no node can replace {','.join(plan.replace)}: the job is requeued{without}")
         return End(ladder.REQUEUED)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from srun_wrapper.decide.diagnose import is_cascade, killed_by, node_error
 from srun_wrapper.detect.watch import NodeWatch
+from srun_wrapper.supervisor.model import Role
 from srun_wrapper.supervisor.state import JobState
 
 SETTLE = 0.3  # s to wait for the root of a failure that looks like a consequence
@@ -20,6 +21,7 @@ SENDABLE = {
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
     *(signal.SIGTERM, signal.SIGALRM),
 }
+IN_DOUBT = 3.0  # s for a silent spare to answer before a standby node is taken
 SRUN_END = 1.0  # s for srun to end when its tasks have
 
 
@@ -94,6 +96,24 @@ class Settling:
         while self._node_watch.waiting() and not (state.signalled or self._ended()):
             if state.vacant():
                 self._prerequest()
+            await asyncio.sleep(0.02)
+
+    async def settle_spares(self, wanted: int) -> None:
+        """Wait until it is known which spares answer, where the others are fewer than wanted.
+
+        What makes a node of the job silent often makes its spares silent as well, for a moment.
+        """
+        until = time.monotonic() + IN_DOUBT
+        suspected = self._node_watch.suspected
+
+        def settled() -> bool:
+            now, state = time.monotonic(), self._state
+            spares = [n for n in state.live() if n.role is Role.SPARE and not n.companion]
+            doubtful = [n for n in spares if not n.connection or suspected(n, now)]
+            enough = len(spares) - len(doubtful) >= wanted
+            return enough or not doubtful or now >= until or state.signalled > 0
+
+        while not settled():
             await asyncio.sleep(0.02)
 
     async def step_is_over(self) -> bool:

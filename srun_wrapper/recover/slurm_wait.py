@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from robust_slurm.slurm import SlurmError
+from robust_slurm.slurm import Slurm, SlurmError
 from srun_wrapper.supervisor.aside import aside
 
 T = TypeVar("T")
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # s before the next try; the last one repeats
 REPORT_EVERY = 60.0  # s
 LONGEST = 180.0  # s for one request of several commands, each of which has its own deadline
+BUSY_TRIES = 30
+BUSY_PAUSE = 10.0  # s between tries while Slurm says that the job cannot be changed now
 LOOK = 0.2  # s between looks at whether the request is still wanted
 
 
@@ -115,6 +117,21 @@ class SlurmWait:
             while (left := end - time.monotonic()) > 0 and not over():
                 await asyncio.sleep(min(LOOK, left))
 
+    async def insist(self, what: str, order: Callable[[], None]) -> None:
+        """Give Slurm an order, again while it cannot be carried out now; a refusal is said once."""
+        for attempt in range(BUSY_TRIES):
+            try:
+                await self.call(what, order)
+                return
+            except SlurmError as err:
+                if self._over():
+                    return
+                if attempt == 0:
+                    self._report(f"cannot {what}: {err}")
+                if err.kind != "conflict":
+                    return
+            await asyncio.sleep(BUSY_PAUSE)
+
     async def _once(self, request: Callable[[], T], over: Callable[[], bool] | None) -> T:
         task = asyncio.ensure_future(aside(request, LONGEST))
         while not task.done():
@@ -130,6 +147,13 @@ class SlurmWait:
     def _answered(self) -> None:
         if text := self.outage.answered(time.monotonic()):
             self._report(text)
+
+
+class Controller(NamedTuple):
+    """Slurm, and the way to outlast its absence."""
+
+    slurm: Slurm
+    wait: SlurmWait
 
 
 def call_waiting(

@@ -41,10 +41,11 @@ from srun_wrapper.protocol.messages import Message, Signal
 from srun_wrapper.protocol.server import Connection, listen
 from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.machine_tests import StopTests
+from srun_wrapper.recover.nodes import NodeParts, node_parts
 from srun_wrapper.recover.recovery import End, Recovery, Restoration
-from srun_wrapper.recover.replace import Replacement
 from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
+from srun_wrapper.recover.standby.request import Requester
 from srun_wrapper.recover.stopping import Stopping
 from srun_wrapper.replay.replaying import Replay
 from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
@@ -143,23 +144,22 @@ class Supervisor:
         verdict = MachineVerdict(
             state,
             self.stop_tests.ask,
-            lambda names, incident: self.replacement.leave(names, incident),
+            lambda names, incident: self.nodes.release.evict(names, incident),
         )
         check = Check(state, recomputing, verdict, certificates, journal)
         self.verify = Verify(state, standing, recomputing, check, journal, self._phase)
 
-    def _build_recovery(self) -> Replacement:
+    def _build_recovery(self) -> NodeParts:
         """Build what needs the port that nodes connect to."""
         state = self.state
 
         def ended() -> bool:
             return self.step.ended
 
-        replacement = self.replacement = Replacement(
+        requester = Requester(self.launch, self._secrets, self.slurm, self.topology.prefer)
+        nodes = self.nodes = node_parts(
             state,
-            self.launch,
-            self._secrets,
-            self.slurm,
+            requester,
             self.ledger,
             self.journal,
             self.topology,
@@ -168,11 +168,11 @@ class Supervisor:
         )
         self._recovery = Recovery(
             state,
-            Settling(state, self.node_watch, replacement.expect, ended),
+            Settling(state, self.node_watch, nodes.prerequest.for_vacant, ended),
             FaultLocalization(
-                state, self.stop_tests, self.replay, self.stopping.end_world, replacement.leave
+                state, self.stop_tests, self.replay, self.stopping.end_world, nodes.release.evict
             ),
-            replacement,
+            nodes,
             self.stopping,
             Restoration(self.restoring, self.flushing, self.certificates),
             Restarted(
@@ -187,7 +187,7 @@ class Supervisor:
             record=self._record,
             start_epoch=self.begin_epoch,
         )
-        return replacement
+        return nodes
 
     def _record(self, incident: Incident) -> None:
         """Account for an incident that is over."""
@@ -206,7 +206,7 @@ class Supervisor:
         server, port = await listen(self.facts.key, self._message, self.inbox.closed)
         self._secrets = steps.Secrets(self.facts.key, port)
         self._catch_signals()
-        replacement = self._build_recovery()
+        nodes = self._build_recovery()
         watcher: asyncio.Task[None] | None = None
         try:
             await self._launch_step()
@@ -232,7 +232,7 @@ class Supervisor:
                 if task is not None:
                     task.cancel()
             self.topology.close()
-            await replacement.close()
+            await nodes.close()
             await self.step.end()
             server.close()
             self.write_roster()
@@ -334,7 +334,9 @@ class Supervisor:
         """Give the places to nodes; an exit code if there are too few."""
         state = self.state
         if short := self.launch.plan.short:
-            came = await self.replacement.reinforce(short, self.launch.plan.slots_per_node or 1)
+            came = await self.nodes.replacement.reinforce(
+                short, self.launch.plan.slots_per_node or 1
+            )
             if state.signalled:
                 return None
             if self.step.ended:
@@ -519,7 +521,7 @@ class Supervisor:
             yield hang.look
             yield self.checkpoints.look
             yield self.certificates.look
-            yield self.replacement.suspect
+            yield self.nodes.prerequest.for_doubtful
         yield self._update_roster
 
     def _disturbed(self) -> bool:

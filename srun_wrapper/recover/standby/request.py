@@ -13,6 +13,7 @@ from robust_slurm.slurm import Allotted, Job, Partition, Slurm
 from srun_wrapper.command import steps
 from srun_wrapper.decide.exclusions import Bad
 
+MAX_STANDBY_NODES = 64
 NO_ANSWER = 4.0  # s; an srun that was refused ends sooner, one without slurmctld later
 NOT_LAUNCHED = "JobLaunchFailure"
 """Slurm's reason when nobody took the allocation; now and then also for a task that was killed."""

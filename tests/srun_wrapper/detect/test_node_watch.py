@@ -15,7 +15,8 @@ from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.detect import watch
 from srun_wrapper.detect.watch import BROKEN, UNANSWERED, NodeWatch
 from srun_wrapper.protocol.messages import Finish, Report, Stop
-from srun_wrapper.recover.replace import MAX_COMPANIONS, Replacement
+from srun_wrapper.recover.standby.prerequest import Prerequest
+from srun_wrapper.recover.standby.request import MAX_STANDBY_NODES
 from srun_wrapper.supervisor.model import Role
 
 MUTE = Config().mute_limit
@@ -170,30 +171,23 @@ def test_a_node_that_falls_silent_while_it_is_asked_whether_it_can_be_asked(
     assert (job.node(1).role, job.node(1).turned_away) == (Role.ACTIVE, 0)
 
 
-# -- suspicion: companions are asked for before a node is proven to be lost
+# -- suspicion: standby nodes are requested before a node is proven to be lost
 
 
-class Expected:
-    """A Replacement, and what it expects of its companions."""
+class Prerequested:
+    """The real Prerequest, and the nodes for which it would request others."""
 
     def __init__(self, job: Job) -> None:
-        boss: Any = SimpleNamespace(
-            state=job.state,
-            config=Config(standby_partition="standby"),
-            ledger=SimpleNamespace(dir=None),
-            node_watch=NodeWatch(job.state),
-            step=SimpleNamespace(ended=False),
-        )
-        self.boss = boss
-        self._replacement = Replacement(boss, SimpleNamespace())  # type: ignore[arg-type]
-        self._replacement._companions = self  # type: ignore[assignment]
+        self.watch, self.ended = NodeWatch(job.state), False
+        requests: Any = SimpleNamespace(prerequest=self._prerequest)
+        self._parts = Prerequest(job.state, requests, self.watch, lambda: self.ended)
         self._suspects: list[str] = []
 
-    def expect(self, _wanted: Any, suspects: list[str]) -> None:
+    def _prerequest(self, _wanted: Any, suspects: list[str]) -> None:
         self._suspects = suspects
 
     def now(self) -> list[str]:
-        self._replacement.suspect(time.monotonic())
+        self._parts.for_doubtful(time.monotonic())
         return self._suspects
 
 
@@ -238,39 +232,39 @@ def test_how_often_nodes_report_and_when_one_is_missed(
 )
 def test_a_node_in_doubt_may_have_to_be_replaced(trouble: dict[str, Any], doubted: bool) -> None:
     """``last_word``, ``asked_at`` and ``closed_at``: so many seconds ago."""
-    job = Job(2, 0)
-    expected, node = Expected(job), job.node(1)
+    job = Job(2, 0, standby_partition="standby")
+    requested, node = Prerequested(job), job.node(1)
     heard(job)
-    assert expected.now() == []
+    assert requested.now() == []
     for name, value in trouble.items():
         ago = name in ("last_word", "asked_at", "closed_at")
         setattr(node, name, time.monotonic() - value if ago else value)
-    assert expected.now() == [node.name] * doubted
+    assert requested.now() == [node.name] * doubted
     node.last_word, node.closed_at = time.monotonic(), None
-    assert expected.now() == []
+    assert requested.now() == []
 
 
 def test_nobody_is_asked_for_when_the_step_is_being_ended() -> None:
-    job = Job(2, 0)
-    expected = Expected(job)
+    job = Job(2, 0, standby_partition="standby")
+    requested = Prerequested(job)
     heard(job)
     job.node(1).last_word -= 5.0
-    assert expected.now()
-    expected.boss.step.ended = True
-    assert not expected.now()
-    expected.boss.step.ended, job.state.signalled = False, 15
-    assert not expected.now()
+    assert requested.now()
+    requested.ended = True
+    assert not requested.now()
+    requested.ended, job.state.signalled = False, 15
+    assert not requested.now()
 
 
 def test_more_silent_nodes_than_can_be_replaced() -> None:
-    job = Job(MAX_COMPANIONS + 1, 0)
-    expected = Expected(job)
+    job = Job(MAX_STANDBY_NODES + 1, 0, standby_partition="standby")
+    requested = Prerequested(job)
     heard(job)
-    for index in range(MAX_COMPANIONS):
+    for index in range(MAX_STANDBY_NODES):
         job.node(index).last_word -= 5.0
-    assert len(expected.now()) == MAX_COMPANIONS
-    job.node(MAX_COMPANIONS).last_word -= 5.0
-    assert expected.now() == []
+    assert len(requested.now()) == MAX_STANDBY_NODES
+    job.node(MAX_STANDBY_NODES).last_word -= 5.0
+    assert requested.now() == []
 
 
 def test_a_failing_watch_silences_no_other() -> None:

@@ -68,13 +68,13 @@ class Recovering:
         stores = Stores(state, self.bus, known, journal, lambda _node: True)
         restoring = Restoring(state, known, certificates, stores, journal)
         flushing = Flushing(state, known, certificates, stores, never)
-        none: Any = NoNodes(max_restarts)
+        none = no_nodes(max_restarts)
         self.incidents: list[Incident] = []
         self.recovery = Recovery(
             state,
             Settling(state, NodeWatch(state), lambda: None, never),
             FaultLocalization(
-                state, cast(Any, None), cast(Any, None), stopping.end_world, none.leave
+                state, cast(Any, None), cast(Any, None), stopping.end_world, none.release.evict
             ),
             none,
             stopping,
@@ -101,19 +101,19 @@ def never() -> bool:
     return False
 
 
-class NoNodes:
-    """A Replacement with nothing to offer: every recovery is a restart in place."""
+def no_nodes(max_restarts: int) -> Any:
+    """Stand for NodeParts with nothing to offer: every recovery is a restart in place."""
 
-    def __init__(self, max_restarts: int) -> None:
-        self.means = lambda companions=0: Means(0, 0, False, max_restarts)
-        self.leave = self.release = self.report_silent = lambda *_a: None
-        self.newcomers = lambda: set[str]()
-
-    async def fill(self, _incident: Any) -> bool:
+    async def fill(_incident: Any) -> bool:
         return True
 
-    async def settle_spares(self, _wanted: int) -> None:
-        return
+    def nothing(*_any: Any) -> None: ...
+
+    means = SimpleNamespace(now=lambda standby_nodes=0: Means(0, 0, False, max_restarts))
+    release = SimpleNamespace(evict=nothing, release=nothing)
+    replacement = SimpleNamespace(fill=fill, newcomers=lambda: set[str]())
+    reports = SimpleNamespace(report_silent=nothing)
+    return SimpleNamespace(means=means, release=release, replacement=replacement, reports=reports)
 
 
 @pytest.mark.parametrize(

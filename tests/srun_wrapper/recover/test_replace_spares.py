@@ -21,9 +21,11 @@ from srun_wrapper.decide.ladder import REQUEUED, Plan
 from srun_wrapper.detect.watch import NodeWatch
 from srun_wrapper.protocol.messages import Hello
 from srun_wrapper.protocol.server import Connection
-from srun_wrapper.recover import recovery, replace
-from srun_wrapper.recover.replace import Replacement
+from srun_wrapper.recover import last_rung, recovery, settling
+from srun_wrapper.recover.nodes import node_parts
 from srun_wrapper.recover.requeue import Returned
+from srun_wrapper.recover.settling import Settling
+from srun_wrapper.recover.standby.request import Requester
 from srun_wrapper.supervisor.model import Node, Role, World
 from srun_wrapper.supervisor.phase import Phase
 from srun_wrapper.supervisor.state import JobState
@@ -32,7 +34,7 @@ from srun_wrapper.supervisor.topology import Topology
 LINE = cast(Connection, SimpleNamespace(send=lambda _message: None))
 
 
-class Companions:
+class StandbyPartition:
     """Stands for the standby partition, where a node comes after ``patience`` looks."""
 
     def __init__(self, node: Node, patience: int) -> None:
@@ -72,17 +74,13 @@ class Scene:
         self.journal = KeptJournal()
         launch, watch = made_launch(), NodeWatch(self.state)
         watch.suspected = lambda node, _now: node.name in self.silent  # type: ignore[method-assign]
-        self.replacement = Replacement(
-            self.state,
-            launch,
-            Secrets(b"", 1),
-            self.slurm,
-            self.ledger,
-            self.journal,
-            Topology(self.state, launch, self.journal, dict, dict),
-            watch,
-            lambda: False,
+        topology = Topology(self.state, launch, self.journal, dict, dict)
+        requester = Requester(launch, Secrets(b"", 1), self.slurm, topology.prefer)
+        self.parts = node_parts(
+            self.state, requester, self.ledger, self.journal, topology, watch, lambda: False
         )
+        self.settling = Settling(self.state, watch, lambda: None, lambda: False)
+        self.replacement = self.parts.replacement
         self.standby = self.node(8, "s")
         self.standby.companion = 1
         self.incident = cast(Incident, SimpleNamespace(plan=object(), swaps=[]))
@@ -103,11 +101,11 @@ class Scene:
 def test_a_spare_that_answers_again_is_used_while_a_standby_node_is_awaited(tmp_path: Any) -> None:
     async def life() -> None:
         scene = Scene(tmp_path)
-        companions = scene.replacement._standby_nodes = cast(Any, Companions(scene.standby, 1000))
+        partition = scene.replacement._standby = cast(Any, StandbyPartition(scene.standby, 1000))
         asyncio.get_running_loop().call_later(0.05, scene.back)
         assert await scene.replacement.fill(scene.incident)
         assert scene.incident.swaps == [("n2", "n3")]
-        assert companions.asked == 1 and scene.standby.role is Role.SPARE
+        assert partition.asked == 1 and scene.standby.role is Role.SPARE
 
     asyncio.run(asyncio.wait_for(life(), 10))
 
@@ -115,7 +113,7 @@ def test_a_spare_that_answers_again_is_used_while_a_standby_node_is_awaited(tmp_
 def test_a_standby_node_is_used_when_the_spare_does_not_answer(tmp_path: Any) -> None:
     async def life() -> None:
         scene = Scene(tmp_path)
-        scene.replacement._standby_nodes = cast(Any, Companions(scene.standby, 3))
+        scene.replacement._standby = cast(Any, StandbyPartition(scene.standby, 3))
         assert await scene.replacement.fill(scene.incident)
         assert scene.incident.swaps == [("n2", "n9")]
 
@@ -126,15 +124,15 @@ def test_a_standby_node_is_used_when_the_spare_does_not_answer(tmp_path: Any) ->
 def test_the_ladder_counts_spares_once_it_is_known_which_answer(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, comes: bool, wanted: int, spares: int
 ) -> None:
-    monkeypatch.setattr(replace, "IN_DOUBT", 0.5)
+    monkeypatch.setattr(settling, "IN_DOUBT", 0.5)
 
     async def life() -> None:
         scene = Scene(tmp_path)
         if comes:
             asyncio.get_running_loop().call_later(0.1, scene.back)
         began = time.monotonic()
-        await scene.replacement.settle_spares(wanted)
-        assert scene.replacement.means().spares == spares
+        await scene.settling.settle_spares(wanted)
+        assert scene.parts.means.now().spares == spares
         assert wanted or time.monotonic() - began < 0.1
 
     asyncio.run(asyncio.wait_for(life(), 10))
@@ -144,9 +142,9 @@ def test_a_requeue_does_not_wait_for_a_state_directory_that_does_not_answer(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     never = threading.Event()
-    monkeypatch.setattr(replace, "CLAIM", 0.05)
-    monkeypatch.setattr(replace, "claim", lambda _directory, _restarts: never.wait())
-    claimed = Scene(tmp_path).replacement._claim(0)
+    monkeypatch.setattr(last_rung, "CLAIM", 0.05)
+    monkeypatch.setattr(last_rung, "claim", lambda _directory, _restarts: never.wait())
+    claimed = Scene(tmp_path).parts.last_rung._claim(0)
     assert asyncio.run(asyncio.wait_for(claimed, 10))
     assert f"{tmp_path} does not answer in 0.05 s: requeueing" in capfd.readouterr().err
     never.set()
@@ -164,9 +162,9 @@ def test_a_node_whose_own_mount_is_silent_is_excluded_and_its_mount_reported(
     node, cause = scene.node(3, "a"), Failure("hang", 1.0, 0.0, "n4")
     node.stalled, node.own_mount = ("/data",), "/data" if proven else ""
     incident = Incident("0-1", 1, diagnose([cause]), 0.0, 1.0)
-    scene.replacement.leave(("n4",), incident)
+    scene.parts.release.evict(("n4",), incident)
     assert node.role is Role.EVICTED  # either way
-    assert [bad.node for bad in scene.replacement._evidence()] == (["n4"] if proven else [])
+    assert [bad.node for bad in scene.parts.reports.evidence()] == (["n4"] if proven else [])
     line = "file system /data does not answer on n4 alone"
     assert reports == ([("n4", "mount_silent", line)] if proven else [])
 
@@ -184,10 +182,10 @@ def test_only_nodes_that_were_reported_are_drained(tmp_path: Any) -> None:
         "0-1", 1, dataclasses.replace(diagnosis, unreported=frozenset({shared.name})), 0.0, 1.0
     )
     incident.plan = Plan("swap_spare", names, "")
-    scene.replacement.leave(names, incident)
+    scene.parts.release.evict(names, incident)
     scene.state.on_back(back)
-    scene.replacement.report_silent()
-    scene.replacement._drain(incident)
+    scene.parts.reports.report_silent()
+    scene.parts.release._drain(incident)
     assert drained == [crashed.name, silent.name]
 
 
@@ -213,14 +211,14 @@ def test_the_last_message_names_the_nodes_that_the_requeued_job_excludes(
 
     stopping: Any = SimpleNamespace(end_world=nothing)
     restoration: Any = SimpleNamespace(flush=nothing)
-    scene.replacement._slurm = cast(Any, SimpleNamespace(call=call))
-    monkeypatch.setattr(replace, "put_back", put_back)
-    monkeypatch.setattr(replace, "claim", lambda *_any: True)
+    scene.parts.last_rung._wait = cast(Any, SimpleNamespace(call=call))
+    monkeypatch.setattr(last_rung, "put_back", put_back)
+    monkeypatch.setattr(last_rung, "claim", lambda *_any: True)
     one = recovery.Recovery(
         scene.state,
         cast(Any, None),
         cast(Any, None),
-        scene.replacement,
+        scene.parts,
         stopping,
         recovery.Restoration(restoration, restoration, restoration),
         cast(Any, None),

@@ -1,0 +1,73 @@
+"""The ladder's last rung: the job goes back to the queue without its bad nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from robust_slurm.slurm import SlurmError
+from srun_wrapper.agent.batch_host_failover import claim
+from srun_wrapper.command import steps
+from srun_wrapper.recover.reports import Reports
+from srun_wrapper.recover.requeue import put_back
+from srun_wrapper.recover.slurm_wait import Controller
+from srun_wrapper.supervisor.aside import aside
+from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.state import JobState
+
+CLAIM = 10.0  # s for the state directory to answer before a requeue
+
+
+class LastRung:
+    """Requeues the job, unless the nodes that have lost this one bring it back."""
+
+    def __init__(
+        self,
+        state: JobState,
+        launch: steps.Launch,
+        controller: Controller,
+        reports: Reports,
+        directory: Path | None,
+    ) -> None:
+        """``directory``: the job's records, if they are kept."""
+        self._state = state
+        self._config = state.config
+        self._launch = launch
+        self._slurm, self._wait = controller
+        self._reports = reports
+        self._directory = directory
+        self.excluded: tuple[str, ...] = ()  # nodes that the job excludes from its requeue on
+
+    async def requeue(self) -> str:
+        """Put the job back in the queue; returns why not, or ''."""
+        self._reports.report_silent()
+        restarts = int(self._launch.env.get("SLURM_RESTART_COUNT") or 0)
+        if not await self._claim(restarts):
+            return "the other nodes bring the job back: they have lost this one"
+        try:
+            job, self.excluded = await self._wait.call(
+                "put the job back in the queue",
+                lambda: put_back(
+                    self._slurm,
+                    self._state.job_id,
+                    self._reports.evidence(),
+                    self._config.standby_partition,
+                    self._launch.options.size,
+                    self._reports.not_bad(),
+                    say,
+                ),
+                whole=True,
+            )
+        except SlurmError as err:
+            return f"cannot requeue: {err}"
+        if job != self._state.job_id:
+            say(f"Slurm cannot requeue job {self._state.job_id} again: it continues as job {job}")
+        return ""
+
+    async def _claim(self, restarts: int) -> bool:
+        """See ``batch_host_failover.claim``; a file system that is silent cannot be asked."""
+        directory = self._directory
+        try:
+            return await aside(lambda: claim(directory, restarts), CLAIM)
+        except TimeoutError:
+            say(f"{directory} does not answer in {CLAIM:g} s: requeueing without its records")
+            return True

@@ -1,0 +1,73 @@
+"""The parts that take nodes out of the job and bring others in, built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from robust_slurm.ledger import JobLedger
+from srun_wrapper.detect.watch import NodeWatch
+from srun_wrapper.recover.last_rung import LastRung
+from srun_wrapper.recover.means import AvailableMeans
+from srun_wrapper.recover.release import Release
+from srun_wrapper.recover.replace import Replacement
+from srun_wrapper.recover.reports import Reports
+from srun_wrapper.recover.slurm_wait import Controller, SlurmWait
+from srun_wrapper.recover.standby.asking import StandbyRequests
+from srun_wrapper.recover.standby.nodes import StandbyNodes
+from srun_wrapper.recover.standby.prerequest import Prerequest
+from srun_wrapper.recover.standby.request import Requester
+from srun_wrapper.supervisor.journal import Journal
+from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.supervisor.topology import Topology
+
+
+class NodeParts(NamedTuple):
+    """Each does one thing to the job's nodes."""
+
+    means: AvailableMeans
+    reports: Reports
+    release: Release
+    requests: StandbyRequests
+    prerequest: Prerequest
+    replacement: Replacement
+    last_rung: LastRung
+
+    async def close(self) -> None:
+        """End all standby nodes, and what runs in the background."""
+        await self.requests.close()
+        await self.release.close()
+
+
+def node_parts(
+    state: JobState,
+    requester: Requester,
+    ledger: JobLedger,
+    journal: Journal,
+    topology: Topology,
+    node_watch: NodeWatch,
+    ended: Callable[[], bool],
+) -> NodeParts:
+    """Build them; ``ended``: True if the job's srun has ended."""
+
+    def over() -> bool:
+        return state.signalled > 0 or state.ending or ended()
+
+    def interrupted() -> bool:
+        return bool(state.failures) or state.signalled > 0 or ended()
+
+    launch = requester.launch
+    controller = Controller(requester.slurm, SlurmWait(state.config.slurm_wait, over, say))
+    reports = Reports(state, ledger, launch.env.get("SLURM_JOB_USER", ""))
+    requests = StandbyRequests(state, requester, controller.wait, journal, reports.barred)
+    standby = StandbyNodes(state, requests, interrupted)
+    return NodeParts(
+        AvailableMeans(state, launch),
+        reports,
+        Release(state, controller, reports, requests, journal),
+        requests,
+        Prerequest(state, requests, node_watch, ended),
+        Replacement(state, standby, topology, reports, over),
+        LastRung(state, launch, controller, reports, ledger.dir),
+    )

@@ -1,0 +1,105 @@
+"""Nodes that leave the job: evicted from its ranks, then given back to Slurm."""
+
+from __future__ import annotations
+
+import asyncio
+
+from srun_wrapper.decide.incident import Incident
+from srun_wrapper.protocol.messages import Finish, Stop
+from srun_wrapper.recover.reports import Reports
+from srun_wrapper.recover.slurm_wait import Controller
+from srun_wrapper.recover.standby.asking import StandbyRequests
+from srun_wrapper.supervisor.journal import Journal
+from srun_wrapper.supervisor.model import AgentKey, Role
+from srun_wrapper.supervisor.state import JobState
+
+
+class Release:
+    """Takes nodes out of the job."""
+
+    def __init__(
+        self,
+        state: JobState,
+        controller: Controller,
+        reports: Reports,
+        requests: StandbyRequests,
+        journal: Journal,
+    ) -> None:
+        self._state = state
+        self._config = state.config
+        self._slurm, self._wait = controller
+        self._reports = reports
+        self._requests = requests
+        self._journal = journal
+        self._released: set[str] = set()  # those that Slurm has back
+        self._suspected: set[AgentKey] = set()  # alive, but to leave the job
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def evict(self, names: tuple[str, ...], incident: Incident) -> None:
+        """Take nodes out of the job: no later epoch will use them."""
+        for name in names:
+            node = self._state.named(name)
+            if node is None:
+                continue
+            if not node.gone:
+                self._state.members.move(node, Role.EVICTED)
+                self._suspected.add(node.key)
+                if node.connection is not None:
+                    node.connection.send(Stop(self._state.world.epoch, 0.0))
+            self._reports.judge(node, incident)
+
+    def reinstate(self, names: tuple[str, ...]) -> None:
+        """Nothing can replace them: suspects that are alive go on, lost nodes cannot."""
+        for node in self._state.world.places:  # not those whose place another one has by now
+            if node.name in names and node.key in self._suspected and node.connection:
+                self._suspected.discard(node.key)
+                self._state.members.move(node, Role.ACTIVE)
+
+    def release(self, incident: Incident) -> None:
+        """Give the nodes that left back to Slurm, beside the running recovery."""
+        self._reports.report_silent()
+        gone = [n for n in self._state.nodes.values() if n.gone]
+        for node in gone:
+            if node.connection is not None:
+                exits = tuple((0, 0) for _ in range(node.slots))
+                node.connection.send(Finish(exits))
+            self._requests.end(node.companion)
+        names = [
+            n.name
+            for n in gone
+            if not n.companion and n.name not in (self._state.own_node, *self._released)
+        ]
+        task = asyncio.create_task(self._release(names, incident))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _release(self, names: list[str], incident: Incident) -> None:
+        await self._wait.insist(
+            f"release {','.join(names)} from the job (unused in it until then)",
+            lambda: self._give_back(names),
+        )
+        if self._config.drain == "direct":
+            await self._wait.insist("drain the bad node", lambda: self._drain(incident))
+
+    def _give_back(self, names: list[str]) -> None:
+        job = self._slurm.job(self._state.job_id)
+        keep = [n for n in job.nodes if n not in names]
+        if keep and len(keep) < len(job.nodes):
+            self._slurm.shrink(self._state.job_id, keep)
+            self._journal.event("released", nodes=[n for n in job.nodes if n in names])
+        self._released.update(names)
+
+    def _drain(self, incident: Incident) -> None:
+        assert incident.plan is not None
+        # The node gate's grammar: its sweep takes the drain back when the node passes its checks.
+        what = incident.diagnosis.symptom.replace("_", "-")
+        for name in filter(self._reports.reported, incident.plan.replace):
+            reason = f"robust:node:{what}:-:none:job{self._state.job_id}"
+            self._slurm.drain(name, reason)
+
+    async def close(self) -> None:
+        """End what runs in the background."""
+        for task in list(self._tasks):
+            if not task.done():
+                await asyncio.wait([task], timeout=3.0)
+            task.cancel()

@@ -1,0 +1,121 @@
+"""Reports against nodes that left the job, and their withdrawal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from robust_slurm.ledger import JobLedger
+from srun_wrapper.decide.exclusions import Bad, Strength, remembered
+from srun_wrapper.decide.incident import Incident
+from srun_wrapper.recover.standby.request import Barred
+from srun_wrapper.supervisor.model import AgentKey, Node
+from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.state import JobState
+
+
+class Reports:
+    """Knows the job's bad nodes, and reports them to the gate of their nodes.
+
+    A node that fell silent is reported only when it is no longer waited for.
+    """
+
+    def __init__(self, state: JobState, ledger: JobLedger, user: str) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._user = user
+        self._bad: list[str] = []  # every node that ever left this job, less those acquitted
+        self._made: dict[str, tuple[str, int]] = {}  # node -> incident, job of the report
+        self._remembered = remembered(ledger.dir)  # of earlier runs and steps
+        self._seen: dict[str, Bad] = {}  # of this step
+        self._silent: dict[AgentKey, Incident] = {}  # lost; reported if they do not come back
+        self._shared: set[str] = set()  # lost by a cause that may be shared: not bad
+        self.barred = Barred(self._bad, self._remembered)
+        state.on_back = self._came_back
+
+    def judge(self, node: Node, incident: Incident) -> None:
+        """Take down why a node leaves the job; report it where the evidence is against it."""
+        name = node.name
+        if name in self._bad:
+            return
+        if node.stalled and not node.own_mount:  # its server may be away
+            self._shared.add(name)
+            return
+        self._bad.append(name)
+        self._shared.discard(name)
+        proven = name in incident.diagnosis.proven
+        strength = Strength.PROVEN if proven else Strength.ONCE
+        self._seen[name] = Bad(name, strength, incident.wall)
+        if node.own_mount:
+            self._accuse(node, incident)
+        elif name in incident.diagnosis.unreported:
+            self._shared.add(name)
+        elif node.silent_as is not None:
+            self._silent[node.key] = incident
+        elif not node.ours:
+            self._accuse(node, incident)
+
+    def _came_back(self, node: Node) -> None:
+        """A lost node answers again before it was replaced."""
+        self._silent.pop(node.key, None)
+        self._shared.discard(node.name)
+        if node.name in self._bad:
+            self._bad.remove(node.name)
+
+    def report_silent(self) -> None:
+        """Report the nodes that were lost and have not come back; now they are not waited for."""
+        for key, incident in self._silent.items():
+            self._accuse(self._state.nodes[key], incident)
+        self._silent.clear()
+        for node in self._state.nodes.values():
+            node.silent_as = None
+
+    def _accuse(self, node: Node, incident: Incident) -> None:
+        diagnosis, mount = incident.diagnosis, node.own_mount
+        alone = f"file system {mount} does not answer on {node.name} alone"
+        record = {
+            "job": node.job_id,
+            "user": self._user,
+            "time": incident.wall,
+            "symptom": "mount_silent" if mount else diagnosis.symptom,
+            "evidence": [alone] if mount else list(diagnosis.evidence),
+            "proven": node.name in diagnosis.proven,
+        }
+        self._ledger.accuse(node.name, incident.id, record)
+        self._made[node.name] = (incident.id, node.job_id)
+
+    def report_unfit(self, unfit: Mapping[str, tuple[int, str]], incident: Incident) -> None:
+        """Report the standby nodes that did not run robust-task: a reason to look at them."""
+        for name, (job, what) in unfit.items():
+            record = {
+                "job": job,
+                "user": self._user,
+                "time": time.time(),
+                "symptom": "standby_unfit",
+                "evidence": [f"{name}: {what}"],
+            }
+            self._ledger.accuse(name, incident.id, record)
+
+    def withdraw(self, names: tuple[str, ...], why: str) -> None:
+        """Take back wrong reports: the gate drops them, and the nodes may be used again."""
+        for name in names:
+            if name in self._bad and (report := self._made.pop(name, None)):
+                self._bad.remove(name)
+                self._ledger.withdraw(name, *report, why)
+                say(f"the report against {name} is withdrawn: {why}")
+
+    def reported(self, name: str) -> bool:
+        """True if a report against the node stands."""
+        return name in self._made
+
+    def not_bad(self) -> tuple[str, ...]:
+        """Nodes that were lost by a cause that they may share."""
+        return tuple(self._shared)
+
+    def evidence(self) -> list[Bad]:
+        """Nodes that the job should not get again, with those of its earlier runs."""
+        found = {one.node: one for one in self._remembered}
+        for name in (name for name in self._bad if name not in self._shared):
+            one, before = self._seen[name], found.get(name)
+            found[name] = before.again(one.strength, one.time) if before else one
+        return list(found.values())

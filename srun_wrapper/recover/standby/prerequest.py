@@ -1,0 +1,53 @@
+"""Standby nodes are requested before they are needed: while nodes are in doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from srun_wrapper.detect.watch import NodeWatch
+from srun_wrapper.recover.standby.asking import StandbyRequests
+from srun_wrapper.recover.standby.request import MAX_STANDBY_NODES
+from srun_wrapper.supervisor.model import Role
+from srun_wrapper.supervisor.state import JobState
+
+
+class Prerequest:
+    """Requests standby nodes for places that may become vacant, or have just become so."""
+
+    def __init__(
+        self,
+        state: JobState,
+        requests: StandbyRequests,
+        node_watch: NodeWatch,
+        ended: Callable[[], bool],
+    ) -> None:
+        """``ended``: True if the job's srun has ended."""
+        self._state = state
+        self._requests = requests
+        self._node_watch = node_watch
+        self._ended = ended
+
+    def for_doubtful(self, now: float) -> None:
+        """Request standby nodes while nodes are in doubt; called all the time while the job runs.
+
+        Not when the step is being ended, nor when more fall silent than could be replaced: then
+        it is rather this host that hears nobody.
+        """
+        watch = self._node_watch
+        doubtful = {
+            place: node.name
+            for place, node in enumerate(self._state.world.places)
+            if node.role is Role.ACTIVE and watch.doubted(node, now)
+        }
+        over = self._state.signalled or self._ended() or watch.seems_shared(now)
+        self._request({} if over or len(doubtful) > MAX_STANDBY_NODES else doubtful)
+
+    def for_vacant(self) -> None:
+        """Request standby nodes for the vacant places now: to end the ranks takes time as well."""
+        places = enumerate(self._state.world.places)
+        self._request({place: node.name for place, node in places if node.gone})
+
+    def _request(self, leaving: dict[int, str]) -> None:
+        if self._state.config.standby_partition:
+            wanted = sorted((len(self._state.world.ranks[p]), name) for p, name in leaving.items())
+            self._requests.prerequest(wanted[len(self._state.spares()) :], list(leaving.values()))
