@@ -27,7 +27,7 @@ ROUTES = Path("/proc/net/route")
 Host = tuple[str, str, int]  # what it is, address, port
 
 
-class Elsewhere:
+class OutsideHosts:
     """Hosts outside the job, which tell an outage of the supervisor's own network from a dead peer.
 
     Only hosts that have answered while all was well count.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from srun_wrapper.command.rank_env import fold_hosts
 from srun_wrapper.decide.diagnose import Failure
 from srun_wrapper.decide.shared_cause import Event, Kind, SharedCauses, Silence
-from srun_wrapper.detect.outage import Elsewhere, begins, ends, expires
+from srun_wrapper.detect.outage import OutsideHosts, begins, ends, expires
 from srun_wrapper.detect.pace import START_INSPECT, is_frozen, judge
 from srun_wrapper.detect.stalls import own_mounts
 from srun_wrapper.protocol.messages import Inspect, Inspected, Sample
@@ -57,17 +57,17 @@ class NodeWatch:
     """Finds lost nodes.
 
     No word from a node is a suspicion; only a failed second way makes it a loss, and only if no
-    shared cause explains it. ``elsewhere``: hosts that show that the network here works.
+    shared cause explains it. ``outside``: hosts that show that the network here works.
     """
 
     def __init__(
         self,
         state: JobState,
-        elsewhere: Elsewhere | None = None,
+        outside: OutsideHosts | None = None,
         on_shared: Callable[[str, bool], None] = lambda _text, _begins: None,
     ) -> None:
         self._state = state
-        self._elsewhere = elsewhere or Elsewhere()
+        self._outside = outside or OutsideHosts()
         self._on_shared = on_shared  # gets a message, and whether a shared cause begins
         self._tasks: set[asyncio.Task[None]] = set()
         self._looked: float | None = None
@@ -203,7 +203,7 @@ class NodeWatch:
         if not silent and not self._causes.events:
             return
         if silent and all(key in silent for key in keys if key != own):
-            self._elsewhere.ask(since=max(s.since for s in silent.values()))
+            self._outside.ask(since=max(s.since for s in silent.values()))
         before = dict(self._causes.events)
         verdicts = self._causes.judge(now, silent, keys, own, answered)
         self._tell(before, now)
@@ -222,12 +222,12 @@ class NodeWatch:
     def _scene(
         self, now: float
     ) -> tuple[dict[AgentKey, Silence], list[AgentKey], AgentKey | None, float]:
-        """All that a verdict needs: silent nodes, all nodes, robust-srun's, word from elsewhere."""
+        """All that a verdict needs: silent nodes, all nodes, robust-srun's, word from outside."""
         live = self._state.live()
         silent = {n.key: s for n in live if (s := self._silence(n, now)) is not None}
         here = self._state.own_node
         own = next((n.key for n in live if n.name == here and not n.companion), None)
-        return silent, [n.key for n in live], own, self._elsewhere.answered
+        return silent, [n.key for n in live], own, self._outside.answered
 
     def _silence(self, node: Node, now: float) -> Silence | None:
         """Return the node's silence; a host that does not answer at once counts among many."""

@@ -34,7 +34,7 @@ from srun_wrapper.command.torchrun import restarts_itself
 from srun_wrapper.decide import ladder
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.detect.launch_watch import LaunchWatch
-from srun_wrapper.detect.outage import Elsewhere
+from srun_wrapper.detect.outage import OutsideHosts
 from srun_wrapper.detect.stalls import Stalls
 from srun_wrapper.detect.watch import TICK, Guard, HangWatch, NodeWatch
 from srun_wrapper.protocol.messages import Message, Signal
@@ -96,8 +96,8 @@ class Supervisor:
         self.step = RealStep(self.state)
         self._interrupts: list[float] = []
         self._next_roster = 0.0
-        self.elsewhere = Elsewhere()
-        self.node_watch = NodeWatch(self.state, self.elsewhere, self._shared_cause)
+        self.outside_hosts = OutsideHosts()
+        self.node_watch = NodeWatch(self.state, self.outside_hosts, self._shared_cause)
         self._beside: set[asyncio.Task[None]] = set()
         self.stalls = Stalls(self.state, disturbed=lambda: self.node_watch.disturbed)
         self.ending = Ending(self.state, self.node_watch.doubted)
@@ -213,7 +213,7 @@ class Supervisor:
             missing = await self._wait_for_shims()
             if missing is None and not self.state.signalled:
                 self.topology.learn()
-                self._start_beside(self.elsewhere.learn(self.slurm))
+                self._start_beside(self.outside_hosts.learn(self.slurm))
                 missing = await self._first_world()
             if missing is not None or self.state.signalled:
                 self.phase = self._last_phase(missing or 0)
@@ -492,7 +492,7 @@ class Supervisor:
             self._start_beside(self._name_shared_cause())
 
     async def _name_shared_cause(self) -> None:
-        if found := await self.elsewhere.missing(self.slurm):
+        if found := await self.outside_hosts.missing(self.slurm):
             say(f"seen from {self.state.own_node}: {'; '.join(found)}")
 
     def _message(self, connection: Connection, message: Message) -> None:

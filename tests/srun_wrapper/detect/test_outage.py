@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from srun_wrapper.detect import outage
-from srun_wrapper.detect.outage import Elsewhere, carriers, controllers, gateways
+from srun_wrapper.detect.outage import OutsideHosts, carriers, controllers, gateways
 
 
 @pytest.mark.parametrize(
@@ -65,19 +65,19 @@ def test_hosts_that_have_answered_are_asked_again(monkeypatch: pytest.MonkeyPatc
             port = server.getsockname()[1]
             config = {"SlurmctldHost[0]": "127.0.0.1", "SlurmctldPort": str(port)}
             slurm: Any = SimpleNamespace(config=lambda: config, ping=lambda: False)
-            elsewhere = Elsewhere()
-            await elsewhere.learn(slurm)
-            assert len(elsewhere.hosts) == 1
+            outside = OutsideHosts()
+            await outside.learn(slurm)
+            assert len(outside.hosts) == 1
             before = time.monotonic()
-            elsewhere.ask(since=before)
-            while elsewhere.answered < before:
+            outside.ask(since=before)
+            while outside.answered < before:
                 await asyncio.sleep(0.01)
-            assert await elsewhere.missing(slurm) == ["slurmctld does not answer"]
+            assert await outside.missing(slurm) == ["slurmctld does not answer"]
 
             async def nothing(*_where: object) -> str:
                 return "unreachable"
 
             monkeypatch.setattr(outage, "probe", nothing)
-            assert await elsewhere.missing(slurm) == ["slurmctld's host (127.0.0.1) is unreachable"]
+            assert await outside.missing(slurm) == ["slurmctld's host (127.0.0.1) is unreachable"]
 
     asyncio.run(asyncio.wait_for(scene(), 20.0))
