@@ -28,6 +28,7 @@ STOCK = 20.0  # s for a store to answer, and for every
 STOCK_RATE = 1e9  # bytes that it has to check, one more
 LEAVING = 1.0  # s longer for nodes that are leaving the job
 FETCH = 600.0
+FAILED = "the store failed and did not report why"
 READ = 20.0  # s for the stores to sum up a state, and for every
 READ_RATE = 1e9  # bytes that they read, 8 more
 
@@ -108,13 +109,17 @@ class Stores:
         wanted = {stores[target].address for target in orders}
         answers = await self._moved(sent, wanted, FETCH, over)
         bad: set[Copy] = set()
-        sources = {(t.target, t.owner, t.step): t.source for t in transfers}
         for at, moved in answers:
-            for done in moved.results:
-                if not done.ok:
-                    why = f"{at.node.name}: rank {done.owner}'s step {done.step}: {done.why}"
-                    self._journal.news(why)
-                    bad.add((sources[at.name, done.owner, done.step], done.owner, done.step))
+            # A store that failed reports no outcome: that is no success.
+            why = {(each.owner, each.step): each.why for each in moved.results if not each.ok}
+            got = {(each.owner, each.step) for each in moved.results if each.ok}
+            for each in orders.get(at.name, ()):
+                if (each.owner, each.step) not in got:
+                    reason = why.get((each.owner, each.step), FAILED)
+                    self._journal.news(
+                        f"{at.node.name}: rank {each.owner}'s step {each.step}: {reason}"
+                    )
+                    bad.add((each.source, each.owner, each.step))
         late = orders.keys() - {at.name for at, _ in answers}
         if over():
             return bad
@@ -164,7 +169,11 @@ class Stores:
         bad = [done.why for _, moved in answers for done in moved.results if not done.ok]
         if bad:
             return bad[0]
-        return "no answer in time" if len(answers) < len(files) else ""
+        if len(answers) < len(files):
+            return "no answer in time"
+        wrote = {(at.name, done.owner) for at, moved in answers for done in moved.results}
+        asked = {(store, owner) for store, owners in files.items() for owner, _ in owners}
+        return FAILED if asked - wrote else ""
 
     async def _moved(
         self,

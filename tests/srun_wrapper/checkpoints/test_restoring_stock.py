@@ -14,7 +14,14 @@ from srun_wrapper.checkpoints import restoring
 from srun_wrapper.checkpoints import stores as stores_module
 from srun_wrapper.checkpoints.enrolments import StoreAt
 from srun_wrapper.checkpoints.restoring import Restoring
-from srun_wrapper.protocol.checkpoint_messages import Fetch, Moved, Stock, StoreReady, TakeStock
+from srun_wrapper.protocol.checkpoint_messages import (
+    Fetch,
+    Flush,
+    Moved,
+    Stock,
+    StoreReady,
+    TakeStock,
+)
 from srun_wrapper.protocol.messages import Message
 from srun_wrapper.supervisor.model import Node, Role
 
@@ -136,3 +143,22 @@ def test_several_stores_that_fetch_nothing_cost_no_node(monkeypatch: pytest.Monk
     assert told == [
         "no snapshots came to n[1-2] in 0.05 s: other copies or durable checkpoints are used"
     ]
+
+
+def test_a_store_that_fails_without_a_word_has_fetched_and_written_nothing() -> None:
+    class Failing(CheckpointedJob):
+        def obey(self, node: Node, message: Message) -> None:
+            if isinstance(message, Fetch | Flush):
+                self.bus.deliver(node, Moved(message.token, 0, ()))
+
+    async def run() -> None:
+        job = Failing()
+        for rank, node in enumerate(job.nodes):
+            node.stores[0] = 8000 + rank
+        source, store = (StoreAt(node, 0).name for node in job.nodes[:2])
+        transfer = Transfer(1, 7, source, "10.0.0.0", 8000, store, "n1", 1, "memory")
+        assert await job.stores.fetch([transfer], lambda: False) == {(source, 1, 7)}
+        why = await job.stores.flush(7, {store: [(1, "f")]}, (store, 1), 1.0, lambda: False)
+        assert why == stores_module.FAILED
+
+    asyncio.run(run())
