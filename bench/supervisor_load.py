@@ -41,6 +41,7 @@ from srun_wrapper.protocol.messages import (
     decode_to_agent,
 )
 from srun_wrapper.protocol.server import Connection
+from srun_wrapper.supervisor.epoch import Begun
 from srun_wrapper.supervisor.supervisor import Supervisor
 
 NODES = int(os.environ.get("BENCH_NODES", "1250"))  # the tests take fewer
@@ -93,6 +94,7 @@ class LoadedSupervisor(Supervisor):
     def __init__(self, launch: Launch, state_dir: Path, counters: CounterFile) -> None:
         super().__init__(load({"robust-state-dir": str(state_dir)}, env={}), launch, Slurm())
         self._counters = counters
+        self.epochs.listeners.append(self._begun)
         self._messages = 0
         self._connected = self._complete = self._started = 0.0
 
@@ -110,8 +112,7 @@ class LoadedSupervisor(Supervisor):
                 self._complete = time.monotonic()
         self._count()
 
-    def begin_epoch(self, reason: str) -> None:
-        super().begin_epoch(reason)
+    def _begun(self, _begun: Begun) -> None:
         self._started = time.monotonic()
         self._count()
 

@@ -51,11 +51,12 @@ from srun_wrapper.replay.replaying import Replay
 from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
 from srun_wrapper.supervisor.aside import aside
 from srun_wrapper.supervisor.ending import Ending
+from srun_wrapper.supervisor.epoch import Begun, Epochs
 from srun_wrapper.supervisor.facts import JobFacts
 from srun_wrapper.supervisor.inbox import Inbox
 from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.model import Node, Role, first_places
-from srun_wrapper.supervisor.orders import finish_order, start_orders
+from srun_wrapper.supervisor.orders import finish_order
 from srun_wrapper.supervisor.phase import Phase
 from srun_wrapper.supervisor.real_step import RealStep
 from srun_wrapper.supervisor.report import Account, roster, say
@@ -126,6 +127,7 @@ class Supervisor:
         certificates = self.certificates = checkpoints.certificates
         stores = Stores(state, bus, enrolments, journal, self.ending.answers)
         self.restoring = Restoring(state, enrolments, certificates, stores, journal)
+        self.epochs = Epochs(state, self.facts, self.restoring)
         self.flushing = Flushing(state, enrolments, certificates, stores, lambda: self.step.ended)
         checkpoints.on_enrolled = self.restoring.late_arrivals.enrolled
         state.on_store = checkpoints.heard
@@ -138,7 +140,7 @@ class Supervisor:
             self.stopping,
             journal,
             pod=self.topology.pod,
-            start_epoch=self.begin_epoch,
+            start_epoch=self.epochs.start,
             interrupted=self._interrupted,
         )
         verdict = MachineVerdict(
@@ -148,6 +150,11 @@ class Supervisor:
         )
         check = Check(state, recomputing, verdict, certificates, journal)
         self.verify = Verify(state, standing, recomputing, check, journal, self._phase)
+        self.epochs.listeners += [
+            lambda begun: checkpoints.new_epoch(begun.step, from_memory=begun.from_memory),
+            lambda _begun: self.verify.begin(),
+            self._note_epoch,
+        ]
 
     def _build_recovery(self) -> NodeParts:
         """Build what needs the port that nodes connect to."""
@@ -185,7 +192,7 @@ class Supervisor:
             phase=self._phase,
             journal=self.journal,
             record=self._record,
-            start_epoch=self.begin_epoch,
+            start_epoch=self.epochs.start,
         )
         return nodes
 
@@ -222,7 +229,7 @@ class Supervisor:
                 return missing or 128 + self.state.signalled
             watcher = asyncio.create_task(self._watch())
             if await self.restoring.prepare():
-                self.begin_epoch("")
+                self.epochs.start("")
             code = await self._life()
             if self.phase not in ("failed", "requeued", "cancelled"):
                 self.phase = self._last_phase(code)
@@ -372,24 +379,10 @@ class Supervisor:
 
     # -- an epoch
 
-    def begin_epoch(self, reason: str) -> None:
-        """Send every place its part of the next epoch."""
-        grace = self.config.stop_grace
-        extra = self.facts.rank_env(self.state.step_id)
-        restored = self.restoring.step
-        for node, order in start_orders(
-            self.state, grace, reason, extra, restored, self.restoring.of
-        ):
-            self.bus.send(node, order)
-        self.checkpoints.new_epoch(restored or 0, from_memory=self.restoring.from_memory)
-        self.verify.begin()
+    def _note_epoch(self, begun: Begun) -> None:
         world = self.state.world
-        for signum in sorted(self.state.early):
-            for node in world.places:
-                self.bus.send(node, Signal(signum, early=True))
-        self.state.early.clear()
         names = [n.name for n in world.places]
-        self.ledger.event("epoch", epoch=world.epoch, nodes=names, why=reason)
+        self.ledger.event("epoch", epoch=world.epoch, nodes=names, why=begun.reason)
         if self.phase not in ("recovering", "checking"):
             self.phase = "running"
 
