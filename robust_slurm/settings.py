@@ -43,6 +43,9 @@ class Config:
     state_dir: Path = _setting(
         Path("~/.robust-slurm"), "directory on a file system that all nodes share"
     )
+    signatures_file: str = _setting(
+        "", "TOML file of the site's failure signatures for robust-status --diagnose; empty: none"
+    )
     spares: int = _setting(0, "nodes of the allocation that stay idle to replace a lost node")
     standby_partition: str = _setting(
         "standby", "partition whose idle nodes replace lost nodes; empty: do not use standby nodes"

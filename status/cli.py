@@ -1,4 +1,7 @@
-"""``robust-status [JOBID] [--json]``: exit 0, 1 (Slurm or the job was not found), 2 (usage)."""
+"""``robust-status [JOBID] [--json]``: exit 0, 1 (Slurm or the job was not found), 2 (usage).
+
+``robust-status --diagnose LOG…`` needs no cluster: exit 0 (cause found), 1 (not found), 2 (usage).
+"""
 
 from __future__ import annotations
 
@@ -59,6 +62,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="directory of the jobs' records (default: state_dir of robust.toml)",
     )
+    parser.add_argument(
+        "--diagnose",
+        nargs="+",
+        type=Path,
+        metavar="LOG",
+        help="name the first cause of a failure in these logs of one job; needs no Slurm",
+    )
+    parser.add_argument(
+        "--signatures",
+        type=Path,
+        metavar="FILE",
+        help="with --diagnose: signatures of the site, tried before the built-in ones "
+        "(default: signatures_file of robust.toml)",
+    )
     return parser
 
 
@@ -81,6 +98,10 @@ def main(
     except ConfigError as error:
         print(f"robust-status: {error}", file=sys.stderr)
         return 2
+    if args.diagnose:
+        named = config.signatures_file
+        site = args.signatures or (Path(named).expanduser() if named else None)
+        return _diagnose(args.diagnose, site, args.json, sys.stdout if out is None else out)
     door = slurm if slurm is not None else Slurm(deadline_s=_DEADLINE_S)
     target = sys.stdout if out is None else out
     try:
@@ -90,6 +111,22 @@ def main(
     except BrokenPipeError:  # `robust-status | head`
         sys.stderr.close()
         return 0
+
+
+def _diagnose(paths: Sequence[Path], site: Path | None, as_json: bool, out: IO[str]) -> int:
+    from srun_wrapper.signatures.catalogue import CatalogueError, load
+    from status import diagnose
+
+    try:
+        catalogue = load(site)
+        logs = diagnose.read_logs(paths)
+    except (CatalogueError, OSError) as error:
+        print(f"robust-status: {error}", file=sys.stderr)
+        return 2
+    verdict, lines = diagnose.diagnose(logs, catalogue)
+    text = json.dumps(diagnose.as_json(logs, verdict), indent=1) if as_json else "\n".join(lines)
+    print(text, file=out)
+    return 1 if verdict.layer == "unknown" else 0
 
 
 def _show_all(config: Config, door: Slurm, as_json: bool, out: IO[str]) -> int:

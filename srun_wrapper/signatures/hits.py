@@ -20,6 +20,7 @@ WARNING = re.compile(
 NO_WARNING = re.compile(r"NCCL WARN|\bXid\b|kernel:|NVRM")
 IGNORED = "ignored-exception"
 EXCEPTION = re.compile(r"^(\w+\.)*[A-Z]\w*(Error|Exception|Exit|Interrupt)\b")
+SOURCE = re.compile(r'File "[^"]*", line \d+|raise \w|[│╭╰❱]|frame #\d+|#\d+ +0x|\^+$')
 ENDS = frozenset({"killed", "segfault", "bus-error", "abort"})  # ways to end, not causes
 
 
@@ -45,9 +46,15 @@ def find_hits(lines: Sequence[Line], catalogue: Catalogue) -> list[Hit]:
     ignoring: set[tuple[int | None, int | None]] = set()
     found: list[Hit] = []
     steps: list[tuple[int, int]] = []
+    files: set[tuple[int | None, int | None]] = set()  # whose last line was of a stack
     for line in lines:
         text = line.text.strip()
-        if not text:
+        quoted = (line.rank, line.task) in files and line.text[:1].isspace()
+        files.discard((line.rank, line.task))
+        if not text or quoted:
+            continue
+        if SOURCE.match(text):
+            files.add((line.rank, line.task))
             continue
         if text not in known:
             known[text] = catalogue.match(text)

@@ -9,7 +9,7 @@ from datetime import datetime
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b\].*?(?:\x07|\x1b\\)")
 HOST = r"[A-Za-z0-9][\w.-]*"
-TASK = re.compile(r"\s*(\d{1,6}): ?(?!\d\d:)")
+TASK = re.compile(rf"\s*(\d{{1,6}}): ?(?!\d\d:)|\[(\d{{1,6}})\] (?=\[rank|{HOST}:\d+:\d+ )")
 RANK = re.compile(r"\s*\[(?:rank|default)\s?(\d{1,6})\]:? ?", re.I)
 MPI = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?|\[\d+,(\d+)\]\[[^\]]*\] ")
 PLACE = re.compile(rf"\(({HOST})\) |\(\w+ pid=\d+(?:, ip=({HOST}))?\) ")
@@ -112,7 +112,7 @@ def _peel(line: Line, hosts: frozenset[str]) -> Line:
     if m := MPI.match(text):
         return replace(line, text=text[m.end() :], rank=_int(m[1] or m[2]))
     if line.task is None and not line.node and (m := TASK.match(text)):
-        return replace(line, text=text[m.end() :], task=_int(m[1]))
+        return replace(line, text=text[m.end() :], task=_int(m[1] or m[2]))
     if (m := SYSLOG.match(text)) or (m := ISO_SYSLOG.match(text)):
         return replace(line, text=text[m.end() :], node=m[2])
     if m := (DMESG.match(text) or FULL.match(text)):

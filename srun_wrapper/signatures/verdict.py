@@ -12,7 +12,7 @@ from srun_wrapper.signatures.hits import Hit, earliest, find_hits
 from srun_wrapper.signatures.lines import Line, read_lines
 
 TIERS = (85, 60, 40, 20)  # of roots: of the first tier that has any, the earliest is the cause
-CASCADES = (15, 1)
+CASCADES = (15, 5, 1)
 EVIDENCE = 8
 ERROR = re.compile(r"\b(error|fatal|failed|failure|exception|panic|abort(ed)?|killed)\b", re.I)
 NO_ERROR = re.compile(r"\b(0|no) (errors?|failures?)\b|WARN|errors?[=:] ?0\b", re.I)
