@@ -39,6 +39,8 @@ from srun_wrapper.protocol.checkpoint_messages import (
 from srun_wrapper.protocol.messages import Message, Start
 
 T = TypeVar("T")
+
+ANSWERS = 16  # the newest, kept for a supervisor that asks again
 DIRECTORY = "ckpt"  # in the agent's run directory
 SOCKET = "ROBUST_CKPT_SOCKET"
 
@@ -60,6 +62,7 @@ class Keeper:
         self._loop = loop
         self._local = local
         self._emit = emit
+        self._answers: dict[int, Message | None] = {}  # by token; None: not known yet
         directory = run_dir / DIRECTORY
         directory.mkdir(mode=0o700, exist_ok=True)
         self._store = Store(
@@ -116,27 +119,48 @@ class Keeper:
         elif isinstance(order, StandAt):
             kept.stand_at(order.step)
         elif isinstance(order, TakeSums):
-            self._answer(
-                lambda: kept.state_sums(order.step), partial(StateSums, order.token, local)
-            )
+            said = partial(StateSums, order.token, local)
+            self._answer(order.token, lambda: kept.state_sums(order.step), said)
         elif isinstance(order, TakeStock):
             step = order.step
             self._answer(
+                order.token,
                 lambda: kept.stock(step, read=step is not None),
                 partial(Stock, order.token, local),
             )
         elif isinstance(order, Fetch) and order.local == local:
-            self._answer(lambda: kept.fetch(order.items), partial(Moved, order.token, local))
+            moved = partial(Moved, order.token, local)
+            self._answer(order.token, lambda: kept.fetch(order.items), moved)
         elif isinstance(order, Flush) and order.local == local:
             self._answer(
+                order.token,
                 lambda: kept.flush(order.owners, order.step, order.commit_world, order.deadline),
                 partial(Moved, order.token, local),
             )
 
     def _answer(
-        self, work: Callable[[], Iterable[T]], said: Callable[[tuple[T, ...]], Message]
+        self,
+        token: int,
+        work: Callable[[], Iterable[T]],
+        said: Callable[[tuple[T, ...]], Message],
     ) -> None:
-        """Work in a thread, then say what came of it; nothing if it failed, but say that too."""
+        """Work in a thread, then say what came of it; nothing if it failed, but say that too.
+
+        A request that comes again, on a new connection, is not carried out again: its answer is
+        repeated, which may have gone under with the old one.
+        """
+        if token in self._answers:
+            if (known := self._answers[token]) is not None:
+                self._emit(known)
+            return
+        self._answers[token] = None
+        while len(self._answers) > ANSWERS:
+            del self._answers[next(iter(self._answers))]
+
+        def answered(message: Message) -> None:
+            if token in self._answers:
+                self._answers[token] = message
+            self._emit(message)
 
         def run() -> None:
             answer: tuple[T, ...] = ()
@@ -145,7 +169,7 @@ class Keeper:
             except Exception as err:  # noqa: BLE001 - the supervisor waits for an answer
                 text = f"internal error in the store: {type(err).__name__}: {err}"
                 self._loop.call(lambda: self._emit(Alarm(0, -1, text)))
-            self._loop.call(lambda: self._emit(said(answer)))
+            self._loop.call(lambda: answered(said(answer)))
 
         threading.Thread(target=run, daemon=True).start()
 

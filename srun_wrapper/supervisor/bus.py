@@ -22,15 +22,25 @@ class Request(Generic[R]):
 
     def __init__(self, token: int, kind: type[R], changed: Changes) -> None:
         self.token = token
+        self.orders: list[tuple[Node, Message]] = []
         self.replies: list[tuple[Node, R]] = []
         self._kind = kind
         self._changed = changed
         self._from: set[Address] = set()
 
     def add(self, node: Node, reply: Reply) -> None:
-        if isinstance(reply, self._kind):
+        address = node.key, getattr(reply, "local", 0)
+        if isinstance(reply, self._kind) and address not in self._from:
             self.replies.append((node, reply))
-            self._from.add((node.key, getattr(reply, "local", 0)))
+            self._from.add(address)
+
+    def unanswered(self, node: Node) -> list[Message]:
+        """Return the orders to a node that may not have come, or whose reply was lost."""
+        return [
+            order
+            for to, order in self.orders
+            if to is node and (node.key, getattr(order, "local", None)) not in self._from
+        ]
 
     def answered(self, wanted: Set[Address]) -> bool:
         """True if all of these slots have replied."""
@@ -69,9 +79,12 @@ class Bus:
                 self.send(node, message)
 
     def resend(self, node: Node) -> None:
-        """Send the standing order again on a new connection, unless the node obeyed it."""
+        """Send again on a new connection what the node did not obey or answer."""
         if node.order is not None and not _obeyed(node, node.order):
             self.send_once(node, node.order)
+        for request in self._open.values():
+            for order in request.unanswered(node):
+                self.send_once(node, order)
 
     @contextmanager
     def ask(
@@ -84,7 +97,8 @@ class Bus:
         request = Request(next(self._tokens), kind, self._changed)
         self._open[request.token] = request
         try:
-            for node, message in orders(request.token):
+            request.orders = list(orders(request.token))
+            for node, message in request.orders:
                 self.send(node, message)
             yield request
         finally:

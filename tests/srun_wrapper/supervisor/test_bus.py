@@ -6,7 +6,7 @@ import asyncio
 
 from made_job import Job
 
-from srun_wrapper.protocol.checkpoint_messages import Moved, Stock, TakeStock
+from srun_wrapper.protocol.checkpoint_messages import Fetch, Moved, Stock, TakeStock
 from srun_wrapper.protocol.messages import Signal, Start, Stop
 
 
@@ -66,3 +66,17 @@ def test_a_start_is_a_standing_order_until_the_node_reports_its_epoch() -> None:
     job.state.bus.send(node, order)
     assert order in job.join(0).sent
     assert order not in job.join(0, epoch=3).sent
+
+
+def test_an_open_request_is_sent_again_on_a_new_connection_until_it_is_answered() -> None:
+    """A connection that broke meanwhile may have taken the order with it, or the reply."""
+    job = Job()
+    bus, node = job.state.bus, job.node(0)
+    with bus.ask(Moved, lambda token: [(node, Fetch(token, local, ())) for local in (0, 1)]) as ask:
+        job.say(0, Moved(ask.token, 0, ()))
+        assert [m for m in job.join(0).sent if isinstance(m, Fetch)] == [Fetch(ask.token, 1, ())]
+        for _ in range(2):  # the answer that was lost, and the one to the order that came twice
+            bus.deliver(node, Moved(ask.token, 1, ()))
+        assert len(ask.replies) == 2
+        assert not [m for m in job.join(0).sent if isinstance(m, Fetch)]
+    assert not [m for m in job.join(0).sent if isinstance(m, Fetch)]
