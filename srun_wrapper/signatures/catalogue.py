@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from srun_wrapper.signatures.literals import needed
+
 OWN = Path(__file__).with_name("catalogue.toml")
 
 LAYERS = (
@@ -45,6 +47,7 @@ class Signature:
     evict: str
     weight: int
     advice: str
+    words: tuple[str, ...] | None = None  # a line without any of them does not match
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,10 @@ class Catalogue:
     def match(self, text: str) -> tuple[Signature, str] | None:
         """Return the first signature that matches, and the node that its line names ("": none)."""
         text = text[:LONGEST]
+        lower = text.lower()
         for signature in self.signatures:
+            if signature.words is not None and not any(w in lower for w in signature.words):
+                continue
             if found := signature.pattern.search(text):
                 named = (v for k, v in found.groupdict().items() if k.startswith("node") and v)
                 return signature, next(named, "")
@@ -123,4 +129,4 @@ def _signature(path: Path, table: Mapping[str, Any]) -> Signature:
         raise CatalogueError(f"{where}: pattern: {error}") from None
     if pattern.search(""):
         raise CatalogueError(f"{where}: pattern matches every line")
-    return Signature(**{**values, "pattern": pattern})
+    return Signature(**{**values, "pattern": pattern, "words": needed(pattern.pattern)})

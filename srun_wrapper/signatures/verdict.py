@@ -100,8 +100,8 @@ def _verdict(hit: Hit, hits: Sequence[Hit], rule: str) -> Verdict:
     elif len(nodes) > 1 and signature.evict != "no":
         rule, advice = f"{rule}, shared", f"{SHARED_ADVICE} {advice}"
         blame = "external" if blame == "node" else blame
-    elif hit.node and signature.evict == "yes":
-        evict = (hit.node,)
+    elif proven := {h.node for h in alike if h.node and h.signature.evict == "yes"}:
+        evict = tuple(proven)  # one: the same symptom is on no other node
     elif hit.node and signature.evict == "after_test":
         suspects = (hit.node,)
     shown = sorted({h.number: h.line for h in [hit, *alike]}.values(), key=lambda x: x.number)

@@ -9,6 +9,7 @@ import pytest
 from srun_wrapper.signatures.catalogue import CatalogueError, load
 from srun_wrapper.signatures.hits import find_hits
 from srun_wrapper.signatures.lines import read_lines
+from srun_wrapper.signatures.literals import needed
 
 DATA = Path(__file__).parents[2] / "data" / "failures"
 LINES = [line.split("|", 1) for line in (DATA / "lines.txt").read_text().splitlines()]
@@ -63,3 +64,25 @@ def test_a_sites_signature_comes_before_ours(tmp_path: Path) -> None:
     )
     match = load(path).match("KeyError: 'oss7'")
     assert match is not None and match[0].id == "oss7"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("Stale (NFS )?file handle", ("file handle",)),
+        ("foo bar|quux", ("foo bar", "quux")),
+        ("foo bar|.*", None),
+        ("(alpha|beta)+ x", ("alpha", "beta")),
+        ("(alpha)?", None),
+        ("a[bc]d", None),
+    ],
+)
+def test_words_that_a_match_must_contain(pattern: str, words: tuple[str, ...] | None) -> None:
+    assert needed(pattern) == words
+
+
+@pytest.mark.parametrize("line", [*BENIGN, *(line for _, line in LINES)])
+def test_words_never_hide_a_match(line: str) -> None:
+    slow = next((each.id for each in load().signatures if each.pattern.search(line)), None)
+    match = load().match(line)
+    assert (match[0].id if match else None) == slow
