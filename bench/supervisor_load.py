@@ -41,8 +41,8 @@ from srun_wrapper.protocol.messages import (
     decode_to_agent,
 )
 from srun_wrapper.protocol.server import Connection
+from srun_wrapper.supervisor.app import Supervisor
 from srun_wrapper.supervisor.epoch import Begun
-from srun_wrapper.supervisor.supervisor import Supervisor
 
 NODES = int(os.environ.get("BENCH_NODES", "1250"))  # the tests take fewer
 RANKS = 8

@@ -84,3 +84,9 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert not new, f"imports in a circle: {new}"
     gone = [sorted(known) for known in KNOWN if known not in found]
     assert not gone, f"these circles are smaller or gone: correct KNOWN: {gone}; now: {found}"
+
+
+def test_only_the_command_imports_the_wiring_of_robust_srun() -> None:
+    edges = graph(modules())
+    users = {name for name, named in edges.items() if "srun_wrapper.supervisor.app" in named}
+    assert users == {"srun_wrapper.cli", "bench.supervisor_load"}

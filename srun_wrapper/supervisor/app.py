@@ -1,24 +1,17 @@
-"""robust-srun's main loop: launch, watch, recover, end.
-
-Observations come in through JobState (messages) and the watches; ``diagnose`` and ``ladder``
-decide; ``recovery`` and ``replace`` do what was decided.
-"""
+"""robust-srun: builds its parts, and runs them with its watches and signals beside its life."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
-import signal
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from robust_slurm.config import Config
 from robust_slurm.ledger import JobLedger
-from robust_slurm.slurm import Slurm, SlurmError
-from srun_wrapper.checkpoints import flushing
+from robust_slurm.slurm import Slurm
 from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.registry import Checkpoints
 from srun_wrapper.checkpoints.restoring import Restoring
@@ -26,48 +19,40 @@ from srun_wrapper.checkpoints.stores import Stores
 from srun_wrapper.checkpoints.verify.check import Check
 from srun_wrapper.checkpoints.verify.machine_verdict import MachineVerdict
 from srun_wrapper.checkpoints.verify.recomputing import Recomputing
-from srun_wrapper.checkpoints.verify.rules import ONE_NODE
 from srun_wrapper.checkpoints.verify.standing import Standing
 from srun_wrapper.checkpoints.verify.verifying import Verify
 from srun_wrapper.command import steps
-from srun_wrapper.command.torchrun import restarts_itself
-from srun_wrapper.decide import ladder
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.detect.launch_watch import LaunchWatch
 from srun_wrapper.detect.outage import OutsideHosts
 from srun_wrapper.detect.stalls import Stalls
 from srun_wrapper.detect.watch import TICK, Guard, HangWatch, NodeWatch
-from srun_wrapper.protocol.messages import Message, Signal
+from srun_wrapper.protocol.messages import Message
 from srun_wrapper.protocol.server import Connection, listen
 from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.machine_tests import StopTests
 from srun_wrapper.recover.nodes import NodeParts, node_parts
-from srun_wrapper.recover.recovery import End, Recovery, Restoration
+from srun_wrapper.recover.recovery import Recovery, Restoration
 from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
 from srun_wrapper.recover.standby.request import Requester
 from srun_wrapper.recover.stopping import Stopping
 from srun_wrapper.replay.replaying import Replay
 from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
-from srun_wrapper.supervisor.aside import aside
 from srun_wrapper.supervisor.ending import Ending
 from srun_wrapper.supervisor.epoch import Begun, Epochs
 from srun_wrapper.supervisor.facts import JobFacts
 from srun_wrapper.supervisor.inbox import Inbox
 from srun_wrapper.supervisor.journal import Journal
-from srun_wrapper.supervisor.model import Node, Role, first_places
-from srun_wrapper.supervisor.orders import finish_order
+from srun_wrapper.supervisor.life import Finishing, FirstWorld, Life
 from srun_wrapper.supervisor.phase import Phase
 from srun_wrapper.supervisor.real_step import RealStep
 from srun_wrapper.supervisor.report import Account, roster, say
+from srun_wrapper.supervisor.signals import Signals
 from srun_wrapper.supervisor.state import ENDING, JobState
 from srun_wrapper.supervisor.topology import Topology
 
 NOTHING_RAN = 1.0  # s for shims to end that have had no rank; others may not even have started
-BAD_SIZE = 2  # exit code, as for other bad input
-FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)
-TERMINATING = (signal.SIGINT, signal.SIGTERM)
-_log = logging.getLogger("robust-srun.supervisor")
 
 
 class Supervisor:
@@ -95,7 +80,6 @@ class Supervisor:
         self._phase = Phase()
         self.account = Account()
         self.step = RealStep(self.state)
-        self._interrupts: list[float] = []
         self._next_roster = 0.0
         self.outside_hosts = OutsideHosts()
         self.node_watch = NodeWatch(self.state, self.outside_hosts, self._shared_cause)
@@ -129,6 +113,9 @@ class Supervisor:
         self.restoring = Restoring(state, enrolments, certificates, stores, journal)
         self.epochs = Epochs(state, self.facts, self.restoring)
         self.flushing = Flushing(state, enrolments, certificates, stores, lambda: self.step.ended)
+        self.finishing = Finishing(
+            state, self.step, self.flushing, self.ending, self.slurm, self._phase
+        )
         checkpoints.on_enrolled = self.restoring.late_arrivals.enrolled
         state.on_store = checkpoints.heard
         standing = Standing(state, bus, enrolments, checkpoints.schedule)
@@ -173,7 +160,10 @@ class Supervisor:
             self.node_watch,
             ended,
         )
-        self._recovery = Recovery(
+        self.first_world = FirstWorld(
+            state, self.launch, self.finishing, self.topology, nodes.replacement
+        )
+        recovery = Recovery(
             state,
             Settling(state, self.node_watch, nodes.prerequest.for_vacant, ended),
             FaultLocalization(
@@ -194,6 +184,7 @@ class Supervisor:
             record=self._record,
             start_epoch=self.epochs.start,
         )
+        self._life = Life(state, self.verify, recovery, self.finishing, self.ending)
         return nodes
 
     def _record(self, incident: Incident) -> None:
@@ -212,25 +203,25 @@ class Supervisor:
         steps.raise_file_limit()
         server, port = await listen(self.facts.key, self._message, self.inbox.closed)
         self._secrets = steps.Secrets(self.facts.key, port)
-        self._catch_signals()
+        Signals(self.state, self.step).catch(self.node_watch.continued)
         nodes = self._build_recovery()
         watcher: asyncio.Task[None] | None = None
         try:
             await self._launch_step()
-            missing = await self._wait_for_shims()
+            missing = await self.first_world.wait_for_shims()
             if missing is None and not self.state.signalled:
                 self.topology.learn()
                 self._start_beside(self.outside_hosts.learn(self.slurm))
-                missing = await self._first_world()
+                missing = await self.first_world.form()
             if missing is not None or self.state.signalled:
                 self.phase = self._last_phase(missing or 0)
-                self._dismiss()
+                self.finishing.dismiss()
                 await self.step.end(patience=NOTHING_RAN)
                 return missing or 128 + self.state.signalled
             watcher = asyncio.create_task(self._watch())
             if await self.restoring.prepare():
                 self.epochs.start("")
-            code = await self._life()
+            code = await self._life.run()
             if self.phase not in ("failed", "requeued", "cancelled"):
                 self.phase = self._last_phase(code)
             return code
@@ -262,40 +253,6 @@ class Supervisor:
             return "cancelled"
         return "failed" if code else "completed"
 
-    async def _life(self) -> int:
-        state = self.state
-        while True:
-            await state.until(self._something_to_do, None)
-            ended = state.world.all_exited() and not (state.failures or state.stopped())
-            if state.signalled or ended:
-                return await self.finish()
-            if self.step.ended and not state.failures:
-                await asyncio.sleep(1.0)
-                if not state.failures:
-                    return await self.step_ended()
-            if self.verify.ready and not state.failures and not state.stopped():
-                await self.verify.run()
-                continue
-            end = await self._recovery.handle()
-            if end is not None:
-                return await self._end(end)
-
-    async def _end(self, end: End) -> int:
-        """Carry out what a recovery came to."""
-        if end.code is None:
-            return await self.step_ended()
-        await self.finish()
-        return end.code
-
-    def _something_to_do(self) -> bool:
-        state = self.state
-        if state.signalled:
-            stopped = state.stopped()
-            done = state.world.all_exited() or self.ending.over
-            return stopped or done or self.step.ended
-        due = bool(state.failures) or state.stopped() or self.verify.ready
-        return due or state.world.all_exited() or self.step.ended
-
     # -- start
 
     async def _launch_step(self) -> None:
@@ -306,77 +263,6 @@ class Supervisor:
         env = {**self.env, **self._secrets.env()}
         await self.step.start(argv, env, own_session=not self.launch.options.inherit)
 
-    async def _wait_for_shims(self) -> int | None:
-        """Wait until every node of the step has reported; an exit code if it never will.
-
-        Not when the step is to end: some may have died of the signal before they could report.
-        """
-        state = self.state
-        await state.until(lambda: bool(state.nodes) or self.step.ended, None)
-
-        def complete() -> bool:
-            wanted = next(iter(state.nodes.values())).hello.step_nodes if state.nodes else 1
-            return len(state.nodes) >= wanted or self.step.ended or state.signalled > 0
-
-        await state.until(complete, self.config.task_start_limit)
-        if self.step.ended:
-            code = self.step.code or 1
-            say(f"srun could not start the step (exit code {code}); its message is above")
-            return code
-        wanted = next(iter(state.nodes.values())).hello.step_nodes
-        plan = self.launch.plan
-        needed = plan.active_nodes - plan.short if plan.active_nodes is not None else wanted
-        if len(state.nodes) < needed and not state.signalled:
-            limit = self.config.task_start_limit
-            say(
-                f"{wanted - len(state.nodes)} of {wanted} nodes did not start robust-task within "
-                f"{limit:g} s, {needed} are needed; if they are only slow, raise task_start_limit, "
-                "else look at slurmd's log on the nodes missing from: "
-                f"{', '.join(n.name for n in state.nodes.values())}"
-            )
-            return ladder.NOTHING_LEFT
-        return None
-
-    async def _first_world(self) -> int | None:
-        """Give the places to nodes; an exit code if there are too few."""
-        state = self.state
-        if short := self.launch.plan.short:
-            came = await self.nodes.replacement.reinforce(
-                short, self.launch.plan.slots_per_node or 1
-            )
-            if state.signalled:
-                return None
-            if self.step.ended:
-                return await self.step_ended()
-            if len(came) < short:
-                say(f"{short} of the nodes released by an earlier step could not be replaced")
-                return ladder.NOTHING_LEFT
-            names = ", ".join(node.name for node in came)
-            say(f"{names} replaced what an earlier step of this job released")
-        nodes, planned = list(state.nodes.values()), self.launch.plan.ranks_per_active_node
-        try:
-            places, ranks = first_places(nodes, planned)
-        except LookupError as err:
-            say(str(err.args[0]))
-            return ladder.NOTHING_LEFT
-        except ValueError as err:
-            say(str(err))
-            return BAD_SIZE
-        if self.config.verify_every and len(places) + len(state.spares()) < 2:
-            say(f"error: --robust-verify-every: {ONE_NODE}")
-            return BAD_SIZE
-        state.members.lay_out(places, ranks)
-        await self.topology.arrange_first()
-        for node in state.world.places:
-            state.members.move(node, Role.ACTIVE)
-        asked = restarts_itself(self.launch.command.command, self.env)
-        if asked and self.config.rank_env and all(len(numbers) == 1 for numbers in ranks):
-            say(f"torchrun's --max-restarts={asked} is set to 0: robust-srun restarts its ranks")
-        if self.config.verbose or state.spares():
-            spare = ", ".join(n.name for n in state.spares()) or "none"
-            say(f"{len(places)} nodes, {state.world.size} ranks, spares: {spare}")
-        return None
-
     # -- an epoch
 
     def _note_epoch(self, begun: Begun) -> None:
@@ -385,91 +271,6 @@ class Supervisor:
         self.ledger.event("epoch", epoch=world.epoch, nodes=names, why=begun.reason)
         if self.phase not in ("recovering", "checking"):
             self.phase = "running"
-
-    # -- the end
-
-    async def step_ended(self) -> int:
-        """The step ended although ranks should be running: someone cancelled it."""
-        self.phase = "cancelled"
-        for node in self.state.world.places:
-            if node.role is Role.DEAD and node.refused:  # its shim went with the step
-                self.state.members.move(node, Role.RELEASED)
-        self._dismiss()  # companions, whose steps are others
-        await self.step.end(self._swapped())
-        code = self.step.code or 128 + signal.SIGKILL
-        if self.step.code == 0:
-            say(f"srun ended with 0 although ranks were still running; exit code {code}")
-        else:
-            say(f"Slurm ended the step (exit code {code})")
-        return code
-
-    async def finish(self) -> int:
-        """Let every shim end like its rank; returns the step's exit code as srun computes it."""
-        state = self.state
-        await self.flushing.flush(await self._time_to_flush())
-        silent = self.ending.silent if state.signalled else []
-        if silent:
-            self._dismiss([n for n in state.live() if self.ending.answers(n)])
-            silent = await self.ending.wait_for_silent(lambda: self.step.ended)
-        self._dismiss()
-        codes = [
-            128 + r.exit[1] if r.exit[1] else r.exit[0]
-            for r in state.world.by_rank.values()
-            if r.exit is not None
-        ]
-        swapped = self._swapped()
-        await self.step.end(swapped, silent=silent)
-        if not swapped and self.step.code is not None:
-            return self.step.code
-        if state.signalled and not any(codes):
-            return 128 + state.signalled
-        return max(codes, default=0)
-
-    async def _time_to_flush(self) -> float:
-        """Seconds for the last durable checkpoint: of a job that is ended, part of KillWait."""
-        if not self.state.signalled or not self.flushing.needed:
-            return flushing.END
-        try:
-            config = await aside(self.slurm.config, flushing.ASK)
-            wait = float(config["KillWait"].split()[0])
-        except (SlurmError, TimeoutError, LookupError, ValueError):
-            return flushing.SIGNALLED
-        return min(flushing.SIGNALLED, flushing.OF_KILL_WAIT * wait)
-
-    def _dismiss(self, nodes: Iterable[Node] | None = None) -> None:
-        """Tell the shims of these nodes (None: all, later ones included) to end."""
-        self.state.ending = True
-        for node in self.state.nodes.values() if nodes is None else nodes:
-            self.bus.send(node, finish_order(self.state.world, node))
-
-    def _swapped(self) -> bool:
-        return any(n.gone or n.companion for n in self.state.nodes.values())
-
-    # -- signals
-
-    def _catch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for signum in FORWARDED:
-            loop.add_signal_handler(signum, self._forward, signum)
-        for signum in TERMINATING:
-            loop.add_signal_handler(signum, self._terminate, signum)
-        loop.add_signal_handler(signal.SIGCONT, self.node_watch.continued)
-
-    def _forward(self, signum: int) -> None:
-        self.state.pass_on(signum)
-        self.bus.broadcast(Signal(signum))
-
-    def _terminate(self, signum: int) -> None:
-        """As srun does: pass it on; a second Ctrl-C within a second ends the step."""
-        now = time.monotonic()
-        self._interrupts = [t for t in self._interrupts if now - t < 1.0] + [now]
-        self.state.signalled = signum
-        if not self.state.nodes:
-            self.step.send_signal(signum)
-        self.bus.broadcast(Signal(signum))
-        if signum == signal.SIGINT and len(self._interrupts) > 1:
-            self.bus.broadcast(Signal(signal.SIGKILL))
-        self.state.changed.set()
 
     # -- beside the loop
 
