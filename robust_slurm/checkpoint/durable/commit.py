@@ -39,7 +39,7 @@ from .prune import prune
 _READERS = 16
 _publishing = threading.Lock()
 _seen: dict[Path, set[tuple[int, str]]] = {}  # by directory: steps and attempts there last time
-_EPOCH = re.compile(r"(.*)\.e(\d{1,15})")
+_EPOCH = re.compile(r"(.*)\.e(\d{1,15})(?:-(\d{1,18}))?")
 
 
 class Done(NamedTuple):
@@ -222,12 +222,16 @@ def _is_done(request: Request, where: Path, pinned: list[tier.PartFile]) -> bool
     if there.attempt == request.attempt:
         return list(there.parts) == pinned
     ours, theirs = _EPOCH.fullmatch(request.attempt), _EPOCH.fullmatch(there.attempt)
-    if ours and theirs and ours[1] == theirs[1] and int(ours[2]) < int(theirs[2]):
+    if ours and theirs and ours[1] == theirs[1] and _order(ours) < _order(theirs):
         raise DurableError(
             f"step {request.step} is not committed for {request.attempt}: {there.attempt}, which "
             "came later, has committed it"
         )
     return False
+
+
+def _order(attempt: re.Match[str]) -> tuple[int, int]:
+    return int(attempt[2]), int(attempt[3] or 0)  # epoch, timeline within it
 
 
 def _merged(request: Request, parts: list[Outline], where: Path) -> Merged:

@@ -76,6 +76,14 @@ class Snapshot(NamedTuple):
     same: int = -1
     """Checksum of what the ranks of ``needs`` hold alike, as this rank held it (see ``sharing``);
     -1: nothing."""
+    line: int = 0
+    """The timeline within the epoch: 0, or the number that the ranks agreed on when the user's
+    script or launcher started all of them anew within it. A later one has a higher number."""
+
+    @property
+    def attempt(self) -> str:
+        """Name of its timeline's files in the durable directory."""
+        return f"{self.job or 'nojob'}.e{self.epoch}" + (f"-{self.line}" if self.line else "")
 
 
 class Plan(NamedTuple):
@@ -183,7 +191,7 @@ def parse_header(raw: bytes | memoryview, file_size: int) -> tuple[Snapshot, Pla
             int(about["step"]), int(about["rank"]), int(about["world"]), int(about["epoch"]),
             str(about["job"]), {str(k): int(v) for k, v in about["mesh"].items()},
             tuple(map(int, about["needs"])), about["values"], tuple(entries),
-            int(about.get("same", -1)),
+            int(about.get("same", -1)), int(about.get("line", 0)),
         )  # fmt: skip
     except LayoutError:
         raise

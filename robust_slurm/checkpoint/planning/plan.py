@@ -1,7 +1,8 @@
 """Find the newest step of which every rank's snapshot has a verified source, to resume. Pure.
 
 A step counts only if each rank of the world has a copy whose digest was verified, all saved in the
-same epoch (a node that was cut off may hold a later step of a timeline that was abandoned). Each
+same epoch (a node that was cut off may hold a later step of a timeline that was abandoned), and in
+the last timeline within it that has the step. Each
 snapshot is needed on the nodes of the ranks that name it in their ``needs``; sources, best first:
 memory of that node, memory of a peer, a disk of that node, a disk of another node. A newer step in
 the durable directory wins over all of them.
@@ -183,11 +184,18 @@ def usable(
         for held in place.holdings
         if not held.ok and held.why.startswith(WITHDRAWN)
     }
+    lines: dict[tuple[int, int], int] = {}
+    for held in (held for place in places for held in place.holdings):
+        key = held.step, held.epoch
+        lines[key] = max(held.line, lines.get(key, 0))
     sets: Sets = {}
     passed: list[Passed] = []
     for place in places:
         for held in place.holdings:
             copy = Copy(place, held)
+            if held.line < lines[held.step, held.epoch]:
+                passed.append(_passed(copy, "its ranks began anew before this step"))
+                continue
             why = withdrawn.get((held.owner, held.step, held.epoch), "")
             if why := why or _fault(held, world, (place.store, held.owner, held.step) in failed):
                 passed.append(_passed(copy, why))

@@ -106,6 +106,17 @@ class Archive:
             )
         )  # fmt: skip
 
+    def give_up(self, rank: Rank, first: int, line: tuple[int, int]) -> None:
+        """Write nothing more of what the rank gave up as it began anew from step ``first`` on, and
+        drop the copies on the local disk. ``line``: epoch and timeline that begin."""
+        with self._lock:
+            lanes = [rank.persister, *self._lanes.values()]
+        for persister in lanes:
+            persister.forget("its rank began anew")
+        local = self.local(rank.enrolment.local_directory if rank.enrolment else "")
+        if local is not None:
+            local.give_up(rank.number, first, line)
+
     def flush_rank(self, rank: Rank, connection: Connection) -> None:
         """Write the newest snapshot, wait, and tell the rank; in a thread of its own."""
         latest, enrolment = rank.latest, rank.enrolment

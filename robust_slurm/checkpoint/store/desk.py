@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -22,7 +23,13 @@ from robust_slurm.checkpoint.store.events import (
     Target,
     Wanted,
 )
-from robust_slurm.checkpoint.store.ranks import Latest, Rank, read_enrolment, snapshot_path
+from robust_slurm.checkpoint.store.ranks import (
+    Enrolment,
+    Latest,
+    Rank,
+    read_enrolment,
+    snapshot_path,
+)
 from robust_slurm.checkpoint.store.reserve import free
 from robust_slurm.checkpoint.store.shelf import FETCHED, OWN, Record, Shelf
 from robust_slurm.checkpoint.transfer.pusher import Pusher
@@ -35,7 +42,7 @@ MAX_ALARMS = 100  # of one connection
 class Desk:
     """``due()``: an event of a rank is to be reported later; ``prune(oldest)``: replicas older
     than this step are no use; ``replica_slots(count)``: so many of each owner find room;
-    ``anew(first)``: see Store."""
+    ``anew(first, line)``: see Store."""
 
     def __init__(
         self,
@@ -45,7 +52,7 @@ class Desk:
         due: Callable[[], None],
         prune: Callable[[int], None],
         replica_slots: Callable[[int], None],
-        anew: Callable[[int], None],
+        anew: Callable[[int, int], None],
     ) -> None:
         self._shelf = store_shelf
         self._settings = settings
@@ -57,6 +64,7 @@ class Desk:
         self._lock = threading.RLock()
         self._placing = threading.Lock()
         self._epoch = 0
+        self._line = 0  # the newest in this epoch: see Snapshot.line
         self.awaited = Awaited(store_shelf)
         self._ranks: dict[int, Rank] = {}
         self._targets: dict[int, Target | None] = {}
@@ -76,7 +84,7 @@ class Desk:
     def begin(self, epoch: int, restore: Restore | None) -> None:
         """Then ``sweep``. Nobody has a replica to send until the next ``place``."""
         with self._lock:
-            self._epoch = epoch
+            self._epoch, self._line = epoch, 0
             self._all_here = self._settings.key is None
             self._targets = {}  # whoever runs the rank now sends its replica
             self._persist_at.clear()
@@ -140,9 +148,12 @@ class Desk:
             self._persist_at.add(step)
         for rank in self.ranks():
             rank.tell({"op": "persist_at", "step": step})  # where it has no memory, it must know
-            latest = rank.latest
-            if latest is not None and latest.step == step:
-                self.archive.persist(rank, latest)
+            with self._lock:  # so that it does not begin anew meanwhile
+                latest = rank.latest
+                due = latest is not None and latest.step == step
+                if latest is not None and due:
+                    self.archive.persist(rank, latest)
+            if due:
                 rank.held_changed()
 
     def unshare(self, ranks: Collection[int]) -> None:
@@ -203,7 +214,8 @@ class Desk:
         elif op == "skipped":
             rank.skipped(door.whole(message, "step"))
         elif op == "began":
-            self._began(rank, connection, door.whole(message, "step") + 1)
+            line = door.whole(message, "line") if "line" in message else 0
+            self._began(rank, connection, door.whole(message, "step") + 1, line)
         elif op == "resumed":
             self._emit(Resumed(connection.epoch, rank.number, door.whole(message, "step")))
         elif op == "unusable":
@@ -249,10 +261,15 @@ class Desk:
                 rank.pusher.begin(self._epoch)
             connection.rank, connection.epoch = number, enrolment.epoch
             again = rank.enrolled == self._epoch
-            anew = again and message.get("goes_on") is not True
+            goes_on = message.get("goes_on") is True
+            anew, line = again and not goes_on, 0
+            if not goes_on:
+                rank.line = 0
+                if anew or self._took_a_place(enrolment):
+                    line = max(int(time.time() * 1000), self._line + 1)
             if anew:  # somebody else (torchrun) has started all ranks anew within the epoch
                 self._everywhere = -1
-                self._anew(-1)
+                self._anew(-1, 0)
                 self.remove_unknown(number)  # it could be taken for one that is yet to come
             if again:
                 rank.restart(self._epoch, anew=anew)
@@ -274,7 +291,8 @@ class Desk:
         connection.send(
             {
                 "op": "welcome", "restore": plan, "own": own,
-                "directory": str(self._shelf.directory), "stand": self._stand, **self._every,
+                "directory": str(self._shelf.directory), "stand": self._stand, "line": line,
+                **self._every,
             }
         )  # fmt: skip
         self._place(rank)
@@ -282,13 +300,41 @@ class Desk:
             self._emit(enrolment.event)
         self.archive.warm(rank)
 
-    def _began(self, rank: Rank, connection: Connection, first: int) -> None:
-        """Forget what a rank that begins anew had saved from step ``first`` on."""
+    def _took_a_place(self, enrolment: Enrolment) -> bool:
+        """True if a rank of another number ran in its place before, in this epoch: ranks that a
+        launcher starts anew may be numbered otherwise."""
+        return any(
+            rank.number != enrolment.rank
+            and rank.enrolled == self._epoch
+            and rank.connection is None
+            and rank.enrolment is not None
+            and rank.enrolment.local == enrolment.local
+            for rank in self._ranks.values()
+        )
+
+    def _began(self, rank: Rank, connection: Connection, first: int, line: int) -> None:
+        """Forget what a rank that begins anew had saved from step ``first`` on, and what others had
+        here from then on in older timelines. ``line``: 0 if the ranks did not agree on one."""
         with self._lock:
-            if rank.connection is connection and rank.pusher.waits:
-                self._shelf.give_up(first, lambda r: (r.kind, r.owner) == (OWN, rank.number))
-                self._anew(first)
-                rank.pusher.began(first)
+            moved = line > rank.line and not rank.pusher.waits  # here it is new
+            if rank.connection is not connection or not (moved or rank.pusher.waits):
+                return
+            epoch = self._epoch
+            rank.line, self._line = line, max(self._line, line)
+            if moved:
+                self._everywhere = -1
+                rank.pusher.begin(epoch, anew=True)
+
+            def old(record: Record) -> bool:
+                before = record.epoch == epoch and record.line < line
+                return record.kind == OWN and (record.owner == rank.number or before)
+
+            self._shelf.give_up(first, old)
+            self._anew(first, line)
+            rank.pusher.began(first, line)
+        self.archive.give_up(rank, first, (epoch, line))
+        if moved:
+            self._place(rank)
 
     def _new_rank(self, number: int) -> Rank:
         settings = self._settings
@@ -311,7 +357,7 @@ class Desk:
         step = door.whole(message, "step")
         same = door.whole(message, "same") if message.get("same", -1) != -1 else -1
         path, slot, in_memory = snapshot_path(message, enrolment, self._shelf.directory)
-        self._began(rank, connection, step)  # if it has not said where it begins
+        self._began(rank, connection, step, rank.line)  # if it has not said where it begins
         record: Record | None = None
         try:
             fd, size, inode = shelf.open_snapshot(path)
@@ -321,7 +367,7 @@ class Desk:
                     record = Record(
                         path.name, step=step, world=enrolment.world, needs=enrolment.needs,
                         epoch=enrolment.epoch, size=size, inode=inode,
-                        digest=digest.take(fd, size, digest.workers(4)), same=same,
+                        digest=digest.take(fd, size, digest.workers(4)), same=same, line=rank.line,
                     )  # fmt: skip
                 # A rank that does not wait may have come round to this file during the digest.
                 torn = "" if shelf.complete(fd) else shelf.TORN
@@ -335,12 +381,11 @@ class Desk:
                         self._shelf.put(record)
                     rank.latest = latest = Latest(step, slot, path, record)
                     rank.newest = max(rank.newest, step)
-                    persist = message.get("persist") is True or step in self._persist_at
+                    if message.get("persist") is True or step in self._persist_at:
+                        self.archive.persist(rank, latest)
         except OSError as err:
             rank.tell({"op": "unkept", "step": step, "why": str(err.strerror or err)})
             return
-        if persist:
-            self.archive.persist(rank, latest)
         rank.kept(step)
         if record is not None:
             rank.pusher.kept(record)
@@ -405,10 +450,13 @@ class Desk:
                 return
             if (header.rank, header.epoch) != (rank.number, self._epoch):
                 return
+            if header.line < self._line:  # it was given up, or is on the shelf for long
+                return
             record = Record(
                 path.name, step=header.step, world=header.world, needs=header.needs,
                 epoch=header.epoch, size=size, inode=inode,
                 digest=digest.take(fd, size, digest.workers(8)), same=header.same,
+                line=header.line,
             )  # fmt: skip
             if not self._shelf.overwritten(fd, record):
                 self._shelf.put(record)

@@ -47,7 +47,8 @@ class Holding(NamedTuple):
     epoch: int = 0
     """In which it was saved: snapshots of one step belong together only if this is equal too."""
     same: int = -1
-    """See ``Snapshot.same``."""
+    line: int = 0
+    """See ``Snapshot``."""
 
 
 WITHDRAWN = "withdrawn by its rank: "

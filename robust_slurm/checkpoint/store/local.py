@@ -60,6 +60,20 @@ class LocalDisk:
             with contextlib.suppress(OSError):
                 (self.directory / f"own-{owner}-{step}.{suffix}").unlink()
 
+    def give_up(self, owner: int, first: int, line: tuple[int, int]) -> None:
+        """Remove what ``owner`` has from step ``first`` on, and what others have from then on of a
+        timeline (epoch, line) before this one: all ranks gave it up."""
+        for other, step in self._names():
+            if step >= first and (other == owner or self._older(other, step, line)):
+                self._remove(other, step)
+
+    def _older(self, owner: int, step: int, line: tuple[int, int]) -> bool:
+        try:
+            note = self._note(owner, step)
+        except (OSError, ValueError):
+            return False
+        return note.epoch == line[0] and note.line < line[1]
+
     def path(self, owner: int, step: int) -> Path:
         return self.directory / f"own-{owner}-{step}.safetensors"
 
@@ -116,7 +130,7 @@ class LocalDisk:
             why = f"cannot be read: {err}"
         return Holding(
             owner, step, note.world, note.needs, "local", file, note.size, not why, why,
-            note.epoch, note.same,
+            note.epoch, note.same, note.line,
         )  # fmt: skip
 
     def bring(self, owner: int, step: int, target: Path) -> Record:

@@ -69,8 +69,8 @@ class Persister:
         self._thread: threading.Thread | None = None
         self._stop = False
         self._local_failed = False
-        self._generation = 0  # of epochs
-        # Of this epoch, by step:
+        self._generation = 0  # of epochs, and of timelines within one
+        # Of this one, by step:
         self._written: dict[int, tuple[int, str]] = {}  # bytes, attempt
         self._commits: dict[int, list[Callable[[str], None]]] = {}  # under way: who waits for it
         self._committed: set[int] = set()
@@ -109,7 +109,7 @@ class Persister:
     def forget(self, why: str) -> None:
         """Drop writes that have not begun and commits that wait.
 
-        Nothing is reported of either, nor of a write under way: its epoch is over.
+        Nothing is reported of either, nor of a write under way: its epoch or timeline is over.
         """
         with self._change:
             jobs = list(self._jobs)
@@ -192,7 +192,7 @@ class Persister:
                 self._to_disk(job.local, fd, job.record)
         finally:
             os.close(fd)
-        attempt = f"{header.job or 'nojob'}.e{header.epoch}"
+        attempt = header.attempt
         if not job.destination.directory:
             return 0, attempt
         request: dict[str, Any] = {

@@ -33,6 +33,8 @@ class Enrolment(NamedTuple):
     local_directory: str
     every: int
     bytes: int
+    local: int = 0
+    """Number of the rank on its node."""
 
     @property
     def event(self) -> Enrolled:
@@ -63,6 +65,7 @@ def read_enrolment(message: Message) -> Enrolment:
         door.absolute(message, "local_directory"),
         door.whole(message, "every") if "every" in message else 0,
         door.whole(message, "bytes") if "bytes" in message else 0,
+        door.whole(message, "local") if "local" in message else 0,
     )  # fmt: skip
 
 
@@ -98,6 +101,8 @@ class Rank:
         self.connection: Connection | None = None
         self.enrolled = -1
         """The epoch in which it enrolled last."""
+        self.line = 0
+        """See ``Snapshot.line``."""
         self.newest = -1
         """Newest step it has saved in this epoch."""
         self.latest: Latest | None = None

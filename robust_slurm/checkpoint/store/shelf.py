@@ -35,6 +35,7 @@ class Record:
         inode: int,
         digest: list[int],
         same: int = -1,
+        line: int = 0,
     ) -> None:
         kind, owner, _ = parse_name(file)
         self.file = file
@@ -48,7 +49,8 @@ class Record:
         self.inode = inode
         self.digest = digest
         self.same = same
-        """See ``Snapshot.same``."""
+        self.line = line
+        """See ``Snapshot``."""
         self.marks: tuple[int, ...] = ()
         """Number of each chunk's content: equal ones mean equal bytes (see ``Pusher._mark``); none
         are known: ()."""
@@ -149,9 +151,10 @@ class Shelf:
         return any(record.step == step for record in self.of(owner, OWN))
 
     def source(self, owner: int, step: int) -> Record | None:
-        """A file to give to others."""
+        """A file to give to others, of the newest timeline."""
         found = [r for r in self.all() if (r.owner, r.step) == (owner, step) and not r.bad]
-        return min(found, key=lambda r: (OWN, FETCHED, REPLICA).index(r.kind), default=None)
+        kinds = (OWN, FETCHED, REPLICA)
+        return min(found, key=lambda r: (-r.epoch, -r.line, kinds.index(r.kind)), default=None)
 
     def open(self, record: Record) -> int:
         """FileNotFoundError when the file is not the one of the record any more,
@@ -242,7 +245,7 @@ class Shelf:
         return Holding(
             record.owner, record.step, record.world, record.needs,
             "replica" if record.kind == REPLICA else "memory",
-            record.file, record.size, not why, why, record.epoch, record.same,
+            record.file, record.size, not why, why, record.epoch, record.same, record.line,
         )  # fmt: skip
 
     def drop(self, unwanted: Callable[[Record], bool]) -> list[Record]:
@@ -277,7 +280,8 @@ def header_of(fd: int, record: Record) -> str:
         return str(err)
     if snapshot.rank != record.owner:
         return f"it is of rank {snapshot.rank}"
-    if (snapshot.step, snapshot.epoch) != (record.step, record.epoch):
+    found = snapshot.step, snapshot.epoch, snapshot.line
+    if found != (record.step, record.epoch, record.line):
         return f"it was overwritten by step {snapshot.step} of epoch {snapshot.epoch}"
     record.header = mark
     return ""

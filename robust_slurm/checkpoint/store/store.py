@@ -259,13 +259,13 @@ class Store:
         if self._peers is not None:
             self._peers.limit(count)
 
-    def _anew(self, first: int) -> None:
+    def _anew(self, first: int, line: int) -> None:
         """A rank begins anew within the epoch, and so do all; what is of step ``first`` or later
-        is of a time that was given up. -1: not yet known."""
+        is of a time that was given up. -1: not yet known. ``line``: see Snapshot."""
         if first >= 0:
             self._shelf.drop(lambda record: record.kind == FETCHED and record.step >= first)
         if self._peers is not None:
-            self._peers.anew(first)
+            self._peers.anew(first, line)
 
     def _on_disk(self, owner: int, step: int) -> tuple[int, Offer] | None:
         local = self._desk.archive.local()

@@ -143,6 +143,10 @@ class Moments:
             self._sample = Sample([])
         return form
 
+    def follow(self, about: Snapshot) -> None:
+        """Describe the next snapshots so."""
+        self._about, self._form = about, None
+
     def encode(self, values: dict[str, Any]) -> str:
         """JSON within a JSON string. What State gave before, by identity, is not done again."""
         parts = []

@@ -88,6 +88,11 @@ class Saver:
         self._order = Order(state)
         self._newest: Copy | None = None
 
+    def follow(self, line: int) -> None:
+        """The next snapshots are of this timeline (see ``Snapshot.line``)."""
+        self._about = self._about._replace(line=line)
+        self._moments.follow(self._about)
+
     def abandon(self, step: int, *, at_once: bool = False) -> None:
         """Steps after ``step`` are no longer this training's past.
 

@@ -47,6 +47,7 @@ class Session:
         self._said: set[str] = set()
         self._checked = False
         self._no_room = self._attempt = ""
+        self._line = 0  # see Snapshot.line
         self._look = FileLook()
         self.client: Client | None = None
         self.store: OwnStore | None = None
@@ -63,7 +64,10 @@ class Session:
         that cannot be saved."""
         if self._replay:
             return 0
-        plan = self.client.welcome.get("restore") if self.client is not None else None
+        self._follow(max(line for (line,) in meshes.gather([self._own_line()])))
+        # Ranks begin anew from disk; one that was moved to another store meanwhile would not know.
+        here = self.client is not None and not self._line
+        plan = self.client.welcome.get("restore") if self.client is not None and here else None
         in_memory = plan is not None and plan["tier"] == "memory"
         if self.client is not None and plan is not None and in_memory:
             step = from_memory(self._state, self.client, plan)
@@ -91,6 +95,7 @@ class Session:
             return
         if not self._checked:  # without resume(); not by a collective here: one rank may save alone
             self._checked = True
+            self._follow(self._own_line())
             self._unshare()
             if self.saver is not None and self.client is not None and step > 0:
                 if any(int(each["step"]) >= step for each in self.client.welcome.get("own", ())):
@@ -115,7 +120,16 @@ class Session:
     def _began(self, step: int) -> None:
         """Whoever has saved a later step in this epoch has given it up."""
         if self.client is not None:
-            self.client.say("began", step=step)
+            self.client.say("began", step=step, line=self._line)
+
+    def _own_line(self) -> int:
+        """Number of the timeline that begins, by this rank's store alone."""
+        return int(self.client.welcome.get("line", 0)) if self.client is not None else 0
+
+    def _follow(self, line: int) -> None:
+        self._line = line
+        if self.saver is not None and line:
+            self.saver.follow(line)
 
     def _stand(self, step: int) -> None:
         """Wait until robust-srun has compared this step with what other nodes computed, if it was
@@ -198,9 +212,10 @@ class Session:
                 )
             return
         about = Snapshot(
-            0, world.rank, world.size, epoch, self._job(not socket), self.mesh, needs, None, ()
-        )
-        self._attempt = f"{about.job}.e{epoch}"
+            0, world.rank, world.size, epoch, self._job(not socket), self.mesh, needs, None, (),
+            line=self._line,
+        )  # fmt: skip
+        self._attempt = about.attempt
         try:
             if not socket:
                 self.store = self.store or OwnStore(self.say)

@@ -92,11 +92,12 @@ class Pusher:
         with self._change:
             return self._waits
 
-    def began(self, first: int) -> None:
-        """The rank gave up what it had saved from step ``first`` on; the shelf has it no more."""
+    def began(self, first: int, line: int) -> None:
+        """The rank gave up what it had saved from step ``first`` on; the shelf has it no more.
+        ``line``: see ``Snapshot``; 0 if there is no number."""
         with self._change:
             self._waits, self._first = False, first
-            self._turn += 1
+            self._turn = line or self._turn + 1
             self._change.notify_all()
 
     def place(self, target: Target | None) -> None:

@@ -94,8 +94,9 @@ class PeerServer:
                 pair.lock.release()
         self._shelf.drop(lambda record: record.kind == REPLICA and unwanted(record))
 
-    def anew(self, first: int) -> None:
-        """See Store. Replicas whose owner has said that it begins anew are kept."""
+    def anew(self, first: int, line: int) -> None:
+        """See Store. Replicas whose owner has said that it begins anew are kept, unless they are of
+        an older timeline."""
         with self._lock:
             if first < 0:
                 self._fresh.clear()
@@ -104,8 +105,13 @@ class PeerServer:
             for owner, pair in self._pairs.items():
                 if owner not in self._fresh and pair.channel is not None:
                     pair.channel.close()
-            fresh = self._fresh
-            self._shelf.give_up(first, lambda r: r.kind == REPLICA and r.owner not in fresh)
+            fresh, epoch = self._fresh, self._epoch
+
+            def old(record: Record) -> bool:
+                before = record.epoch == epoch and record.line < line
+                return record.kind == REPLICA and (record.owner not in fresh or before)
+
+            self._shelf.give_up(first, old)
 
     def limit(self, slots: int) -> None:
         """Keep no more than so many replicas of an owner; files beyond are removed."""

@@ -45,7 +45,8 @@ class Offer(NamedTuple):
     size: int
     digest: list[int]
     same: int = -1
-    """See ``Snapshot.same``."""
+    line: int = 0
+    """See ``Snapshot``."""
     marks: tuple[int, ...] = ()
     """See ``Record.marks``."""
 
@@ -55,28 +56,30 @@ class Offer(NamedTuple):
     @classmethod
     def read(cls, message: Message) -> Offer:
         """Raises BrokenError for one that contradicts itself."""
-        owner, step, world, epoch, size, same = numbers(
-            message, "owner", "step", "world", "epoch", "size", "same"
+        owner, step, world, epoch, size, same, line = numbers(
+            message, "owner", "step", "world", "epoch", "size", "same", "line"
         )
         crcs = number_list(message, "digest", MAX_NEEDS, 1 << 32)
         needs = number_list(message, "needs", MAX_NEEDS, 1 << 31)
         marks = number_list(message, "marks", MAX_NEEDS, 1 << MARK)
         if size <= 8 or len(crcs) != digest.count(size) or len(marks) not in (0, len(crcs)):
             raise BrokenError(f"an offer of {size} bytes with {len(crcs)} digests")
-        return cls(owner, step, world, tuple(needs), epoch, size, crcs, same - 1, tuple(marks))
+        return cls(
+            owner, step, world, tuple(needs), epoch, size, crcs, same - 1, line, tuple(marks)
+        )
 
     @classmethod
     def of(cls, record: Record) -> Offer:
         return cls(
             record.owner, record.step, record.world, record.needs, record.epoch, record.size,
-            record.digest, record.same, record.marks,
+            record.digest, record.same, record.line, record.marks,
         )  # fmt: skip
 
     def record(self, file: str, inode: int) -> Record:
         """Of the file in which it is now complete."""
         record = Record(
             file, step=self.step, world=self.world, needs=self.needs, epoch=self.epoch,
-            size=self.size, inode=inode, digest=self.digest, same=self.same,
+            size=self.size, inode=inode, digest=self.digest, same=self.same, line=self.line,
         )  # fmt: skip
         record.marks = self.marks
         return record

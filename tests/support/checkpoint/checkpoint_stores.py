@@ -30,14 +30,17 @@ def write_snapshot(
     epoch: int = 0,
     world: int = 4,
     frozen: bytes = b"",
+    line: int = 0,
 ) -> bytes:
     """As a rank does it: torn first, the header's length last. Returns the content. ``frozen``: the
-    end of the data."""
+    end of the data; ``line``: see ``Snapshot.line``."""
     entry = Entry("t", "U8", (size,), "t", (size,), (0,), "private")
-    about = Snapshot(step, rank, world, epoch, "job7", {}, (rank,), {"step": step}, (entry,))
+    about = Snapshot(
+        step, rank, world, epoch, "job7", {}, (rank,), {"step": step}, (entry,), line=line
+    )
     header = encode_header(about)
     plan = lay_out([entry], len(header))
-    block = bytes((step * 7 + rank * 3 + i * i) % 251 for i in range(4096))
+    block = bytes((step * 7 + rank * 3 + line + i * i) % 251 for i in range(4096))
     data = (block * (size // len(block) + 1))[: size - len(frozen)] + frozen
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     with open(fd, "r+b", buffering=0) as file:
@@ -57,8 +60,8 @@ class FakeRank:
     """Speaks the rank's side of the protocol over a real socket."""
 
     def __init__(self, store: Store, rank: int, *, epoch: int = 0, world: int = 4, **more: Any):
-        self.rank = rank
-        self.epoch = epoch
+        self.rank, self.epoch, self.world = rank, epoch, world
+        self.line = 0
         self.messages: list[dict[str, Any]] = []
         self.ended = threading.Event()
         self.directory = store.socket_path.parent
@@ -106,10 +109,22 @@ class FakeRank:
     ) -> bytes:
         slot = step % 3 if slot is None else slot
         name = f"own-{self.rank}-{slot}.safetensors"
-        path, epoch = self.directory / name, self.epoch
-        data = write_snapshot(path, self.rank, step, size=size, epoch=epoch, frozen=frozen)
+        data = write_snapshot(
+            self.directory / name, self.rank, step, size=size, epoch=self.epoch, frozen=frozen,
+            world=self.world, line=self.line,
+        )  # fmt: skip
         self.say(op="saved", step=step, slot=slot, file=name, copy_s=0.1, blocked_s=0.01, **more)
         return data
+
+    def begin(self, step: int, line: int = 0) -> None:
+        """As a rank does it that resumes this step: its later snapshots are made invalid first."""
+        for own in self.wait("welcome")["own"]:
+            if own["step"] > step:
+                path = self.directory / f"own-{self.rank}-{own['slot']}.safetensors"
+                with path.open("r+b") as file:
+                    file.write(bytes(8))
+        self.line = line
+        self.say(op="began", step=step, line=line)
 
     def die(self) -> None:
         self._sock.shutdown(socket.SHUT_RDWR)

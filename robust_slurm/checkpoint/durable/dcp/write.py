@@ -118,7 +118,8 @@ class _Mapped:
     def check_unchanged(self) -> None:
         """Raises DurableError if the file was given another snapshot meanwhile."""
         try:
-            same = self._header()[0][:5] == self.snapshot[:5]
+            now = self._header()[0]
+            same = (now[:5], now.line) == (self.snapshot[:5], self.snapshot.line)
         except (OSError, LayoutError):
             same = False
         if not same:

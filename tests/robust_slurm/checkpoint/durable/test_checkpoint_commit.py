@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,16 @@ def test_another_attempt_replaces_a_committed_step(tier: Path) -> None:
         save(tier, 5, "77.e0", fill=1.0)
     save(tier, 5, "99.e0", fill=3.0)  # another job
     assert listed(tier) == [5]
+
+
+def test_a_commit_of_a_timeline_that_is_over_replaces_no_later_one(tier: Path) -> None:
+    order = ["77.e0", "77.e0-5", "77.e0-17", "77.e1", "77.e1-3"]
+    for older, newer in pairwise(order):
+        save(tier, 5, older)
+        save(tier, 5, newer)
+        with pytest.raises(DurableError, match=f"not committed for {older}: {newer}, which"):
+            save(tier, 5, older)
+        assert durable.read_manifest(durable.step_dir(tier, 5)).attempt == newer
 
 
 def test_two_attempts_at_once_leave_one_good_step(tmp_path: Path, tier: Path) -> None:

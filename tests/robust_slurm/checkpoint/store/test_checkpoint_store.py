@@ -42,7 +42,7 @@ def test_enrolling_is_answered_and_reported(alone: tuple[Store, Events]) -> None
     welcome = rank.wait("welcome")
     assert welcome == {
         "op": "welcome", "restore": None, "own": [], "directory": str(store.socket_path.parent),
-        "every": 1, "first": 0, "stand": -1,
+        "every": 1, "first": 0, "stand": -1, "line": 0,
     }  # fmt: skip
     assert events.wait(Enrolled) == Enrolled(
         0, 2, 4, {"dp": 2, "pp": 2}, (0, 2), "/ckpt", 10, 5

@@ -32,16 +32,6 @@ def _anew(store: Store, old: FakeRank) -> FakeRank:
     return rank
 
 
-def _begin(rank: FakeRank, step: int) -> None:
-    """As a rank does it that resumes this step: its later snapshots are made invalid first."""
-    for own in rank.wait("welcome")["own"]:
-        if own["step"] > step:
-            path = rank.directory / f"own-{rank.rank}-{own['slot']}.safetensors"
-            with path.open("r+b") as file:
-                file.write(bytes(8))
-    rank.say(op="began", step=step)
-
-
 def _resume(*all_stores: Store) -> int:
     seats = {n: Seat(f"s{n}", f"n{n}") for n in range(2)}
     places = [
@@ -62,7 +52,7 @@ def test_nothing_that_was_given_up_is_sent_counted_or_resumed(tmp_path: Path) ->
         ranks = [_anew(store, rank) for store, rank in zip((a, b), ranks, strict=True)]
         assert _resume(a, b) == 100  # until it is known where they begin
         for rank in ranks:
-            _begin(rank, 50)
+            rank.begin(50)
         until(lambda: _resume(a, b) == 50, "50")
         for rank in ranks:
             _save(rank, 51)
@@ -85,7 +75,7 @@ def test_two_times_are_never_combined_though_the_peers_do_not_reach_each_other(
         proxy.close()
         ranks = [_anew(store, rank) for store, rank in zip((a, b), ranks, strict=True)]
         for rank in ranks:
-            _begin(rank, 0)
+            rank.begin(0)
         _save(ranks[0], 98, 99, 100, answer="alone")
         _save(ranks[1], 98, 99, answer="alone")
         assert replicas(a) == []
