@@ -47,6 +47,8 @@ PROGRESS = re.compile(
     r"|(\d{1,9})/\d+ \[\d+:\d\d",
     re.I,
 )
+PROMPT = re.compile(rf"\s*(?:\([\w.-]+\) )?\[?[\w.-]+@({HOST})[: ][^#$%]*[#$%]( |$)")
+KERNEL = re.compile(r"NVRM: |mlx\d_core|\[Hardware Error\]|device handle for GPU")
 NO_HOSTS = frozenset({"localhost", "127.0.0.1", "0.0.0.0"})
 
 
@@ -164,8 +166,13 @@ def _with_nodes(lines: list[Line]) -> list[Line]:
     """Give lines the node of their rank or task, where another line names both."""
     ranks: dict[int, str] = {}
     tasks: dict[int, str] = {}
-    host = ""
+    host = shell = ""
+    shells: dict[int, str] = {}  # lines of the kernel's log, read at this host's prompt
     for line in lines:
+        if prompt := PROMPT.match(line.text):
+            shell = prompt[1]
+        elif shell and not line.node and KERNEL.search(line.raw):
+            shells[line.number] = shell
         if line.node and line.task is not None:
             tasks.setdefault(line.task, line.node)
         if line.node and (m := NCCL_RANK.search(line.text)):
@@ -179,7 +186,14 @@ def _with_nodes(lines: list[Line]) -> list[Line]:
     for line in lines:
         if line.node and line.rank is not None and line.task is None:
             ranks.setdefault(line.rank, line.node)
-    return [line if line.node else _placed(line, ranks, tasks) for line in lines]
+    return [
+        line
+        if line.node
+        else replace(line, node=shells[line.number])
+        if line.number in shells
+        else _placed(line, ranks, tasks)
+        for line in lines
+    ]
 
 
 def _placed(line: Line, ranks: dict[int, str], tasks: dict[int, str]) -> Line:

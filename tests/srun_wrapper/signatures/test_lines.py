@@ -60,6 +60,14 @@ def test_nodes_of_ranks_come_from_nccl_srun_and_torchruns_table() -> None:
     assert (found["A"], found["B"], found["C"]) == ("n1", "n2", "n3")
 
 
+def test_a_kernel_log_read_at_a_prompt_is_that_hosts() -> None:
+    log = (
+        "[u@login ~]$ cat slurm.out\nKeyError: 'x'\nroot@node1:~# dmesg -T | grep NVRM\n"
+        "[Fri Apr  5 21:29:39 2024] NVRM: Xid (PCI:0000:a1:00): 79, GPU has fallen off the bus."
+    )
+    assert [line.node for line in read_lines(log)] == ["", "", "", "node1"]
+
+
 def test_pdsh_labels_are_hosts_but_words_are_not() -> None:
     log = "\n".join(["gpu-017: x"] * 3 + ["gpu0: y"] * 3)
     assert {(line.node, line.text) for line in read_lines(log)} == {
