@@ -98,6 +98,12 @@ def test_memory_of_another_process_is_not_the_users() -> None:
     assert judge(text.replace("1.17 GiB", "77.9 GiB")).blame == "user"
 
 
+@pytest.mark.parametrize("case", (DATA / "layers.txt").read_text().splitlines())
+def test_the_layer_of_a_single_line(case: str) -> None:
+    layer, line = case.split("|", 1)
+    assert judge(f"step 1\n{line}").layer == layer
+
+
 @pytest.mark.parametrize("half", ["seen", "held_apart"])
 def test_the_corpus(half: str) -> None:
     totals: Totals = score(DATA / half)
