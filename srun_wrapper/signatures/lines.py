@@ -15,6 +15,10 @@ MPI = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?|\[\d+,(\d+)\]\[[^\]]*\] ")
 PLACE = re.compile(rf"\(({HOST})\) |\(\w+ pid=\d+(?:, ip=({HOST}))?\) ")
 NCCL = re.compile(rf"\[?({HOST}):(\d+)(?: ?:\d+)?:(\d+)\]? (?:\[(\d+)\] ?)?")
 MPI_HOST = re.compile(rf"\[({HOST}):\d{{2,}}\] ")
+LEVEL = re.compile(
+    r"\[?(?:ERROR|CRITICAL)\]?:? +(?:\d\d-\d\d [\d:]{8} )?(?:\[[\w./-]+:\d+\] )?"
+    r"|\| ?ERROR +\| [^|]{0,120}? - "
+)
 PDSH = re.compile(r"([A-Za-z][\w.-]*[\d-][\w.-]*): ")
 SYSLOG = re.compile(
     rf"(?:<\d+>)?([A-Z][a-z]{{2}} +\d+ \d\d:\d\d:\d\d)(?:\.\d+)? ({HOST}) "
@@ -118,6 +122,8 @@ def _peel(line: Line, hosts: frozenset[str]) -> Line:
     if (m := SYSLOG.match(text)) or (m := ISO_SYSLOG.match(text)):
         return replace(line, text=text[m.end() :], node=m[2])
     if m := (DMESG.match(text) or FULL.match(text)):
+        return replace(line, text=text[m.end() :])
+    if m := LEVEL.match(text):
         return replace(line, text=text[m.end() :])
     if (m := NCCL.match(text)) and not m[1].isdigit():
         return replace(line, text=text[m.end() :], node=m[1])

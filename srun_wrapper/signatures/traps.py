@@ -11,6 +11,7 @@ from srun_wrapper.signatures.lines import Line
 
 BEFORE_S = 120.0  # an error this long before a preemption has nothing to do with it
 PRECISE = 60
+VAGUE_ENDS = frozenset({"ib", "tcp", "sdc_nan"})  # they end a training from weight 40 on
 WORK = re.compile(r"SeqNum=(\d+), OpType=(\w+)(?:, NumelIn=(\d+))?")
 GROUP = re.compile(r"\[PG (?:ID )?(\S+(?: PG GUID \S+)?)(?: \([^)]*\))? Rank \d+\]")
 PAIRED = frozenset({"SEND", "RECV", "COALESCED", "P2P", "GATHER", "SCATTER", "ALLTOALL"})
@@ -46,7 +47,11 @@ def time_limit(hits: Sequence[Hit]) -> Hit | None:
         for hit in hits
         if hit.number < found.number
         and hit.signature.id != "time-limit"
-        and (hit.weight >= 40 or hit.signature.id == "watchdog-timeout")
+        and (
+            hit.weight >= PRECISE
+            or (hit.weight >= 40 and hit.signature.layer in VAGUE_ENDS)
+            or hit.signature.id == "watchdog-timeout"
+        )
     ]
     return None if before else found
 

@@ -112,3 +112,15 @@ def test_the_corpus(half: str) -> None:
     assert totals.share("blame_right") >= 0.95, errors
     assert totals.share("layer_right") >= 0.93, errors
     assert totals.share("first_right") >= 0.93, errors
+
+
+def test_noise_at_the_start_does_not_hide_the_cause() -> None:
+    verdict = judge(
+        "slurm_script: line 12: module: command not found\n"
+        "slurmstepd: error: couldn't chdir to `/root/x': No such file or directory: going to /tmp\n"
+        "'(ReadTimeoutError(\"HTTPSConnectionPool(host='huggingface.co', port=443)' thrown\n"
+        'Traceback (most recent call last):\n  File "/home/u/x.py", line 3, in f\n'
+        '    raise ValueError(f"batch is not divisible by {n}")\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    )
+    assert verdict.layer == "gpu_oom"
