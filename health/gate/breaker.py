@@ -148,7 +148,7 @@ def allowed(
     return Decision(True, "")
 
 
-def may_stand(standing: Iterable[Drain], limits: Limits, fleet_size: int, own: Drain) -> Decision:
+def may_stand(standing: Collection[Drain], limits: Limits, fleet_size: int, own: Drain) -> Decision:
     """Decide whether one more node may stand drained beside those that do now.
 
     The window alone would let all nodes be out after some hours. Users' leftovers, hard evidence
@@ -159,13 +159,23 @@ def may_stand(standing: Iterable[Drain], limits: Limits, fleet_size: int, own: D
     kind = _kind(own.cause)
     nodes = {d.node for d in standing if d.node != own.node and _kind(d.cause) == kind}
     most = standing_limit(limits, fleet_size, own.cause)
+    why = _of(kind)
     if len(nodes) < most:
-        return Decision(True, "")
+        nodes = {d.node for d in standing if d.node != own.node}
+        most, why = max(most, _whole_limit(limits, fleet_size)), " for all causes together"
+        if len(nodes) < most:
+            return Decision(True, "")
     return Decision(
         False,
-        f"{_others(nodes, 'stands', 'stand')} drained automatically{_of(kind)}, the limit is "
+        f"{_others(nodes, 'stands', 'stand')} drained automatically{why}, the limit is "
         f"{most} of {fleet_size}",
     )
+
+
+def _whole_limit(limits: Limits, fleet_size: int) -> int:
+    """The limit for all causes together: their shares, and in a small fleet never the whole."""
+    percent = min(2 * limits.standing_percent + limits.hard_standing_percent, 100.0)
+    return max(min(FLOOR[True], fleet_size - 1), int(fleet_size * percent / 100))
 
 
 def _others(nodes: Collection[str], one: str = "was", more: str = "were") -> str:

@@ -69,7 +69,7 @@ def test_a_false_one_is_cleared_with_a_strike(site: GateLab) -> None:
     assert site.node("n1") == FREE
     (event,) = of(site, "n1", job, "accusation")
     assert event.data["result"] == "cleared" and event.data["check"] == "hang"
-    assert event.data["said"] == ["rank 3 [31m stands still"]
+    assert event.data["said"] == ["rank 3 ?[31m stands still"]
     assert "1 tests of [accusations] were run" in event.data["why"]
     (strike,) = of(site, "n1", job, "strike")
     assert strike.data["uid"] == site.lab.uid

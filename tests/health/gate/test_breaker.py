@@ -171,6 +171,16 @@ def test_how_many_may_stand(fleet: int, cause: str, most: int) -> None:
     assert may_stand(there, limits, 0, own).allowed, "of a fleet that nobody can count"
 
 
+def test_different_causes_never_take_the_whole_of_a_small_fleet() -> None:
+    limits = Limits(5, 10.0, 3600.0, 2)
+    there = [Drain(0.0, f"n{i}", 0, cause) for i, cause in enumerate((USER, TOOL, HARD_CAUSE))]
+    refused = may_stand(there, limits, 4, Drain(0.0, "n3", 0, USER))
+    assert refused.why == (
+        "3 other nodes stand drained automatically for all causes together, the limit is 3 of 4"
+    )
+    assert may_stand(there, limits, 8, Drain(0.0, "n3", 0, USER)).allowed
+
+
 @given(
     st.integers(1, 60),
     st.lists(

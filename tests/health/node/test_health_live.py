@@ -232,7 +232,7 @@ def _hangs(fd: int, path: str, write: bool) -> None:
 
 
 def test_a_probe_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(probe, "_look", _hangs)
+    monkeypatch.setattr(probe, "_probe", _hangs)
     begin = time.monotonic()
     with pytest.raises(TimeoutError, match=r"within 3 s, state S"):
         probe.probe(str(tmp_path), False, 3.0)
@@ -250,7 +250,7 @@ def test_a_probe_that_is_left_behind_is_not_repeated(
         return False
 
     with monkeypatch.context() as held:
-        held.setattr(probe, "_look", _hangs)
+        held.setattr(probe, "_probe", _hangs)
         held.setattr(child.Child, "stop", stop)
         with pytest.raises(TimeoutError):
             probe.probe("/tmp", False, 0.5, stuck)

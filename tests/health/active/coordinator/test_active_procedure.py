@@ -279,7 +279,7 @@ def test_who_has_a_loopback_address_does_not_listen() -> None:
 
     async def body() -> None:
         async with fleet({"n1": listens("n1"), "n2": listens("n2")}) as session:
-            place = session._places["n2", 0]
+            place = session._slots["n2", 0]
             assert place.about
             place.about = place.about._replace(host="10.0.0.2")
             until = asyncio.get_running_loop().time() + 5
