@@ -31,10 +31,11 @@ from srun_wrapper.command.step_request import StepRequest, effective
 from srun_wrapper.command.steps import Launch, step_name
 from srun_wrapper.command.torchrun import numbers_nodes
 from srun_wrapper.recover.resubmit import SCRIPT_WORDS, SIZE
-from srun_wrapper.supervisor import job_log, topology
+from srun_wrapper.supervisor import topology
 from srun_wrapper.supervisor.app import Supervisor
-from srun_wrapper.supervisor.report import flush, say
-from srun_wrapper.supervisor.signals import FORWARDED, TERMINATING
+from srun_wrapper.supervisor.reporting import job_log
+from srun_wrapper.supervisor.reporting.report import flush, say
+from srun_wrapper.supervisor.step.signals import FORWARDED, TERMINATING
 
 BAD_INPUT = 2
 OUTPUT_VARIABLES = {

@@ -21,8 +21,8 @@ from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.decide.diagnose import Diagnosis
 from srun_wrapper.recover.machine_tests import SLOW
 from srun_wrapper.supervisor.aside import aside
-from srun_wrapper.supervisor.journal import Journal
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.journal import Journal
+from srun_wrapper.supervisor.reporting.report import say
 from srun_wrapper.supervisor.state import JobState
 
 WRITE = 5.0  # s for the shared file system to take marks

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from robust_slurm.checkpoint.durable import tier
 from robust_slurm.checkpoint.planning import plan as planner
 from srun_wrapper.supervisor.aside import aside
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.report import say
 
 
 async def committed(directory: str, limit: float) -> list[tier.Committed]:

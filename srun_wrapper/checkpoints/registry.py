@@ -24,9 +24,9 @@ from srun_wrapper.protocol.checkpoint_messages import (
 )
 from srun_wrapper.protocol.messages import Message
 from srun_wrapper.supervisor.bus import Bus
-from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.model import Node
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.journal import Journal
+from srun_wrapper.supervisor.reporting.report import say
 from srun_wrapper.supervisor.state import JobState
 
 PARTIAL = 30.0  # s for the other ranks to enrol when one has saved a step

@@ -12,9 +12,9 @@ from robust_slurm.checkpoint.store.events import Target
 from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.protocol.checkpoint_messages import MakeRoom, Place
 from srun_wrapper.supervisor.bus import Bus
-from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.model import AgentKey, Node
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.journal import Journal
+from srun_wrapper.supervisor.reporting.report import say
 from srun_wrapper.supervisor.state import JobState
 
 

@@ -15,9 +15,9 @@ from srun_wrapper.checkpoints.late_arrivals import LateArrivals
 from srun_wrapper.checkpoints.on_disk import committed, only, replaced
 from srun_wrapper.checkpoints.stores import Copy, Stores
 from srun_wrapper.supervisor.aside import aside
-from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.model import Node
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.journal import Journal
+from srun_wrapper.supervisor.reporting.report import say
 from srun_wrapper.supervisor.state import JobState
 
 ANNOUNCE = 10.0  # s for the stores of a node that has come to say where they are

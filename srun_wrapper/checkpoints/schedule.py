@@ -10,8 +10,8 @@ from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.checkpoints.watermark import Watermark
 from srun_wrapper.protocol.checkpoint_messages import Complete, PersistAt, Saved, SaveEvery
 from srun_wrapper.supervisor.bus import Bus
-from srun_wrapper.supervisor.journal import Journal
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.journal import Journal
+from srun_wrapper.supervisor.reporting.report import say
 from srun_wrapper.supervisor.state import JobState
 
 AHEAD = 2.0  # s between ordering a durable checkpoint and its step; at least 4 intervals

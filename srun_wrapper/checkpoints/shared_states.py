@@ -8,7 +8,7 @@ from srun_wrapper.checkpoints.certificates import Certificates
 from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.protocol.checkpoint_messages import Saved, Unshare
 from srun_wrapper.supervisor.bus import Bus
-from srun_wrapper.supervisor.journal import Journal
+from srun_wrapper.supervisor.reporting.journal import Journal
 
 
 class SharedStates:

@@ -20,8 +20,8 @@ from srun_wrapper.protocol.checkpoint_messages import (
 )
 from srun_wrapper.protocol.messages import Message
 from srun_wrapper.supervisor.bus import Address, Bus
-from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.model import Node
+from srun_wrapper.supervisor.reporting.journal import Journal
 from srun_wrapper.supervisor.state import JobState
 
 STOCK = 20.0  # s for a store to answer, and for every

@@ -22,7 +22,7 @@ from robust_slurm.slurm.values import fold
 from srun_wrapper.command.layout import StepPlan, lay_out, plan_step
 from srun_wrapper.command.srun_options import UsageError
 from srun_wrapper.command.step_request import StepRequest
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.report import say
 
 ENDING = 20.0  # s for the srun of a robust-srun that was killed
 OURS, SRUN = "robust-srun", "srun"

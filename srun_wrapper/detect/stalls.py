@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from robust_slurm.slurm.values import fold
 from srun_wrapper.supervisor.model import Node
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.report import say
 from srun_wrapper.supervisor.state import JobState
 
 SETTLE = 1.5  # s for other nodes to report the same

@@ -11,7 +11,7 @@ from srun_wrapper.recover.reports import Reports
 from srun_wrapper.recover.requeue import put_back
 from srun_wrapper.recover.slurm_wait import Controller
 from srun_wrapper.supervisor.aside import aside
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.report import say
 from srun_wrapper.supervisor.state import JobState
 
 CLAIM = 10.0  # s for the state directory to answer before a requeue

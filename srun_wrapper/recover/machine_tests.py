@@ -23,9 +23,9 @@ from srun_wrapper.decide.diagnose import Diagnosis, Symptom, last_error
 from srun_wrapper.protocol.messages import RunTests, WorkerEnded
 from srun_wrapper.supervisor.bus import Bus
 from srun_wrapper.supervisor.facts import JobFacts
-from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.model import Node, Role
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.journal import Journal
+from srun_wrapper.supervisor.reporting.report import say
 from srun_wrapper.supervisor.state import JobState
 from srun_wrapper.supervisor.topology import Topology
 

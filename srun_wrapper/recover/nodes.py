@@ -17,8 +17,8 @@ from srun_wrapper.recover.standby.asking import StandbyRequests
 from srun_wrapper.recover.standby.nodes import StandbyNodes
 from srun_wrapper.recover.standby.prerequest import Prerequest
 from srun_wrapper.recover.standby.request import Requester
-from srun_wrapper.supervisor.journal import Journal
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.journal import Journal
+from srun_wrapper.supervisor.reporting.report import say
 from srun_wrapper.supervisor.state import JobState
 from srun_wrapper.supervisor.topology import Topology
 

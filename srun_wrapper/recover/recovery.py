@@ -21,10 +21,10 @@ from srun_wrapper.recover.nodes import NodeParts
 from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
 from srun_wrapper.recover.stopping import Stopping
-from srun_wrapper.supervisor import job_log
-from srun_wrapper.supervisor.journal import Journal
-from srun_wrapper.supervisor.phase import Phase
-from srun_wrapper.supervisor.report import put, say
+from srun_wrapper.supervisor.reporting import job_log
+from srun_wrapper.supervisor.reporting.journal import Journal
+from srun_wrapper.supervisor.reporting.phase import Phase
+from srun_wrapper.supervisor.reporting.report import put, say
 from srun_wrapper.supervisor.state import JobState
 
 STEADY = 3600.0  # s: an epoch that ran this long was progress, whatever it reported

@@ -9,8 +9,8 @@ from srun_wrapper.protocol.messages import Finish, Stop
 from srun_wrapper.recover.reports import Reports
 from srun_wrapper.recover.slurm_wait import Controller
 from srun_wrapper.recover.standby.asking import StandbyRequests
-from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.model import AgentKey, Role
+from srun_wrapper.supervisor.reporting.journal import Journal
 from srun_wrapper.supervisor.state import JobState
 
 

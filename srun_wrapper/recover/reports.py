@@ -10,7 +10,7 @@ from srun_wrapper.decide.exclusions import Bad, Strength, remembered
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.recover.standby.request import Barred
 from srun_wrapper.supervisor.model import AgentKey, Node
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.report import say
 from srun_wrapper.supervisor.state import JobState
 
 

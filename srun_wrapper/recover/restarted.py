@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from srun_wrapper.decide.incident import Incident
-from srun_wrapper.supervisor.phase import Phase
+from srun_wrapper.supervisor.reporting.phase import Phase
 from srun_wrapper.supervisor.state import JobState
 
 LIVED = 10.0  # s that ranks without steps live at least before they count as recovered

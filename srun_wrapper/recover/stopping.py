@@ -11,7 +11,7 @@ from srun_wrapper.detect.stalls import Stalls
 from srun_wrapper.protocol.messages import Stop
 from srun_wrapper.supervisor.bus import Bus
 from srun_wrapper.supervisor.model import Node, Role
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.report import say
 from srun_wrapper.supervisor.state import JobState
 
 

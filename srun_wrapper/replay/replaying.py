@@ -19,7 +19,7 @@ from srun_wrapper.replay.orders import Shape, shape
 from srun_wrapper.replay.outcome import read
 from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
 from srun_wrapper.supervisor.model import Role
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.report import say
 from srun_wrapper.supervisor.state import JobState
 from srun_wrapper.supervisor.topology import Topology
 

@@ -14,9 +14,9 @@ from srun_wrapper.replay.orders import Shape, replay_orders
 from srun_wrapper.replay.outcome import Outcome, compare, look
 from srun_wrapper.supervisor.bus import Bus
 from srun_wrapper.supervisor.facts import JobFacts
-from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.model import Rank
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.journal import Journal
+from srun_wrapper.supervisor.reporting.report import say
 from srun_wrapper.supervisor.state import JobState
 
 TICK = 0.2  # s between looks at the groups

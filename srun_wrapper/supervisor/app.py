@@ -39,17 +39,17 @@ from srun_wrapper.recover.standby.request import Requester
 from srun_wrapper.recover.stopping import Stopping
 from srun_wrapper.replay.replaying import Replay
 from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
-from srun_wrapper.supervisor.ending import Ending
 from srun_wrapper.supervisor.epoch import Begun, Epochs
 from srun_wrapper.supervisor.facts import JobFacts
 from srun_wrapper.supervisor.inbox import Inbox
-from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.life import Finishing, FirstWorld, Life
-from srun_wrapper.supervisor.phase import Phase
-from srun_wrapper.supervisor.real_step import RealStep
-from srun_wrapper.supervisor.report import Account, roster, say
-from srun_wrapper.supervisor.signals import Signals
+from srun_wrapper.supervisor.reporting.journal import Journal
+from srun_wrapper.supervisor.reporting.phase import Phase
+from srun_wrapper.supervisor.reporting.report import Account, roster, say
 from srun_wrapper.supervisor.state import ENDING, JobState
+from srun_wrapper.supervisor.step.ending import Ending
+from srun_wrapper.supervisor.step.real_step import RealStep
+from srun_wrapper.supervisor.step.signals import Signals
 from srun_wrapper.supervisor.topology import Topology
 
 NOTHING_RAN = 1.0  # s for shims to end that have had no rank; others may not even have started

@@ -32,8 +32,8 @@ from srun_wrapper.protocol.messages import (
     WorkerEnded,
 )
 from srun_wrapper.protocol.server import Connection
-from srun_wrapper.supervisor import job_log
 from srun_wrapper.supervisor.model import Node, Rank, Role
+from srun_wrapper.supervisor.reporting import job_log
 from srun_wrapper.supervisor.state import ENDING, JobState
 
 _log = logging.getLogger("robust-srun.nodes")

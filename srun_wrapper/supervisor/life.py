@@ -17,13 +17,13 @@ from srun_wrapper.decide import ladder
 from srun_wrapper.recover.recovery import End, Recovery
 from srun_wrapper.recover.replace import Replacement
 from srun_wrapper.supervisor.aside import aside
-from srun_wrapper.supervisor.ending import Ending
 from srun_wrapper.supervisor.model import Node, Role, first_places
-from srun_wrapper.supervisor.orders import finish_order
-from srun_wrapper.supervisor.phase import Phase
-from srun_wrapper.supervisor.real_step import RealStep
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.phase import Phase
+from srun_wrapper.supervisor.reporting.report import say
 from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.supervisor.step.ending import Ending
+from srun_wrapper.supervisor.step.orders import finish_order
+from srun_wrapper.supervisor.step.real_step import RealStep
 from srun_wrapper.supervisor.topology import Topology
 
 BAD_SIZE = 2  # exit code, as for other bad input

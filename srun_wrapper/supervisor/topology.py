@@ -17,9 +17,9 @@ from srun_wrapper.command.srun_options import UsageError
 from srun_wrapper.command.steps import Launch
 from srun_wrapper.command.torchrun import sorts_nodes, starts_ranks
 from srun_wrapper.supervisor.aside import aside
-from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.model import Node
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.journal import Journal
+from srun_wrapper.supervisor.reporting.report import say
 from srun_wrapper.supervisor.state import JobState
 from standby.placement.choose import UNKNOWN, choose
 from standby.placement.place import order

@@ -77,6 +77,7 @@ def test_the_wheel_owns_one_name_and_has_every_file(made: Path) -> None:
     rooms += [
         *(REPOSITORY / "health" / "pages").glob("*.md"),
         *(REPOSITORY / "templates").iterdir(),
+        REPOSITORY / "srun_wrapper" / "signatures" / "catalogue.toml",
     ]
     ours = {f"robust_slurm/_rooms/{path.relative_to(REPOSITORY)}" for path in rooms}
     ours |= {

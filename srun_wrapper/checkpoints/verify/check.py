@@ -17,9 +17,9 @@ from srun_wrapper.checkpoints.verify.rules import (
     compare,
     conclude,
 )
-from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.model import Node
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.journal import Journal
+from srun_wrapper.supervisor.reporting.report import say
 from srun_wrapper.supervisor.state import JobState
 
 Outcome = Literal["agree", "program", "machine", "once", "proven", "unknown", "interrupted"]

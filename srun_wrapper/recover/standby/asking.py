@@ -29,9 +29,9 @@ from srun_wrapper.recover.standby.request import (
 )
 from srun_wrapper.recover.standby.unfit import UnfitNodes
 from srun_wrapper.supervisor.aside import aside
-from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.model import Role
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.journal import Journal
+from srun_wrapper.supervisor.reporting.report import say
 from srun_wrapper.supervisor.state import JobState
 
 AT_ONCE = 2  # s within which Slurm must give the node that suits best

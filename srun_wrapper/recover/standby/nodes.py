@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from srun_wrapper.recover.standby.asking import ASK, StandbyRequests, Wanted
 from srun_wrapper.supervisor.model import Node, Role
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.report import say
 from srun_wrapper.supervisor.state import JobState
 
 LOOK = 1.0  # s between looks at what became of the requests

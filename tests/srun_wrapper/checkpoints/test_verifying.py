@@ -16,7 +16,7 @@ from srun_wrapper.decide.diagnose import Failure
 from srun_wrapper.detect.watch import HangWatch
 from srun_wrapper.protocol.checkpoint_messages import Committed, Saved, StandAt
 from srun_wrapper.recover.machine_tests import Found
-from srun_wrapper.supervisor.phase import Phase
+from srun_wrapper.supervisor.reporting.phase import Phase
 
 
 async def never(_names: object, _symptom: object) -> Found | None:

@@ -30,7 +30,7 @@ from srun_wrapper.recover.settling import Settling
 from srun_wrapper.recover.stopping import Stopping
 from srun_wrapper.supervisor import state as job_state
 from srun_wrapper.supervisor.model import Node, Role
-from srun_wrapper.supervisor.phase import Phase
+from srun_wrapper.supervisor.reporting.phase import Phase
 from srun_wrapper.supervisor.state import JobState
 
 

@@ -27,7 +27,7 @@ from srun_wrapper.recover.requeue import Returned
 from srun_wrapper.recover.settling import Settling
 from srun_wrapper.recover.standby.request import Requester
 from srun_wrapper.supervisor.model import Node, Role, World
-from srun_wrapper.supervisor.phase import Phase
+from srun_wrapper.supervisor.reporting.phase import Phase
 from srun_wrapper.supervisor.state import JobState
 from srun_wrapper.supervisor.topology import Topology
 

@@ -14,8 +14,8 @@ from srun_wrapper.decide.incident import RECOVERED, Incident
 from srun_wrapper.protocol.messages import Exited, Report, Started
 from srun_wrapper.recover import restarted
 from srun_wrapper.recover.restarted import LIVED, LIVED_MOST, Restarted, proving_time
-from srun_wrapper.supervisor.phase import Phase
-from srun_wrapper.supervisor.report import Account
+from srun_wrapper.supervisor.reporting.phase import Phase
+from srun_wrapper.supervisor.reporting.report import Account
 
 
 class Restart:

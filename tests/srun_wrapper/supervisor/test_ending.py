@@ -8,7 +8,7 @@ import pytest
 from made_job import Job
 
 from srun_wrapper.protocol.messages import Exited, Signalled
-from srun_wrapper.supervisor.ending import Ending
+from srun_wrapper.supervisor.step.ending import Ending
 
 TERM = int(signal.SIGTERM)
 

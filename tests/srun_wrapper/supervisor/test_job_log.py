@@ -16,8 +16,8 @@ from robust_slurm.config import Config
 from robust_slurm.job_dirs import LOG
 from robust_slurm.ledger import JobLedger
 from srun_wrapper.protocol import messages as m
-from srun_wrapper.supervisor import job_log
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting import job_log
+from srun_wrapper.supervisor.reporting.report import say
 
 LINE = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d "

@@ -16,7 +16,7 @@ from srun_wrapper.supervisor.model import (
     planned_world,
     real_world,
 )
-from srun_wrapper.supervisor.orders import finish_order
+from srun_wrapper.supervisor.step.orders import finish_order
 
 
 def node(index: int, tasks: tuple[int, ...] = (0,), role: Role = Role.ACTIVE) -> Node:

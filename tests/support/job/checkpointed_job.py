@@ -25,9 +25,9 @@ from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.checkpoints.stores import Stores
 from srun_wrapper.protocol.checkpoint_messages import Enrolled, MakeRoom, Place, StoreReady
 from srun_wrapper.protocol.messages import Message
-from srun_wrapper.supervisor.ending import Ending
 from srun_wrapper.supervisor.model import Node
 from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.supervisor.step.ending import Ending
 from srun_wrapper.supervisor.topology import Topology
 
 

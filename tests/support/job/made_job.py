@@ -14,8 +14,8 @@ from srun_wrapper.protocol.messages import Hello, Message, RankBeat
 from srun_wrapper.protocol.server import Connection
 from srun_wrapper.supervisor.bus import Bus
 from srun_wrapper.supervisor.inbox import Inbox
-from srun_wrapper.supervisor.journal import Journal
 from srun_wrapper.supervisor.model import Node, Role, planned_world
+from srun_wrapper.supervisor.reporting.journal import Journal
 from srun_wrapper.supervisor.state import JobState
 
 

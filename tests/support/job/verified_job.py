@@ -30,7 +30,7 @@ from srun_wrapper.protocol.messages import Message, Stop
 from srun_wrapper.recover.machine_tests import Found
 from srun_wrapper.recover.stopping import Stopping
 from srun_wrapper.supervisor.model import Node, Role
-from srun_wrapper.supervisor.phase import Phase
+from srun_wrapper.supervisor.reporting.phase import Phase
 
 EVERY, STEP = 10, 20
 FINE = Found({}, ("all passed",))

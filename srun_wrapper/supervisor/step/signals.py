@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from srun_wrapper.protocol.messages import Signal
-from srun_wrapper.supervisor.real_step import RealStep
 from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.supervisor.step.real_step import RealStep
 
 FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)
 TERMINATING = (signal.SIGINT, signal.SIGTERM)

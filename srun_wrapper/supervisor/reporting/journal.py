@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from robust_slurm.ledger import JobLedger
-from srun_wrapper.supervisor.report import say
+from srun_wrapper.supervisor.reporting.report import say
 
 _log = logging.getLogger("robust-srun.news")
 
