@@ -43,9 +43,9 @@ def judge(log: str, catalogue: Catalogue | None = None) -> Verdict:
 def decide(lines: Sequence[Line], hits: Sequence[Hit]) -> Verdict:
     """Choose among the hits, the traps first."""
     if hit := traps.preempted(hits):
-        return _verdict(hit, hits, "preempted")
+        return _verdict(hit, hits, "preempted", lines)
     if hit := traps.time_limit(hits):
-        return _verdict(hit, hits, "time-limit")
+        return _verdict(hit, hits, "time-limit", lines)
     hits = [hit for hit in hits if hit.signature.id != "time-limit"]
     chosen = _first(hits)
     vague = chosen is None or chosen.weight < traps.PRECISE
@@ -72,7 +72,7 @@ def decide(lines: Sequence[Line], hits: Sequence[Hit]) -> Verdict:
             suspects=(chosen.node,) if chosen.node else (),
             evidence=(chosen.line,),
         )
-    return _verdict(chosen, hits, chosen.signature.id)
+    return _verdict(chosen, hits, chosen.signature.id, lines)
 
 
 def _first(hits: Sequence[Hit]) -> Hit | None:
@@ -85,7 +85,7 @@ def _first(hits: Sequence[Hit]) -> Hit | None:
     return None
 
 
-def _verdict(hit: Hit, hits: Sequence[Hit], rule: str) -> Verdict:
+def _verdict(hit: Hit, hits: Sequence[Hit], rule: str, lines: Sequence[Line]) -> Verdict:
     signature = hit.signature
     alike = [h for h in hits if h.root and h.signature.layer == signature.layer]
     nodes = tuple(dict.fromkeys(h.node for h in alike if h.node))
@@ -104,6 +104,9 @@ def _verdict(hit: Hit, hits: Sequence[Hit], rule: str) -> Verdict:
         evict = tuple(proven)  # one: the same symptom is on no other node
     elif hit.node and signature.evict == "after_test":
         suspects = (hit.node,)
+    elif signature.evict != "no" and not nodes:
+        named = {line.node for line in lines if line.node}
+        suspects = tuple(named) if len(named) == 1 else ()  # not said, but there is no other
     shown = sorted({h.number: h.line for h in [hit, *alike]}.values(), key=lambda x: x.number)
     return Verdict(
         signature.cause,

@@ -28,6 +28,13 @@ def test_hardware_errors_after_a_preemption_are_its_noise() -> None:
     assert (verdict.layer, verdict.blame, verdict.evict) == ("preemption", "external", ())
 
 
+def test_the_only_node_of_a_log_is_to_be_tested_where_the_error_names_none() -> None:
+    error = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    one = judge(f"n2:1:1 [0] NCCL INFO Connected\n{error}")
+    two = judge(f"n2:1:1 [0] NCCL INFO Connected\nn3:1:1 [0] NCCL INFO Connected\n{error}")
+    assert (one.suspects, one.evict, two.suspects) == (("n2",), (), ())
+
+
 def test_a_gpu_that_failed_long_before_the_preemption_is_named() -> None:
     verdict = judge(f"May  1 09:10:00 n3 {XID79}\n" + PREEMPTED)
     assert verdict.evict == ("n3",)
