@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b\].*?(?:\x07|\x1b\\)")
-HOST = r"[A-Za-z0-9][\w.-]*"
+HOST = r"[A-Za-z0-9][\w.-]{0,99}"
 TASK = re.compile(rf"\s*(\d{{1,6}}): ?(?!\d\d:)|\[(\d{{1,6}})\] (?=\[rank|{HOST}:\d+:\d+ )")
 RANK = re.compile(r"\s*\[(?:rank|default)\s?(\d{1,6})\]:? ?", re.I)
 MPI = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?|\[\d+,(\d+)\]\[[^\]]*\] ")
@@ -19,7 +19,7 @@ LEVEL = re.compile(
     r"\[?(?:ERROR|CRITICAL)\]?:? +(?:\d\d-\d\d [\d:]{8} )?(?:\[[\w./-]+:\d+\] )?"
     r"|\| ?ERROR +\| [^|]{0,120}? - "
 )
-PDSH = re.compile(r"([A-Za-z][\w.-]*[\d-][\w.-]*): ")
+PDSH = re.compile(r"(?=[\w.-]{0,99}[\d-])([A-Za-z][\w.-]{0,99}): ")
 SYSLOG = re.compile(
     rf"(?:<\d+>)?([A-Z][a-z]{{2}} +\d+ \d\d:\d\d:\d\d)(?:\.\d+)? ({HOST}) "
     r"(?=[\w./-]+(?:\[\d+\])?: )"

@@ -97,3 +97,9 @@ def test_no_text_breaks_the_reader(text: str) -> None:
 @given(st.text(max_size=300))
 def test_unknown_text_evicts_nobody(text: str) -> None:
     assert judge(text).evict == ()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("part", ["n1-", "a.", "[", "@a", "(a) ", "1", "Error: ", "loss is ", " "])
+def test_a_very_long_line_takes_no_long_time(part: str) -> None:
+    judge(part * 30_000)
