@@ -49,7 +49,8 @@ class UnfitNodes:
 
         Empty where several failed and none did not: that is a cause that they share.
         """
-        names, self._unreported = self._unreported, set()
+        # Not one that came after all, for another request.
+        names, self._unreported = self._unreported & self._seen.keys(), set()
         if not came and len(names) > 1:
             where = ", ".join(sorted(names))
             say(f"robust-task did not run on {where}: is its python there (task_python)?")

@@ -64,6 +64,30 @@ def test_one_that_does_not_run_robust_task_is_excluded(
     assert not capfd.readouterr().err
 
 
+def test_one_that_comes_after_all_for_another_request_is_not_reported(boss: Boss) -> None:
+    async def scene() -> None:
+        boss.srun = BUSY
+        boss.slurm.allotted = allotted(boss, "s2")
+
+        async def others_wait(_count: int) -> None:
+            boss.srun = WAITS
+
+        boss.on_start = others_wait
+
+        async def come() -> None:
+            await srun_count(boss, 3)
+            boss.comes(2)  # the second request got the node, which was free again
+            boss.comes(3)
+
+        coming = asyncio.create_task(come())
+        came = await boss.standby.take({1: (2, "n1"), 2: (2, "n2")})
+        await coming
+        assert sorted(node.name for node in came.values()) == ["s2", "s3"]
+        assert boss.standby.to_report(True) == {}
+
+    play(boss, scene)
+
+
 def test_several_of_them_are_a_shared_cause(boss: Boss, capfd: pytest.CaptureFixture[str]) -> None:
     async def scene() -> None:
         boss.srun = BUSY
