@@ -311,8 +311,9 @@ class HangWatch:
         epoch = state.world.epoch
         active = [n for n in state.world.places if n.role is Role.ACTIVE and n.connection]
         wanted = {(node.key, 0) for node in active}
+        # Not repeated: two debuggers at one rank keep each other out, and it looks frozen then.
         with self._bus.ask(
-            Inspected, lambda token: [(node, Inspect(token, WINDOW)) for node in active]
+            Inspected, lambda token: [(n, Inspect(token, WINDOW)) for n in active], repeat=False
         ) as asked:
             await asked.until(
                 lambda: asked.answered(wanted) or state.world.epoch != epoch, WINDOW + REPLY

@@ -22,7 +22,7 @@ class Request(Generic[R]):
 
     def __init__(self, token: int, kind: type[R], changed: Changes) -> None:
         self.token = token
-        self.orders: list[tuple[Node, Message]] = []
+        self.orders: list[tuple[Node, Message]] = []  # that are repeated on a new connection
         self.replies: list[tuple[Node, R]] = []
         self._kind = kind
         self._changed = changed
@@ -88,17 +88,23 @@ class Bus:
 
     @contextmanager
     def ask(
-        self, kind: type[R], orders: Callable[[int], Iterable[tuple[Node, Message]]]
+        self,
+        kind: type[R],
+        orders: Callable[[int], Iterable[tuple[Node, Message]]],
+        *,
+        repeat: bool = True,
     ) -> Iterator[Request[R]]:
         """Send a request to several nodes and collect the replies until the block ends.
 
-        ``kind``: the class of the replies; ``orders``: the messages, given the request's token.
+        ``kind``: the class of the replies; ``orders``: the messages, given the request's token;
+        ``repeat``: send them again on a new connection, for nodes that know a repeated request.
         """
         request = Request(next(self._tokens), kind, self._changed)
         self._open[request.token] = request
         try:
-            request.orders = list(orders(request.token))
-            for node, message in request.orders:
+            sent = list(orders(request.token))
+            request.orders = sent if repeat else []
+            for node, message in sent:
                 self.send(node, message)
             yield request
         finally:

@@ -10,7 +10,7 @@ from made_job import Job, as_connection
 
 from srun_wrapper.detect.stalls import AGAIN, SETTLE, Stalls
 from srun_wrapper.detect.watch import HangWatch
-from srun_wrapper.protocol.messages import Inspected, Sample, Stalled
+from srun_wrapper.protocol.messages import Inspect, Inspected, Sample, Stalled
 
 HOME = "/home"
 
@@ -126,3 +126,17 @@ def test_only_where_its_file_system_answers_elsewhere_is_a_node_that_waits_alone
     assert f"file system {mount} has not answered" in failure.evidence[0]
     assert where in failure.evidence[0]
     assert job.node(0).own_mount == ("/logs" if elsewhere else "")
+
+
+def test_an_inspection_is_not_repeated_on_a_new_connection() -> None:
+    """The first one goes on: two debuggers at one rank would keep each other out."""
+    job = Job(3, 0)
+
+    async def inspect() -> None:
+        asked = asyncio.create_task(HangWatch(job.state, job.state.bus)._inspect())
+        await asyncio.sleep(0)
+        assert isinstance(job.lines[0].sent[-1], Inspect)
+        assert not [order for order in job.join(0).sent if isinstance(order, Inspect)]
+        asked.cancel()
+
+    asyncio.run(inspect())
