@@ -47,7 +47,10 @@ class _ToSupervisor(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         dropped = self._bound.admit(time.monotonic())
         if dropped is not None:
-            self._send(Logged(0, record.levelno, record.getMessage()[:LONGEST], dropped))
+            # A file name of another time may not be UTF-8, and what cannot be sent stays unsent,
+            # at every new connection.
+            text = record.getMessage()[:LONGEST].encode(errors="replace").decode()
+            self._send(Logged(0, record.levelno, text, dropped))
 
 
 class _ToStderr(logging.Handler):

@@ -23,6 +23,13 @@ def test_a_warning_goes_both_ways(capfd: pytest.CaptureFixture[str]) -> None:
     assert decode_from_agent(encode(sent[0])) == sent[0]
 
 
+def test_a_file_name_that_is_no_text_can_be_sent() -> None:
+    sent: list[Logged] = []
+    task_log.begin(sent.append)
+    log.warning("/data/caf\udce9: no such directory")
+    assert decode_from_agent(encode(sent[0])) == Logged(0, 30, "/data/caf?: no such directory")
+
+
 def test_a_flood_is_bounded_in_size_and_rate(capfd: pytest.CaptureFixture[str]) -> None:
     sent: list[Logged] = []
     task_log.begin(sent.append)
