@@ -87,6 +87,9 @@ class Topology:
         except (SlurmError, OSError, ValueError, TimeoutError) as err:
             self._unknown = f"no topology: {err or f'no answer in {PATIENCE:g} s'}"
             self._journal.news(self._unknown)
+        except Exception as err:  # noqa: BLE001 - replicas and the first order need none
+            self._unknown = f"no topology: internal error: {type(err).__name__}: {err}"
+            self._journal.news(self._unknown)
 
     async def leaves(self) -> Mapping[str, str]:
         """Return the leaf switch of each node; {} if that is not known."""

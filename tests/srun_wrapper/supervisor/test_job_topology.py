@@ -108,6 +108,21 @@ def test_the_first_order(
     assert len(job.journal.named("placed")) == ("n1 n2" not in nodes)
 
 
+def test_an_error_of_ours_in_reading_it_costs_the_order_alone(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """All replicas wait for the same reading."""
+    job = Job("dp=2,pp=2")
+
+    def broken() -> str:
+        raise KeyError("SwitchName")
+
+    job.network = Topology(job.state, made_launch("python"), job.journal, broken, dict)
+    assert job.start() == ["n1", "n2", "n3", "n4"]
+    assert "no topology: internal error: KeyError: 'SwitchName'" in capfd.readouterr().err
+    assert job.journal.told
+
+
 def test_after_a_swap_only_for_a_better_one() -> None:
     job = Job("dp=2,pp=2", nodes=6)
     assert job.start() == ["n1", "n3", "n2", "n4"]
