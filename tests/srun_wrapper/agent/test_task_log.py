@@ -24,9 +24,11 @@ def test_a_warning_goes_both_ways(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_file_name_that_is_no_text_can_be_sent() -> None:
+    """Past the logger, which pytest listens to: its report with such a name could not be sent."""
     sent: list[Logged] = []
-    task_log.begin(sent.append)
-    log.warning("/data/caf\udce9: no such directory")
+    text = "/data/caf\udce9: no such directory"
+    record = log.makeRecord(log.name, logging.WARNING, __file__, 1, text, (), None)
+    task_log._ToSupervisor(sent.append).emit(record)
     assert decode_from_agent(encode(sent[0])) == Logged(0, 30, "/data/caf?: no such directory")
 
 
