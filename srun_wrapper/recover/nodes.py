@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from robust_slurm.ledger import JobLedger
-from srun_wrapper.detect.watch import NodeWatch
+from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.recover.last_rung import LastRung
 from srun_wrapper.recover.means import AvailableMeans
 from srun_wrapper.recover.release import Release

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from srun_wrapper.decide.diagnose import is_cascade, killed_by, node_error
-from srun_wrapper.detect.watch import NodeWatch
+from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.supervisor.model import Role
 from srun_wrapper.supervisor.state import JobState
 

@@ -23,10 +23,12 @@ from srun_wrapper.checkpoints.verify.standing import Standing
 from srun_wrapper.checkpoints.verify.verifying import Verify
 from srun_wrapper.command import steps
 from srun_wrapper.decide.incident import Incident
+from srun_wrapper.detect.guard import TICK, Guard
+from srun_wrapper.detect.hang_watch import HangWatch
 from srun_wrapper.detect.launch_watch import LaunchWatch
+from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.detect.outage import OutsideHosts
 from srun_wrapper.detect.stalls import Stalls
-from srun_wrapper.detect.watch import TICK, Guard, HangWatch, NodeWatch
 from srun_wrapper.protocol.messages import Message
 from srun_wrapper.protocol.server import Connection, listen
 from srun_wrapper.recover.localization import FaultLocalization

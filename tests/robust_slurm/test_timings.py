@@ -12,7 +12,7 @@ from robust_slurm.settings import FIELDS
 from srun_wrapper.agent import slot, uplink
 from srun_wrapper.agent.processes import stop_stages
 from srun_wrapper.checkpoints import durable_steps, flushing
-from srun_wrapper.detect import watch
+from srun_wrapper.detect import hang_watch, node_watch
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs" / "timings.md").read_text(encoding="utf-8")
@@ -34,6 +34,6 @@ def test_the_settings_that_the_page_names_exist() -> None:
 def test_limits_that_hang_together() -> None:
     assert FIELDS["stop_margin"].metadata["minimum"] > slot.KILL_DEADLINE
     assert durable_steps.GIVEN_UP > flushing.END  # a step is over only after its writing is
-    assert max(watch.PROBED_AGAIN) < watch.PROBE_TIMEOUT
-    assert watch.LONG > uplink.QUIET  # an agent has had time to connect again
-    assert watch.REPLY > watch.WINDOW + stop_stages.ABORTING
+    assert max(node_watch.PROBED_AGAIN) < node_watch.PROBE_TIMEOUT
+    assert node_watch.LONG > uplink.QUIET  # an agent has had time to connect again
+    assert hang_watch.REPLY > hang_watch.WINDOW + stop_stages.ABORTING

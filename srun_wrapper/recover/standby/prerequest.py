@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from srun_wrapper.detect.watch import NodeWatch
+from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.recover.standby.asking import StandbyRequests
 from srun_wrapper.recover.standby.request import MAX_STANDBY_NODES
 from srun_wrapper.supervisor.model import Role

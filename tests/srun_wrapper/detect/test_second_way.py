@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from srun_wrapper.detect.watch import PROBE_TIMEOUT, PROBED_AGAIN
+from srun_wrapper.detect.node_watch import PROBE_TIMEOUT, PROBED_AGAIN
 from srun_wrapper.protocol.server import probe
 
 HOST = "127.0.0.1"

@@ -8,8 +8,8 @@ import time
 import pytest
 from made_job import Job, as_connection
 
+from srun_wrapper.detect.hang_watch import HangWatch
 from srun_wrapper.detect.stalls import AGAIN, SETTLE, Stalls
-from srun_wrapper.detect.watch import HangWatch
 from srun_wrapper.protocol.messages import Inspect, Inspected, Sample, Stalled
 
 HOME = "/home"

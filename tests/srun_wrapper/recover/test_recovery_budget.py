@@ -18,8 +18,8 @@ from srun_wrapper.checkpoints.stores import Stores
 from srun_wrapper.decide.diagnose import Failure
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.ladder import Means
+from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.detect.stalls import Stalls
-from srun_wrapper.detect.watch import NodeWatch
 from srun_wrapper.protocol.messages import Hello, Message, Stop
 from srun_wrapper.protocol.server import Connection
 from srun_wrapper.recover import recovery, restarted

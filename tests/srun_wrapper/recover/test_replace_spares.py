@@ -18,7 +18,7 @@ from srun_wrapper.command.steps import Secrets
 from srun_wrapper.decide.diagnose import Failure, diagnose
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.ladder import REQUEUED, Plan
-from srun_wrapper.detect.watch import NodeWatch
+from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.protocol.messages import Hello
 from srun_wrapper.protocol.server import Connection
 from srun_wrapper.recover import last_rung, recovery, settling
