@@ -15,13 +15,10 @@ from health.active.coordinator.pairing import Pairing, PairVerdict
 from health.active.coordinator.session import Session, WorkerError
 from health.active.coordinator.shares import OVERHEAD_S, ROUNDS, rounds, share
 from health.active.judging import alignment, kinds
-from health.active.judging.blame import STANDARD
 from health.active.judging.fleet import NO_BASELINES, Baselines
-from health.active.judging.fleet import limit as spread_limit
 from health.active.judging.judge import judge
 from health.active.judging.kinds import Kind
 from health.active.judging.profiles import Floors, floor
-from health.active.judging.speed import FLEET_FAIL
 from health.active.model import BY_NAME, Finding, Judged, Level, Measured, finding
 
 LAST_S = 0.2  # of the limit, for the judgement
@@ -333,19 +330,10 @@ class _Run:
             nodes,
             suspects=suspects,
             leaf_of=self._wanted.leaf_of,
-            floor_gbps=self._floor(kind, nodes),
+            floor_gbps=kinds.floor_gbps(kind, len(nodes), self._baselines),
             share=kind.share,
             seed=self._wanted.seed,
         )
-
-    def _floor(self, kind: Kind, nodes: Sequence[str]) -> float | None:
-        """From the fleet's record, where a run of so few pairs has no standard of its own."""
-        if len(nodes) >= 2 * STANDARD:
-            return None
-        known = [self._baselines.spreads.get((m, "pair", "busbw_gbps")) for m in kind.models]
-        usual = [spread.p50 for spread in known if spread and spread_limit(spread) is not None]
-        share = min(FLEET_FAIL, kind.share) if kind.shared else FLEET_FAIL
-        return share * min(usual) if usual and len(usual) == len(kind.models) else None
 
 
 def _some(nodes: Iterable[str]) -> str:

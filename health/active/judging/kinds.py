@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from health.active.coordinator.pairing import Pair, Pairing, PairResult, PairVerdict
+from health.active.judging.blame import STANDARD
+from health.active.judging.fleet import Baselines, limit
+from health.active.judging.speed import FLEET_FAIL
 
 # What a pair must reach of what pairs typically do. NCCL's bandwidth between healthy nodes with
 # GPUs is steady; half of it is what a NIC leaves that is missing or half as wide.
@@ -41,6 +44,19 @@ def groups(kinds: Mapping[str, Kind]) -> dict[Kind, list[str]]:
     for node, kind in kinds.items():
         found.setdefault(kind, []).append(node)
     return found
+
+
+def floor_gbps(kind: Kind, nodes: int, baselines: Baselines) -> float | None:
+    """Return the bandwidth in GB/s below which a pair is slow, from the fleet's results.
+
+    None where the run's own pairs are enough for a standard, or the fleet's results are too few.
+    """
+    if nodes >= 2 * STANDARD:
+        return None
+    known = [baselines.spreads.get((model, "pair", "busbw_gbps")) for model in kind.models]
+    usual = [spread.p50 for spread in known if spread and limit(spread) is not None]
+    share = min(FLEET_FAIL, kind.share) if kind.shared else FLEET_FAIL
+    return share * min(usual) if usual and len(usual) == len(kind.models) else None
 
 
 class Pairings:

@@ -12,32 +12,19 @@ from operator import is_
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from ..format.layout import Entry
-from . import rng
 from .assembly import Assembly, Fill, Source, StateError, Step, run_all
 from .leaves import Item, Leaf
 from .module_state import ModuleState, fits
-from .object_state import (
-    GeneratorState,
-    GlobalGenerators,
-    LoaderState,
-    ObjectState,
-    PlainValue,
-    ScalerState,
-)
+from .object_state import ObjectState, PlainValue, ScalerState
 from .optimizer_state import OptimizerState
 from .section_tree import Section, each, flat, pairs
+from .sections import RNG, TRAINED, ParameterNames, kind_of, sections
 from .sharing import Fingerprint, Part, Share, checksum, cut, divide
 from .values import Encoded
 
 __all__ = ["Item", "Share", "Source", "State", "StateError", "capture", "restore"]
-
-RNG = "rng"
-TRAINED = ("model", "optimizer")
-"""Only their tensors can be shared."""
 
 
 class Found(NamedTuple):
@@ -84,9 +71,6 @@ class State:
         """
         self.rank = rank
         self.share = share if share is not None and len(share.ranks) > 1 else None
-        self._models: list[tuple[str, ModuleState]] = []
-        self._names: dict[torch.Tensor, str] = {}
-        self._named: list[object] = []
         self._found: list[Found] = []
         self._items: list[Item] = []
         self._shared: list[Leaf] = []
@@ -97,52 +81,14 @@ class State:
         self._together: frozenset[str] = frozenset()
         # Models first: the optimizer's parameters are called as they are there. Generators last:
         # what the others do may draw from them.
-        ordered = sorted(objects, key=lambda key: (key == RNG, _kind(key) != "model"))
-        self._tree = {key: self._sections(key, objects[key]) for key in ordered}
+        ordered = sorted(objects, key=lambda key: (key == RNG, kind_of(key) != "model"))
+        names = ParameterNames()
+        self._tree = {key: sections(key, objects[key], names) for key in ordered}
 
     def release(self) -> None:
         """Let go of all objects; this is of no use any more. Sections refer to it, so they would
         stay until the garbage collector comes by."""
         vars(self).clear()
-
-    def _sections(self, key: str, found: Any) -> Any:
-        """One section, or a list or dict of them as the objects come."""
-        kind = _kind(key)
-        if isinstance(found, list | tuple | dict) and (kind != "extra" or _all_objects(found)):
-            if isinstance(found, dict):
-                return {str(n): self._sections(f"{key}.{n}", part) for n, part in found.items()}
-            return [self._sections(f"{key}.{i}", part) for i, part in enumerate(found)]
-        trained = kind in TRAINED
-        if isinstance(found, nn.Module):
-            module = ModuleState(key, found, trained=trained)
-            if kind == "model":
-                self._models.append((key.removeprefix("model").lstrip("."), module))
-            return module
-        if isinstance(found, Optimizer):
-            return OptimizerState(key, found, self._parameter_names, trained=trained)
-        if key == RNG:
-            return GlobalGenerators(key, rng)
-        if rng.is_generator(found):
-            return GeneratorState(key, found)
-        if hasattr(found, "state_dict") and hasattr(found, "load_state_dict"):
-            made = ScalerState if ScalerState.is_of(found) else ObjectState
-            return (LoaderState if kind == "loader" else made)(key, found)
-        if kind != "extra":
-            raise TypeError(
-                f"{key}: a {type(found).__name__} has no state_dict() and load_state_dict()"
-            )
-        return PlainValue(key, found)
-
-    def _parameter_names(self) -> dict[torch.Tensor, str]:
-        """Parameter → its name among all models; the same dict as long as no tree changed."""
-        named: list[object] = [model.names for _, model in self._models]
-        if not self._named or not all(map(is_, named, self._named)):
-            self._names = {}
-            for prefix, model in self._models:
-                for parameter, name in model.names.items():
-                    self._names.setdefault(parameter, f"{prefix}.{name}" if prefix else name)
-            self._named = named
-        return self._names
 
     def capture(self, *, trusting: bool = False) -> tuple[list[Item], dict[str, Encoded]]:
         """Return the state to save: tensors to copy, and everything else as JSON-able values.
@@ -230,7 +176,7 @@ class State:
         loaders, samplers and generators."""
         found = {}
         for key, tree in self._tree.items():
-            for section in flat(tree) if _kind(key) == "extra" else ():
+            for section in flat(tree) if kind_of(key) == "extra" else ():
                 if isinstance(section, ModuleState):  # running averages change in a forward pass
                     section.collect()
                     found[section.key] = Glimpse(None, _tensors(section.leaves[:1]))
@@ -270,7 +216,7 @@ class State:
         if self.share is None:
             return None
         # Of these alone: to ask a loader for its position now would begin its pass too early.
-        self.look([key for key in self._tree if _kind(key) in TRAINED])
+        self.look([key for key in self._tree if kind_of(key) in TRAINED])
         found = (leaf for section in self._all() for leaves in section.leaves for leaf in leaves)
         items = [leaf.item for leaf in found if _is_shared(leaf, self.share)]
         same = self._together if restored else frozenset()
@@ -342,21 +288,8 @@ def _is_shared(leaf: Leaf, share: Share | None) -> bool:
     return share.blocks or leaf.item.entry.kind != "block"
 
 
-def _kind(key: str) -> str:
-    return key.partition(".")[0]
-
-
 def _tensors(leaves: list[list[Leaf]]) -> dict[str, torch.Tensor]:
     return {leaf.item.entry.name: leaf.item.tensor for found in leaves for leaf in found}
-
-
-def _all_objects(found: Any) -> bool:
-    """True if a list or dict holds only objects to restore; False for a plain value."""
-    parts = list(found.values()) if isinstance(found, dict) else list(found)
-    return bool(parts) and all(
-        (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")) or rng.is_generator(part)
-        for part in parts
-    )
 
 
 def _plan(section: Section, saved: Assembly, encoded: Encoded) -> list[Step]:

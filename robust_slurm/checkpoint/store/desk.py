@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
-from robust_slurm.checkpoint.format import digest, layout
+from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.planning.interval import Cost
 from robust_slurm.checkpoint.store import door, shelf
-from robust_slurm.checkpoint.store.archive import Archive, Settings
+from robust_slurm.checkpoint.store.adoption import adopt
 from robust_slurm.checkpoint.store.awaited import Awaited
+from robust_slurm.checkpoint.store.disk.archive import Archive, Settings
 from robust_slurm.checkpoint.store.door import Connection, Message, RefusedError
 from robust_slurm.checkpoint.store.events import (
     WITHDRAWN,
@@ -21,20 +21,19 @@ from robust_slurm.checkpoint.store.events import (
     Restore,
     Resumed,
     Target,
-    Wanted,
 )
+from robust_slurm.checkpoint.store.orders import Orders
+from robust_slurm.checkpoint.store.pruning import USELESS, superseded
 from robust_slurm.checkpoint.store.ranks import (
-    Enrolment,
     Latest,
     Rank,
     read_enrolment,
     snapshot_path,
+    took_a_place,
 )
-from robust_slurm.checkpoint.store.reserve import free
-from robust_slurm.checkpoint.store.shelf import FETCHED, OWN, Record, Shelf
+from robust_slurm.checkpoint.store.shelf import OWN, Record, Shelf
 from robust_slurm.checkpoint.transfer.pusher import Pusher
 
-USELESS = 4  # saves; so far behind the store's ranks none is part of a common step
 MAX_RANKS = 1024
 MAX_ALARMS = 100  # of one connection
 
@@ -68,10 +67,8 @@ class Desk:
         self.awaited = Awaited(store_shelf)
         self._ranks: dict[int, Rank] = {}
         self._targets: dict[int, Target | None] = {}
-        self._persist_at: set[int] = set()
-        self._every = {"every": 1, "first": 0}
         self._everywhere = -1
-        self._stand = -1
+        self.orders = Orders(self.ranks)
         self._all_here = settings.key is None  # then nobody says whether they are
         self.archive = Archive(store_shelf, settings, emit, self.ranks, lambda: self._all_here)
 
@@ -87,10 +84,8 @@ class Desk:
             self._epoch, self._line = epoch, 0
             self._all_here = self._settings.key is None
             self._targets = {}  # whoever runs the rank now sends its replica
-            self._persist_at.clear()
-            self._every = {"every": 1, "first": 0}
             self._everywhere = restore.step if restore is not None else -1
-            self._stand = restore.stand if restore is not None else -1
+            self.orders.begin(restore.stand if restore is not None else -1)
         self.awaited.begin(epoch, restore)
         for persister in self.archive.persisters():
             persister.forget("a new epoch began")
@@ -99,38 +94,8 @@ class Desk:
         """Remove ``unwanted`` files, and torn ones; then replicas may be sent again."""
         self._shelf.drop(lambda record: record.kind != shelf.REPLICA and unwanted(record))
         for rank in self.ranks():
-            self.remove_unknown(rank.number)
+            self._shelf.remove_unknown(rank.number)
             rank.begin(self._epoch)
-
-    def remove_unknown(self, rank: int) -> None:
-        """Files of a rank of this store that are no complete snapshots."""
-        for path in self._shelf.directory.glob(f"own-{rank}-*{layout.SUFFIX}"):
-            if self._shelf.get(path.name) is None:
-                with contextlib.suppress(OSError):
-                    path.unlink()
-
-    def give_way(self, wanted: Collection[Wanted]) -> None:
-        """Make room for what is to be fetched, if memory is short: without it neither this step nor
-        an older one can be restored, whatever else is kept of them. No rank runs."""
-        records = self._shelf.all()
-        missing = {(w.owner, w.step) for w in wanted} - {(r.owner, r.step) for r in records}
-        need = len(missing) * max((record.size for record in records), default=0)
-        held = {(rank.number, slot) for rank in self.ranks() for slot in rank.held}
-        steps = {each.step for each in wanted}
-
-        def lacks() -> bool:
-            return need > free(str(self._shelf.directory))
-
-        def useless(record: Record) -> bool:
-            is_own = record.kind == OWN and (record.owner, record.slot) not in held
-            return is_own and record.step not in steps
-
-        if lacks():
-            for rank in self.ranks():
-                self.remove_unknown(rank.number)
-            self._shelf.drop(lambda record: useless(record) and record.step > max(steps))
-        if lacks():
-            self._shelf.drop(useless)
 
     def place(self, targets: Mapping[int, Target | None]) -> None:
         with self._lock:
@@ -144,10 +109,9 @@ class Desk:
             rank.pusher.place(self._targets.get(rank.number))
 
     def persist_at(self, step: int) -> None:
-        with self._lock:
-            self._persist_at.add(step)
+        """See Store."""
+        self.orders.persist_at(step)
         for rank in self.ranks():
-            rank.tell({"op": "persist_at", "step": step})  # where it has no memory, it must know
             with self._lock:  # so that it does not begin anew meanwhile
                 latest = rank.latest
                 due = latest is not None and latest.step == step
@@ -155,25 +119,6 @@ class Desk:
                     self.archive.persist(rank, latest)
             if due:
                 rank.held_changed()
-
-    def unshare(self, ranks: Collection[int]) -> None:
-        for rank in self.ranks():
-            if rank.number in ranks:
-                rank.tell({"op": "unshare"})
-
-    def save_every(self, every: int, first: int) -> None:
-        """From step ``first`` on only multiples of ``every`` are saved."""
-        with self._lock:
-            self._every = {"every": every, "first": first}
-        for rank in self.ranks():
-            rank.tell({"op": "every", **self._every})
-
-    def stand_at(self, step: int) -> None:
-        """Have the ranks wait after this step until another one is named; -1: for none."""
-        with self._lock:
-            self._stand = step
-        for rank in self.ranks():
-            rank.tell({"op": "stand", "step": step})
 
     def own(self, step: int) -> list[Record]:
         """Return the snapshots that this store's ranks saved as this step in this epoch."""
@@ -265,12 +210,12 @@ class Desk:
             anew, line = again and not goes_on, 0
             if not goes_on:
                 rank.line = 0
-                if anew or self._took_a_place(enrolment):
+                if anew or took_a_place(enrolment, self._ranks.values()):
                     line = max(int(time.time() * 1000), self._line + 1)
             if anew:  # somebody else (torchrun) has started all ranks anew within the epoch
                 self._everywhere = -1
                 self._anew(-1, 0)
-                self.remove_unknown(number)  # it could be taken for one that is yet to come
+                self._shelf.remove_unknown(number)  # it could be taken for one that is yet to come
             if again:
                 rank.restart(self._epoch, anew=anew)
             rank.enrol(enrolment, connection)
@@ -286,31 +231,17 @@ class Desk:
             plan = {"step": restore.step, "tier": restore.tier, "shards": shards}
         if again:  # a write goes on, and orders were given, whoever heard of them
             rank.held_changed()
-            for step in sorted(s for s in self._persist_at if s > self._everywhere):
-                rank.tell({"op": "persist_at", "step": step})
+            self.orders.repeat(rank, after=self._everywhere)
         connection.send(
             {
                 "op": "welcome", "restore": plan, "own": own,
-                "directory": str(self._shelf.directory), "stand": self._stand, "line": line,
-                **self._every,
+                "directory": str(self._shelf.directory), "line": line, **self.orders.welcome,
             }
         )  # fmt: skip
         self._place(rank)
         if not unexpected:
             self._emit(enrolment.event)
         self.archive.warm(rank)
-
-    def _took_a_place(self, enrolment: Enrolment) -> bool:
-        """True if a rank of another number ran in its place before, in this epoch: ranks that a
-        launcher starts anew may be numbered otherwise."""
-        return any(
-            rank.number != enrolment.rank
-            and rank.enrolled == self._epoch
-            and rank.connection is None
-            and rank.enrolment is not None
-            and rank.enrolment.local == enrolment.local
-            for rank in self._ranks.values()
-        )
 
     def _began(self, rank: Rank, connection: Connection, first: int, line: int) -> None:
         """Forget what a rank that begins anew had saved from step ``first`` on, and what others had
@@ -381,7 +312,7 @@ class Desk:
                         self._shelf.put(record)
                     rank.latest = latest = Latest(step, slot, path, record)
                     rank.newest = max(rank.newest, step)
-                    if message.get("persist") is True or step in self._persist_at:
+                    if message.get("persist") is True or self.orders.persists(step):
                         self.archive.persist(rank, latest)
         except OSError as err:
             rank.tell({"op": "unkept", "step": step, "why": str(err.strerror or err)})
@@ -399,23 +330,9 @@ class Desk:
         """Remove what can be no part of a common step any more."""
         here = {rank.number: rank.newest for rank in self.ranks() if rank.connection is not None}
         newest = min(here.values(), default=-1)
-        latest: dict[int, int] = {}
-        every = self._every["every"]
-        for record in self._shelf.all():
-            if record.kind == OWN:
-                latest[record.owner] = max(record.step, latest.get(record.owner, -1))
-
-        def useless(record: Record) -> bool:
-            if record.kind == FETCHED:
-                # All have a newer one; or they had the time, where nobody says that they do.
-                is_old = record.step + USELESS * every <= newest
-                return record.step < self._everywhere or is_old
-            if record.kind == OWN and record.owner not in here:
-                return latest.get(record.owner, -1) + USELESS * every <= newest
-            return False
-
-        self._shelf.drop(useless)
-        self._prune_replicas(newest - USELESS * every)
+        oldest = newest - USELESS * self.orders.every
+        self._shelf.drop(superseded(self._shelf.all(), here, self._everywhere, oldest))
+        self._prune_replicas(oldest)
 
     def _unusable(self, rank: Rank, message: Message) -> None:
         step, file = door.whole(message, "step"), door.text(message, "file")
@@ -429,34 +346,5 @@ class Desk:
         self._emit(Alarm(rank.number, f"{file} of step {step} could not be used: {why}"))
 
     def adopt(self, rank: Rank) -> None:
-        """Take the digest of complete snapshots whose ``saved`` did not come any more."""
-        enrolment = rank.enrolment
-        if enrolment is None or not rank.digesting.acquire(timeout=self._settings.write_deadline):
-            return
-        try:
-            for path in self._shelf.directory.glob(f"own-{rank.number}-*{layout.SUFFIX}"):
-                with contextlib.suppress(OSError, ValueError):
-                    shelf.parse_name(path.name)
-                    self._adopt_file(rank, path)
-        finally:
-            rank.digesting.release()
-
-    def _adopt_file(self, rank: Rank, path: Path) -> None:
-        fd, size, inode = shelf.open_snapshot(path)
-        with open(fd, "rb", buffering=0):
-            header = shelf.read_header(fd, size)
-            known = self._shelf.get(path.name)
-            if known is not None and (known.step, known.inode) == (header.step, inode):
-                return
-            if (header.rank, header.epoch) != (rank.number, self._epoch):
-                return
-            if header.line < self._line:  # it was given up, or is on the shelf for long
-                return
-            record = Record(
-                path.name, step=header.step, world=header.world, needs=header.needs,
-                epoch=header.epoch, size=size, inode=inode,
-                digest=digest.take(fd, size, digest.workers(8)), same=header.same,
-                line=header.line,
-            )  # fmt: skip
-            if not self._shelf.overwritten(fd, record):
-                self._shelf.put(record)
+        """Record complete snapshots of the rank whose ``saved`` message did not arrive."""
+        adopt(self._shelf, rank, self._epoch, self._line, self._settings.write_deadline)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from robust_slurm.checkpoint.planning.interval import Cost
 from robust_slurm.checkpoint.store import door, shelf
+from robust_slurm.checkpoint.store.disk.persist import Destination, Persister
 from robust_slurm.checkpoint.store.door import Connection, Message, RefusedError
 from robust_slurm.checkpoint.store.events import Enrolled, Event, Saved
-from robust_slurm.checkpoint.store.persist import Destination, Persister
 from robust_slurm.checkpoint.store.shelf import Record
 from robust_slurm.checkpoint.transfer.pusher import Pusher
 
@@ -241,6 +241,19 @@ class Rank:
             self._next_event = time.monotonic() + EVERY
         self._emit(event._replace(have=tuple(step for step in event.have if self._has(step))))
         return 0.0
+
+
+def took_a_place(enrolment: Enrolment, ranks: Iterable[Rank]) -> bool:
+    """True if a rank of another number ran in its place before, in this epoch: ranks that a
+    launcher starts anew may be numbered otherwise. ``ranks``: those of the store."""
+    return any(
+        rank.number != enrolment.rank
+        and rank.enrolled == enrolment.epoch
+        and rank.connection is None
+        and rank.enrolment is not None
+        and rank.enrolment.local == enrolment.local
+        for rank in ranks
+    )
 
 
 def snapshot_path(

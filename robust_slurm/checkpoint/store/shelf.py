@@ -133,6 +133,13 @@ class Shelf:
             if record is None or path.lstat().st_ino == record.inode:
                 path.unlink()
 
+    def remove_unknown(self, owner: int) -> None:
+        """Remove files of a rank of this store that are no complete snapshots."""
+        for path in self.directory.glob(f"{OWN}-{owner}-*{layout.SUFFIX}"):
+            if self.get(path.name) is None:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
     def all(self) -> list[Record]:
         with self._lock:
             return list(self._records.values())

@@ -21,11 +21,12 @@ from pathlib import Path
 
 from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.format.state_sum import StateSum
-from robust_slurm.checkpoint.store.archive import Settings
 from robust_slurm.checkpoint.store.desk import Desk
+from robust_slurm.checkpoint.store.disk.archive import Settings
+from robust_slurm.checkpoint.store.disk.persist import COMMIT_WAIT
 from robust_slurm.checkpoint.store.door import Door
 from robust_slurm.checkpoint.store.events import Event, Holding, Outcome, Restore, Target, Wanted
-from robust_slurm.checkpoint.store.persist import COMMIT_WAIT
+from robust_slurm.checkpoint.store.pruning import give_way
 from robust_slurm.checkpoint.store.reserve import Reserve
 from robust_slurm.checkpoint.store.shelf import FETCHED, Record, Shelf
 from robust_slurm.checkpoint.transfer.fetching import Fetcher
@@ -145,7 +146,7 @@ class Store:
     def fetch(self, wanted: Sequence[Wanted], deadline: float = 600.0) -> list[Outcome]:
         """Get snapshots, in parallel; ``deadline``: s for each. Outcomes in the order of
         ``wanted``."""
-        self._desk.give_way(wanted)
+        give_way(self._shelf, self._desk.ranks(), wanted)
         return self._desk.awaited.fetch(lambda: self._fetcher.run(wanted, deadline))
 
     def persist_at(self, step: int) -> None:
@@ -154,11 +155,11 @@ class Store:
 
     def unshare(self, ranks: Collection[int]) -> None:
         """Tell those of these ranks that are here to save all of their own state."""
-        self._desk.unshare(ranks)
+        self._desk.orders.unshare(ranks)
 
     def stand_at(self, step: int) -> None:
         """Have the ranks wait after this step until another one is named; -1: for none."""
-        self._desk.stand_at(step)
+        self._desk.orders.stand_at(step)
 
     def state_sums(self, step: int) -> list[StateSum]:
         """Of all the state that the ranks here saved as this step. Reads all of it."""
@@ -175,7 +176,7 @@ class Store:
 
     def save_every(self, every: int, first: int) -> None:
         """From step ``first`` on only multiples of ``every`` are saved, and what goes to disk."""
-        self._desk.save_every(every, first)
+        self._desk.orders.save_every(every, first)
 
     def flush(
         self, owners: Sequence[tuple[int, str]], step: int, commit_world: int, deadline: float
@@ -240,7 +241,7 @@ class Store:
             self._peers.clear()
         self._shelf.drop(lambda _record: True)
         for rank in self._desk.ranks():
-            self._desk.remove_unknown(rank.number)
+            self._shelf.remove_unknown(rank.number)
         with contextlib.suppress(OSError):
             self._directory.rmdir()  # the last store of the directory does it
 

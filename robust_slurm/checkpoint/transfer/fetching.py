@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.format.threads import share
+from robust_slurm.checkpoint.store.disk.local import LocalDisk
 from robust_slurm.checkpoint.store.events import Outcome, Wanted
-from robust_slurm.checkpoint.store.local import LocalDisk
 from robust_slurm.checkpoint.store.reserve import Reserve
 from robust_slurm.checkpoint.store.shelf import FETCHED, Shelf
 from robust_slurm.checkpoint.transfer.channel import BrokenError, Channel, RefusedError, connect

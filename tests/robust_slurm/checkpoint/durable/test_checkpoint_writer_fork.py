@@ -12,7 +12,7 @@ import sys
 STARTS = 25
 SCRIPT = f"""
 import os, sys, threading, time
-from robust_slurm.checkpoint.store.writing import Writer, WriterError
+from robust_slurm.checkpoint.store.disk.writing import Writer, WriterError
 
 workers = []
 over = threading.Event()

@@ -284,7 +284,7 @@ def test_where_memory_is_short_own_snapshots_of_other_steps_give_way(
                 each.wait("alone", step=step)
         rank.die()
         plenty, room = 10 * SIZE, list[int]()
-        monkeypatch.setattr("robust_slurm.checkpoint.store.desk.free", lambda _path: room.pop(0))
+        monkeypatch.setattr("robust_slurm.checkpoint.store.pruning.free", lambda _path: room.pop(0))
         for step, there, left in (
             (4, [plenty, plenty], {4, 5, 6}),
             (5, [0, plenty], {4, 5}),  # the newer one is incomplete, or it would be wanted

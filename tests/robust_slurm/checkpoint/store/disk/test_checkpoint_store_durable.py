@@ -16,10 +16,10 @@ from checkpoint_stores import Events, FakeRank, stores, target, write_snapshot
 from waiting import until
 
 from robust_slurm.auto import HOOK_DIR
-from robust_slurm.checkpoint.store import archive
+from robust_slurm.checkpoint.store.disk import archive
+from robust_slurm.checkpoint.store.disk.writing import writer_environment
 from robust_slurm.checkpoint.store.events import Alarm, Committed, Outcome, Persisted
 from robust_slurm.checkpoint.store.store import Store
-from robust_slurm.checkpoint.store.writing import writer_environment
 from robust_slurm.checkpoint.training.client import Client
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from robust_slurm.checkpoint.format.layout import LayoutError
+from robust_slurm.checkpoint.store.disk.local import LocalDisk
+from robust_slurm.checkpoint.store.disk.writing import Writer, WriterError
 from robust_slurm.checkpoint.store.events import Alarm, Committed, Event, Outcome, Persisted
-from robust_slurm.checkpoint.store.local import LocalDisk
 from robust_slurm.checkpoint.store.shelf import Record, open_snapshot, read_header
-from robust_slurm.checkpoint.store.writing import Writer, WriterError
 
 COMMIT_WAIT = 60.0  # s for the other ranks' parts
 SLOWEST = 10e6  # bytes/s: below this a writer counts as hanging

@@ -10,7 +10,7 @@ import pytest
 from checkpoint_stores import SIZE, FakeRank, stores
 from waiting import until
 
-from robust_slurm.checkpoint.store import archive
+from robust_slurm.checkpoint.store.disk import archive
 from robust_slurm.checkpoint.store.events import Alarm, Committed, Persisted, Restore, Wanted
 
 

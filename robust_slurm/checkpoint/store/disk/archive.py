@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from robust_slurm import commands
+from robust_slurm.checkpoint.store.disk.local import LocalDisk
+from robust_slurm.checkpoint.store.disk.persist import COMMIT_WAIT, Destination, Job, Persister
 from robust_slurm.checkpoint.store.door import Connection
 from robust_slurm.checkpoint.store.events import Event, Outcome, Persisted
-from robust_slurm.checkpoint.store.local import LocalDisk
-from robust_slurm.checkpoint.store.persist import COMMIT_WAIT, Destination, Job, Persister
 from robust_slurm.checkpoint.store.ranks import Latest, Rank
 from robust_slurm.checkpoint.store.shelf import OWN, Shelf
 

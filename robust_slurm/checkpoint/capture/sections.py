@@ -1,0 +1,97 @@
+"""Choose the section for each object of a checkpoint, by its type and its key."""
+
+from __future__ import annotations
+
+from operator import is_
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from . import rng
+from .module_state import ModuleState
+from .object_state import (
+    GeneratorState,
+    GlobalGenerators,
+    LoaderState,
+    ObjectState,
+    PlainValue,
+    ScalerState,
+)
+from .optimizer_state import OptimizerState
+
+RNG = "rng"
+TRAINED = ("model", "optimizer")
+"""Only their tensors can be shared."""
+
+
+class ParameterNames:
+    """The names of the parameters of all models of a checkpoint."""
+
+    def __init__(self) -> None:
+        self._models: list[tuple[str, ModuleState]] = []
+        self._names: dict[torch.Tensor, str] = {}
+        self._named: list[object] = []
+
+    def add(self, prefix: str, model: ModuleState) -> None:
+        """``prefix``: comes before the names of this model's parameters, with a dot."""
+        self._models.append((prefix, model))
+
+    def __call__(self) -> dict[torch.Tensor, str]:
+        """Parameter → its name among all models; the same dict as long as no tree changed."""
+        named: list[object] = [model.names for _, model in self._models]
+        if not self._named or not all(map(is_, named, self._named)):
+            self._names = {}
+            for prefix, model in self._models:
+                for parameter, name in model.names.items():
+                    self._names.setdefault(parameter, f"{prefix}.{name}" if prefix else name)
+            self._named = named
+        return self._names
+
+
+def sections(key: str, found: Any, names: ParameterNames) -> Any:
+    """Return one section, or a list or dict of sections as the objects are given.
+
+    Models are added to ``names``, and optimizers read it. Raises TypeError for what cannot be
+    saved.
+    """
+    kind = kind_of(key)
+    if isinstance(found, list | tuple | dict) and (kind != "extra" or _all_objects(found)):
+        if isinstance(found, dict):
+            return {str(n): sections(f"{key}.{n}", part, names) for n, part in found.items()}
+        return [sections(f"{key}.{i}", part, names) for i, part in enumerate(found)]
+    trained = kind in TRAINED
+    if isinstance(found, nn.Module):
+        module = ModuleState(key, found, trained=trained)
+        if kind == "model":
+            names.add(key.removeprefix("model").lstrip("."), module)
+        return module
+    if isinstance(found, Optimizer):
+        return OptimizerState(key, found, names, trained=trained)
+    if key == RNG:
+        return GlobalGenerators(key, rng)
+    if rng.is_generator(found):
+        return GeneratorState(key, found)
+    if hasattr(found, "state_dict") and hasattr(found, "load_state_dict"):
+        made = ScalerState if ScalerState.is_of(found) else ObjectState
+        return (LoaderState if kind == "loader" else made)(key, found)
+    if kind != "extra":
+        raise TypeError(
+            f"{key}: a {type(found).__name__} has no state_dict() and load_state_dict()"
+        )
+    return PlainValue(key, found)
+
+
+def kind_of(key: str) -> str:
+    """Return "model", "optimizer", "loader", "extra" or "rng": the first word of the key."""
+    return key.partition(".")[0]
+
+
+def _all_objects(found: Any) -> bool:
+    """True if a list or dict holds only objects to restore; False for a plain value."""
+    parts = list(found.values()) if isinstance(found, dict) else list(found)
+    return bool(parts) and all(
+        (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")) or rng.is_generator(part)
+        for part in parts
+    )
