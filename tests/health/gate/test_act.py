@@ -1,4 +1,4 @@
-"""Draining the own node: the breaker's limits, others' reasons, dead ledgers, dead Slurm."""
+"""Draining the own node: the breaker's limits, other reasons than ours, the ledger."""
 
 from __future__ import annotations
 
@@ -9,96 +9,30 @@ import time
 from pathlib import Path
 from typing import Any
 
+import breaker_site
 import pytest
+from breaker_site import MILD, REASON, BreakerSite
 from fake_slurm import FakeSlurm
 from fake_system import FakeSystem, context
 from places import REPOSITORY
 
 from health.gate import act
-from health.gate.act import PLACES, Drainer, Outcome, drain_event, open_door
+from health.gate.act import PLACES, Outcome, drain_event, open_door
 from health.gate.breaker import Drain
 from health.gate.reserve import fleet_size, parse, refused_lately, reserve
-from health.node import rootfiles
-from health.node.system import Event
-from health.settings import Settings, defaults
+from health.settings import defaults
 
-REASON = "robust:node:xid-119:gpu3:reboot:job7"
-ELSEWHERE = "robust:node:xid-119:gpu0:none:job1"
-MILD = "robust:user:leftover-processes:-:clear-leftovers:job6"
+own_path, patience, site = breaker_site.own_path, breaker_site.patience, breaker_site.site
 
 
-class Site:
-    """A cluster of four nodes with a shared ledger."""
-
-    def __init__(self, path: Path) -> None:
-        self.slurm = FakeSlurm(path / "slurm", "n1", "n2", "n3", "n4")
-        self.state = path / "state"
-        (self.state / "nodes").mkdir(parents=True)
-        self.conf = path / "slurm.conf"
-        self.conf.write_text("NodeName=n[1-4]\n")
-        self.pauses: list[float] = []
-
-    def settings(self, ledger: bool = True, **breaker: float) -> Settings:
-        base = defaults(())
-        limits = {"max_nodes": 5, "max_percent": 50.0, "max_per_job": 2, **breaker}
-        return base._replace(
-            gate={**base.gate, "slurm_bin": str(self.slurm.bin), "scontrol_deadline": 5.0},
-            breaker={**base.breaker, **limits},
-            state_dir=str(self.state) if ledger else "",
-        )
-
-    def drain(
-        self,
-        node: str = "n1",
-        job: int = 7,
-        reason: str = REASON,
-        ledger: bool = True,
-        history: tuple[Event, ...] = (),
-        seconds: float = 20.0,
-        **breaker: float,
-    ) -> Outcome:
-        known = context(node=node, job=job, SLURM_CONF=str(self.conf))
-        system = FakeSystem(
-            files={str(self.conf): self.conf.read_text()}, context=known, history=history
-        )
-        settings = self.settings(ledger, **breaker)
-        until = time.monotonic() + seconds
-        return Drainer(settings, system, until, pause=self.pauses.append).drain(reason)
-
-    def reserved(self) -> list[str]:
-        path = self.state / "nodes" / "drains.jsonl"
-        raw = path.read_bytes() if path.exists() else b""
-        return [drain.node for drain in parse(rootfiles.records(raw))]
-
-
-@pytest.fixture(autouse=True)
-def own_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The door to Slurm sets this process's PATH."""
-    monkeypatch.setenv("PATH", os.environ["PATH"])
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that does other things too."""
-    monkeypatch.setattr(act, "LEDGER_S", 20.0)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
-
-
-# -- with the ledger --------------------------------------------------------------------------
-
-
-def test_a_drain_is_reserved_and_placed(site: Site) -> None:
+def test_a_drain_is_reserved_and_placed(site: BreakerSite) -> None:
     assert site.drain() == Outcome(drained=True)
     assert site.slurm.node()["reason"] == REASON
     assert site.slurm.drained == ["n1"]
     assert site.reserved() == ["n1"]
 
 
-def test_an_administrators_reason_is_kept(site: Site) -> None:
+def test_an_administrators_reason_is_kept(site: BreakerSite) -> None:
     site.slurm.set(state="IDLE+DRAIN", reason="replace the fan")
     outcome = site.drain()
     assert outcome == Outcome(kept="replace the fan")
@@ -106,7 +40,7 @@ def test_an_administrators_reason_is_kept(site: Site) -> None:
 
 
 def test_an_administrator_who_is_quicker_by_a_moment(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: BreakerSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def late(*args: Any) -> Any:
         decision = reserve(*args)
@@ -120,7 +54,7 @@ def test_an_administrator_who_is_quicker_by_a_moment(
 
 
 def test_a_slurm_conf_that_does_not_answer_costs_the_reservation(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: BreakerSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(act, "LEDGER_S", 0.3)
     monkeypatch.setattr(act, "fleet_size", lambda system: time.sleep(60))
@@ -132,7 +66,7 @@ def test_a_slurm_conf_that_does_not_answer_costs_the_reservation(
 
 @pytest.mark.parametrize(("old", "new", "wins"), [(MILD, REASON, REASON), (REASON, MILD, REASON)])
 def test_of_our_own_reasons_the_harder_one_stands(
-    site: Site, old: str, new: str, wins: str
+    site: BreakerSite, old: str, new: str, wins: str
 ) -> None:
     site.slurm.set(state="IDLE+DRAIN", reason=old)
     assert site.drain(reason=new) == Outcome(drained=True, stood=wins == old)
@@ -140,13 +74,13 @@ def test_of_our_own_reasons_the_harder_one_stands(
     assert site.reserved() == []  # the node was out already
 
 
-def test_a_person_who_edited_our_reason_owns_it(site: Site) -> None:
+def test_a_person_who_edited_our_reason_owns_it(site: BreakerSite) -> None:
     edited = f"{REASON} ticket 4711"
     site.slurm.set(state="IDLE+DRAIN", reason=edited)
     assert site.drain().kept == edited
 
 
-def test_the_breaker_holds(site: Site) -> None:
+def test_the_breaker_holds(site: BreakerSite) -> None:
     for number in (1, 2):
         assert site.drain(f"n{number}", job=number).drained
     outcome = site.drain("n3", job=3)
@@ -160,7 +94,7 @@ HARD = "robust:node:xid-79:gpu3:reboot:job0"
 HUNG = "robust:node:mount-hung:/home:none:job0"
 
 
-def test_a_dead_file_system_uses_up_nothing_that_broken_nodes_need(site: Site) -> None:
+def test_a_dead_file_system_uses_up_nothing_that_broken_nodes_need(site: BreakerSite) -> None:
     one = {"max_nodes": 1.0, "max_percent": 100.0, "standing_percent": 50.0}
     assert site.drain("n1", job=0, reason=HUNG, **one).drained
     refused = site.drain("n2", job=0, reason=HUNG, **one)
@@ -169,7 +103,7 @@ def test_a_dead_file_system_uses_up_nothing_that_broken_nodes_need(site: Site) -
     assert site.drain("n3", job=0, reason=REASON, **one).drained, "a cause of its own"
 
 
-def test_drains_that_stand_are_counted_whenever_they_were_made(site: Site) -> None:
+def test_drains_that_stand_are_counted_whenever_they_were_made(site: BreakerSite) -> None:
     day = time.time() - 86400.0
     for name in ("n1", "n2"):
         site.slurm.set(name, state="IDLE+DRAIN", reason=HUNG, time=day)
@@ -184,7 +118,7 @@ def test_drains_that_stand_are_counted_whenever_they_were_made(site: Site) -> No
 
 
 def test_drains_that_slurm_does_not_show_yet_count_as_standing(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: BreakerSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = {"max_nodes": 4.0, "max_percent": 50.0, "standing_percent": 50.0}
     assert site.drain("n1", job=0, reason=HUNG, **limits).drained
@@ -194,7 +128,7 @@ def test_drains_that_slurm_does_not_show_yet_count_as_standing(
     assert "2 other nodes stand" in site.drain("n3", job=0, reason=HUNG, **limits).bound
 
 
-def test_what_was_refused_is_kept_once(site: Site) -> None:
+def test_what_was_refused_is_kept_once(site: BreakerSite) -> None:
     one = {"max_nodes": 1.0, "max_percent": 100.0}
     assert site.drain("n1", job=0, reason=HUNG, **one).drained
     for _ in range(3):
@@ -206,7 +140,7 @@ def test_what_was_refused_is_kept_once(site: Site) -> None:
     assert site.reserved() == ["n1"]
 
 
-def test_one_job_cannot_walk_through_the_cluster(site: Site) -> None:
+def test_one_job_cannot_walk_through_the_cluster(site: BreakerSite) -> None:
     many = {"max_percent": 100.0}
     assert site.drain("n1", job=7, **many).drained
     assert site.drain("n2", job=7, **many).drained
@@ -214,7 +148,7 @@ def test_one_job_cannot_walk_through_the_cluster(site: Site) -> None:
     assert site.drain("n3", job=8, **many).drained
 
 
-def test_gates_that_fail_at_once_reserve_one_after_another(site: Site) -> None:
+def test_gates_that_fail_at_once_reserve_one_after_another(site: BreakerSite) -> None:
     code = (
         "import sys; sys.path[:0] = sys.argv[3:]\n"
         "from health.gate.reserve import reserve\n"
@@ -236,7 +170,7 @@ def test_gates_that_fail_at_once_reserve_one_after_another(site: Site) -> None:
     assert len(site.reserved()) == 3
 
 
-def test_the_fleet_is_what_slurm_conf_names(site: Site) -> None:
+def test_the_fleet_is_what_slurm_conf_names(site: BreakerSite) -> None:
     text = "Include nodes.conf\nNodeName=DEFAULT CPUs=4\nNodeName=a[01-10],b State=UNKNOWN\n"
     files = {"/c/slurm.conf": text, "/c/nodes.conf": "NodeName=x[1-2]y[1-3] # more\nNodeName=a01\n"}
     known = context(SLURM_CONF="/c/slurm.conf")
@@ -261,7 +195,7 @@ def test_records_that_are_none_are_left_out() -> None:
     assert parse([{**one._asdict(), "withdrawn": True}, one._asdict()]) == [one]
 
 
-def test_a_long_ledger_is_cut(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_ledger_is_cut(site: BreakerSite, monkeypatch: pytest.MonkeyPatch) -> None:
     from health.gate import fleet_file
     from health.gate.breaker import Limits
 
@@ -273,107 +207,7 @@ def test_a_long_ledger_is_cut(site: Site, monkeypatch: pytest.MonkeyPatch) -> No
     assert site.reserved()[-1] == "n199"
 
 
-# -- without it -------------------------------------------------------------------------------
-
-
-def test_slurms_own_records_stand_in_for_the_ledger(site: Site) -> None:
-    outcome = site.drain(ledger=False)
-    assert outcome.drained and outcome.note == "no state_dir is set"
-    assert site.pauses == [1.0]
-    shows = [call for call in site.slurm.calls if call[-1] == "node"]
-    assert len(shows) == 2  # before and after
-
-
-def test_a_dead_ledger_is_as_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(act, "LEDGER_S", 1.5)
-    held = rootfiles.lock(rootfiles.open_dir(str(site.state / "nodes")), "drains.lock")
-    assert held
-    outcome = site.drain()
-    assert outcome.drained and "no answer in 1.5 s" in outcome.note
-
-
-def test_a_ledger_of_somebody_else_is_as_none(site: Site) -> None:
-    (site.state / "nodes").chmod(0o777)
-    outcome = site.drain()
-    assert outcome.drained and "can be written by others" in outcome.note
-
-
-def test_the_breaker_counts_drains_that_slurm_shows(site: Site) -> None:
-    site.slurm.set("n2", state="IDLE+DRAIN", reason=ELSEWHERE)
-    site.slurm.set("n3", state="IDLE+DRAIN", reason="by hand")
-    assert site.drain("n1", ledger=False).drained
-    outcome = site.drain("n4", job=9, ledger=False)
-    assert "2 other nodes" in outcome.bound and site.slurm.node("n4")["state"] == "IDLE"
-    site.slurm.set("n2", state="IDLE+DRAIN", reason=ELSEWHERE, time=time.time() - 7200)
-    refused = site.drain("n4", job=9, ledger=False)  # out of the window, and still there
-    assert "2 other nodes stand drained automatically, the limit is 2 of 4" in refused.bound
-    assert site.drain("n4", job=9, ledger=False, standing_percent=100.0).drained
-
-
-def test_what_users_left_elsewhere_does_not_use_up_the_limit(site: Site) -> None:
-    for name in ("n2", "n3"):
-        site.slurm.set(name, state="IDLE+DRAIN", reason="robust:user:disk-full:/tmp:none:job1")
-    assert site.drain("n1", ledger=False).drained
-
-
-def test_one_drain_too_many_is_taken_back(site: Site) -> None:
-    """Another gate looked at the same moment and drained first."""
-    real = site.pauses.append
-
-    def meanwhile(seconds: float) -> None:
-        real(seconds)
-        site.slurm.set("n2", state="IDLE+DRAIN", reason=ELSEWHERE, time=time.time() - 5)
-
-    known = context(node="n1", job=7)
-    settings = site.settings(False, max_nodes=1)
-    drainer = Drainer(settings, FakeSystem(context=known), time.monotonic() + 20, pause=meanwhile)
-    outcome = drainer.drain(REASON)
-    assert "the limit is 1" in outcome.bound
-    assert site.slurm.drained == ["n2"]
-
-
-# -- without Slurm ----------------------------------------------------------------------------
-
-
-def test_a_dead_slurm_is_said_and_counts(site: Site) -> None:
-    site.slurm.die()
-    outcome = site.drain()
-    assert not outcome.drained and not outcome.bound and "unreachable" in outcome.error
-    assert site.reserved() == ["n1"]  # Slurm will drain it: the gate ends with 1
-
-
-def test_the_breaker_holds_without_slurm_too(site: Site) -> None:
-    for number in (1, 2):
-        assert site.drain(f"n{number}", job=number).drained
-    site.slurm.die()
-    assert "2 other nodes" in site.drain("n3", job=3).bound
-
-
-def test_without_anything_its_own_memory_counts(site: Site) -> None:
-    site.slurm.die()
-    assert site.drain(ledger=False).error
-    assert site.drain(ledger=False, max_nodes=0).bound
-
-
-def test_it_keeps_its_time(site: Site) -> None:
-    site.slurm.die(60.0)
-    began = time.monotonic()
-    assert "timeout" in site.drain(seconds=3.0).error
-    assert time.monotonic() - began < 20
-
-
-def test_no_scontrol_at_all(site: Site) -> None:
-    (site.slurm.bin / "scontrol").unlink()
-    outcome = site.drain()
-    assert outcome.error or outcome.kept or outcome.bound  # never a silent success
-    assert not outcome.drained
-
-
-def test_a_node_that_slurm_does_not_know(site: Site) -> None:
-    assert "knows no node n9" in site.drain("n9").error
-
-
-def test_a_hostile_node_name_is_no_option(site: Site) -> None:
+def test_a_hostile_node_name_is_no_option(site: BreakerSite) -> None:
     assert site.drain("n1,n2").error
     assert site.slurm.drained == []
 

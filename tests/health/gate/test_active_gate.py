@@ -2,75 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import os
-import signal
-import subprocess
-from collections.abc import Sequence
-from pathlib import Path
-from time import monotonic
-from typing import Any
 
 import pytest
 import sweep_site
+from fake_interpreter import FakeInterpreter
 from gate_site import GONE, GateSite, finding
-from waiting import until
 
 from epilog.cli import main as epilog
 from health.gate import active_answer, active_child
-from health.gate.active_answer import applying
-from health.gate.gate import Gate
 from health.sweep import main as sweep
 from prolog.cli import main as prolog
 
 site = sweep_site.site
+
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users"),
 ]
-ALL = sorted(applying(gpus=False))
-WRONG = {
-    "status": "FAIL", "class": "node", "check": "active-gemm-wrong", "device": "gpu3",
-    "evidence": "2 of 9 products differ", "action": "service",
-}  # fmt: skip
 REASON = "robust:node:active-gemm-wrong:gpu3:service:job"
-
-
-class FakeInterpreter:
-    """Says what it was called with, prints an answer, and ends with its code."""
-
-    def __init__(self, site: GateSite, undrain: str = "never", more: str = "") -> None:
-        self.path, self.log = site.path / "python", site.path / "asked"
-        self.passes()
-        site.settings(f"[active]\npython = '{self.path}'\nundrain = '{undrain}'\n{more}")
-
-    def says(
-        self, code: int, *rows: Any, before: str = "", ran: Sequence[str] = ALL, left: str = ""
-    ) -> None:
-        answer = json.dumps(
-            {
-                "findings": {"n1": rows},
-                "cleared": [] if rows else ["n1"],
-                "measured": [{"test": name} for name in ran],
-                "left_out": [left] if left else [],
-            }
-        )
-        text = f"#!/bin/sh\necho \"$@\" >> {self.log}\n{before}\necho '{answer}'\nexit {code}\n"
-        fresh = self.path.with_suffix(".new")
-        fresh.write_text(text)
-        fresh.chmod(0o755)
-        fresh.rename(self.path)
-
-    def passes(self) -> None:
-        self.says(0)
-
-    def fails(self) -> None:
-        self.says(1, WRONG)
-
-    @property
-    def asked(self) -> list[str]:
-        return self.log.read_text().splitlines() if self.log.exists() else []
 
 
 def results(site: GateSite) -> list[tuple[str, str]]:
@@ -300,105 +251,3 @@ def test_a_level_without_an_interpreter_keeps_it_drained(
     site.settings("[active]\nundrain = 'quick'\n")
     sweep([])
     assert site.slurm.drained == ["n1"] and "[active] python is not" in capfd.readouterr().err
-
-
-# -- a job comes meanwhile ----------------------------------------------------------------------
-
-
-def test_the_prolog_ends_a_test(site: GateSite) -> None:
-    python = FakeInterpreter(site)
-    pid_of_child = site.path / "child"
-    python.says(0, before=f"setsid sleep 60 & echo $! > {pid_of_child}; wait")
-    site.environ(job=0)
-    site.spool.mkdir()
-    tested = site.path / "tested"
-
-    def test() -> None:  # a process of its own, as the sweep is
-        found = active_child.test(Gate("sweep", [], os.environ), "quick", True, monotonic() + 60)
-        tested.write_text(found.result)
-
-    sweeping = multiprocessing.get_context("fork").Process(target=test)
-    sweeping.start()
-    until(lambda: pid_of_child.exists() and pid_of_child.read_text() != "", "the test runs")
-    site.environ(job=7)
-    assert prolog([]) == 0
-    assert state(int(pid_of_child.read_text())) == "gone", "also what left its session"
-    sweeping.join(10)
-    assert tested.read_text() == "owed"
-    assert active_child.give_way(str(site.spool)) == "", "the way is free"
-
-
-@pytest.mark.parametrize("who", ["prolog", "test"])
-def test_a_test_whose_gate_was_killed_is_ended(site: GateSite, who: str) -> None:
-    """SIGKILL of the sweep frees its claim; the test, in a session of its own, lives on."""
-    python = FakeInterpreter(site)
-    noted = site.path / "noted"
-    python.says(0, before=f"setsid sleep 60 & echo $$ $! > {noted}; wait")
-    site.environ(job=0)
-    site.spool.mkdir()
-
-    def test() -> None:
-        active_child.test(Gate("sweep", [], os.environ), "quick", True, monotonic() + 60)
-
-    sweeping = multiprocessing.get_context("fork").Process(target=test)
-    sweeping.start()
-    until(lambda: noted.exists() and noted.read_text() != "", "the test runs")
-    lock = site.spool / active_child.LOCK
-    until(lambda: lock.read_text() != "", "its note")
-    assert sweeping.pid is not None
-    os.kill(sweeping.pid, signal.SIGKILL)
-    sweeping.join(10)
-    pids = [int(word) for word in noted.read_text().split()]
-    assert all(state(pid) not in ("gone", "Z") for pid in pids)
-    if who == "prolog":
-        site.environ(job=7)
-        assert prolog([]) == 0
-    else:
-        python.passes()
-        gate = Gate("sweep", [], os.environ)
-        assert active_child.test(gate, "quick", True, monotonic() + 60).result == "passed"
-        assert lock.read_text() == "", "nobody need look for what has ended"
-    assert all(state(pid) in ("gone", "Z") for pid in pids), "also what left its session"
-
-
-def test_a_note_of_another_process_ends_nobody(site: GateSite) -> None:
-    site.spool.mkdir()
-    with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
-        (site.spool / active_child.LOCK).write_text(f"{other.pid} 1\n")
-        assert active_child.give_way(str(site.spool)) == ""
-        assert other.poll() is None
-        other.kill()
-
-
-def test_giving_way_takes_of_the_prologs_time(
-    site: GateSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    FakeInterpreter(site)
-    given: list[float] = []
-    check = Gate.check
-
-    def noted(self: Gate, where: Any, deadline_s: float) -> Any:
-        given.append(deadline_s)
-        return check(self, where, deadline_s)
-
-    def slow(spool: str) -> str:
-        begun = monotonic()
-        until(lambda: monotonic() > begun + 0.3, "a third of a second")
-        return ""
-
-    monkeypatch.setattr(Gate, "check", noted)
-    monkeypatch.setattr(active_child, "give_way", slow)
-    site.environ(job=7)
-    assert prolog([]) == 0
-    assert 15.0 < given[0] < 19.8
-
-
-def state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "gone"
-
-
-def test_the_way_is_free_where_nothing_ran(tmp_path: Path) -> None:
-    assert active_child.give_way(str(tmp_path / "nothing")) == ""

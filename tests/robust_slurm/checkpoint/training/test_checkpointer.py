@@ -1,13 +1,10 @@
-"""The user's class, beside a stand-in for robust-task's store: what is saved, waited for, said."""
+"""The Checkpointer beside a fake store: snapshots, waits for replicas, warnings."""
 
 from __future__ import annotations
 
-import errno
-import gc
 import os
 import threading
-import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +15,9 @@ from fake_checkpoint_store import FakeStore
 from torch.utils.data import DataLoader
 from waiting import until
 
-from robust_slurm import Checkpointer, CheckpointError, heartbeat
-from robust_slurm.checkpoint.capture.state import State
+from robust_slurm import Checkpointer, heartbeat
 from robust_slurm.checkpoint.copying.slots import map_file
 from robust_slurm.checkpoint.format.layout import read_snapshot
-from robust_slurm.checkpoint.training.saver import Saver
 
 
 @pytest.fixture
@@ -50,91 +45,6 @@ def test_every_step_is_a_complete_snapshot_the_store_knows_of(store: FakeStore) 
     assert torch.equal(weight, training.model[0].weight)
     training.ckpt.close()
     assert training.ckpt.stats.snapshots == 3
-
-
-def test_closed_it_lets_go_of_everything(store: FakeStore) -> None:
-    """At once: what is trained or evaluated next needs the memory."""
-    model = torch.nn.Linear(8, 8)
-    optimizer = torch.optim.AdamW(model.parameters())
-    checkpointer = Checkpointer(model=model, optimizer=optimizer, extra={"n": 1})
-    checkpointer.resume()
-    for step in (1, 2):
-        model(torch.ones(2, 8)).sum().backward()
-        optimizer.step()
-        checkpointer.save(step)
-    held = [weakref.ref(each) for each in (model, optimizer, *model.parameters())]
-    gc.collect()
-    gc.disable()
-    try:
-        checkpointer.close()
-        del model, optimizer
-        assert [each() for each in held] == [None] * len(held)
-    finally:
-        gc.enable()
-    assert checkpointer.extra == {"n": 1}
-
-
-@pytest.mark.parametrize("how", ["closed", "never begun", "interrupted"])
-def test_ended_it_holds_nothing(
-    store: FakeStore, how: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Whoever keeps it keeps no training; no thread is left. A schedule refers to its optimizer,
-    which refers to itself: that is left to the garbage collector."""
-    threads = set(threading.enumerate())
-    training = Training(directory=store.path.parent, every=2)
-    checkpointer = training.ckpt
-    if how == "never begun":
-        checkpointer.save(1.5)  # type: ignore[arg-type]
-        assert "step 1.5 was not saved: TypeError" in capfd.readouterr().err
-    else:
-        checkpointer.resume()
-        training.run(1, 3)
-    if how == "interrupted":
-        monkeypatch.setattr(Saver, "flush", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            checkpointer.close()
-    checkpointer.close()
-    held = [weakref.ref(each) for each in (training.model, *training.model.parameters())]
-    del training
-    gc.collect()
-    assert [each() for each in held] == [None] * len(held)
-    until(lambda: set(threading.enumerate()) <= threads, "the end of its threads")
-
-
-def interrupted(_saver: Saver, _timeout: float) -> str:
-    raise KeyboardInterrupt
-
-
-def test_closed_again_while_it_closes(
-    store: FakeStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """As a signal handler does, or another thread: it is over when the first one is."""
-    training = Training(directory=store.path.parent, every=2)
-    training.ckpt.resume()
-    training.run(1, 3)
-    calls: list[float] = []
-
-    def flush(_saver: Saver, timeout: float) -> str:
-        calls.append(timeout)
-        training.ckpt.close()
-        return ""
-
-    monkeypatch.setattr(Saver, "flush", flush)
-    training.ckpt.close()
-    assert len(calls) == 1 and capfd.readouterr().err == ""
-
-
-def test_closed_while_it_resumes(store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    training = Training()
-    look = State.look
-
-    def closing(state: State, keys: Collection[str]) -> None:
-        training.ckpt.close()
-        look(state, keys)
-
-    monkeypatch.setattr(State, "look", closing)
-    with pytest.raises(CheckpointError, match="closed while it resumed"):
-        training.ckpt.resume()
 
 
 def test_only_the_steps_that_are_asked_for_are_saved_and_the_last(store: FakeStore) -> None:
@@ -295,63 +205,6 @@ def test_without_an_optimizer_all_is_copied_inside_save(store: FakeStore) -> Non
             assert weight.unique().tolist() == [told["step"]]
 
 
-def test_no_room_in_memory_durable_steps_go_by_way_of_a_disk(
-    store: FakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    real = os.posix_fallocate
-
-    def full(fd: int, offset: int, size: int) -> None:
-        if str(store.path.parent) in str(Path(f"/proc/self/fd/{fd}").readlink()):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(fd, offset, size)
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    training = Training(directory=tmp_path / "d", every=3)
-    training.ckpt.resume()
-    client = training.ckpt._session.client  # type: ignore[union-attr]
-    store.tell("persist_at", step=6)
-    until(lambda: client.wants(6), "asked for step 6")
-    losses = training.run(1, 7)
-    assert len(losses) == 7
-    training.ckpt._session.saver.settle()  # type: ignore[union-attr]
-    told = store.wait("saved", 2)
-    assert [(m["step"], m["persist"]) for m in told] == [(3, True), (6, True)]
-    assert told[1]["file"] == str(tmp_path / "d" / ".staging" / "own-0-0.safetensors")
-    assert read_snapshot(told[1]["file"])[0].step == 6
-    assert not list(store.path.parent.glob("*.safetensors"))
-    said = capfd.readouterr().err
-    assert "finds no room" in said and "by way of" in said
-    training.ckpt.close()
-    assert store.wait("saved", 3)[2]["step"] == 7  # the last one is not lost
-    assert store.said("saved")[2]["persist"]
-
-
-def test_memory_that_is_full_later_holds_fewer_snapshots(
-    store: FakeStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    real = os.posix_fallocate
-
-    def two_fit(fd: int, offset: int, size: int) -> None:
-        if len(list(store.path.parent.glob("own-*.safetensors"))) > 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(fd, offset, size)
-
-    monkeypatch.setattr(os, "posix_fallocate", two_fit)
-    training = Training(replica_wait=LONG)
-    training.ckpt.resume()
-    for step in range(1, 7):
-        training.run(step, step)
-        assert store.wait("saved", step)[-1]["step"] == step
-        store.tell("complete", step=step, passed=step)
-    assert len(list(store.path.parent.glob("own-*.safetensors"))) == 2
-    assert store.said("slots")[-1]["replicas"] == 2
-    said = capfd.readouterr().err
-    assert "finds no room" in said and "Kept are 2 own and 2 replicas" in said
-    assert "Kept are 3" not in said and "no snapshots in memory" not in said
-    training.ckpt.close()
-
-
 def test_robust_srun_asks_for_the_durable_steps_after_the_first(store: FakeStore) -> None:
     """All ranks write the same steps: what one rank cannot keep up with, no other writes."""
     training = Training(directory=store.path.parent, every=2)
@@ -370,55 +223,6 @@ def test_robust_srun_asks_for_the_durable_steps_after_the_first(store: FakeStore
     told = store.wait("saved", 13)[8:]
     assert [m["step"] for m in told if m["persist"]] == [8]  # only memory has step 7
     second.ckpt.close()
-
-
-def test_large_extras_count_when_room_is_looked_for(
-    store: FakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    """Models and optimizers fit; what is in extra does not, which the first step shows."""
-    monkeypatch.setattr("robust_slurm.checkpoint.training.room.free", lambda _: 3_000_000)
-    average = torch.nn.Linear(1000, 1000)
-    training = Training(extra={"average": average}, directory=tmp_path / "d", every=2)
-    training.ckpt.resume()
-    assert "are free" not in capfd.readouterr().err
-    training.run(1, 3)
-    told = store.wait("saved", 1)
-    assert [(m["step"], m["persist"]) for m in told] == [(2, True)]  # by way of the disk
-    assert not list(store.path.parent.glob("*.safetensors"))
-    said = capfd.readouterr().err
-    assert "are free" in said and "no snapshots in memory" in said
-    training.ckpt.close()
-
-
-@pytest.mark.parametrize(("free", "files"), [(9_000_000, 2), (5_000_000, 1)])
-def test_where_not_all_snapshots_fit_fewer_are_kept(
-    store: FakeStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
-    free: int, files: int,
-) -> None:  # fmt: skip
-    monkeypatch.setattr("robust_slurm.checkpoint.training.room.free", lambda _: free)
-    training = Training(extra={"average": torch.nn.Linear(1000, 1000)}, replica_wait=LONG)
-    training.ckpt.resume()
-    for step in range(1, 5):
-        training.run(step, step)
-        store.wait("saved", step)
-        store.tell("complete", step=step, passed=step)
-    assert len(list(store.path.parent.glob("own-*.safetensors"))) == files
-    assert store.said("slots")[-1]["replicas"] == 0
-    assert f"Kept are {files} own and 0 replicas" in capfd.readouterr().err
-    training.ckpt.close()
-
-
-def test_less_room_than_the_state_needs_is_known_at_start(
-    store: FakeStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("robust_slurm.checkpoint.training.room.free", lambda _: 100)
-    training = Training()
-    training.ckpt.resume()
-    assert "are free" in capfd.readouterr().err
-    training.run(1, 2)
-    training.ckpt.close()
-    assert not store.said("saved")
 
 
 def test_forked_children_save_nothing_and_end_nothing(store: FakeStore) -> None:

@@ -1,0 +1,110 @@
+"""Draining the own node where the ledger or Slurm does not answer."""
+
+from __future__ import annotations
+
+import time
+
+import breaker_site
+import pytest
+from breaker_site import ELSEWHERE, REASON, BreakerSite
+from fake_system import FakeSystem, context
+
+from health.gate import act
+from health.gate.act import Drainer
+from health.node import rootfiles
+
+own_path, patience, site = breaker_site.own_path, breaker_site.patience, breaker_site.site
+
+
+def test_slurms_own_records_stand_in_for_the_ledger(site: BreakerSite) -> None:
+    outcome = site.drain(ledger=False)
+    assert outcome.drained and outcome.note == "no state_dir is set"
+    assert site.pauses == [1.0]
+    shows = [call for call in site.slurm.calls if call[-1] == "node"]
+    assert len(shows) == 2  # before and after
+
+
+def test_a_dead_ledger_is_as_none(site: BreakerSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(act, "LEDGER_S", 1.5)
+    held = rootfiles.lock(rootfiles.open_dir(str(site.state / "nodes")), "drains.lock")
+    assert held
+    outcome = site.drain()
+    assert outcome.drained and "no answer in 1.5 s" in outcome.note
+
+
+def test_a_ledger_of_somebody_else_is_as_none(site: BreakerSite) -> None:
+    (site.state / "nodes").chmod(0o777)
+    outcome = site.drain()
+    assert outcome.drained and "can be written by others" in outcome.note
+
+
+def test_the_breaker_counts_drains_that_slurm_shows(site: BreakerSite) -> None:
+    site.slurm.set("n2", state="IDLE+DRAIN", reason=ELSEWHERE)
+    site.slurm.set("n3", state="IDLE+DRAIN", reason="by hand")
+    assert site.drain("n1", ledger=False).drained
+    outcome = site.drain("n4", job=9, ledger=False)
+    assert "2 other nodes" in outcome.bound and site.slurm.node("n4")["state"] == "IDLE"
+    site.slurm.set("n2", state="IDLE+DRAIN", reason=ELSEWHERE, time=time.time() - 7200)
+    refused = site.drain("n4", job=9, ledger=False)  # out of the window, and still there
+    assert "2 other nodes stand drained automatically, the limit is 2 of 4" in refused.bound
+    assert site.drain("n4", job=9, ledger=False, standing_percent=100.0).drained
+
+
+def test_what_users_left_elsewhere_does_not_use_up_the_limit(site: BreakerSite) -> None:
+    for name in ("n2", "n3"):
+        site.slurm.set(name, state="IDLE+DRAIN", reason="robust:user:disk-full:/tmp:none:job1")
+    assert site.drain("n1", ledger=False).drained
+
+
+def test_one_drain_too_many_is_taken_back(site: BreakerSite) -> None:
+    """Another gate looked at the same moment and drained first."""
+    real = site.pauses.append
+
+    def meanwhile(seconds: float) -> None:
+        real(seconds)
+        site.slurm.set("n2", state="IDLE+DRAIN", reason=ELSEWHERE, time=time.time() - 5)
+
+    known = context(node="n1", job=7)
+    settings = site.settings(False, max_nodes=1)
+    drainer = Drainer(settings, FakeSystem(context=known), time.monotonic() + 20, pause=meanwhile)
+    outcome = drainer.drain(REASON)
+    assert "the limit is 1" in outcome.bound
+    assert site.slurm.drained == ["n2"]
+
+
+def test_a_dead_slurm_is_said_and_counts(site: BreakerSite) -> None:
+    site.slurm.die()
+    outcome = site.drain()
+    assert not outcome.drained and not outcome.bound and "unreachable" in outcome.error
+    assert site.reserved() == ["n1"]  # Slurm will drain it: the gate ends with 1
+
+
+def test_the_breaker_holds_without_slurm_too(site: BreakerSite) -> None:
+    for number in (1, 2):
+        assert site.drain(f"n{number}", job=number).drained
+    site.slurm.die()
+    assert "2 other nodes" in site.drain("n3", job=3).bound
+
+
+def test_without_anything_its_own_memory_counts(site: BreakerSite) -> None:
+    site.slurm.die()
+    assert site.drain(ledger=False).error
+    assert site.drain(ledger=False, max_nodes=0).bound
+
+
+def test_it_keeps_its_time(site: BreakerSite) -> None:
+    site.slurm.die(60.0)
+    began = time.monotonic()
+    assert "timeout" in site.drain(seconds=3.0).error
+    assert time.monotonic() - began < 20
+
+
+def test_no_scontrol_at_all(site: BreakerSite) -> None:
+    (site.slurm.bin / "scontrol").unlink()
+    outcome = site.drain()
+    assert outcome.error or outcome.kept or outcome.bound  # never a silent success
+    assert not outcome.drained
+
+
+def test_a_node_that_slurm_does_not_know(site: BreakerSite) -> None:
+    assert "knows no node n9" in site.drain("n9").error
