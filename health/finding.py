@@ -1,25 +1,16 @@
 """The findings of a check, and the ladder of actions that cure what they found. Pure.
 
-Imported before every job, by root: nothing here imports more than ``typing``.
+Imported before every job, by root: it imports the words of a drain reason alone.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-Status = Literal["PASS", "WARN", "FAIL", "ERROR"]
-# Whose fault: the machine's, a user's (files, processes), or that of the check's own tools.
-Class = Literal["node", "user", "tool"]
-ActionName = Literal[
-    "none",
-    "clear-leftovers",
-    "reset-gpu",
-    "restart-fabric-manager",
-    "restart-imex",
-    "reboot",
-    "service",
-]
+from robust_slurm.drain_reason import ActionName as ActionName
+from robust_slurm.drain_reason import Class as Class
 
+Status = Literal["PASS", "WARN", "FAIL", "ERROR"]
 STATUSES: tuple[Status, ...] = ("PASS", "WARN", "ERROR", "FAIL")  # in the order of severity
 
 

@@ -16,10 +16,10 @@ from health.finding import LADDER
 from health.gate.breaker import SHARED, Decision, Drain, Limits, allowed, cause_of, may_stand, stays
 from health.gate.holds import Rules, service
 from health.gate.reserve import Answer, fleet_size, reserve, withdraw
-from health.gate.verdict import parse_reason, with_action
 from health.node.system import Event, System
 from health.run.aside import aside
 from health.settings import Settings
+from robust_slurm.drain_reason import parse_reason
 
 if TYPE_CHECKING:
     from robust_slurm.slurm import Node, Slurm
@@ -123,7 +123,7 @@ class Drainer:
         if own.cause in SHARED:  # what came back is not this node's to mend
             return reason, ""
         why = service(parsed, self._events(), own.time, rules_of(self._settings))
-        return (with_action(parsed, "service"), why) if parsed and why else (reason, "")
+        return (parsed._replace(action="service").text, why) if parsed and why else (reason, "")
 
     def _place(self, own: Drain, reason: str) -> Outcome:
         answer, why_not = self._reserved(own, reason)

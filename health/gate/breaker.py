@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from health.gate.verdict import Reason
+from robust_slurm.drain_reason import Reason
 
 USER, TOOL, HARD_CAUSE = "user", "tool", "hard"
 LEMON = "lemon"  # drained on the word of users, with every check passing

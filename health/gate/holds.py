@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from health.finding import ACTIONS
-from health.gate.verdict import Reason, parse_reason, with_action
 from health.node.system import Event
+from robust_slurm.drain_reason import Reason, parse_reason
 
 DAY = 86400.0  # seconds
 SAME_S = 60.0  # in which prologs of jobs that start together may each record the drain
@@ -54,7 +54,7 @@ def service(reason: Reason | None, events: Iterable[Event], now: float, rules: R
     """
     if reason is None or reason.cls != "node" or ACTIONS[reason.action].proof != "recheck":
         return ""
-    own = Event(now, "drain", "", {"reason": with_action(reason, reason.action)})
+    own = Event(now, "drain", "", {"reason": reason.text})
     times = len(drains(reason.check, [*events, own], now))
     if rules.hold_times <= 0 or times < rules.hold_times:
         return ""

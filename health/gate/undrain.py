@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from health.gate.holds import settled
-from health.gate.verdict import Reason, parse_reason, without_reboot
 from health.history.cures import cured
 from health.node.system import Event
+from robust_slurm.drain_reason import Reason, parse_reason, without_reboot
 
 # Flags that say nothing about the node's health. With any other one, a person or Slurm itself has
 # something in hand there (DOWN, FAIL, MAINTENANCE, REBOOT_ISSUED, POWERED_DOWN, …).

@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from health.finding import ACTIONS, LADDER, ActionName, Class, Finding
+from health.finding import LADDER, Finding
 from health.run.report import Report
 from health.settings import Settings
-
-PREFIX = "robust"
-NO_DEVICE = "-"
-_DEVICE_LIMIT = 64  # characters
-
-# Slurm adds to a reason what becomes of `scontrol reboot` (set_node_reboot_reason), and scontrol
-# shows behind it who set it and when: " [root@2025-11-21T10:00:00]".
-_REBOOT = r"(?: : reboot (?:requested|issued|complete|timed out))"
-_REASON = re.compile(
-    rf"{PREFIX}:(?P<cls>node|user|tool):(?P<check>[a-z0-9-]+):(?P<device>[^:\s]+)"
-    r":(?P<action>[a-z-]+):job(?P<job>[0-9]+)"
-    rf"{_REBOOT}*(?: \[[^\[\]]*\])?"
-)
-
-
-class Reason(NamedTuple):
-    """A drain reason of ours, taken apart; ``device`` as it stands there, "" for "-"."""
-
-    cls: Class
-    check: str
-    device: str
-    action: ActionName
-    job: int  # 0: outside a job
+from robust_slurm.drain_reason import Reason
 
 
 class Verdict(NamedTuple):
@@ -76,36 +53,5 @@ def judge(report: Report, settings: Settings) -> Verdict:
 
 
 def reason_for(finding: Finding, job: int) -> str:
-    """``robust:<class>:<check>:<device>:<action>:job<id>``, without blanks."""
-    device = re.sub(r"[^A-Za-z0-9_./+-]+", "_", finding.device)[:_DEVICE_LIMIT] or NO_DEVICE
-    return f"{PREFIX}:{finding.cls}:{finding.check}:{device}:{finding.action}:job{job}"
-
-
-def parse_reason(text: str) -> Reason | None:
-    """A reason that ``reason_for`` made; None for any other text, also one with words added.
-
-    Words that Slurm itself adds when the node is rebooted by it do not count.
-    """
-    match = _REASON.fullmatch(text.strip())
-    if not match or match["action"] not in ACTIONS or len(match["job"]) > 18:
-        return None
-    device = match["device"]
-    return Reason(
-        cast(Class, match["cls"]),
-        match["check"],
-        "" if device == NO_DEVICE else device,
-        cast(ActionName, match["action"]),
-        int(match["job"]),
-    )
-
-
-def with_action(reason: Reason, action: ActionName) -> str:
-    """The text of a reason, with another action."""
-    device = reason.device or NO_DEVICE
-    return f"{PREFIX}:{reason.cls}:{reason.check}:{device}:{action}:job{reason.job}"
-
-
-def without_reboot(text: str) -> tuple[str, bool]:
-    """A reason without what Slurm added for a reboot, and whether it had added anything."""
-    plain = re.sub(rf"{_REBOOT}+$", "", text)
-    return plain, plain != text
+    """Return the drain reason for a finding that a job's gate made; ``job`` 0: outside a job."""
+    return Reason(finding.cls, finding.check, finding.device, finding.action, job).text

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable, Sequence
 
 from health.gate.holds import DAY, Rules, drains, held_until, settled
-from health.gate.verdict import parse_reason
 from health.node.system import Event
+from robust_slurm.drain_reason import parse_reason
 
 
 def lines(node: str, events: Sequence[Event], now: float, rules: Rules) -> list[str]:

@@ -1,6 +1,6 @@
 """The one typed door to Slurm: commands with deadlines in, immutable values or SlurmError out."""
 
-from robust_slurm.slurm.door import REASON_PREFIX, DrainResult, Slurm
+from robust_slurm.slurm.door import DrainResult, Slurm
 from robust_slurm.slurm.errors import Kind, SlurmError, classify
 from robust_slurm.slurm.model import (
     FINISHED,
@@ -16,7 +16,6 @@ from robust_slurm.slurm.run import Completed, Runner, run_command
 
 __all__ = [
     "FINISHED",
-    "REASON_PREFIX",
     "Allotted",
     "Completed",
     "DrainResult",

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from robust_slurm.drain_reason import PREFIX
 from robust_slurm.slurm.ask import job_argument
 from robust_slurm.slurm.errors import SlurmError
 from robust_slurm.slurm.model import Node
@@ -21,7 +22,6 @@ from robust_slurm.slurm.objects import Objects
 from robust_slurm.slurm.run import without_slurm
 from robust_slurm.text import one_line
 
-REASON_PREFIX = "robust:"
 # Set by slurmctld on a node that stopped answering and cleared when it comes back: nobody's word.
 _AUTOMATIC_REASONS = frozenset({"not responding"})
 _REASON_LENGTH = 200  # characters; more is unreadable in sinfo -R
@@ -163,12 +163,12 @@ class Slurm(Objects):
         until = self._until()
         before = self._one_node(node, until)
         text = before.reason or ""
-        ours = not text or text.startswith(REASON_PREFIX) or text.lower() in _AUTOMATIC_REASONS
+        ours = not text or text.startswith(PREFIX) or text.lower() in _AUTOMATIC_REASONS
         if not ours:
             return DrainResult(False, before)
         words = printable(reason, _REASON_LENGTH)
-        if not words.startswith(REASON_PREFIX):
-            words = printable(f"{REASON_PREFIX} {words}", _REASON_LENGTH)
+        if not words.startswith(PREFIX):
+            words = printable(f"{PREFIX} {words}", _REASON_LENGTH)
         self._run(
             ("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={words}"),
             until=until,
@@ -176,7 +176,7 @@ class Slurm(Objects):
         )
         return DrainResult(True, before)
 
-    def undrain(self, node: str, expect_reason_prefix: str = REASON_PREFIX) -> DrainResult:
+    def undrain(self, node: str, expect_reason_prefix: str = PREFIX) -> DrainResult:
         """Take a drain back, only if the node is drained for a reason with this prefix.
 
         UNDRAIN, not RESUME: a node that is also DOWN stays so.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from robust_slurm.drain_reason import Reason
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.protocol.messages import Finish, Stop
 from srun_wrapper.recover.reports import Reports
@@ -91,11 +92,11 @@ class Release:
 
     def _drain(self, incident: Incident) -> None:
         assert incident.plan is not None
-        # The node gate's grammar: its sweep takes the drain back when the node passes its checks.
+        # The node gate's sweep takes the drain back when the node passes its checks.
         what = incident.diagnosis.symptom.replace("_", "-")
         for name in filter(self._reports.reported, incident.plan.replace):
-            reason = f"robust:node:{what}:-:none:job{self._state.job_id}"
-            self._slurm.drain(name, reason)
+            reason = Reason("node", what, "", "none", self._state.job_id)
+            self._slurm.drain(name, reason.text)
 
     async def close(self) -> None:
         """End what runs in the background."""

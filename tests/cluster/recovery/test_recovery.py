@@ -11,8 +11,8 @@ from conftest import LabFactory
 from jobs import TOY, Training, check_incident, prepared, reference, start
 from waiting import until
 
-from health.gate.verdict import parse_reason
 from lab import Cluster
+from robust_slurm.drain_reason import parse_reason
 
 # The limit is ten times the longest time between two reports with a step, and at least the floor.
 QUICK_HANG = "--robust-hang-floor=2 --robust-interval=0.2"

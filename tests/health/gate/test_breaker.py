@@ -22,7 +22,7 @@ from health.gate.breaker import (
     standing_limit,
     stays,
 )
-from health.gate.verdict import parse_reason
+from robust_slurm.drain_reason import parse_reason
 
 LIMITS = Limits(max_nodes=3, max_percent=10.0, window=100.0, max_per_job=2)
 NOW = 1000.0

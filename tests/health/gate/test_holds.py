@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from health import cli
 from health.gate.holds import DAY, Rules, drains, held_until, service
-from health.gate.verdict import parse_reason
 from health.history.drain_times import lines
 from health.node.system import Event
 from health.sweep import main
+from robust_slurm.drain_reason import parse_reason
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from replay_corpus import DATA, Case, Corpus, pack, write
 from health import cli
 from health.checks import ALL
 from health.finding import ACTIONS
-from health.gate.verdict import parse_reason
+from robust_slurm.drain_reason import parse_reason
 
 CORPUS = Corpus()
 CASES = tuple(CORPUS.cases.values())
