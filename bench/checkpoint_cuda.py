@@ -115,7 +115,7 @@ def unseen(device: str, gpus: int, nodes: int) -> dict[str, str]:
 
 
 def speed(results: Results, device: str, size: str, runs: int) -> None:
-    """What saving costs, for a state of this size."""
+    """Measure the cost of saving a state of this size."""
     with Rank() as rank:
         found = rank.run("speed", device, SIZES[size], runs)
     if rank.alarms:

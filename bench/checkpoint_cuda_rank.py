@@ -69,7 +69,7 @@ class DeviceWork(Work):
         self.graph = graph
 
     def crc(self) -> int:
-        """Of all tensors, in their order."""
+        """Return the checksum of all tensors, in their order."""
         self.sync()
         return super().crc()
 
@@ -83,7 +83,7 @@ class DeviceWork(Work):
             torch.cuda.synchronize()
 
     def extra(self) -> dict[str, Any]:
-        """What is saved besides."""
+        """Return the objects that are saved beside model and optimizer."""
         return {} if self.scaler is None else {"scaler": self.scaler}
 
     def extra_state(self) -> Any:
@@ -119,7 +119,7 @@ def until_killed(work: DeviceWork) -> None:
 
 
 def resumed(work: DeviceWork) -> dict[str, Any]:
-    """What a fresh process resumes."""
+    """Resume in a fresh process, and report the state that it has then."""
     checkpointer = Checkpointer(model=work.model, optimizer=work.optimizer, extra=work.extra())
     step = checkpointer.resume()
     found = {"step": step, "crc": work.crc(), "extra": work.extra_state()}

@@ -81,7 +81,7 @@ class Node:
         return {**outcome._asdict(), "seconds": time.perf_counter() - began}
 
     def make_room(self, size: int) -> dict[str, Any]:
-        """As a node that waits without ranks; back when the room is there."""
+        """Make room as a node without ranks does, and return when the room is there."""
         self.store.room.prepare(size, 1)
         give_up_at = time.monotonic() + DEADLINE
         while self.store.room.sizes != [size]:

@@ -49,7 +49,7 @@ class Work:
         return found
 
     def state(self) -> dict[str, Any]:
-        """As scripts hand it to torch.save and to the peers."""
+        """Return the state as scripts hand it to torch.save and to the peers."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def step(self) -> None:
@@ -72,7 +72,7 @@ class Work:
         return took
 
     def crc(self) -> int:
-        """Of all tensors, in their order: to see that what was restored is what was saved."""
+        """Return the checksum of all tensors, in their order: it shows that a restore was right."""
         value = 0
         for tensor in self.tensors():
             flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""How often a failed job's first cause is named right, on logs with labels.
+"""Measure how often the first cause of a failed job is named right, on logs with labels.
 
 ``python -m bench.diagnosis CORPUS_DIR [--json FILE] [--all]``: the directory has ``*.log`` files
 and ``labels.json``, a list (or ``{"labels": [...]}``) of ``{"file", "layer", "also_layer",

@@ -161,7 +161,7 @@ def measure(results: Results, names: Sequence[str]) -> bool:
 
 
 def nvrx_version() -> str:
-    """Of the package that BENCH_NVRX belongs to."""
+    """Return the version of the package that BENCH_NVRX belongs to."""
     code = "import importlib.metadata as m; print(m.version('nvidia-resiliency-ext'))"
     argv = [str(Path(NVRX).with_name("python")), "-c", code]
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()

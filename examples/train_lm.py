@@ -249,7 +249,7 @@ def first_host(hosts: str) -> str:
 
 
 def why_here(done: int) -> str:
-    """What happened before, for the log."""
+    """Return a line for the log on the start or restart of the training."""
     where = f"resumed after step {done}" if done else "starting at step 1"
     epoch, reason = os.environ.get("ROBUST_EPOCH"), os.environ.get("ROBUST_RESTART_REASON")
     if not epoch:

@@ -102,7 +102,7 @@ def _of_device(out: dict[str, Any], device: Device) -> None:
 
 
 def _most(out: dict[str, Any], key: str, model: str, values: Mapping[str, int]) -> None:
-    """Of several GPUs of one model the best: one that is degraded sets no standard."""
+    """Keep the best value of several GPUs of a model: a degraded one sets no standard."""
     best = out.setdefault(key, {}).setdefault(model, {})
     for name, value in values.items():
         best[name] = max(best.get(name, 0), value)

@@ -39,7 +39,7 @@ def instead(path: str, error: Exception) -> tuple[Mapping[str, Any], str]:
 
 
 def lost(path: str, error: Exception) -> tuple[Mapping[str, Any], str] | None:
-    """As ``instead``, for a file that is not there, or empty; None: there was never a good one."""
+    """Return ``instead`` for a file that is missing or empty; None: there was never a good one."""
     return instead(path, error) if os.path.lexists(path + SUFFIX) else None
 
 

@@ -23,7 +23,7 @@ _LINES = (  # what sacctmgr is told; the QOS "normal" is there already
 )
 
 Start = Callable[[str, list[str], Callable[[], bool]], int]
-"""Of a daemon: its name, its words, and whether it answers by now."""
+"""Starts a daemon: its name, its command, and a function that is true once it answers."""
 
 
 def check_programs() -> None:

@@ -113,7 +113,7 @@ def _graft_pci(ours: Path) -> None:
 
 
 def _graft_modules(ours: Path) -> None:
-    """As `_graft`, with links in place of some hundred mounts."""
+    """Do the work of `_graft` with links in place of some hundred mounts."""
     place = Path("/sys/module")
     for name in _real(place):
         if not (ours / name).exists():

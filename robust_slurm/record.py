@@ -39,7 +39,7 @@ class NotFinite(NamedTuple):
     """The first loss that was not finite since the last finite one."""
 
     step: int | None
-    """As the training numbers it."""
+    """The step as the training numbers it."""
     loss: float
     proven: int | None
     """Newest step that a Checkpointer saved or resumed and that a finite loss was computed from;

@@ -40,7 +40,7 @@ class Case:
     per_node: int = 1
     spares: int = 0
     options: str = ""
-    """Of robust-srun."""
+    """Options of robust-srun."""
     python: str = "python"
     script: str = "{dir}/rank.py"
     program: str = ""

@@ -185,7 +185,7 @@ def _test(options: argparse.Namespace, began: float) -> int:
 
 @contextmanager
 def _alone(settings: Settings, claimed: bool) -> Iterator[None]:
-    """As root, with the node's claim: a job that Slurm starts here ends the tests."""
+    """Hold the node's claim, as root: a job that Slurm starts here ends the tests."""
     if claimed or os.geteuid() != 0:
         yield
         return

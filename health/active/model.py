@@ -126,7 +126,7 @@ class Measured(NamedTuple):
 
 
 def measured(data: Any) -> Measured:
-    """Of JSON from another process. ValueError for anything else."""
+    """Read a measurement from another process's JSON. ValueError for anything else."""
     if not isinstance(data, dict) or set(data) - set(Measured._fields):
         raise ValueError(f"not a measurement: {str(data)[:100]}")
     values, digests = data.get("values", {}), data.get("digests", {})
@@ -147,7 +147,7 @@ def measured(data: Any) -> Measured:
 
 
 def finding(data: Any) -> Finding:
-    """Of JSON from another process. ValueError, TypeError or KeyError for anything else."""
+    """Read a finding from another process's JSON. Raises ValueError, TypeError, KeyError."""
     status, cls, action = data["status"], data["class"], data["action"]
     if status not in STATUSES or cls not in ("node", "user", "tool") or action not in ACTIONS:
         raise ValueError(f"not a finding: {str(data)[:100]}")

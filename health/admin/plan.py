@@ -183,7 +183,9 @@ def _before(record: Mapping[str, Any], was: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _digests(record: Mapping[str, Any]) -> list[str]:
-    """Of all that robust-admin may have written there: several after a run that was cut off."""
+    """Return the digests of all that robust-admin may have written there.
+
+    They are several after a run that was cut off."""
     return [record["sha256"], *record.get("was", [])] if record else []
 
 

@@ -123,7 +123,10 @@ def _ran(data: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _findings(data: Any) -> tuple[Finding, ...]:
-    """Of whatever node they are: the process looked at this one. ValueError and the like."""
+    """Return the findings, by whatever name of the node: the process tested this one.
+
+    Raises ValueError, TypeError or KeyError.
+    """
     rows = [row for rows in data["findings"].values() for row in rows]
     if len(rows) > _MOST:
         raise ValueError(f"{len(rows)} findings")

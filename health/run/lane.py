@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(check: Check, ms: float, found: list[Finding], error: str) -> Outcome:
-    """Of a check that came to its end; what it raised closes the gate as an ERROR."""
+    """Return the outcome of a check that ended; an exception closes the gate as an ERROR."""
     findings = [_error(check, error)] if error else found
     return Outcome(check, ms, findings, worst(findings))
 

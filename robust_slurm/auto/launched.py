@@ -92,7 +92,7 @@ def ask(words: Sequence[str], environ: dict[str, str], files: Sequence[Any]) -> 
 
 
 class Launched:
-    """As much of ``subprocess.Popen`` as torchrun uses, of a child of robust-task."""
+    """The part of ``subprocess.Popen`` that torchrun uses, for a child of robust-task."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link

@@ -203,7 +203,7 @@ def _stand_in(
 
 
 def _leave(shim: int) -> None:
-    """As what robust-task starts: a session of its own, that ends with robust-task."""
+    """Leave the session, as a rank that robust-task starts, and end with robust-task."""
     import ctypes
     import signal
 

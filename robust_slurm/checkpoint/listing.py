@@ -34,7 +34,7 @@ class StepRow(NamedTuple):
     step: int
     state: str
     time: float | None
-    """Of the commit, seconds since 1970."""
+    """Time of the commit, seconds since 1970."""
     world: int | None
     mesh: dict[str, int]
     bytes: int

@@ -101,7 +101,9 @@ def _masters(optimizer: Any) -> list[Any]:
 
 
 def _buckets(state: dict[Any, Any]) -> list[list[dict[str, Any]]]:
-    """Of get_parameter_state_dp_reshardable: buffer number to {types: buckets}, beside totals."""
+    """Return all buckets of a state from get_parameter_state_dp_reshardable.
+
+    The state maps a buffer's number to {types: buckets}, beside totals."""
     buffers = [state[key] for key in sorted(key for key in state if isinstance(key, int))]
     return [bucket for buffer in buffers for found in buffer.values() for bucket in found]
 

@@ -14,7 +14,7 @@ OPEN = 256
 
 
 class Watermark:
-    """Of one epoch. A rank reports steps in rising order."""
+    """The watermark of one epoch. A rank reports steps in rising order."""
 
     def __init__(self) -> None:
         self.step = -1

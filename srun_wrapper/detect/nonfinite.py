@@ -13,7 +13,7 @@ UNPROVEN = 2  # steps; a norm at step s tells of a state saved as s or s - 1, se
 
 
 class Nans:
-    """Of the running epoch; the bound outlives it."""
+    """The losses of the running epoch that were not finite; the bound outlives the epoch."""
 
     def __init__(self) -> None:
         self.bound: Bound | None = None

@@ -43,7 +43,7 @@ class Stalls:
         return any(node.stalled and node.stalled_at > oldest for node in self._state.live())
 
     async def until(self, ready: Callable[[], bool], seconds: float) -> bool:
-        """As ``JobState.until``; the time counts anew after a stall or another disturbance."""
+        """Wait as ``JobState.until`` does; count the time anew after each stall or disturbance."""
         began = time.monotonic()
         while not await self._state.until(ready, began + seconds - time.monotonic()):
             if self.standing():

@@ -159,7 +159,7 @@ class Controller(NamedTuple):
 def call_waiting(
     outage: Outage, what: str, request: Callable[[], T], report: Callable[[str], None]
 ) -> T:
-    """As ``SlurmWait.call``, in a thread that may block."""
+    """Call Slurm as ``SlurmWait.call`` does, in a thread that may block."""
     while True:
         began = time.monotonic()
         try:

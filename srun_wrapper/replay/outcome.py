@@ -21,7 +21,7 @@ Losses = tuple[tuple[int, str], ...]
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one group. ``losses``: after exactly the steps asked for, else None."""
+    """The result of one group. ``losses``: after exactly the steps asked for, else None."""
 
     result: Literal["good", "bad", "unknown"]
     why: str = ""

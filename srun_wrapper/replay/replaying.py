@@ -49,7 +49,7 @@ class Replay:
     async def dual_phase(self) -> Found | None:
         """Find the bad nodes. None if a node was lost or the job ended in between."""
         state = self._state
-        # What ranks did in a replay is no progress of the job, and no pace to go by.
+        # Steps of a replay are no progress of the job, and say nothing about its pace.
         kept = (state.progress, state.pace, state.nans, state.world.steppers)
         state.progress, state.pace, state.nans = deepcopy(kept[:3])
         try:

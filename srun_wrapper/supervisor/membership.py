@@ -1,4 +1,4 @@
-"""The only writer of which nodes take part in the job, in which role, place and epoch."""
+"""The only writer of the job's nodes: their roles and places, and the epoch."""
 
 from __future__ import annotations
 

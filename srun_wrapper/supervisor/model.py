@@ -87,7 +87,7 @@ class Node:
 
     @property
     def gone(self) -> bool:
-        """It has left the job, for whatever reason."""
+        """True if the node has left the job, for whatever reason."""
         return self.role in GONE
 
     @property

@@ -38,7 +38,7 @@ class Vacancies:
 
     @property
     def spread(self) -> Spread:
-        """Of the places that are filled now."""
+        """Return the spread of the places that are filled now."""
         dp, pp, _tp = (max((n for n in some if some[n]), default=0) for some in self._spreads)
         return Spread(dp, pp, self._total)
 

@@ -96,7 +96,7 @@ class Ledger:
             self.spans[job] = spans
 
     def _taken(self, spans: Iterable[Span]) -> list[Span]:
-        """As many as there is room for."""
+        """Take as many spans as there is room for."""
         found = list(islice(spans, max(0, self._entries)))
         self._entries -= len(found)
         return found

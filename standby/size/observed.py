@@ -52,7 +52,7 @@ class Observed(NamedTuple):
 
     @property
     def several(self) -> Rate:
-        """Of events that took more than one node."""
+        """The rate of events that took more than one node."""
         return rate(sum(n for size, n in self.sizes.items() if size > 1), self.node_days)
 
     def groups(self, upper: bool) -> list[Source]:

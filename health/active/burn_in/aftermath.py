@@ -44,7 +44,7 @@ def results(judged: Judged, nodes: Sequence[str], level: Level) -> dict[str, dic
 
 
 def verdicts(judged: Judged, nodes: Sequence[str], settings: Settings) -> dict[str, Verdict]:
-    """Of the nodes that are to be drained, by the rules of the gate. Pure."""
+    """Return the verdicts on the nodes to drain, by the rules of the gate. Pure."""
     found = {}
     for node in nodes:
         bad = [f for f in judged.findings.get(node, ()) if f.status == "FAIL" and f.cls == "node"]
@@ -72,5 +72,5 @@ def write(settings: Settings, events: Mapping[str, Sequence[Event]]) -> str:
 
 
 def event(data: Mapping[str, Any]) -> Event:
-    """Of a node whose running boot nobody here knows."""
+    """Return a burn-in event of a node whose boot is not known here."""
     return Event(round(time.time(), 6), BURN_IN, "", data)

@@ -81,7 +81,7 @@ async def measure(
     baselines: Baselines = NO_BASELINES,
     said: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
-    """As ``run``, but for the judgement."""
+    """Run the tests as ``run`` does, without the judgement."""
     return await _Run(session, nodes, wanted, reference, baselines, said).outcome()
 
 
@@ -268,7 +268,7 @@ class _Run:
         return pairing.verdict()
 
     async def _rings(self, pairs: PairVerdict | None) -> None:
-        """Of nodes that nothing speaks against; through all, then, only what was good."""
+        """Run rings of nodes that passed so far; then one through all that passed these."""
         if "ring" not in self._shares:
             return
         seconds = self._shares["ring"]

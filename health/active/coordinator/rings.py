@@ -89,6 +89,6 @@ def _leaves(nodes: Sequence[str], leaf_of: Mapping[str, str]) -> list[list[str]]
 
 
 def _parts(nodes: Sequence[str]) -> list[Ring]:
-    """As many as needed, of the same size but for one node."""
+    """Return as few rings as possible, whose sizes differ by one node at most."""
     count = -(-len(nodes) // MOST)
     return [tuple(nodes[part::count]) for part in range(count)]

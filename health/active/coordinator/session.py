@@ -137,7 +137,7 @@ class Session:
         return f"{slot.who} came, but torch was not imported within {self._waited:g} s"
 
     def about(self, node: str, local: int = 0) -> About:
-        """Of a worker that is or was ready. KeyError for another."""
+        """Return the description of a worker that is or was ready. KeyError for another."""
         about = self._slots[node, local].about
         if about is None:
             raise KeyError(node)
@@ -254,7 +254,7 @@ class Session:
 
 
 def address(host: str, port: int) -> str:
-    """As one word, "[::1]:4000" where the host has colons itself."""
+    """Return the address as one word, "[::1]:4000" where the host has colons itself."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -35,7 +35,7 @@ ENOUGH = 2
 STANDARD = 3
 """Measured pairs under which a median says nothing."""
 FEW = 0.25
-"""Of the nodes (one, if they are few): if more would be named for speed there are two kinds."""
+"""Share of the nodes (at least one): if more would be named for speed, there are two kinds."""
 LEAF = 3
 """From so many nodes of a leaf on, if they are most of it, the leaf is suspected instead."""
 
@@ -279,7 +279,8 @@ def _lines(bad: Mapping[str, Bad]) -> str:
 def _bad_leaves(
     known: Facts, named: Iterable[str], nodes: Sequence[str], leaf_of: Mapping[str, str]
 ) -> frozenset[str]:
-    """Of which most nodes would be named and none passed across; there is another to compare."""
+    """Return the leaves of which most nodes would be named and none passed with a node of another
+    leaf; there is another leaf to compare with."""
     size = Counter(leaf_of.get(node, "") for node in nodes)
     bad = Counter(leaf_of.get(node, "") for node in named)
     reached = {leaf_of.get(n, "") for n, partners in known.passed.items() if any(partners.values())}

@@ -108,7 +108,7 @@ def _fits(name: str) -> bool:
 
 
 def baselines(events: Iterable[Event]) -> Baselines:
-    """Of the events of all nodes, in any order; only results that passed count."""
+    """Return the baselines from the events of all nodes; only results that passed count."""
     speeds: dict[tuple[str, str, str], dict[tuple[str, str], list[float]]] = defaultdict(dict)
     digests: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     for event in sorted(events, key=lambda event: event.time, reverse=True):

@@ -190,7 +190,7 @@ def _pairs(pairs: PairVerdict, measured: Sequence[Measured], found: _Found) -> N
 
 
 def _cure(device: str) -> ActionName:
-    """Of a slow device: the mildest that brings clocks and links back; the next test tells."""
+    """Return the mildest action that brings a slow device's clocks and links back."""
     return "reset-gpu" if device.startswith("gpu") else "reboot"
 
 

@@ -77,7 +77,7 @@ class Pairings:
             self._in[Pair(result.one, result.other)].record([result])
 
     def verdict(self) -> PairVerdict:
-        """Of all; ``median_gbps`` only where there is one kind."""
+        """Return the verdict on all nodes; ``median_gbps`` only where there is one kind."""
         return _together([pairing.verdict() for pairing in self._pairings])
 
 

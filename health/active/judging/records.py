@@ -38,7 +38,7 @@ def baselines(settings: Settings, deadline_s: float = READ_S) -> tuple[Baselines
 
 
 def _rows(known: Baselines) -> dict[str, Any]:
-    """As JSON can have it."""
+    """Return the baselines in the types of JSON."""
     return {
         "spreads": [[*key, *spread] for key, spread in known.spreads.items()],
         "digests": dict(known.digests),

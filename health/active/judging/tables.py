@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 def console(file: IO[str]) -> Console:
-    """One that reads no markup, emoji codes or links out of data."""
+    """Return a console that finds no markup, emoji codes or links in data."""
     width = None if file.isatty() else PIPE_WIDTH
     return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
 

@@ -30,7 +30,7 @@ _SAID = re.compile(r"^(?:\s*\d+: )?ROBUST-NVIDIA (\{.*\})$", re.MULTILINE)
 
 
 class Found(NamedTuple):
-    """Of one node. ``ran``: names of tests that it has results of."""
+    """The results of one node. ``ran``: names of tests that it has results of."""
 
     findings: tuple[Finding, ...] = ()
     measured: tuple[Measured, ...] = ()
@@ -102,7 +102,7 @@ def argv(
     dcgm_level: int | None,
     wanted: Sequence[str],
 ) -> list[str]:
-    """Of a task; ``python``: the interpreter and its options."""
+    """Return the command of a task; ``python``: the interpreter and its options."""
     words = [level, f"{seconds:.0f}", str(dcgm_level or 0), *wanted]
     return [*python, *commands.words("health.active.nvidia.job_tools"), *words]
 

@@ -77,7 +77,7 @@ def take_part(member: GroupMember, work: Work, progress: Progress) -> Timed:
 
 
 def _group(member: GroupMember, limit: float) -> Any:
-    """As torch.distributed makes a backend, but not the process's default one."""
+    """Make a backend as torch.distributed does, but not the process's default one."""
     wait = timedelta(seconds=limit)
     inner = member.store
     if member.device.cuda and isinstance(inner, Sealed):

@@ -17,7 +17,9 @@ _PIECE = 64 << 20  # bytes that are copied at a time
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> str:
-    """Of their raw bytes, hexadecimal; read by address, as torch would need numpy for it."""
+    """Return the digest of their raw bytes, hexadecimal.
+
+    The bytes are read by address: torch would need numpy to copy them."""
     made = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
         here = tensor.detach().cpu().contiguous()

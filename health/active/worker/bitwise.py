@@ -122,7 +122,7 @@ def _differs(name: str, first: Trained, other: Trained, runs: int) -> list[str]:
 
 
 def key(device: Device, name: str, steps: int, seed: int) -> str:
-    """Of a digest: "dense/MODEL/CAPABILITY/TORCH/LIBRARIES/STEPS/SEED/RECIPE"."""
+    """Return a digest's key: "dense/MODEL/CAPABILITY/TORCH/LIBRARIES/STEPS/SEED/RECIPE"."""
     return "/".join((name, *environment(device), str(steps), str(seed), f"r{RECIPE}"))
 
 

@@ -46,7 +46,10 @@ def backend(devices: Sequence[Device]) -> str:
 
 
 def limit(seconds: float, wait: float = 0.0) -> float:
-    """Of a test of so many seconds, with everything around it; ``wait``: the coordinator's."""
+    """Return the s that a test of ``seconds`` may take with all around it.
+
+    ``wait``: s that the coordinator waits.
+    """
     return max(2 * seconds + SPARE_S, wait - EARLIER_S)
 
 

@@ -222,7 +222,7 @@ def fractions(seed: int, count: int, bits: int, device: torch.device) -> torch.T
 
 
 def _signed(number: int) -> int:
-    """As int64 holds it."""
+    """Return the number as int64 holds its bits."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 

@@ -102,7 +102,7 @@ def one(device: Device, kind: Kind, seconds: float, seed: int) -> Measured:
 
 
 def key(device: Device, kind: Kind, n: int, seed: int) -> str:
-    """Of a digest: "gemm/DTYPE/MODEL/CAPABILITY/TORCH/LIBRARIES/SHAPE/SEED/RECIPE".
+    """Return a digest's key: "gemm/DTYPE/MODEL/CAPABILITY/TORCH/LIBRARIES/SHAPE/SEED/RECIPE".
 
     On a CPU the number of threads is part of the shape: it decides in which order sums are made.
     """

@@ -41,7 +41,7 @@ class Whole(NamedTuple):
     entry: Entry
     """Its first block's."""
     shape: tuple[int, ...]
-    """Of what is put together."""
+    """Shape of the tensor that is assembled."""
     blocks: tuple[tuple[Entry, Source], ...]
     """The blocks that form it, each with its source."""
     origin: tuple[int, ...]

@@ -23,7 +23,7 @@ class Item(NamedTuple):
 
     entry: Entry
     tensor: torch.Tensor
-    """Of the entry's shape and type, detached, on any device, maybe not contiguous."""
+    """It has the entry's shape and type; detached, on any device, maybe not contiguous."""
     late: bool
     """Only the optimizer's step changes it, so it may be copied until the next one."""
     frozen: bool = False
@@ -48,7 +48,7 @@ class Leaf(NamedTuple):
     plain: torch.Tensor
     """An alias of ``local`` as it was when the leaf was made: it keeps the memory."""
     memory: Memory
-    """Of ``local``, when the leaf was made."""
+    """The memory of ``local`` when the leaf was made."""
     shareable: bool
     """Data-parallel peers may hold the same and each keep a part."""
     item: Item

@@ -28,7 +28,7 @@ class Place(NamedTuple):
     """One module of the tree."""
 
     prefix: str
-    """Of its names, with a dot at the end; "" for the top."""
+    """Comes before its names, with a dot at the end; "" for the top."""
     raw: str
     """The same with wrappers' names in it."""
     module: nn.Module

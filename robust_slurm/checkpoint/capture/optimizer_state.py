@@ -146,7 +146,7 @@ class OptimizerState:
         return encode(part, path, self._state.add)
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Of its parameters, by name: what this rank holds of them."""
+        """Yield this rank's parts of the gradients of its parameters, by name."""
         groups = self.optimizer.param_groups
         for group, known in zip(groups, names_in(groups, self._names()), strict=True):
             for parameter, name in zip(group["params"], known, strict=True):
@@ -307,7 +307,7 @@ def is_plain_to_load(optimizer: Optimizer) -> bool:
 
 
 def names_in(groups: list[dict[str, Any]], names: Names) -> list[list[str | int]]:
-    """Of each group its parameters by name; by number in the optimizer where they have none."""
+    """Return each group's parameters by name, or by number in the optimizer if they have none."""
     found: list[list[str | int]] = []
     at = 0
     for group in groups:

@@ -23,7 +23,7 @@ class Share(NamedTuple):
     ranks: tuple[int, ...]
     """In ascending order, with the rank itself."""
     blocks: bool = False
-    """Of distributed tensors they hold the same blocks (HSDP), not only what is whole."""
+    """They hold the same blocks of distributed tensors too (HSDP), not only whole tensors."""
 
     @property
     def keepers(self) -> tuple[int, ...]:
@@ -151,7 +151,7 @@ class Fingerprint:
 
 
 def _sum(tensor: torch.Tensor) -> torch.Tensor:
-    """Of all bytes, four at a time where they are so many; 64 bits."""
+    """Return the sum of all bytes, read four at a time where their number allows; 64 bits."""
     flat = tensor.contiguous().view(-1)
     words = flat.view(torch.int32 if flat.nbytes % 4 == 0 else torch.uint8)
     return words.sum(dtype=torch.int64)

@@ -195,7 +195,7 @@ class State:
                 yield from section.gradients()
 
     def schedulers_missing(self) -> list[str]:
-        """Optimizers with which a learning-rate scheduler steps, where none is in ``extra``."""
+        """Return the optimizers with a learning-rate scheduler, if ``extra`` has no scheduler."""
         sections = list(self._all())
         if any(hasattr(getattr(each, "found", None), "get_last_lr") for each in sections):
             return []

@@ -37,7 +37,7 @@ class Ref(NamedTuple):
     """Reference to a tensor's data, with facts that its entry does not hold."""
 
     fqn: str
-    """Of its entry."""
+    """Name of its entry."""
     dtype: str = ""
     """torch's name, where the entry holds its bytes as another type."""
     device: str = ""
@@ -45,11 +45,11 @@ class Ref(NamedTuple):
     stride: tuple[int, ...] = ()
     """In items, of a tensor that is dense but not in row order (channels last)."""
     placements: tuple[str, ...] = ()
-    """Of a distributed tensor: one per dimension of its mesh."""
+    """Placements of a distributed tensor: one per dimension of its mesh."""
     mesh: tuple[int, ...] = ()
     """Shape of that mesh."""
     shape: tuple[int, ...] = ()
-    """Of all of it, where the entry says only what this rank holds."""
+    """Shape of the whole tensor, where the entry describes only this rank's part."""
 
 
 Encoded = Any

@@ -18,7 +18,7 @@ from .watch import Watch, differing
 CAREFUL = 3
 """Snapshots of an incarnation that are copied inside save() and watched."""
 CHECK_SHARE = 0.005
-"""Of the time since save() that a comparison may take later on: the pause of an evaluation is
+"""Share of the time since save() that a later comparison may take: the pause of an evaluation is
 checked, a step of a large model is not."""
 
 

@@ -55,7 +55,7 @@ class Sample:
 
 
 def on_host(taken: Sequence[torch.Tensor]) -> torch.Tensor:
-    """What ``take`` has returned, as one, once the devices have come so far."""
+    """Return the parts from ``take`` as one tensor on the host, after a wait for the devices."""
     parts = []
     for part in taken:
         device = gpu.device_of(part)

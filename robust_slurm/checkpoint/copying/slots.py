@@ -74,13 +74,13 @@ class Slot:
     def __init__(self, path: Path, index: int) -> None:
         self.path, self.index = path, index
         self.step: int | None = None
-        """Of the complete snapshot in it; None while it is invalid."""
+        """Step of the complete snapshot in it; None while it is invalid."""
         self.plan: Plan | None = None
         self.late: list[torch.Tensor] = []
         self.early: list[torch.Tensor] = []
         """Views of the file, in the order of Form.late and Form.early."""
         self.sample: Sample | None = None
-        """Of ``late``, as the last copy into it needed it."""
+        """Sample of ``late``, made when the last copy into the slot needed it."""
         self.unpinned = ""
         """Reason why CUDA could not register its memory, and the cost of that."""
         self._form: Form | None = None

@@ -37,7 +37,7 @@ def same_bits(saved: torch.Tensor, live: torch.Tensor) -> bool:
 
 
 def same_in_pieces(saved: torch.Tensor, live: torch.Tensor) -> bool:
-    """As ``same_bits``, for a device, which may have no room for all of it at once."""
+    """Compare as ``same_bits`` does, on a device that may not have room for all at once."""
     for piece, others in pieces(saved, live):
         one, other = _bits(piece), _bits(others)
         step = max(1, CHUNK // one.itemsize)
@@ -63,7 +63,7 @@ class Watch:
         self._found: set[int] = set()
         self._stop, self._over = threading.Event(), threading.Event()
         self.seconds = 0.0
-        """Of the last look."""
+        """Seconds that the last look took."""
 
     def run(self, saved: Sequence[torch.Tensor] | None) -> None:
         """Look until ``stop``, in the copy thread. ``saved``: what save() copied of ``live``, in

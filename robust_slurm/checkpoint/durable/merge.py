@@ -133,7 +133,7 @@ class Merged(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Of all tensors."""
+        """The number of blocks of all tensors."""
         return sum(len(b.parts) for whole in self.tensors for b in whole.blocks)
 
 

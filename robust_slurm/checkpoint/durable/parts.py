@@ -53,7 +53,7 @@ class Plain(NamedTuple):
     """One value that is no tensor, as a pickled record for others."""
 
     name: str
-    """As DCP's planner flattens it: ``optimizer.param_groups.0.lr``."""
+    """Flattened as by DCP's planner: ``optimizer.param_groups.0.lr``."""
     path: tuple[str | int, ...]
     """Keys that lead to it in the nested state."""
     place: Place
@@ -61,7 +61,7 @@ class Plain(NamedTuple):
 
 Groups = tuple[tuple[str, tuple[str, ...]], ...]
 Identity = tuple[str, int, int, int]
-"""Of a part: attempt, step, rank, world."""
+"""Identity of a part: attempt, step, rank, world."""
 
 
 class Part(NamedTuple):
@@ -69,20 +69,19 @@ class Part(NamedTuple):
 
     attempt: str
     snapshot: Snapshot
-    """As it was in the snapshot file."""
+    """The header of the snapshot file."""
     source: list[int]
     """Digest of the snapshot file that was written."""
     files: tuple[File, ...]
     places: tuple[Place, ...]
-    """Of each of ``snapshot.entries``."""
+    """Places of ``snapshot.entries``, in their order."""
     paths: Mapping[str, tuple[str | int, ...]]
     """fqn → keys that lead to the tensor in the nested state."""
     plain: tuple[Plain, ...]
     groups: Groups
-    """Of each parameter group of an optimizer: the name it has (``optimizer.param_groups.0``) and
-    its parameters."""
+    """Parameter groups of optimizers: name (``optimizer.param_groups.0``) → parameters."""
     contents: tuple[str, ...] = ()
-    """Of each private entry: what two ranks that hold the same have in common (``content_of``).
+    """For each private entry, a mark that is equal on ranks that hold the same (``content_of``).
     Empty: unknown for all."""
 
     @property
@@ -109,9 +108,9 @@ class Form:
         self.private = tuple(i for i, e in enumerate(self.entries) if e.kind == "private")
         self.shares = any(e.kind == "shared" for e in self.entries)
         self.cuts = tuple(_cuts(entry) for entry in self.entries)
-        """Of each entry, the dimensions that others hold parts of."""
+        """For each entry, the dimensions that other ranks hold parts of."""
         self.first: list[int] = []
-        """Of each entry, where in ``Outline.offsets`` its own begin."""
+        """For each entry, the index in ``Outline.offsets`` where its offsets begin."""
         self.limits = array("q")
         """The highest offset that each of ``Outline.offsets`` may be."""
         for entry, cuts in zip(self.entries, self.cuts, strict=True):
@@ -173,7 +172,7 @@ class Outline:
         return entry._replace(offsets=tuple(offsets))
 
     def place(self, index: int) -> Place:
-        """Of entry ``index``; plain values follow the entries. Raises ValueError."""
+        """Return the place of an entry; plain values follow the entries. Raises ValueError."""
         return Place(*self._flat[3 * index : 3 * index + 3])
 
     @cached_property

@@ -76,9 +76,9 @@ class Manifest(NamedTuple):
     world: int
     mesh: dict[str, int]
     time: float
-    """Of the commit, seconds since 1970."""
+    """Time of the commit, seconds since 1970."""
     bytes: int
-    """Of all data files."""
+    """Bytes of all data files."""
     parts: tuple[PartFile, ...]
     """By rank."""
     metadata: tuple[int, list[int]]
@@ -145,7 +145,7 @@ def committed(directory: str | Path) -> list[Committed]:
 
 
 def look(directory: str | Path) -> tuple[list[Committed], dict[int, str]]:
-    """As ``committed``, and the steps whose manifest is there but cannot be read: step → why."""
+    """Return ``committed``, and the steps whose manifest cannot be read: step → reason."""
     found, unreadable = [], {}
     for step, path in step_dirs(directory):
         try:
@@ -206,7 +206,7 @@ def read_outlines(path: Path, manifest: Manifest) -> list[Outline]:
 
 
 def read_outline(path: Path, manifest: Manifest, rank: int, known: dict[bytes, Any]) -> Outline:
-    """As ``read_rank``; ``known``: see ``parse_outline``."""
+    """Read a rank's part as ``read_rank`` does; ``known``: see ``parse_outline``."""
     return _read_pinned(path, manifest, rank, lambda raw: parse_outline(raw, known))
 
 

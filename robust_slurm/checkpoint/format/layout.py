@@ -44,7 +44,7 @@ class Entry(NamedTuple):
     fqn: str
     """Full name in the whole state, path joined by dots: ``model.0.weight``."""
     global_shape: tuple[int, ...]
-    """Of the tensor that this is a block of; ``shape`` itself for a whole one."""
+    """Shape of the whole tensor that this is a block of; ``shape`` itself for a whole one."""
     offsets: tuple[int, ...]
     """Indices of the block's first element in it."""
     kind: str
@@ -91,7 +91,7 @@ class Plan(NamedTuple):
 
     header_size: int
     offsets: tuple[int, ...]
-    """Of each entry's data, from the start of the file, in the order of ``entries``."""
+    """Offset of each entry's data in bytes, from the start of the file."""
     entries: tuple[Entry, ...]
     """Largest item size first, so that all are aligned without gaps; of each, frozen ones last."""
     size: int

@@ -9,6 +9,6 @@ def exceeds(size: int, estimate: int) -> bool:
 
 
 def megabytes(size: float) -> str:
-    """Of a snapshot: in MB below a GB, with a decimal below ten."""
+    """Return a snapshot's size in words: in MB below a GB, with a decimal below ten."""
     value, unit = (size / 1e6, "MB") if size < 1e9 else (size / 1e9, "GB")
     return f"{value:.{value < 10:d}f} {unit}"

@@ -28,11 +28,11 @@ class StateSum(NamedTuple):
     owner: int
     epoch: int
     parts: int
-    """Of names, types and shapes: which part of the state it is."""
+    """Checksum of names, types and shapes: it shows which part of the state this is."""
     tensors: int
-    """Of all their bytes."""
+    """Checksum of all bytes of the tensors."""
     values: int
-    """Of generators, loaders, schedules, extra: all that is no tensor."""
+    """Checksum of all that is no tensor: generators, loaders, schedules, extra."""
 
 
 def of_file(fd: int, size: int, threads: int = 1) -> StateSum:

@@ -53,7 +53,7 @@ def apart(claims: Mapping[int, Claim]) -> list[int]:
 
 
 class Comparison:
-    """Of the checksums that ranks report while they train, step by step as they come."""
+    """Compares the checksums that ranks report while they train, step by step as they come."""
 
     def __init__(self) -> None:
         self._first: dict[int, dict[tuple[int, int], tuple[int, int]]] = {}

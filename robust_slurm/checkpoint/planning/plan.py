@@ -43,7 +43,7 @@ class Transfer(NamedTuple):
     port: int
     target: str
     node: str
-    """Of the target."""
+    """Node of the target."""
     size: int
     tier: str
     """Tier of the source's copy."""
@@ -78,7 +78,7 @@ class Resume(NamedTuple):
     passed: tuple[Passed, ...]
     lines: tuple[str, ...]
     copies: Copies
-    """Of this step in memory, by owner."""
+    """Copies of this step in memory, by owner."""
     doubt: str = ""
     """Note on states left out, or used all the same, because they may hold a NaN."""
 

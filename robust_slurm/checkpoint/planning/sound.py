@@ -17,7 +17,7 @@ class Bound(NamedTuple):
     """The last state that a finite loss proved; what was saved after it may hold a NaN."""
 
     step: int
-    """Of that state; below 1: none was proven."""
+    """Step of that state; below 1: none was proven."""
     epoch: int
     """In which the loss stopped being finite: later ones began anew, from before."""
 

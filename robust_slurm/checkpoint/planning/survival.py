@@ -106,7 +106,7 @@ def _fatal_pairs(together: Mapping[int, set[int]]) -> int:
 
 
 def _group_name(name: str, names: Sequence[str]) -> str:
-    """As people say it; with the dimension's name where two dimensions are of one kind."""
+    """Return the usual name of the dimension's groups, with its own where two are of one kind."""
     kind = _KINDS.get(name)
     if kind is None:
         return f"{name} group"

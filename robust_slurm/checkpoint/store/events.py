@@ -11,7 +11,7 @@ class Target(NamedTuple):
     """Target of an owner's replica."""
 
     rank: int
-    """Of the peer, for people."""
+    """Rank of the peer, for messages to people."""
     host: str
     port: int
     node: str

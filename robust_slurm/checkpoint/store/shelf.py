@@ -60,7 +60,7 @@ class Record:
 
     @property
     def slot(self) -> int:
-        """Of an own or replica file."""
+        """Slot of an own or replica file."""
         return parse_name(self.file)[2]
 
 

@@ -162,7 +162,7 @@ class Store:
         self._desk.orders.stand_at(step)
 
     def state_sums(self, step: int) -> list[StateSum]:
-        """Of all the state that the ranks here saved as this step. Reads all of it."""
+        """Return checksums of all state that the ranks here saved as this step. Reads all of it."""
         threads = digest.workers(8)
         found = (self._shelf.state_sum(record, threads) for record in self._desk.own(step))
         return [each for each in found if each is not None]

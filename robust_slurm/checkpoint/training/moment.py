@@ -84,8 +84,8 @@ class Moments:
         return Moment(form, values, self._late, self._early)
 
     def to_hold(self) -> Held | None:
-        """As ``look``, for a step that may be saved later: what changes before the next optimizer
-        step is copied. None where nothing could tell whether the rest has changed."""
+        """Look at a step that may be saved later, and copy all that changes before the next
+        optimizer step. None where nothing could detect that the rest has changed."""
         now = self.look(trusting=True)
         small = [t.nbytes <= SMALL or t.is_inference() for t in now.early]
         if not (all(small) or self.steady):
@@ -101,7 +101,7 @@ class Moments:
         return Held(moment, self._fingerprint, whole=whole)
 
     def sample(self, late: list[torch.Tensor]) -> Sample:
-        """Of these, the same object as long as the tensors are the same."""
+        """Return the sample of these tensors; the same object as long as they are the same."""
         if not _same(late, self._sample.tensors):
             self._sample = Sample(late)
         return self._sample

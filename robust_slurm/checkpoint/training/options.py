@@ -12,7 +12,7 @@ DEBUG = "ROBUST_DEBUG_CHECKPOINTS"
 
 class Options(NamedTuple):
     directory: str
-    """Of the durable tier, absolute; "" for none."""
+    """Directory of the durable tier, absolute; "" for none."""
     every: int
     """Steps between durable checkpoints; 0: never by step."""
     keep: int

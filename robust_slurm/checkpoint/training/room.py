@@ -42,7 +42,7 @@ class Rung(NamedTuple):
     extra: int
     """One more of its own while one is written to disk."""
     replicas: int
-    """Of another rank."""
+    """Replicas of another rank."""
 
     @property
     def files(self) -> int:

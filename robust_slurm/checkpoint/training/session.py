@@ -118,7 +118,7 @@ class Session:
             self._stand(step)
 
     def _began(self, step: int) -> None:
-        """Whoever has saved a later step in this epoch has given it up."""
+        """Report the step after which the rank begins: later steps of this epoch are given up."""
         if self.client is not None:
             self.client.say("began", step=step, line=self._line)
 

@@ -67,7 +67,7 @@ class Meter:
         self._then = self._then._replace(blocked_s=self._then.blocked_s + seconds)
 
     def cost(self, replica_s: float) -> Cost:
-        """Of the snapshot before the one that begins now. ``replica_s``: see ``Cost``."""
+        """Return the cost of the last snapshot; another begins now. ``replica_s``: see ``Cost``."""
         was, now = self._then, self._now
         self._then = now
         steps = now.step - was.step if was.at else 0

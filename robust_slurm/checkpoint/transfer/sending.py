@@ -76,7 +76,7 @@ class Offer(NamedTuple):
         )  # fmt: skip
 
     def record(self, file: str, inode: int) -> Record:
-        """Of the file in which it is now complete."""
+        """Return the record of the file in which the snapshot is now complete."""
         record = Record(
             file, step=self.step, world=self.world, needs=self.needs, epoch=self.epoch,
             size=self.size, inode=inode, digest=self.digest, same=self.same, line=self.line,

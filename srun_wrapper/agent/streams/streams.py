@@ -24,7 +24,7 @@ class Streams:
         watch = StepPattern(regex, RecordWriter(record).beat) if regex else None
         self._ends: list[int] = []
         self.pumps: list[Pump] = []
-        """That of stderr first."""
+        """The pump of stderr comes first."""
         self.err = self._pipe()
         self.pumps.append(Pump(self._source, sinks.err, transform=sinks.label_err, watch=watch))
         self.out = 1

@@ -18,7 +18,7 @@ class Said(msgspec.Struct):
 
     ready: int = 0
     arguments: int = 0
-    """Of the script, at the end of the command line."""
+    """Number of the script's arguments, at the end of the command line."""
     pid: int = 0
     stand_in: int = 0
     """Not 0: the process is the one that was asked for under this number."""

@@ -280,7 +280,7 @@ def _ranks(environ: Mapping[str, str]) -> int:
 
 
 def _environ_of(pid: int) -> dict[str, str]:
-    """Of a process at its start; {} if it has gone."""
+    """Return the environment of a process at its start; {} if the process has gone."""
     try:
         words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

@@ -31,7 +31,7 @@ class Standing:
         self.step = NOWHERE
         """Step after which the ranks are to stand."""
         self.since: float | None = None
-        """When the first rank stood there."""
+        """Time when the first rank waited there."""
         self._released = -math.inf  # when the ranks were last ordered to go on
 
     @property

@@ -101,7 +101,7 @@ class StandbyRequests:
             self.send_away()
 
     def send_away(self) -> None:
-        """Those that were asked for and are not needed."""
+        """Withdraw the requests for standby nodes that are not needed."""
         for request in self._unused():
             self._journal.event("companion_sent_away", number=request.number)
             self.drop(request.number)

@@ -25,7 +25,7 @@ the next one may; ``refused``: Slurm gives no node."""
 
 
 class Requester(NamedTuple):
-    """What a request for a standby node is made of, and with."""
+    """The parts from which requests for standby nodes are made."""
 
     launch: steps.Launch
     secrets: steps.Secrets
@@ -35,12 +35,12 @@ class Requester(NamedTuple):
 
 
 class Barred(NamedTuple):
-    """Nodes that must not come."""
+    """Nodes that must not become standby nodes of this job."""
 
     bad: list[str]
     """The list grows."""
     earlier: Sequence[Bad] = ()
-    """Evidence of the job's last steps; such a node comes where there is no other."""
+    """Nodes with evidence from the job's last steps; they are used where there is no other."""
 
 
 @dataclass(slots=True)

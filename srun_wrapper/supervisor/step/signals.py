@@ -37,7 +37,7 @@ class Signals:
         self._state.bus.broadcast(Signal(signum))
 
     def _terminate(self, signum: int) -> None:
-        """As srun does: pass it on; a second Ctrl-C within a second ends the step."""
+        """Pass the signal on as srun does; a second Ctrl-C within a second ends the step."""
         now = time.monotonic()
         self._interrupts = [t for t in self._interrupts if now - t < 1.0] + [now]
         self._state.signalled = signum

@@ -1,4 +1,4 @@
-"""The real StandbyNodes, with real processes in place of srun."""
+"""StandbyNodes for tests, with real processes in place of srun."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAITS = "import time; time.sleep(60)"
 
 
 class Boss:
-    """What StandbyNodes are built of; ``asked`` has the nodes that srun was to take."""
+    """The parts of StandbyNodes; ``asked`` lists the nodes that srun was given."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.config = Config(standby_wait=5.0)
@@ -77,17 +77,17 @@ class Boss:
 
     @property
     def events(self) -> list[str]:
-        """The names of the events that were recorded."""
+        """Return the names of the recorded events."""
         return [name for name, _ in self.journal.events]
 
     async def chatter(self, words: int = 20) -> None:
-        """Agents of other nodes say something."""
+        """Have agents of other nodes send a message."""
         for _ in range(words):
             self.state.changed.set()
             await asyncio.sleep(0)
 
     def comes(self, number: int) -> None:
-        """The agent of a standby node says hello."""
+        """Have the agent of a standby node send its hello."""
         key, name = (number, "0", 0), f"s{number}"
         hello = Hello(number, "0", 0, name, tuple(range(8)), 1, 8, 7000, 7001, number, 0, 0)
         line: Any = SimpleNamespace(send=lambda _m: None)

@@ -32,7 +32,7 @@ from ..parts import Outline, Place
 
 Keys = tuple[str | int, ...]
 MAX_BLOCKS = 1_000_000
-"""Of all tensors. DCP has several objects in memory for each, and pickles them."""
+"""Limit for all tensors together. DCP holds several objects for each block, and pickles them."""
 
 
 class TooManyBlocks(DurableError):

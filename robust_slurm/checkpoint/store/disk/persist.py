@@ -35,7 +35,7 @@ class Job(NamedTuple):
     owner: int
     step: int
     slot: int
-    """That must not be overwritten meanwhile; -1 for none."""
+    """The slot that must not be overwritten meanwhile; -1 for none."""
     record: Record | None
     """None for a file outside the store's directory."""
     destination: Destination
@@ -97,7 +97,7 @@ class Persister:
 
     @property
     def steps(self) -> set[int]:
-        """Of this epoch, that are being or going to be written."""
+        """Steps of this epoch that are being written or wait for it."""
         with self._change:
             now = [self._now] if self._now and self._writing and not self._past else []
             return {job.step for job in [*self._jobs, *now]}

@@ -69,7 +69,7 @@ class _EndedError(Exception):
 
 
 class _Answers:
-    """Of one process: taken from its output by a thread, given to whoever asked."""
+    """The answers of one process: a thread reads them and hands each to its asker."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process

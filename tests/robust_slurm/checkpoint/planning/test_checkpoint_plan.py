@@ -35,7 +35,7 @@ def shared(places: list[Place], step: int, same: dict[int, int]) -> list[Place]:
 
 
 def test_all_copies_of_a_snapshot_that_its_rank_withdrew_are_left_out() -> None:
-    """Those of other epochs and owners are not, nor replicas of one that cannot be read."""
+    """Copies of other epochs and owners stay, and replicas of a snapshot that cannot be read."""
     broken = change(healthy(7, 8), 1, 8, ok=False, why="rank 1 could not use it: size")
     assert plan(broken, SEATS, 4).step == 8
     torn = change(healthy(7, 8), 1, 8, ok=False, why=f"{WITHDRAWN}it changed")
