@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -98,19 +99,25 @@ def main(
     except ConfigError as error:
         print(f"robust-status: {error}", file=sys.stderr)
         return 2
+    target = sys.stdout if out is None else out
+    try:
+        code = _show(args, config, slurm, target)
+        target.flush()
+        return code
+    except BrokenPipeError:  # `robust-status | head`; Python writes what is left at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
+        return 0
+
+
+def _show(args: argparse.Namespace, config: Config, slurm: Slurm | None, out: IO[str]) -> int:
     if args.diagnose:
         named = config.signatures_file
         site = args.signatures or (Path(named).expanduser() if named else None)
-        return _diagnose(args.diagnose, site, args.json, sys.stdout if out is None else out)
+        return _diagnose(args.diagnose, site, args.json, out)
     door = slurm if slurm is not None else Slurm(deadline_s=_DEADLINE_S)
-    target = sys.stdout if out is None else out
-    try:
-        if args.job is not None:
-            return _show_job(args.job, config.state_dir, door, args.json, target)
-        return _show_all(config, door, args.json, target)
-    except BrokenPipeError:  # `robust-status | head`
-        sys.stderr.close()
-        return 0
+    if args.job is not None:
+        return _show_job(args.job, config.state_dir, door, args.json, out)
+    return _show_all(config, door, args.json, out)
 
 
 def _diagnose(paths: Sequence[Path], site: Path | None, as_json: bool, out: IO[str]) -> int:

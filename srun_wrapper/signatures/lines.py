@@ -28,6 +28,7 @@ ISO_SYSLOG = re.compile(
     rf"(\d{{4}}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)? ({HOST}) "
     r"(?=(?:kernel|slurmd|slurmctld|systemd|nvidia\S*)(?:\[\d+\])?: )"
 )
+HOST_KERNEL = re.compile(r"(?=[\w.-]{0,99}[\d-])([A-Za-z][\w.-]{0,99}) (?=kernel: )")
 DMESG = re.compile(
     r"\[ *(?:\d+\.\d{6}|[A-Z][a-z]{2} [A-Z][a-z]{2} +\d+ [\d:]{8} \d{4})\](?:\[ *[TC]\d+\])? ?"
 )
@@ -121,6 +122,8 @@ def _peel(line: Line, hosts: frozenset[str]) -> Line:
         return replace(line, text=text[m.end() :], task=_int(m[1] or m[2]))
     if (m := SYSLOG.match(text)) or (m := ISO_SYSLOG.match(text)):
         return replace(line, text=text[m.end() :], node=m[2])
+    if m := HOST_KERNEL.match(text):
+        return replace(line, text=text[m.end() :], node=m[1])
     if m := (DMESG.match(text) or FULL.match(text)):
         return replace(line, text=text[m.end() :])
     if m := LEVEL.match(text):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from robust_slurm.commands import words
 from status.cli import main
 
 SLURM = "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2024-05-01T10:31:40 ***\n"
@@ -34,6 +38,16 @@ def test_a_bad_node_is_named(tmp_path: Path) -> None:
     assert "evict:    n3" in run(str(log))[1]
     code, text = run(str(log), "--json")
     assert code == 0 and json.loads(text)["evict"] == ["n3"]
+
+
+def test_a_reader_that_has_gone_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("[rank3]: KeyError: 'labels'\n")
+    read, write = os.pipe()
+    os.close(read)  # as `| head` does when it has enough
+    command = [sys.executable, *words("status.cli"), "--diagnose", str(tmp_path / "a.log")]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_an_unknown_cause_is_exit_code_1(tmp_path: Path) -> None:

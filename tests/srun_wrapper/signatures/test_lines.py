@@ -28,6 +28,8 @@ def only(text: str) -> Line:
         ("\x1b[31m[rank1]:\x1b[0m KeyError", "KeyError", 1, None, ""),
         ("10%|# | 1/9 [00:01]\r\x1b[ATraceback", "Traceback", None, None, ""),
         ("May  1 10:30:58 n2 kernel: NVRM: Xid", "kernel: NVRM: Xid", None, None, "n2"),
+        ("n2 kernel: NVRM: Xid", "kernel: NVRM: Xid", None, None, "n2"),
+        ("Linux kernel: 5.4", "Linux kernel: 5.4", None, None, ""),
         (
             "(W pid=1) ERROR 05-01 10:00:00 [core.py:58] KeyError: 'x'",
             "KeyError: 'x'",
