@@ -31,7 +31,7 @@ test bench: PACKAGES += $(MORE_PACKAGES)
 
 # All of it runs, also after a failure. Lint runs beside the first tests: it has one core only.
 # The first look at the tests compiles them once; each worker would do it by itself.
-# tests.rerun runs a cluster test that failed once more, alone (docs/testing.md).
+# tests.rerun runs a live test that failed once more, alone (docs/testing.md).
 test: setup
 	@failed=0; \
 	$(MAKE) --no-print-directory lint & lint=$$!; \

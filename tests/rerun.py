@@ -1,4 +1,7 @@
-"""A pytest plugin: a cluster test that failed runs once more, alone, after all others.
+"""A pytest plugin: a live test that failed runs once more, alone, after all others.
+
+A test is live if it brings up a real Slurm (marked `cluster`) or, seen while it ran, started a thread
+or a process or opened a socket: it waits for something that shares this machine's few cores.
 
 `make test` loads it (`-p tests.rerun`). A test that passes then is flaky: the run is green, the
 test is printed under FLAKY with both outputs and added to tests/flaky.toml, which every run prints.
@@ -11,6 +14,7 @@ import datetime
 import json
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Collection, Generator, Sequence
 from pathlib import Path
@@ -18,11 +22,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-MOST = 5  # known flaky tests; also failures of cluster tests that can be flakiness
+MOST = 5  # known flaky tests; also failures of live tests that can be flakiness
 DAYS = 7
 ALONE_S = 660.0  # the time limit of a test is 600 s
 FILE = Path("tests/flaky.toml")
 _BAD = ("failed", "error")
+# Python's audit events; the start of a thread is one since 3.12 only.
+_LIVE = frozenset({"os.fork", "os.posix_spawn", "socket.__new__", "subprocess.Popen"})
 
 
 class Known(NamedTuple):
@@ -45,11 +51,11 @@ class Twice(NamedTuple):
 
 
 def to_rerun(failed: Sequence[tuple[str, bool]]) -> list[str]:
-    """Return the tests that run once more, given (id, is a cluster test) of each failure.
+    """Return the tests that run once more, given (id, is live) of each failure.
 
-    More than MOST failed cluster tests are a fault, not chance: none runs again.
+    More than MOST failed live tests are a fault, not chance: none runs again.
     """
-    ids = list(dict.fromkeys(test for test, cluster in failed if cluster))
+    ids = list(dict.fromkeys(test for test, live in failed if live))
     return ids if len(ids) <= MOST else []
 
 
@@ -92,17 +98,38 @@ class Rerun:
 
 
 _KEY = pytest.StashKey[Rerun]()
+_seen: set[str] = set()  # what the running test did that makes it a live one
+_start = threading.Thread.start
+
+
+def _audit(event: str, _args: tuple[Any, ...]) -> None:
+    if event in _LIVE:
+        _seen.add(event)
+
+
+def _start_seen(thread: threading.Thread) -> None:
+    _seen.add("thread")
+    _start(thread)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    sys.addaudithook(_audit)
+    threading.Thread.start = _start_seen  # type: ignore[method-assign]
     if not hasattr(config, "workerinput"):
         config.stash[_KEY] = Rerun(config.rootpath / FILE)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol() -> Generator[None, Any, Any]:
+    _seen.clear()
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     report = yield
-    report.cluster = item.get_closest_marker("cluster") is not None  # workers send it too
+    # Workers send it too.
+    report.live = bool(_seen) or item.get_closest_marker("cluster") is not None
     return report
 
 
@@ -115,7 +142,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     stats = reporter.stats
     if exitstatus == pytest.ExitCode.TESTS_FAILED:
         bad = [report for name in _BAD for report in stats.get(name, [])]
-        failed = [(report.nodeid, getattr(report, "cluster", False)) for report in bad]
+        failed = [(report.nodeid, getattr(report, "live", False)) for report in bad]
         for test in to_rerun(failed):
             mine = [report for report in bad if report.nodeid == test]
             first = "\n".join(_output(report) for report in mine)

@@ -1,4 +1,4 @@
-"""A cluster test that failed runs once more, alone; a pure test never does."""
+"""A live test that failed runs once more, alone; a pure test never does."""
 
 from __future__ import annotations
 
@@ -52,6 +52,31 @@ def test_broken(): assert WORKS
 
 def test_pure():
     if not WORKS: fails_once("three")
+"""
+LIVE = """
+import asyncio, pathlib, subprocess, threading
+
+def fails_once(name):
+    first = pathlib.Path(name)
+    if not first.exists():
+        first.touch()
+        raise AssertionError("not this time")
+
+def test_thread():
+    thread = threading.Thread(target=int)
+    thread.start()
+    thread.join()
+    fails_once("one")
+
+def test_process():
+    subprocess.run(["true"])
+    fails_once("two")
+
+def test_loop():
+    asyncio.run(asyncio.sleep(0))
+    fails_once("three")
+
+def test_none_of_it_so_a_pure_test(): fails_once("four")
 """
 
 
@@ -122,6 +147,15 @@ def test_a_run(tmp_path: Path, plugins: list[str], works: bool, code: int, count
     assert ("- second run, alone -" in first.stdout) == (not works)
     if code == 0:
         assert " KNOWN TO BE FLAKY " in run(tmp_path, *plugins).stdout
+
+
+def test_threads_processes_and_loops_make_a_test_a_live_one(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "test_live.py").write_text(LIVE)
+    done = run(tmp_path)
+    assert done.stdout.splitlines()[-1].strip("= ").startswith("1 failed, 3 passed, 3 flaky in ")
+    known = {one.id.partition("::")[2] for one in parse((tmp_path / rerun.FILE).read_text())}
+    assert known == {"test_thread", "test_process", "test_loop"}
 
 
 def test_a_run_fails_when_a_flaky_test_grows_old(tmp_path: Path) -> None:
