@@ -1,7 +1,7 @@
 """A pytest plugin: a live test that failed runs once more, alone, after all others.
 
-A test is live if it brings up a real Slurm (marked `cluster`) or, seen while it ran, started a thread
-or a process or opened a socket: it waits for something that shares this machine's few cores.
+A test is live if it brings up a real Slurm (marked `cluster`) or, seen while it ran, started a
+thread or a process or opened a socket: it waits for something that shares this machine's few cores.
 
 `make test` loads it (`-p tests.rerun`). A test that passes then is flaky: the run is green, the
 test is printed under FLAKY with both outputs and added to tests/flaky.toml, which every run prints.
