@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from srun_wrapper.signatures.catalogue import Catalogue, Signature
 from srun_wrapper.signatures.lines import Line
 
 KEPT = 6  # first and last lines per signature and node: enough for every rule
 HEALED = 3  # steps that a training makes after an error that did not end it
-WARNED = 4  # a line that its logger calls a warning or information weighs no more
+WARNED = 4  # a line that its logger calls a warning or information weighs no more …
+CERTAIN = 90  # … but for the scheduler's and the machine's own words
 ECHO = 15  # cascades from this weight on: ends that follow them are echoes
 WARNING = re.compile(
     r"\[?\bWARN(ING)?\b\]?(?!.*NCCL WARN)|^\[?W\d{0,4} |NCCL INFO|\| ?W(ARN\w*)? ?\|"
@@ -20,7 +21,7 @@ WARNING = re.compile(
 NO_WARNING = re.compile(r"NCCL WARN|\bXid\b|kernel:|NVRM")
 IGNORED = "ignored-exception"
 EXCEPTION = re.compile(r"^(\w+\.)*[A-Z]\w*(Error|Exception|Exit|Interrupt)\b")
-SOURCE = re.compile(r'File "[^"]*", line \d+|raise \w|[│╭╰❱]|frame #\d+|#\d+ +0x|\^+$')
+SOURCE = re.compile(r'File "[^"]*", line \d+|raise \w|[│╭╰❱]|frame #\d+|#\d+ +0x|[~^]+$')
 ENDS = frozenset({"killed", "segfault", "bus-error", "abort"})  # ways to end, not causes
 
 
@@ -46,15 +47,16 @@ def find_hits(lines: Sequence[Line], catalogue: Catalogue) -> list[Hit]:
     ignoring: set[tuple[int | None, int | None]] = set()
     found: list[Hit] = []
     steps: list[tuple[int, int]] = []
+    warned: list[Hit] = []
     files: set[tuple[int | None, int | None]] = set()  # whose last line was of a stack
     for line in lines:
         text = line.text.strip()
         quoted = (line.rank, line.task) in files and line.text[:1].isspace()
         files.discard((line.rank, line.task))
-        if not text or quoted:
-            continue
         if SOURCE.match(text):
             files.add((line.rank, line.task))
+            continue
+        if not text or quoted:
             continue
         if text not in known:
             known[text] = catalogue.match(text)
@@ -73,10 +75,29 @@ def find_hits(lines: Sequence[Line], catalogue: Catalogue) -> list[Hit]:
         if signature.weight == 0:
             continue
         weight = signature.weight
-        if WARNING.search(line.text[:80]) and not NO_WARNING.search(line.raw):
-            weight = min(weight, WARNED if signature.role == "root" else 5)
-        found.append(Hit(line, signature, weight, named or line.node))
+        hit = Hit(line, signature, weight, named or line.node)
+        if _is_warning(line) and weight < CERTAIN:
+            warned.append(hit)
+        else:
+            found.append(hit)
+    found = _with_warnings(found, warned)
     return _without_echoes(_without_survived(_thinned(found), steps))
+
+
+def _is_warning(line: Line) -> bool:
+    return bool(WARNING.search(line.text[:80]) and not NO_WARNING.search(line.raw))
+
+
+def _with_warnings(found: Sequence[Hit], warned: Sequence[Hit]) -> list[Hit]:
+    """Add the warnings: as the error's first line where the same error follows, else weakly."""
+    last = {hit.signature.id: hit.number for hit in found}
+    kept = [
+        hit
+        if last.get(hit.signature.id, 0) > hit.number
+        else replace(hit, weight=min(hit.weight, WARNED if hit.root else 5))
+        for hit in warned
+    ]
+    return sorted([*found, *kept], key=lambda hit: hit.number)
 
 
 def _thinned(hits: Sequence[Hit]) -> list[Hit]:

@@ -19,6 +19,10 @@ LEVEL = re.compile(
     r"\[?(?:ERROR|CRITICAL)\]?:? +(?:\d\d-\d\d [\d:]{8} )?(?:\[[\w./-]+:\d+\] )?"
     r"|\| ?ERROR +\| [^|]{0,120}? - "
 )
+QUOTE = re.compile(  # of a thread, of a log service, of a launcher that names the stream
+    r"(?:> ?)+(?=\S)|\s*\| +(?=\d{4}-\d\d-\d\dT[^|]{5,40}\|)|\| (?=[\w.-]+:\d+:\d+ )"
+    r"|(?:stdout|stderr): "
+)
 PDSH = re.compile(r"(?=[\w.-]{0,99}[\d-])([A-Za-z][\w.-]{0,99}): ")
 SYSLOG = re.compile(
     rf"(?:<\d+>)?([A-Z][a-z]{{2}} +\d+ \d\d:\d\d:\d\d)(?:\.\d+)? ({HOST}) "
@@ -34,7 +38,7 @@ DMESG = re.compile(
 )
 FULL = re.compile(
     r"\[?(\d{4})[-/](\d\d)[-/](\d\d)[ T_](\d\d):(\d\d):(\d\d)"
-    r"(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?[:,]? ?"
+    r"(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?:(?: [A-Z]{2}\d+)+(?=\]))?\]?[:,]? ?"
 )
 FULL_DMESG = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2} +\d+ [\d:]{8} \d{4})\]")
 GLOG = re.compile(r"\[?[EWIF](\d{3,4}) (\d\d):(\d\d):(\d\d)(?:\.\d+)?")
@@ -54,6 +58,12 @@ PROGRESS = re.compile(
 )
 PROMPT = re.compile(rf"\s*(?:\([\w.-]+\) )?\[?[\w.-]+@({HOST})[: ][^#$%]*[#$%]( |$)")
 KERNEL = re.compile(r"NVRM: |mlx\d_core|\[Hardware Error\]|device handle for GPU")
+SHELL = re.compile(  # what bash says of a program that a signal ended: the command follows
+    r"\S+: line \d+: +\d+ (?:Aborted|Killed|Terminated|Segmentation fault|Bus error"
+    r"|Illegal instruction|Floating point exception)(?: +\(core dumped\))?"
+)
+COMMAND = re.compile(r"\++ (?=\S*/|srun |python\d? |torchrun |mpirun |export |source |exec |echo )")
+RETURNED = ("] exits with return code", "]' returned non-zero exit status")
 NO_HOSTS = frozenset({"localhost", "127.0.0.1", "0.0.0.0"})
 
 
@@ -100,6 +110,7 @@ def _line(number: int, raw: str, hosts: frozenset[str], year: int) -> Line:
         if peeled is line:
             break
         line = peeled
+    line = replace(line, text=_without_command(line.text))
     if line.node in NO_HOSTS:
         line = replace(line, node="")
     if subject := SUBJECT.search(line.text):
@@ -111,9 +122,24 @@ def _line(number: int, raw: str, hosts: frozenset[str], year: int) -> Line:
     return line
 
 
+def _without_command(text: str) -> str:
+    """Take out a command line that the text repeats: its words are no errors."""
+    if COMMAND.match(text):
+        return ""
+    if ended := SHELL.match(text):
+        return ended[0]
+    for words in RETURNED:
+        begin, end = text.find("['"), text.rfind(words)
+        if 0 <= begin < end:
+            return text[: begin + 1] + text[end:]
+    return text
+
+
 def _peel(line: Line, hosts: frozenset[str]) -> Line:
     """Take one label from the front of a line; the same line when there is none."""
     text = line.text
+    if m := QUOTE.match(text):
+        return replace(line, text=text[m.end() :])
     if m := RANK.match(text):
         return replace(line, text=text[m.end() :], rank=_int(m[1]))
     if m := MPI.match(text):

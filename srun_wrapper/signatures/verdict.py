@@ -14,8 +14,10 @@ from srun_wrapper.signatures.lines import Line, read_lines
 TIERS = (85, 60, 40, 20)  # of roots: of the first tier that has any, the earliest is the cause
 CASCADES = (15, 5, 1)
 EVIDENCE = 8
+LAUNCHER = 6  # cascades up to this weight only report that a rank failed
 ERROR = re.compile(r"\b(error|fatal|failed|failure|exception|panic|abort(ed)?|killed)\b", re.I)
 NO_ERROR = re.compile(r"\b(0|no) (errors?|failures?)\b|WARN|errors?[=:] ?0\b", re.I)
+STATED = re.compile(r"\W{0,3}(?:\w+ ){0,3}\w*(?:error|fatal|exception)\b[^:]{0,20}: ", re.I)
 INITIAL = re.compile(r"barrier|init_process_group|set_device|ncclCommInit|_lazy_init|init\.cc")
 SHARED_ADVICE = "Several nodes show it: look at what they share. No node is evicted."
 
@@ -61,6 +63,11 @@ def decide(lines: Sequence[Line], hits: Sequence[Hit]) -> Verdict:
         )
     if chosen is None:
         return _unknown(lines)
+    if not chosen.root and chosen.weight <= LAUNCHER:
+        known = {hit.number for hit in hits}
+        before = [line for line in lines[: chosen.number - 1] if line.number not in known]
+        if any(STATED.match(line.text) for line in before):
+            return _unknown([line for line in before if STATED.match(line.text)])
     if chosen.signature.id == "cuda-oom" and _left_over(lines, hits, chosen):
         return Verdict(
             "A GPU's memory is used up by a process that does not belong to this job",

@@ -38,6 +38,23 @@ def only(text: str) -> Line:
             "",
         ),
         ("2024-05-01 10:00:00 | ERROR    | t:main:12 - KeyError", "KeyError", None, None, ""),
+        ("> [rank3]: KeyError", "KeyError", 3, None, ""),
+        (
+            "  | 2024-05-01T10:00:00.123-07:00 | n2:1:2 [0] NCCL WARN x",
+            "NCCL WARN x",
+            None,
+            None,
+            "n2",
+        ),
+        ("[2024-05-01 10:00:00 TP5] KeyError", "KeyError", None, None, ""),
+        ("stderr: [rank3]: KeyError", "KeyError", 3, None, ""),
+        (
+            "['python', 'a.py'] exits with return code = -9",
+            "[] exits with return code = -9",
+            None,
+            None,
+            "",
+        ),
         ("2024-05-01T10:00:00.123Z [rank0]: KeyError", "KeyError", 0, None, ""),
         ("[2024-05-01 10:00:00,123] KeyError", "KeyError", None, None, ""),
     ],
@@ -102,6 +119,8 @@ def test_unknown_text_evicts_nobody(text: str) -> None:
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("part", ["n1-", "a.", "[", "@a", "(a) ", "1", "Error: ", "loss is ", " "])
+@pytest.mark.parametrize(
+    "part", ["n1-", "a.", "[", "@a", "(a) ", "1", "Error: ", "loss is ", " ", "> ", "['", "+ "]
+)
 def test_a_very_long_line_takes_no_long_time(part: str) -> None:
     judge(part * 30_000)

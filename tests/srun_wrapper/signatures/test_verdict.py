@@ -131,3 +131,29 @@ def test_noise_at_the_start_does_not_hide_the_cause() -> None:
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     )
     assert verdict.layer == "gpu_oom"
+
+
+def test_a_warning_is_the_first_word_of_the_same_error_that_follows() -> None:
+    warning = (
+        "[W socket.cpp:436] failed to bind to [::]:29500 (errno: 98 - Address already in use)."
+    )
+    error = (
+        "[E socket.cpp:472] failed to bind to 0.0.0.0:29500 (errno: 98 - Address already in use)."
+    )
+    both, alone = judge(f"start\n{warning}\n{error}"), judge(f"{warning}\nValueError: x")
+    assert (both.first and both.first.number, alone.layer) == (2, "user_code")
+
+
+def test_what_a_program_says_of_an_unknown_error_comes_before_its_launchers_report() -> None:
+    verdict = judge("RUN ERROR: no mesh\nsrun: error: n1: tasks 1-7: Exited with exit code 1")
+    assert verdict.first is not None and verdict.first.number == 1
+    assert (verdict.layer, verdict.blame, verdict.evict) == ("unknown", "unknown", ())
+
+
+def test_source_lines_under_two_stack_frames_are_no_errors() -> None:
+    verdict = judge(
+        "Traceback (most recent call last):\n"
+        '  File "a.py", line 2, in <module>\n  File "b.py", line 4, in f\n'
+        "    rank = int(os.environ[\"LOCAL_RANK\"])\nKeyError: 'LOCAL_RANK'"
+    )
+    assert verdict.first is not None and verdict.first.number == 5
