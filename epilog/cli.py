@@ -11,19 +11,19 @@ import time
 from collections.abc import Sequence
 
 from health.check import Where
+from health.children.call import call_in_child
 from health.finding import Finding
 from health.gate.active_answer import suspicious
 from health.gate.active_child import followed_up
 from health.gate.gate import LOCAL_S, Gate, say, serve, told
+from health.gate.inquiry import Inquiry
 from health.history import job_notes
-from health.history.inquiry import Inquiry
 
 # Imported with this module, not later: the stub bounds the time of its import.
 from health.leftovers import cleanup
 from health.leftovers.cleanup import Cleared
 from health.node import jobs
 from health.node.system import Event
-from health.run.aside import aside
 
 FIRST_ALARM_S = 40.0  # until the settings say how long it may take
 _CLEAN = 0.35  # of the epilog's time: the most that clearing takes
@@ -62,7 +62,7 @@ def _find_accusations(gate: Gate, inquiry: Inquiry, until: float) -> None:
     note = job_notes.note_of(gate.system.context, time.time())
     if note is None or not gate.settings.state_dir or gate.dry_run:
         return
-    _, error = aside(lambda: job_notes.save(gate.spool, note), LOCAL_S)
+    _, error = call_in_child(lambda: job_notes.save(gate.spool, note), LOCAL_S)
     if error:
         say(f"the job is not noted: {error}")
     try:

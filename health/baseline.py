@@ -20,10 +20,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from health.children.call import call_in_child
 from health.node import rootfiles, sysfs
+from health.node.gpu_snapshot import Device
 from health.node.system import System
-from health.nvidia.snapshot import Device
-from health.run.aside import aside
 from health.settings import Settings
 
 FILE = "fleet.json"
@@ -137,7 +137,7 @@ def save(settings: Settings, found: Mapping[str, Any], add: bool) -> list[str]:
     lines = []
     if settings.state_dir:
         shared = f"{settings.state_dir}/nodes"
-        merged, failed = aside(lambda: _update(shared, found, add), _SHARED_S)
+        merged, failed = call_in_child(lambda: _update(shared, found, add), _SHARED_S)
         if failed:
             raise BaselineError(f"{shared}/{FILE}: {failed}")
         lines.append(f"recorded for all nodes in {shared}/{FILE}")

@@ -12,7 +12,7 @@ from health import settings as site
 from health.check import EVERYWHERE, Where
 from health.checks import ALL
 from health.gate.verdict import Verdict, judge
-from health.node.live import LiveSystem, context
+from health.run.live import LiveSystem, context
 from health.run.report import Report
 from health.run.runner import run
 from health.settings import Settings
@@ -97,10 +97,10 @@ def explain(options: Namespace) -> int:
 
 def status(options: Namespace) -> int:
     """The node's drains of the last day, and what the circuit breaker refused on all nodes."""
+    from health.children.call import call_in_child
     from health.gate.act import rules_of
+    from health.gate.drain_times import lines
     from health.gate.reserve import refused_lately
-    from health.history.drain_times import lines
-    from health.run.aside import aside
 
     system = _system(options, "deep")
     settings, now = system.settings, system.now()
@@ -111,7 +111,7 @@ def status(options: Namespace) -> int:
     print("\n".join(lines(system.context.node, events, now, rules_of(settings))))
     if settings.state_dir:
         since = now - float(settings.breaker["window"])
-        refused, _ = aside(lambda: refused_lately(settings.state_dir, since), 5.0)
+        refused, _ = call_in_child(lambda: refused_lately(settings.state_dir, since), 5.0)
         for _, node, _, reason, why, _ in refused or []:
             print(f"{node}: NOT drained, {reason}: {why}")
     return OPEN

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from health.check import Where
+from health.children.call import call_in_child
 from health.finding import Finding
 from health.gate import active_child
 from health.gate.act import drain_event, open_door, rules_of, stands
@@ -20,16 +21,15 @@ from health.gate.active_answer import owed
 from health.gate.fleet_copy import copy_fleet
 from health.gate.gate import RECORD_S, Gate, alarm, broke, say, told
 from health.gate.holds import held_until, settled
+from health.gate.inquiry import LEMON, Inquiry, acquitted
 from health.gate.proof import due
 from health.gate.undrain import Ours, Standing, ours, why_not
 from health.gate.verdict import Verdict
 from health.history import events as history
 from health.history.cures import noticed_resets
-from health.history.inquiry import LEMON, Inquiry, acquitted
 from health.history.job_notes import notes
 from health.node import jobs
 from health.node.system import Event
-from health.run.aside import aside
 from health.run.report import Report
 from health.settings import SITE_FILE
 from health.settings_last import keep
@@ -130,7 +130,7 @@ class Sweep:
             return
         failed = history.record(spool, state_dir, self._node, [], 2 * RECORD_S)
         if not failed:
-            failed = aside(lambda: copy_fleet(state_dir, spool), RECORD_S)[1]
+            failed = call_in_child(lambda: copy_fleet(state_dir, spool), RECORD_S)[1]
         if failed:
             say(f"{state_dir}: {failed}")
 

@@ -86,6 +86,21 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert not gone, f"these circles are smaller or gone: correct KNOWN: {gone}; now: {found}"
 
 
+def test_the_rooms_of_health_point_one_way() -> None:
+    edges: dict[str, set[str]] = {}
+    for name, named in graph(modules()).items():
+        if room := room_of_health(name):
+            edges.setdefault(room, set()).update({room_of_health(each) for each in named})
+    edges = {room: others & edges.keys() - {room} for room, others in edges.items()}
+    assert len(edges) >= 9 and circles(edges) == []
+
+
+def room_of_health(module: str) -> str:
+    """Return the room within health that holds the module; empty for other modules."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "health" and len(parts) > 2 else ""
+
+
 def test_only_the_command_imports_the_wiring_of_robust_srun() -> None:
     edges = graph(modules())
     users = {name for name, named in edges.items() if "srun_wrapper.supervisor.app" in named}

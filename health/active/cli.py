@@ -23,13 +23,13 @@ from health.active.judging import records, tables
 from health.active.judging.fleet import Baselines
 from health.active.judging.judge import judge
 from health.active.judging.profiles import Floors, with_site
-from health.active.model import BY_NAME, LEVELS, Judged, Level, usual
 from health.active.nvidia import dcgm
 from health.active.nvidia.job_tools import TOOLS
+from health.active_tests import BY_NAME, LEVELS, Judged, Level, usual
 from health.checks import ALL
 from health.commands import BAD_INPUT, BadInput
 from health.gate import active_child
-from health.node.live import context
+from health.run.live import context
 from health.settings import Settings
 from robust_slurm.hostlist import expand
 

@@ -12,12 +12,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from health.checks import ALL
+from health.children.call import call_in_child
 from health.finding import LADDER
 from health.gate.breaker import SHARED, Decision, Drain, Limits, allowed, cause_of, may_stand, stays
 from health.gate.holds import Rules, service
 from health.gate.reserve import Answer, fleet_size, reserve, withdraw
 from health.node.system import Event, System
-from health.run.aside import aside
 from health.settings import Settings
 from robust_slurm.drain_reason import parse_reason
 
@@ -135,7 +135,7 @@ class Drainer:
         outcome = Outcome(bound=bound) if bound else self._order(own, reason)
         if outcome.kept or bound:
             state_dir = self._settings.state_dir
-            aside(lambda: withdraw(state_dir, own, reason, bound), self._left(LEDGER_S))
+            call_in_child(lambda: withdraw(state_dir, own, reason, bound), self._left(LEDGER_S))
         return outcome
 
     def _left(self, most: float) -> float:
@@ -159,7 +159,7 @@ class Drainer:
         state_dir = self._settings.state_dir
         if not state_dir:
             return None, "no state_dir is set"
-        answer, error = aside(  # slurm.conf may lie on a dead file system, too
+        answer, error = call_in_child(  # slurm.conf may lie on a dead file system, too
             lambda: reserve(state_dir, own, self._limits, fleet_size(self._system), reason),
             self._left(LEDGER_S),
         )

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from health.active.model import BY_NAME, TESTS
+from health.active_tests import BY_NAME, TESTS
 from health.check import Condition
 from health.finding import ACTIONS, STATUSES, Finding
 from health.node.system import Event, Output

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from health.children.child import start_time
 from health.gate.active_answer import (
     KIND,
     Answer,
@@ -26,7 +27,6 @@ from health.gate.active_answer import (
 )
 from health.node import rootfiles
 from health.node.probe import run
-from health.run.child import start_time
 
 if TYPE_CHECKING:
     from health.finding import Finding
@@ -116,7 +116,7 @@ def _test(gate: Gate, level: str, until: float, tests: Sequence[str]) -> Answer:
     except OSError as error:
         return broken(f"the node cannot be claimed for a test: {_said(error)}")
     try:
-        from health.run.orphans import adopted
+        from health.children.orphans import adopted
 
         # Asked with the claim in hand: whoever gets the node after this answer has a prolog that
         # finds the claim, whoever has got it before is in the answer.
@@ -141,10 +141,10 @@ def _test(gate: Gate, level: str, until: float, tests: Sequence[str]) -> Answer:
 def distrusted(python: str, seconds: float) -> str:
     """The reason why others than root can change what the interpreter runs; "" if none can.
     Never raises."""
+    from health.children.call import call_in_child
     from health.node.interpreter import trust
-    from health.run.aside import aside
 
-    return aside(lambda: trust(python), min(TRUST_S, max(0.1, seconds)))[1]
+    return call_in_child(lambda: trust(python), min(TRUST_S, max(0.1, seconds)))[1]
 
 
 def _claim(spool: str) -> int:
@@ -260,7 +260,7 @@ def _end(note: bytes) -> dict[int, str]:
 
     What was killed: numbers and times of their start.
     """
-    from health.run.orphans import children_of
+    from health.children.orphans import children_of
 
     words = note.decode("ascii", "replace").split()
     if len(words) != 2 or not words[0].isdigit() or not _is(int(words[0]), words[1]):

@@ -13,8 +13,8 @@ from health.check import Condition, Where
 from health.checks import ALL
 from health.finding import Finding
 from health.gate.verdict import Verdict, judge, reason_for
-from health.node.live import LiveSystem, context
 from health.node.system import Event
+from health.run.live import LiveSystem, context
 from health.run.report import Report
 from health.run.runner import run
 from health.settings import Settings, defaults, load

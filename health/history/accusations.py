@@ -17,7 +17,7 @@ import stat
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, TypeVar
 
-from health.run.aside import aside
+from health.children.call import call_in_child
 from robust_slurm import job_dirs
 from robust_slurm.text import one_line
 
@@ -107,7 +107,7 @@ def find(
         become(accused.uid, accused.gid)
         return _found(state_dir, node, accused, known)._asdict()
 
-    answer, error = aside(work, deadline_s)
+    answer, error = call_in_child(work, deadline_s)
     if error:
         return Found((), ()), error
     accusations = tuple(

@@ -15,9 +15,9 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from health.children.call import call_in_child
 from health.node import rootfiles
 from health.node.system import Event
-from health.run.aside import aside
 
 FILE = "history.jsonl"
 NODES = "nodes"  # in the state directory; made by the installation, so that a state directory
@@ -266,8 +266,8 @@ def record(
     written = list(events)
     failed = ""
     if written:
-        failed = aside(lambda: append(spool, written), deadline_s / 2)[1]
+        failed = call_in_child(lambda: append(spool, written), deadline_s / 2)[1]
     if state_dir:
-        shared = aside(lambda: share(spool, state_dir, node), deadline_s / 2)[1]
+        shared = call_in_child(lambda: share(spool, state_dir, node), deadline_s / 2)[1]
         failed = "; ".join(text for text in (failed, shared) if text)
     return failed

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from health.check import Condition
 from health.checks.host.processes import waits_for_server
+from health.children.call import call_in_child
 from health.finding import Finding
 from health.leftovers import files, processes
 from health.leftovers.processes import Process
-from health.run.aside import aside
 from robust_slurm.text import one_line
 
 SHM = "/dev/shm"  # with it go the objects of System V IPC
@@ -89,7 +89,9 @@ def clear(
         return Cleared(0, 0, [])
     until = time.monotonic() + deadline_s
     here = list(steps)
-    said, error = aside(lambda: end_leftovers(job, uid, mode, here, 0.7 * deadline_s), deadline_s)
+    said, error = call_in_child(
+        lambda: end_leftovers(job, uid, mode, here, 0.7 * deadline_s), deadline_s
+    )
     if error:
         if error.startswith("no answer"):
             return Cleared(0, 0, [HUNG.found(f"no list of processes: {error}")])
@@ -102,7 +104,7 @@ def clear(
         time_left = max(0.5, until - time.monotonic())
         before = float(said["looked"]) - _CLOCK_S
         whose = 0 if everything else job
-        answer, error = aside(
+        answer, error = call_in_child(
             lambda: remove_files(uid, dirs, before, 0.9 * time_left, whose), time_left
         )
         removed, stayed = answer if not error else (0, [error])
@@ -120,7 +122,7 @@ def still_there(job: int, uid: int, mode: str, steps: Iterable[int], deadline_s:
         alone = not processes.others(found, steps, job, uid)
         return bool(processes.leftovers(found, job, uid, mode, alone, processes.own_unit()))
 
-    answer, error = aside(any_left, deadline_s)
+    answer, error = call_in_child(any_left, deadline_s)
     return bool(error or answer)
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from health.run.aside import aside
+from health.children.call import call_in_child
 from robust_slurm import process_stat
 
 PROC = "/proc"
@@ -238,7 +238,7 @@ def _claim(process: Process, until: float) -> int:
 
     if process.state != "D":
         return read()
-    answer, _ = aside(read, max(0.0, min(_STUCK_EACH_S, until - time.monotonic())))
+    answer, _ = call_in_child(read, max(0.0, min(_STUCK_EACH_S, until - time.monotonic())))
     return int(answer or 0)
 
 

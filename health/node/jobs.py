@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 
+from health.children.call import call_in_child
 from health.node import slurmconf
 from health.node.system import System
-from health.run.aside import aside
 
 UNKNOWN = -1  # a job of which nothing is known
 _LOOK_S = 1.0
@@ -24,7 +24,7 @@ def maybe(system: System) -> frozenset[int]:
 
     Looked up in a child: slurm.conf may lie on a file system that does not answer.
     """
-    found, error = aside(lambda: _sorted(running(system)), _LOOK_S)
+    found, error = call_in_child(lambda: _sorted(running(system)), _LOOK_S)
     return frozenset({UNKNOWN}) if error or found is None else frozenset(found)
 
 

@@ -9,9 +9,9 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
+from health.children.child import Child, fork, where_it_hangs, write_all
+from health.node.stuck import Stuck
 from health.node.system import Output
-from health.run.child import Child, fork, where_it_hangs, write_all
-from health.run.stuck import Stuck
 
 _OUTPUT_LIMIT = 1 << 20  # bytes kept of each stream of a command
 _LISTED = 16  # entries that prove that a listing works

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from health.nvidia.snapshot import Snapshot
+from health.node.gpu_snapshot import Snapshot
 
 READ_LIMIT = 4 << 20  # bytes of one file; the rest is cut off
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from health.check import Condition
 from health.finding import Finding
+from health.node.gpu_snapshot import Device, Fabric
 from health.node.system import System
 from health.nvidia import gpus
-from health.nvidia.snapshot import Device, Fabric
 
 NOT_READY = Condition(
     "fabric-not-ready",

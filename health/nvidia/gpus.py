@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from health.node import slurmconf, sysfs
+from health.node.gpu_snapshot import Device
 from health.node.system import System
-from health.nvidia.snapshot import Device
 
 PCI = "/sys/bus/pci/devices"
 DRIVER = "nvidia"

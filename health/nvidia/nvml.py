@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from health.nvidia.snapshot import Snapshot
-from health.run.child import Child, fork, where_it_hangs, write_all
-from health.run.stuck import Stuck
+from health.children.child import Child, fork, where_it_hangs, write_all
+from health.node.gpu_snapshot import Snapshot
+from health.node.stuck import Stuck
 
 _EARLY_S = 60.0
 _LIMIT = 8 << 20  # bytes of all answers together

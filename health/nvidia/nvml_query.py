@@ -1,4 +1,4 @@
-"""The queries to NVML: all that health/nvidia/snapshot.py names, through the real ``pynvml``."""
+"""The queries to NVML: all that health/node/gpu_snapshot.py names, through the real ``pynvml``."""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from health.node import kmsg
-from health.node.live import LiveSystem
+from health.node.gpu_snapshot import Snapshot
 from health.node.system import Context, Disk, Entry, Event, LogRecord, Output, Usage
 from health.nvidia.nvml import Collector
-from health.nvidia.snapshot import Snapshot
 from health.recording import tree
 from health.run.lane import Outcome
+from health.run.live import LiveSystem
 
 T = TypeVar("T")
 

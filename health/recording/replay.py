@@ -14,9 +14,9 @@ from typing import Any, cast
 
 from health.check import EVERYWHERE, Check, Where
 from health.node import kmsg
+from health.node.gpu_snapshot import Snapshot
 from health.node.system import Context, Disk, Entry, Event, LogRecord, Output, Usage
 from health.nvidia.nvml import empty
-from health.nvidia.snapshot import Snapshot
 from health.recording import replay_meta, tree
 from health.run.lane import Outcome
 from health.run.report import Report

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from health.check import Check
+from health.children.child import Child, fork, where_it_hangs
 from health.finding import Finding, Status, worst
+from health.node.stuck import Stuck
 from health.node.system import System
-from health.run.child import Child, fork, where_it_hangs
-from health.run.stuck import Stuck
 from health.run.worker import work
 from robust_slurm.text import one_line
 

@@ -13,12 +13,12 @@ from typing import Protocol
 
 from health.check import Check, Where
 from health.finding import Finding, Status, worst
+from health.node.gpu_snapshot import Snapshot
+from health.node.stuck import Stuck
 from health.node.system import System
 from health.nvidia.nvml import Collector
-from health.nvidia.snapshot import Snapshot
 from health.run.lane import Lane, Outcome, outcome
 from health.run.report import Ran, Report
-from health.run.stuck import Stuck
 from health.run.worker import attempt
 from health.settings import Settings
 from robust_slurm.text import one_line

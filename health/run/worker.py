@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from health.check import Check
+from health.children.child import write_all
 from health.finding import STATUSES, Finding
 from health.node.system import System
-from health.run.child import write_all
 from robust_slurm.text import one_line
 
 MOST_FINDINGS = 256  # of one family

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from health.active.coordinator.procedure import Wanted, run
 from health.active.coordinator.session import GOODBYE_S, Session
-from health.active.model import Judged, usual
+from health.active_tests import Judged, usual
 from srun_wrapper.agent.test_worker import session_key
 from srun_wrapper.decide.diagnose import Diagnosis, Symptom, last_error
 from srun_wrapper.protocol.messages import RunTests, WorkerEnded

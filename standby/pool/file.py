@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import msgspec
 
+from health.children.call import call_in_child
 from health.gate.proof import Proof, proof_of
 from health.history import events
 from health.node import rootfiles
-from health.run.aside import aside
 from standby.pool.members import Member, Wish
 from standby.pool.objects import Done
 
@@ -140,7 +140,7 @@ def proofs(
     """
     if not state_dir:
         return {}, "no state_dir is set"
-    rows, error = aside(lambda: _proofs(state_dir, names, burn_ins), _READ_S)
+    rows, error = call_in_child(lambda: _proofs(state_dir, names, burn_ins), _READ_S)
     if error:
         return {}, f"{state_dir}/{events.NODES}: {error}"
     return {name: Proof(*row) for name, row in rows.items()}, ""

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from health.active.judging import records
-from health.active.model import BY_NAME, Judged, Level
+from health.active_tests import BY_NAME, Judged, Level
 from health.gate.act import Drainer, Outcome, drain_event
 from health.gate.active_answer import BURN_IN, applying
 from health.gate.gate import told
 from health.gate.verdict import Verdict, judge
-from health.node.live import LiveSystem, context
 from health.node.system import Event
+from health.run.live import LiveSystem, context
 from health.run.report import Report
 from health.settings import Settings
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from health.active.burn_in.reservation import refuse_busy
 from health.active.coordinator.procedure import Wanted
 from health.active.coordinator.shares import OVERHEAD_S, rounds
-from health.active.model import TESTS, Level, usual
 from health.active.nvidia import job_tools
+from health.active_tests import TESTS, Level, usual
 from health.commands import BadInput
 from health.gate.active_child import TRUST_S, distrusted
 from health.settings import Settings

@@ -30,11 +30,11 @@ from health.active.judging import records, tables
 from health.active.judging.fleet import NO_BASELINES, Baselines
 from health.active.judging.judge import judge
 from health.active.judging.profiles import Floors, with_site
-from health.active.model import LEVELS, Judged, Level
 from health.active.nvidia import job_tools
+from health.active_tests import LEVELS, Judged, Level
 from health.checks import ALL
 from health.commands import BAD_INPUT, BadInput
-from health.node.live import context
+from health.run.live import context
 from health.settings import Settings
 from robust_slurm import commands
 from robust_slurm.slurm import Slurm, SlurmError

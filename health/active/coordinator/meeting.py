@@ -10,7 +10,7 @@ from typing import Any
 
 from health.active.coordinator.pairing import Pair, PairResult
 from health.active.coordinator.session import Session, WorkerError
-from health.active.model import Measured
+from health.active_tests import Measured
 
 LISTEN_S = 5.0
 GRACE_S = 10.0

@@ -19,7 +19,7 @@ from health.active.judging.fleet import NO_BASELINES, Baselines
 from health.active.judging.judge import judge
 from health.active.judging.kinds import Kind
 from health.active.judging.profiles import Floors, floor
-from health.active.model import BY_NAME, Finding, Judged, Level, Measured, finding
+from health.active_tests import BY_NAME, Finding, Judged, Level, Measured, finding
 
 LAST_S = 0.2  # of the limit, for the judgement
 STATE_S = 45.0  # for two looks at the GPUs of a driver that keeps no state, and to put it back

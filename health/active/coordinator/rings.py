@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from health.active.judging.kinds import SHARE_GPU
 from health.active.judging.speed import SHARED
-from health.active.model import Measured
+from health.active_tests import Measured
 from robust_slurm.slurm.values import fold
 
 LEAST = 3

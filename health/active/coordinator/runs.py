@@ -12,8 +12,8 @@ from health.active.coordinator import start
 from health.active.coordinator.procedure import Outcome, Wanted, measure
 from health.active.coordinator.session import About, Session
 from health.active.judging.fleet import Baselines
-from health.active.model import BY_NAME
 from health.active.nvidia import gpu_state, job_tools
+from health.active_tests import BY_NAME
 from health.finding import Finding
 
 START_S = 120.0  # for workers to come and to import torch, from a slow file system

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from health.active.coordinator.server import Link, Server
-from health.active.model import Measured, measured
+from health.active_tests import Measured, measured
 
 GOODBYE_S = 2.0  # for workers to end after they were told to
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from health.active.model import BY_NAME, TESTS, Level
+from health.active_tests import BY_NAME, TESTS, Level
 
 OVERHEAD_S = 1.0  # of a test beyond its seconds: asking, preparing, answering
 ROUNDS = 3  # of pairs: all, then the suspects with proven nodes, then the odd one out

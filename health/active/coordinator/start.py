@@ -21,7 +21,7 @@ from typing import IO
 
 from health.active.coordinator.account import VARIABLE, Account, account, become
 from health.active.coordinator.session import Session, address
-from health.run.child import where_it_hangs
+from health.children.child import where_it_hangs
 from robust_slurm import commands
 from robust_slurm.hostlist import expand
 

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from health.active.model import Measured
+from health.active_tests import Measured
 
 # From this many nodes on, a fault that all of them show is the test's, not theirs.
 EVERYBODY = 3

@@ -15,7 +15,7 @@ from itertools import islice
 from statistics import median
 from typing import Any, NamedTuple
 
-from health.active.model import Level, Measured
+from health.active_tests import Level, Measured
 from health.history import events as history
 from health.node import rootfiles
 from health.node.system import Event

@@ -15,7 +15,7 @@ from health.active.judging.alignment import EVERYBODY, Alignment, deviants
 from health.active.judging.fleet import NO_BASELINES, Baselines
 from health.active.judging.profiles import Floors, floor
 from health.active.judging.speed import slow
-from health.active.model import Judged, Measured, fails
+from health.active_tests import Judged, Measured, fails
 from health.finding import STATUSES, ActionName, Finding
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import Any
 
 from health.active.judging import fleet
 from health.active.judging.fleet import Baselines, Spread
-from health.active.model import Judged, Level
+from health.active_tests import Judged, Level
+from health.children.call import call_in_child
 from health.history import events as history
 from health.node.system import Event
-from health.run.aside import aside
 from health.settings import Settings
 
 READ_S = 20.0  # all nodes' files, on a file system that may not answer
@@ -28,7 +28,7 @@ def baselines(settings: Settings, deadline_s: float = READ_S) -> tuple[Baselines
     deadline_s = min(READ_S, deadline_s)
     if not settings.state_dir:
         return fleet.NO_BASELINES, ""
-    found, error = aside(
+    found, error = call_in_child(
         lambda: _rows(fleet.baselines(fleet.recorded(settings.state_dir))), deadline_s
     )
     if error or found is None:
@@ -95,7 +95,7 @@ def tell(state_dir: str, events: Mapping[str, Sequence[Event]], deadline_s: floa
     """
     if deadline_s <= 0:
         return f"{state_dir}: no time was left"
-    failed, error = aside(lambda: _told(state_dir, events), deadline_s)
+    failed, error = call_in_child(lambda: _told(state_dir, events), deadline_s)
     if error:
         return f"{state_dir}: {error}"
     more = f"; and {len(failed) - 4} more" if len(failed) > 4 else ""

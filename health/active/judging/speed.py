@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from health.active.judging import fleet
 from health.active.judging.alignment import EVERYBODY
 from health.active.judging.profiles import Floors
-from health.active.model import Measured
+from health.active_tests import Measured
 
 SUFFIXES = ("_tflops", "_gbps")  # of values that are speeds: more is better
 # Of the fleet's median: far outside any spread of healthy devices (power, heat: 10-20 %), above

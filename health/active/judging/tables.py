@@ -13,7 +13,7 @@ from rich.text import Text
 from health.active.judging import fleet
 from health.active.judging.fleet import Baselines
 from health.active.judging.profiles import Floors
-from health.active.model import LEVELS, TESTS, Judged, Measured
+from health.active_tests import LEVELS, TESTS, Judged, Measured
 from robust_slurm.slurm.values import fold
 
 PIPE_WIDTH = 200  # without a terminal nothing says how wide a line may be

@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from health.active.model import Level
 from health.active.nvidia import tools
 from health.active.nvidia.gpu_state import State, busy, mig
+from health.active_tests import Level
 from health.finding import ActionName, Finding
 
 CHECK = "active-dcgm"

@@ -16,8 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from health.active.model import Level, Measured, finding, measured
 from health.active.nvidia import dcgm, gpu_state, nccl_tests, tools
+from health.active_tests import Level, Measured, finding, measured
 from health.finding import Finding
 from robust_slurm import commands
 from robust_slurm.slurm.values import fold

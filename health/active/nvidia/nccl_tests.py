@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from health.active.model import Level, Measured
 from health.active.nvidia import tools
+from health.active_tests import Level, Measured
 
 # By program: the prefix of its values' names. Not those of our own test "local": other messages,
 # other code, so other baselines.

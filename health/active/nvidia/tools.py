@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from health.children.child import where_it_hangs
 from health.node import rootfiles
-from health.run.child import where_it_hangs
 
 FIXED = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin")
 _GRACE_S = 5.0  # from SIGTERM to SIGKILL: dcgmi needs it to stop its diagnostic in the host engine

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import torch
 
-from health.active.model import Level, Measured
 from health.active.worker.bits import digest, environment
 from health.active.worker.device import (
     MOST_WRONG,
@@ -27,6 +26,7 @@ from health.active.worker.device import (
     on_each,
     use_all_cores,
 )
+from health.active_tests import Level, Measured
 
 RECIPE = 1  # to be raised with every change of what is calculated here
 MODELS = ("dense", "moe")

@@ -24,10 +24,10 @@ from torch.distributed import (  # type: ignore[attr-defined]
     TCPStore,
 )
 
-from health.active.model import Measured
 from health.active.worker.allreduce import GroupMember, Progress, Timed, Work, take_part
 from health.active.worker.device import MOST_WRONG, Device, failed
 from health.active.worker.sealed import Sealed
+from health.active_tests import Measured
 
 # A coordinator waits at least 2 * seconds + 10 for an answer (meeting.patience): ours comes before.
 SPARE_S = 8.0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from health.active.model import Measured
+from health.active_tests import Measured
 from robust_slurm.auto.headroom import headroom
 
 MOST_WRONG = 4  # lines of one test on one device: more say nothing new

@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 import torch
 
-from health.active.model import Measured
 from health.active.worker.bits import digest, environment
 from health.active.worker.device import MOST_WRONG, Device, fractions, integers, on_each, raw
+from health.active_tests import Measured
 
 WINDOWS = 10  # of the load, of which the slowest is told: one product alone is noise
 RECIPE = 1  # to be raised with every change of the products that have a digest

@@ -12,8 +12,8 @@ from functools import partial
 
 import torch
 
-from health.active.model import Measured
 from health.active.worker.device import MOST_WRONG, Device, failed, hashed
+from health.active_tests import Measured
 
 WORDS = 32 << 20  # int64: 256 MiB a copy
 LEAST = 3  # copies of each kind

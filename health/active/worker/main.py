@@ -22,9 +22,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from health.active.model import BY_NAME, LEVELS, Finding, Level, Measured
 from health.active.nvidia import gpu_state
 from health.active.worker.env import Started, prepare, take_environment
+from health.active_tests import BY_NAME, LEVELS, Finding, Level, Measured
 from robust_slurm.wire import Codec, WireError
 
 CONNECT_S = 30.0

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from health.active.model import Level, Measured
 from health.active.worker.device import MOST_WRONG, Device, on_each
+from health.active_tests import Level, Measured
 
 WORD = 8  # bytes: int64
 MIB = 1 << 20

@@ -19,10 +19,10 @@ from health.admin.doctor import rules, site_rules, trust
 from health.admin.doctor.site_rules import Bare, Installed, NodeGpus, Remark, StateDir
 from health.admin.install import InstallError, Present
 from health.admin.want import Facts, Want
+from health.children.call import call_in_child
 from health.gate import act
 from health.gate.reserve import refused_lately
 from health.node import interpreter
-from health.run.aside import aside
 from health.settings_last import SUFFIX
 from robust_slurm import config as jobs
 from robust_slurm.slurm import Node, Slurm, SlurmError
@@ -186,7 +186,7 @@ def _active_python(python: str) -> list[Remark]:
             return [str(error.filename or python), str(error.strerror)]
         return []
 
-    hole, problem = aside(hole_in, TRUST_S)
+    hole, problem = call_in_child(hole_in, TRUST_S)
     return site_rules.of_active(python, trust.Hole(*hole) if hole else None, problem)
 
 
@@ -282,7 +282,7 @@ def look_at_state(path: str) -> StateDir:
     """The state directory, by a child with a deadline: it may lie on a dead file system."""
     if not path:
         return StateDir("")
-    answer, problem = aside(lambda: _state(path), STATE_DIR_S)
+    answer, problem = call_in_child(lambda: _state(path), STATE_DIR_S)
     if problem:
         return StateDir(path, problem)
     return StateDir(path, "", *answer[:2], *(Present(*row) for row in answer[2:]))
@@ -293,7 +293,7 @@ def refused(found: settings.Settings) -> list[Sequence[Any]]:
     since = time.time() - float(found.breaker["window"])
     if not found.state_dir:
         return []
-    answer, _ = aside(lambda: refused_lately(found.state_dir, since), STATE_DIR_S)
+    answer, _ = call_in_child(lambda: refused_lately(found.state_dir, since), STATE_DIR_S)
     return answer or []
 
 
@@ -302,7 +302,7 @@ def make_state(path: str) -> list[str]:
     mounted. Says what was made, and what is still to do."""
     if not path:
         return []
-    made, problem = aside(lambda: _make(path), STATE_DIR_S)
+    made, problem = call_in_child(lambda: _make(path), STATE_DIR_S)
     if problem:
         return [f"state_dir {path}: {problem}"]
     remarks = site_rules.of_state_dir(look_at_state(path), "")

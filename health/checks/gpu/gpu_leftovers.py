@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from health.check import Check, Condition, Setting
 from health.finding import Finding
 from health.node import jobs, proctable, slurmconf
+from health.node.gpu_snapshot import Device
 from health.node.system import System
 from health.nvidia import gpus
-from health.nvidia.snapshot import Device
 from robust_slurm.text import one_line
 
 PROCESS = Condition(

@@ -11,9 +11,9 @@ from __future__ import annotations
 from health.check import Check, Condition, Setting
 from health.checks.gpu.gpu_ecc import contains_errors
 from health.finding import Finding
+from health.node.gpu_snapshot import Device
 from health.node.system import System
 from health.nvidia import gpus
-from health.nvidia.snapshot import Device
 
 FAILED = Condition(
     "remap-failed", "FAIL", "node", "service", "a row could not be remapped (criterion for return)"

@@ -12,9 +12,9 @@ from typing import Any
 
 from health.check import Check, Condition, Setting
 from health.finding import Finding
+from health.node.gpu_snapshot import Device
 from health.node.system import System
 from health.nvidia import gpus
-from health.nvidia.snapshot import Device
 
 WIDTH = Condition(
     "pcie-width", "FAIL", "node", "reboot", "a GPU's link has fewer lanes than it should have"

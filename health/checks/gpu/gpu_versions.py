@@ -7,9 +7,9 @@ from typing import Any
 
 from health.check import Check, Condition
 from health.finding import Finding
+from health.node.gpu_snapshot import Device
 from health.node.system import System
 from health.nvidia import gpus
-from health.nvidia.snapshot import Device
 
 MIXED = Condition(
     "driver-mixed",

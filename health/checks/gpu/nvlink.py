@@ -12,9 +12,9 @@ from typing import Any
 
 from health.check import Check, Condition, Setting
 from health.finding import Finding
+from health.node.gpu_snapshot import Device
 from health.node.system import System
 from health.nvidia import fabric, gpus
-from health.nvidia.snapshot import Device
 
 DOWN = Condition(
     "nvlink-down", "FAIL", "node", "reboot", "a GPU has fewer active links than it should have"

@@ -6,9 +6,9 @@ import re
 
 from health.check import Check, Condition
 from health.finding import Finding
+from health.node.gpu_snapshot import Device, Lost, Snapshot
 from health.node.system import System
 from health.nvidia import gpus
-from health.nvidia.snapshot import Device, Lost, Snapshot
 
 HUNG = Condition(
     "nvml-hung",

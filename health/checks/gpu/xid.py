@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from health.check import Check, Condition, Setting
 from health.finding import ACTIONS, ActionName, Finding
+from health.node.gpu_snapshot import Snapshot
 from health.node.kernlog import ago, quoted
 from health.node.system import Event, System
 from health.nvidia import xid
-from health.nvidia.snapshot import Snapshot
 from health.nvidia.xid_catalog import SXIDS, XIDS
 
 if TYPE_CHECKING:  # a healthy node does not need it

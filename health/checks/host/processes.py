@@ -14,9 +14,9 @@ from health.check import Check, Condition, Setting
 from health.finding import Finding
 from health.node import jobs, proctable
 from health.node.leftover_files import FIRST_USER
+from health.node.stuck import left_behind
 from health.node.sysfs import number, text
 from health.node.system import System
-from health.run.stuck import left_behind
 from robust_slurm.process_stat import PF_EXITING, ProcessStat
 
 STUCK = Condition(

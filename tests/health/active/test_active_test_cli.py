@@ -22,8 +22,8 @@ from health.active.coordinator import runs
 from health.active.coordinator.procedure import Outcome
 from health.active.judging import fleet, records, tables
 from health.active.judging.profiles import with_site
-from health.active.model import Measured
 from health.active.nvidia import dcgm, gpu_state
+from health.active_tests import Measured
 from health.history import events as history
 
 site, python, run = health_site.site, fake_active_test.python, fake_active_test.run

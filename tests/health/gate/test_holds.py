@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from health import cli
+from health.gate.drain_times import lines
 from health.gate.holds import DAY, Rules, drains, held_until, service
-from health.history.drain_times import lines
 from health.node.system import Event
 from health.sweep import main
 from robust_slurm.drain_reason import parse_reason

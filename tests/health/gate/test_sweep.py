@@ -70,8 +70,8 @@ def test_without_slurm_it_only_writes_down(site: GateSite) -> None:
 def test_new_messages_of_the_driver_are_kept(
     site: GateSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from health.node import live
     from health.node.system import LogRecord
+    from health.run import live
 
     text = "NVRM: Xid (PCI:0000:3b:00): 13, pid=5, name=python, Graphics Exception"
     monkeypatch.setattr(live.kmsg, "read", lambda *args: [LogRecord(1, 5.0, 4, text)])

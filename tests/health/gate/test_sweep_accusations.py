@@ -10,9 +10,9 @@ import sweep_site
 from gate_site import GONE, GateSite
 
 from health.checks import ALL
-from health.history.inquiry import acquitted
-from health.node.live import LiveSystem
+from health.gate.inquiry import acquitted
 from health.node.system import Event
+from health.run.live import LiveSystem
 from health.settings import defaults
 from health.sweep import main
 

@@ -12,13 +12,13 @@ import accusation_files
 import pytest
 from accusation_files import JOB, NAME, UID, AccusationFiles, needs_root, raw
 
+from health.gate.inquiry import of_rejection
 from health.history.accusations import (
     SIZE_LIMIT,
     Accused,
     Found,
     find,
 )
-from health.history.inquiry import of_rejection
 
 state = accusation_files.state
 

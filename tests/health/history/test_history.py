@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from health.history import events as history
 from health.node import rootfiles
 from health.node.system import Event
-from health.run.aside import aside
 
 pytestmark = pytest.mark.slow
 
@@ -303,27 +302,6 @@ def test_a_full_disk_is_said(spool: Path, state: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(os, "write", full)
     assert "No space left" in record(spool, None, event(4))
-
-
-# -- the child that does it -------------------------------------------------------------------
-
-
-def test_aside_answers_and_says_what_failed() -> None:
-    def fails() -> None:
-        raise PermissionError(errno.EPERM, "not root's", "file")
-
-    def breaks() -> None:
-        raise KeyError("no such")
-
-    assert aside(lambda: {"a": [1, None]}, 10) == ({"a": [1, None]}, "")
-    assert aside(fails, 10) == (None, "file: not root's")
-    assert aside(breaks, 10) == (None, "KeyError: 'no such'")
-    assert aside(lambda: os._exit(3), 10) == (None, "its process died")
-    assert aside(lambda: "x" * 3_000_000, 10)[0] == "x" * 3_000_000
-
-
-def test_aside_gives_up_at_its_deadline() -> None:
-    assert aside(threading.Event().wait, 0.2) == (None, "no answer in 0.2 s")
 
 
 def test_records_are_one_json_object_a_line() -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from health.children import child
+from health.node.gpu_snapshot import Snapshot
+from health.node.stuck import Stuck
 from health.nvidia import nvml
 from health.nvidia.nvml import Collector
-from health.nvidia.snapshot import Snapshot
-from health.run import child
-from health.run.stuck import Stuck
 
 pytestmark = pytest.mark.slow
 

@@ -17,14 +17,14 @@ import pytest
 from health import settings
 from health.check import EVERYWHERE, Check
 from health.checks import ALL
+from health.children.child import write_all
 from health.finding import Finding
 from health.gate.verdict import judge
-from health.node.live import LiveSystem
 from health.node.system import Context, Output, System
 from health.nvidia import nvml
 from health.recording.record import RecordingSystem
 from health.recording.replay import BadTree, ReplaySystem
-from health.run.child import write_all
+from health.run.live import LiveSystem
 from health.run.report import Report
 from health.run.runner import run
 

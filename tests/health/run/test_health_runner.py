@@ -15,17 +15,18 @@ from fake_system import FakeSystem
 
 from health import settings
 from health.check import EVERYWHERE, Check, Condition, Where
+from health.children import child
 from health.finding import Finding
 from health.gate.verdict import judge
+from health.node.gpu_snapshot import Snapshot
+from health.node.stuck import Stuck
 from health.node.system import System
 from health.nvidia import nvml
 from health.nvidia.nvml import Collector
-from health.nvidia.snapshot import Snapshot
-from health.run import child, worker
+from health.run import worker
 from health.run.lane import Outcome
 from health.run.report import Report
 from health.run.runner import run, run_inline
-from health.run.stuck import Stuck
 from robust_slurm.text import LIMIT
 
 LONG_S = 30.0  # a deadline that no test reaches

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from health.active.model import Judged
+from health.active_tests import Judged
 from srun_wrapper.decide import ladder
 from srun_wrapper.decide.diagnose import Failure, diagnose
 from srun_wrapper.recover.machine_tests import Found, accused, conclusive, due, read

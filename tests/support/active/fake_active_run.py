@@ -11,7 +11,7 @@ from fake_test_worker import Answer, fleet
 from health.active.coordinator import procedure
 from health.active.coordinator.procedure import Wanted
 from health.active.judging.fleet import NO_BASELINES, Baselines
-from health.active.model import TESTS, Judged
+from health.active_tests import TESTS, Judged
 
 ALL = tuple(test.name for test in TESTS)
 

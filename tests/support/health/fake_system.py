@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from health import checks
+from health.node.gpu_snapshot import Snapshot
 from health.node.system import READ_LIMIT, Context, Disk, Entry, Event, LogRecord, Output, Usage
-from health.nvidia.snapshot import Snapshot
 
 GIB = 1 << 30
 NOW = 1_700_000_000.0

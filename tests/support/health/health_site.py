@@ -10,9 +10,9 @@ import pytest
 
 from health import cli, commands
 from health.check import Check
+from health.children.child import write_all
 from health.finding import Finding
 from health.nvidia import nvml
-from health.run.child import write_all
 
 GPU = {
     "index": 3,

@@ -22,7 +22,7 @@ from health.active.burn_in.reservation import refuse_busy, reserved
 from health.active.coordinator.procedure import Wanted
 from health.active.coordinator.shares import share
 from health.active.judging import records
-from health.active.model import LEVELS, TESTS, Judged, Measured
+from health.active_tests import LEVELS, TESTS, Judged, Measured
 from health.checks import ALL
 from health.commands import BadInput
 from health.finding import Finding

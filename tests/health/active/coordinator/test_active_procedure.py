@@ -19,7 +19,7 @@ from health.active.coordinator.session import Session
 from health.active.coordinator.shares import OVERHEAD_S, rounds, share
 from health.active.judging.fleet import NO_BASELINES, Baselines, Spread
 from health.active.judging.judge import judge
-from health.active.model import BY_NAME, LEVELS, Finding, Judged, Level, Measured
+from health.active_tests import BY_NAME, LEVELS, Finding, Judged, Level, Measured
 
 NAMES = [f"n{i}" for i in range(1, 9)]
 

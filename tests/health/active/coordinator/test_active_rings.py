@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from health.active.coordinator.meeting import size
 from health.active.coordinator.rings import LEAST, MOST, Remark, of_leaves, remarks, through_all
-from health.active.model import LEVELS, Measured, usual
+from health.active_tests import LEVELS, Measured, usual
 
 NAMES = [f"n{i}" for i in range(1, 10)]
 LEAF = {name: f"s{(number - 1) // 3}" for number, name in enumerate(NAMES, 1)}

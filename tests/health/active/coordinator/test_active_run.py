@@ -12,7 +12,7 @@ import pytest
 from health.active.coordinator import start
 from health.active.coordinator.procedure import Wanted, run
 from health.active.coordinator.session import Session
-from health.active.model import Judged
+from health.active_tests import Judged
 
 NODES = ("n1", "n2")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from health.active.judging.alignment import Alignment, deviants
-from health.active.model import Measured
+from health.active_tests import Measured
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 KEY = "dense/cpu/x86_64/2.13.0"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from health.active.judging import fleet
 from health.active.judging.fleet import NO_BASELINES, Spread, baselines, event_data
-from health.active.model import Measured
+from health.active_tests import Measured
 from health.history import events as history
 from health.node import rootfiles
 from health.node.system import Event

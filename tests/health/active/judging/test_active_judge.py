@@ -13,7 +13,7 @@ from health.active.coordinator.pairing import PairVerdict
 from health.active.judging.fleet import Baselines, Spread
 from health.active.judging.judge import judge
 from health.active.judging.profiles import Floor
-from health.active.model import Judged, Measured
+from health.active_tests import Judged, Measured
 from health.finding import Finding
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -9,7 +9,7 @@ import pytest
 from health.active.judging.fleet import NO_BASELINES, Baselines, Spread
 from health.active.judging.profiles import Floor, Floors
 from health.active.judging.speed import Slow, slow
-from health.active.model import Measured
+from health.active_tests import Measured
 
 NAME = "bf16_tflops"
 FOUR = {f"o{i}": 100.0 for i in range(4)}

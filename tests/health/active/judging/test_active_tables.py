@@ -8,7 +8,7 @@ import pytest
 
 from health.active.judging import fleet, tables
 from health.active.judging.profiles import floor
-from health.active.model import Judged, Measured
+from health.active_tests import Judged, Measured
 from health.finding import Finding
 
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import TESTS
 
-from health.active.model import Level
 from health.active.nvidia import dcgm, tools
 from health.active.nvidia.gpu_state import Gpu, State
+from health.active_tests import Level
 from health.finding import Finding
 
 DATA = TESTS / "data" / "active"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from places import TESTS
 
-from health.active.model import Measured, measured
 from health.active.nvidia import nccl_tests, tools
+from health.active_tests import Measured, measured
 
 DATA = TESTS / "data" / "active"
 

@@ -19,10 +19,10 @@ from health.active.coordinator.procedure import Outcome, Wanted
 from health.active.coordinator.session import About
 from health.active.judging.fleet import NO_BASELINES
 from health.active.judging.judge import judge
-from health.active.model import Measured
 from health.active.nvidia import dcgm, gpu_state, job_tools, nccl_tests
 from health.active.nvidia.gpu_state import Gpu, State
 from health.active.nvidia.job_tools import Found, read
+from health.active_tests import Measured
 from health.finding import Finding
 
 BAD = Finding("FAIL", "node", "active-dcgm", "gpu1", "dcgmi memory: fail", "service")

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health.active.model import Measured
 from health.active.worker import device
 from health.active.worker.device import Device, failed, fractions, hashed, integers, number_on_node
+from health.active_tests import Measured
 
 CPU = torch.device("cpu")
 _MASK = (1 << 64) - 1

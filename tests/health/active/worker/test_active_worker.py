@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from active_coordinator import Coordinator
 
-from health.active.model import measured
 from health.active.worker.env import interface_of, prepare, take_environment
+from health.active_tests import measured
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ from fake_system import NOW, UPTIME, FakeSystem, log
 
 from health.checks.gpu import xid
 from health.finding import Finding
+from health.node.gpu_snapshot import Snapshot
 from health.node.system import Event, LogRecord
-from health.nvidia.snapshot import Snapshot
 
 GPUS = ["0000:1b:00.0", "0000:3b:00.0"]
 SNAPSHOT: Snapshot = {

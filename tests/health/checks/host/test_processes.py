@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from health.checks.host import processes
 from health.node import jobs, proctable
-from health.run.stuck import DIRECTORY
+from health.node.stuck import DIRECTORY
 from robust_slurm import process_stat
 
 run = processes.CHECK.run

@@ -14,9 +14,9 @@ from job_leftovers import OTHER, needs_root
 
 from health.checks.host import site as family
 from health.finding import Finding
-from health.node.live import LiveSystem
-from health.node.live import context as live_context
 from health.node.system import Output
+from health.run.live import LiveSystem
+from health.run.live import context as live_context
 from health.settings import load
 from health.settings_merge import COMMAND, Commands, fit
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from health.check import Condition
+from health.children.call import call_in_child
 from health.finding import Finding
 from health.gate import strikes
 from health.gate.verdict import Verdict
@@ -26,7 +27,6 @@ from health.history.accusations import (
 from health.history.job_notes import Note, claim, save
 from health.history.state import Rules, node_state, strikes_of
 from health.node.system import Event, System
-from health.run.aside import aside
 from health.settings import Settings
 from robust_slurm.text import one_line
 
@@ -173,7 +173,7 @@ class Inquiry:
         table, context = self._settings.lemon, self._system.context
         most = max(1, note.nodes // max(1, int(table["nodes_per_strike"])))
         state_dir = self._settings.state_dir
-        allowed, failed = aside(
+        allowed, failed = call_in_child(
             lambda: strikes.claim(state_dir, job, context.node, most, time.time()), STRIKE_S
         )
         if allowed:

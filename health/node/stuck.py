@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import zlib
 
+from health.children.child import start_time
 from health.node import rootfiles
 from health.node.system import System
-from health.run.child import start_time
 
 DIRECTORY = "/run/robust-slurm"
 _LIMIT = 4096  # bytes

@@ -7,7 +7,7 @@ import select
 import time
 from pathlib import Path
 
-from health.run import child
+from health.children import child
 
 
 def test_a_child_holds_nothing_of_its_parent_open() -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from health import settings
+from health.children import child
 from health.node import probe
-from health.node.live import LiveSystem, context
 from health.node.probe import run
+from health.node.stuck import Stuck
 from health.node.system import READ_LIMIT, Context
 from health.nvidia.nvml import Collector
-from health.run import child
-from health.run.stuck import Stuck
+from health.run.live import LiveSystem, context
 
 LONG_S = 30.0
 NOBODY = 65534

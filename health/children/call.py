@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from health.run.child import Child, fork, write_all
+from health.children.child import Child, fork, write_all
 
 _MOST = 8 << 20  # bytes of an answer
 
 
-def aside(work: Callable[[], Any], deadline_s: float) -> tuple[Any, str]:
+def call_in_child(work: Callable[[], Any], deadline_s: float) -> tuple[Any, str]:
     """Run ``work`` in a child: its result (as JSON keeps it) and "", or None and the reason.
 
     ``work`` has no descriptor of ours. At the deadline its process is killed, or left behind.

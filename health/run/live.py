@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from health.node import kmsg
+from health.node.gpu_snapshot import Snapshot
 from health.node.probe import probe, run
+from health.node.stuck import Stuck
 from health.node.system import READ_LIMIT, Context, Disk, Entry, Event, LogRecord, Output, Usage
 from health.nvidia.nvml import Collector, driver_loaded
-from health.nvidia.snapshot import Snapshot
-from health.run.stuck import Stuck
 from health.settings import Settings
 
 _KINDS = {
