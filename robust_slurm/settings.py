@@ -44,7 +44,8 @@ class Config:
         Path("~/.robust-slurm"), "directory on a file system that all nodes share"
     )
     signatures_file: str = _setting(
-        "", "TOML file of the site's failure signatures for robust-status --diagnose; empty: none"
+        "",
+        "TOML file of the site's failure signatures, tried before the built-in ones; empty: none",
     )
     spares: int = _setting(0, "nodes of the allocation that stay idle to replace a lost node")
     standby_partition: str = _setting(

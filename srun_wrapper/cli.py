@@ -31,6 +31,8 @@ from srun_wrapper.command.step_request import StepRequest, effective
 from srun_wrapper.command.steps import Launch, step_name
 from srun_wrapper.command.torchrun import numbers_nodes
 from srun_wrapper.recover.resubmit import SCRIPT_WORDS, SIZE
+from srun_wrapper.signatures.catalogue import Catalogue, CatalogueError
+from srun_wrapper.signatures.catalogue import load as load_signatures
 from srun_wrapper.supervisor import topology
 from srun_wrapper.supervisor.app import Supervisor
 from srun_wrapper.supervisor.reporting import job_log
@@ -76,6 +78,7 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         os.execvp("srun", ["srun", *argv])
     config = settings(load(command.robust, env))
     check_regex(config)
+    catalogue = signatures(config)
     topology.check(config.mesh, config.place_alpha)
     nodes = allocation(env)
     request = effective(command, env)
@@ -116,7 +119,7 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
     if source is Feed.FILE:
         companion += (f"--input={request.input}",)
     launch = Launch(command, plan, options, kept, companion, ranks, source)
-    return asyncio.run(supervise(config, launch))
+    return asyncio.run(supervise(config, launch, catalogue))
 
 
 def settings(config: Config) -> Config:
@@ -128,8 +131,8 @@ def settings(config: Config) -> Config:
     )
 
 
-async def supervise(config: Config, launch: Launch) -> int:
-    code = await Supervisor(config, launch, Slurm()).run()
+async def supervise(config: Config, launch: Launch, catalogue: Catalogue | None = None) -> int:
+    code = await Supervisor(config, launch, Slurm(), catalogue).run()
     # All has ended: a signal that comes this late (a second Ctrl-C) must not change the exit code.
     signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, *TERMINATING})
     return code
@@ -228,6 +231,18 @@ def check_regex(config: Config) -> None:
         re.compile(config.progress_regex.encode())  # output is bytes
     except (re.error, UnicodeEncodeError) as err:
         raise UsageError(f"--robust-progress-regex={config.progress_regex!r}: {err}") from None
+
+
+def signatures(config: Config) -> Catalogue:
+    """Return the signatures of errors, the site's before ours. Raises UsageError."""
+    named = config.signatures_file
+    try:
+        return load_signatures(Path(named).expanduser() if named else None)
+    except CatalogueError as err:
+        raise UsageError(
+            f"signatures_file: {err}; correct the file (docs/diagnosis.md has its fields), or "
+            "leave signatures_file empty"
+        ) from None
 
 
 def check_verify(

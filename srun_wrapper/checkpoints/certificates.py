@@ -18,7 +18,7 @@ from robust_slurm.checkpoint.planning.alike import is_whole
 from robust_slurm.checkpoint.planning.plan import Place
 from robust_slurm.checkpoint.planning.sound import Trust
 from srun_wrapper.checkpoints.enrolments import Enrolments
-from srun_wrapper.decide.diagnose import Diagnosis
+from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.recover.machine_tests import SLOW
 from srun_wrapper.supervisor.aside import aside
 from srun_wrapper.supervisor.reporting.journal import Journal

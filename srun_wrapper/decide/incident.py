@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from srun_wrapper.decide.diagnose import Diagnosis
+from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.ladder import Plan
 
 RECOVERED = "recovered"  # the only outcome after which training goes on

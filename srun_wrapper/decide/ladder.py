@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from srun_wrapper.decide.diagnose import LIMIT, Diagnosis, shared
+from srun_wrapper.decide.diagnosis import LIMIT, Diagnosis, shared
 
 Action = Literal["restart", "swap_spare", "swap_companion", "requeue", "stop"]
 GAVE_UP = 120
@@ -40,7 +40,7 @@ class Budget:
         self.seen.setdefault(diagnosis.signature, set()).update(diagnosis.seen)
         self.signatures[diagnosis.signature] = self.signatures.get(diagnosis.signature, 0) + 1
         blamed = tuple(node for node in diagnosis.suspects or (diagnosis.root.node,) if node)
-        if diagnosis.cause == "shared" or _unproven_nan(diagnosis):
+        if _innocent(diagnosis):
             blamed = ()
         for node in blamed:
             self.nodes[node] = self.nodes.get(node, 0) + 1
@@ -170,6 +170,15 @@ def _unproven_nan(diagnosis: Diagnosis) -> bool:
     return diagnosis.symptom == "nan" and diagnosis.cause != "node"
 
 
+def _innocent(diagnosis: Diagnosis) -> bool:
+    """True if the failure says nothing about any node.
+
+    Of ranks that died of another's death the first to notice is no more suspect than any other.
+    """
+    echo = diagnosis.symptom == "crash" and diagnosis.cause == "transient"
+    return echo or diagnosis.cause in ("shared", "user") or _unproven_nan(diagnosis)
+
+
 def suspect_nodes(diagnosis: Diagnosis, failures_by_node: Mapping[str, int]) -> tuple[str, ...]:
     """Nodes to evict: blamed by the evidence, or failing twice without progress.
 
@@ -178,8 +187,7 @@ def suspect_nodes(diagnosis: Diagnosis, failures_by_node: Mapping[str, int]) -> 
     if diagnosis.cause == "node":
         return diagnosis.suspects
     blamed = diagnosis.suspects or (diagnosis.root.node,)
-    innocent = diagnosis.cause in ("shared", "user") or _unproven_nan(diagnosis)
-    if innocent or len(blamed) > 1:
+    if _innocent(diagnosis) or len(blamed) > 1:
         return ()
     return tuple(
         node

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from srun_wrapper.decide.diagnose import Failure
+from srun_wrapper.decide.failure import Failure
 from srun_wrapper.detect.pace import START_INSPECT, is_frozen, judge
 from srun_wrapper.detect.stalls import own_mounts
 from srun_wrapper.protocol.messages import Inspect, Inspected, Sample

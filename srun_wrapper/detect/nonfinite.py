@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from robust_slurm.checkpoint.planning.sound import Bound
-from srun_wrapper.decide.diagnose import Failure
+from srun_wrapper.decide.failure import Failure
 from srun_wrapper.supervisor.model import Rank
 
 # With fp16 some gradients are infinite as a rule: GradScaler leaves the step out and halves its

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from srun_wrapper.decide import ladder
-from srun_wrapper.decide.diagnose import Diagnosis
+from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.recover import machine_tests
 from srun_wrapper.recover.machine_tests import Found, StopTests

@@ -19,7 +19,8 @@ from health.active.coordinator.procedure import Wanted, run
 from health.active.coordinator.session import GOODBYE_S, Session
 from health.active_tests import Judged, usual
 from srun_wrapper.agent.test_worker import session_key
-from srun_wrapper.decide.diagnose import Diagnosis, Symptom, last_error
+from srun_wrapper.decide.diagnosis import Diagnosis
+from srun_wrapper.decide.failure import Symptom, last_error
 from srun_wrapper.protocol.messages import RunTests, WorkerEnded
 from srun_wrapper.supervisor.bus import Bus
 from srun_wrapper.supervisor.facts import JobFacts

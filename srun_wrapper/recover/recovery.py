@@ -13,7 +13,9 @@ from srun_wrapper.checkpoints.certificates import Certificates, spoils
 from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.decide import ladder
-from srun_wrapper.decide.diagnose import Failure, diagnose, without_returned
+from srun_wrapper.decide.diagnose import diagnose
+from srun_wrapper.decide.diagnosis import without_returned
+from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import RECOVERED, Incident
 from srun_wrapper.protocol.messages import Stop
 from srun_wrapper.recover.localization import FaultLocalization
@@ -178,7 +180,7 @@ class Recovery:
         state.progress.failed()
         budget.spent = None
         newcomers = self._nodes.replacement.newcomers()
-        diagnosis = diagnose(failures, len(state.world.places), newcomers)
+        diagnosis = diagnose(failures, len(state.world.places), newcomers, state.catalogue)
         if newcomers.issuperset(diagnosis.suspects or ("",)):
             self._nodes.means.unfit(diagnosis.suspects)  # it costs no restart: none was tried
         elif not again:

@@ -7,7 +7,8 @@ import signal
 import time
 from collections.abc import Callable
 
-from srun_wrapper.decide.diagnose import is_cascade, killed_by, node_error
+from srun_wrapper.decide.ends import crashes, follows, read_end
+from srun_wrapper.decide.failure import Failure, killed_by
 from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.supervisor.model import Role
 from srun_wrapper.supervisor.state import JobState
@@ -51,13 +52,14 @@ class Settling:
         state = self._state
         await self._outlast()
         began = time.monotonic()
+        await self._read_ends()
         while any(f.symptom == "node_lost" for f in state.failures) and (
             self._node_watch.doubtful() and time.monotonic() - began < SETTLE_NODES
         ):
             await asyncio.sleep(0.02)
         await self._outlast()  # one may have been seen only now
         while (  # an error that points to the machine: here only, or everywhere?
-            any(f.symptom == "crash" and node_error(f)[0] for f in state.failures)
+            any(self._points(f) for f in state.failures)
             and not state.signalled
             and not state.world.all_nodes_ended()
             and time.monotonic() - began < SETTLE_ALIKE
@@ -72,7 +74,7 @@ class Settling:
             await asyncio.sleep(0.02)
         while state.nans_open() and not state.signalled:
             await asyncio.sleep(0.02)
-        while state.failures and all(is_cascade(f) for f in state.failures) and not state.signalled:
+        while state.failures and all(map(self._follows, state.failures)) and not state.signalled:
             waited = time.monotonic() - began
             open_question = (
                 waited < SETTLE or self._node_watch.doubtful() or self._being_signalled()
@@ -89,6 +91,22 @@ class Settling:
             )
         ):
             await asyncio.sleep(0.02)
+
+    async def _read_ends(self) -> None:
+        """Read how ranks ended, one by one: heartbeats are heard in between."""
+        for failure in crashes(self._state.failures):
+            read_end(failure, self._state.catalogue)
+            await asyncio.sleep(0)
+
+    def _points(self, failure: Failure) -> bool:
+        """Return True for an end of a rank for which a node may be blamed."""
+        if failure.symptom != "crash":
+            return False
+        end = read_end(failure, self._state.catalogue)
+        return end.points or end.bus_error
+
+    def _follows(self, failure: Failure) -> bool:
+        return follows(failure, self._state.catalogue)
 
     async def _outlast(self) -> None:
         """Wait while a shared cause makes nodes silent; what is lost by itself is asked for."""

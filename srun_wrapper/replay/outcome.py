@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from health.active.coordinator.replay import Round, Verdict, least_chance
-from srun_wrapper.decide.diagnose import signal_name
+from srun_wrapper.decide.failure import signal_name
 from srun_wrapper.recover.machine_tests import Found
 from srun_wrapper.supervisor.model import Rank
 

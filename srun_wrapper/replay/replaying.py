@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from copy import deepcopy
 
 from health.active.coordinator.replay import LayoutError, Round, next_groups, over, verdict
-from srun_wrapper.decide.diagnose import Diagnosis, last_error
+from srun_wrapper.decide.diagnosis import Diagnosis
+from srun_wrapper.decide.failure import last_error
 from srun_wrapper.recover.machine_tests import PROGRAM_ERRORS, Found
 from srun_wrapper.replay.orders import Shape, shape
 from srun_wrapper.replay.outcome import read

@@ -50,8 +50,10 @@ class Signature:
     words: tuple[str, ...] | None = None  # a line without any of them does not match
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Catalogue:
+    """Signatures in the order in which they are tried; compared by identity, so hashed fast."""
+
     signatures: tuple[Signature, ...]
 
     def match(self, text: str) -> tuple[Signature, str] | None:

@@ -49,7 +49,7 @@ def decide(lines: Sequence[Line], hits: Sequence[Hit]) -> Verdict:
     if hit := traps.time_limit(hits):
         return _verdict(hit, hits, "time-limit", lines)
     hits = [hit for hit in hits if hit.signature.id != "time-limit"]
-    chosen = _first(hits)
+    chosen = first_cause(hits)
     vague = chosen is None or chosen.weight < traps.PRECISE
     if vague and (odd := traps.different_collectives(lines)):
         return Verdict(
@@ -82,7 +82,8 @@ def decide(lines: Sequence[Line], hits: Sequence[Hit]) -> Verdict:
     return _verdict(chosen, hits, chosen.signature.id, lines)
 
 
-def _first(hits: Sequence[Hit]) -> Hit | None:
+def first_cause(hits: Sequence[Hit]) -> Hit | None:
+    """Return the earliest hit of the heaviest class that any hit has; roots before cascades."""
     for floor in TIERS:
         if hit := earliest(h for h in hits if h.root and h.weight >= floor):
             return hit

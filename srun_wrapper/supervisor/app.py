@@ -41,6 +41,7 @@ from srun_wrapper.recover.standby.request import Requester
 from srun_wrapper.recover.stopping import Stopping
 from srun_wrapper.replay.replaying import Replay
 from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
+from srun_wrapper.signatures.catalogue import Catalogue
 from srun_wrapper.supervisor.epoch import Begun, Epochs
 from srun_wrapper.supervisor.facts import JobFacts
 from srun_wrapper.supervisor.inbox import Inbox
@@ -65,14 +66,16 @@ class Supervisor:
         config: Config,
         launch: steps.Launch,
         slurm: Slurm,
+        catalogue: Catalogue | None = None,
     ) -> None:
+        """``catalogue``: the signatures of errors; None: the built-in ones."""
         self.config = config
         self.launch = launch
         self.env = env = launch.env
         self.slurm = slurm
         job_id = int(env["SLURM_JOB_ID"])
         own = env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-        self.state = JobState(config, job_id, own)
+        self.state = JobState(config, job_id, own, catalogue)
         self.state.on_news = self.news
         self.inbox = Inbox(self.state)
         self.bus = self.state.bus

@@ -7,7 +7,7 @@ import re
 import signal
 import time
 
-from srun_wrapper.decide.diagnose import Failure
+from srun_wrapper.decide.failure import Failure
 from srun_wrapper.protocol.messages import (
     Ack,
     Event,

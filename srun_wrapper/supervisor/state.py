@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Mapping
 
 from robust_slurm.config import Config
-from srun_wrapper.decide.diagnose import Failure, Symptom
+from srun_wrapper.decide.failure import Failure, Symptom
 from srun_wrapper.detect.nonfinite import Nans
 from srun_wrapper.detect.pace import Pace
 from srun_wrapper.protocol.messages import Message, Stop, WorkerEnded
+from srun_wrapper.signatures.catalogue import Catalogue, load
 from srun_wrapper.supervisor.bus import Bus
 from srun_wrapper.supervisor.changes import Changes
 from srun_wrapper.supervisor.membership import Membership
@@ -26,8 +27,12 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 class JobState:
     """Members, progress and failures; ``changed`` is set where others may wait for a change."""
 
-    def __init__(self, config: Config, job_id: int, own_node: str) -> None:
+    def __init__(
+        self, config: Config, job_id: int, own_node: str, catalogue: Catalogue | None = None
+    ) -> None:
+        """``catalogue``: the signatures of errors; None: the built-in ones."""
         self.config = config
+        self.catalogue = catalogue or load()
         self.job_id = job_id
         self.own_node = own_node
         self.step_id = "?"

@@ -35,6 +35,7 @@ parser.add_argument("--epoch", type=numbers, default=[1])
 parser.add_argument("--seconds", type=float, default=15.0)
 parser.add_argument("--node", default="")
 parser.add_argument("--once", action="store_true")
+parser.add_argument("--words", type=Path, help="a file: the last words of --fault says")
 parser.add_argument("--no-beat", action="store_true")
 parser.add_argument("--ignore-term", action="store_true")
 parser.add_argument("--ahead", action="store_true")
@@ -112,6 +113,9 @@ def fault(step: int) -> None:
         raise ValueError(f"bad sample {step}")
     elif args.fault == "ecc":
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+    elif args.fault == "says":
+        sys.stderr.write(args.words.read_text())
+        sys.exit(1)
     elif args.fault == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif args.fault == "sleep":

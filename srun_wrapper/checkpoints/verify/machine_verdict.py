@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from srun_wrapper.decide.diagnose import Diagnosis, Failure, Symptom
+from srun_wrapper.decide.diagnosis import Diagnosis
+from srun_wrapper.decide.failure import Failure, Symptom
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.recover.machine_tests import Found
 from srun_wrapper.supervisor.state import JobState

@@ -277,8 +277,8 @@ def test_uncorrectable_memory_error_costs_the_node_at_once(new_lab: LabFactory) 
     record = training.only_incident(
         symptom="crash", cause="node", action="swap_spare", suspects=["n2"]
     )
-    assert any("memory error" in line for line in record["evidence"])
-    assert any("memory error" in line for line in training.accusations()["n2"]["evidence"])
+    assert any("GPU's memory" in line for line in record["evidence"])
+    assert any("GPU's memory" in line for line in training.accusations()["n2"]["evidence"])
 
 
 def test_an_error_on_all_nodes_costs_none(lab: Cluster) -> None:

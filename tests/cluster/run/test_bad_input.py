@@ -82,6 +82,21 @@ def test_bad_settings_file(here: Cluster, text: str, named: str) -> None:
     assert "robust.toml" in message and named in message
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (None, "No such file"),
+        ("[[signature]]\nid = 'a'\n", "signature 'a': pattern must be a text"),
+    ],
+)
+def test_bad_signatures_file(here: Cluster, text: str | None, named: str) -> None:
+    site = prepared(here, 2).dir / "site.toml"
+    if text is not None:
+        site.write_text(text)
+    message = said(here, f"--robust-signatures-file={site} hostname", env=INSIDE)
+    assert f"signatures_file: {site}: " in message and named in message
+
+
 def test_settings_file_that_is_missing(here: Cluster) -> None:
     assert "/nowhere.toml" in said(here, "--robust-config=/nowhere.toml hostname", env=INSIDE)
 

@@ -18,7 +18,8 @@ from robust_slurm.checkpoint.durable.prune import prune
 from robust_slurm.checkpoint.listing import look
 from robust_slurm.checkpoint.planning.sound import Bound
 from srun_wrapper.checkpoints.certificates import Certificates, Line, spoils
-from srun_wrapper.decide.diagnose import Diagnosis, Failure, Symptom
+from srun_wrapper.decide.diagnosis import Diagnosis
+from srun_wrapper.decide.failure import Failure, Symptom
 from srun_wrapper.protocol.checkpoint_messages import Saved
 
 

@@ -12,7 +12,7 @@ from verified_job import verify_of
 from robust_slurm.checkpoint.format.state_sum import PHASE
 from srun_wrapper.checkpoints.verify import verifying as module
 from srun_wrapper.checkpoints.verify.rules import LIMIT
-from srun_wrapper.decide.diagnose import Failure
+from srun_wrapper.decide.failure import Failure
 from srun_wrapper.detect.hang_watch import HangWatch
 from srun_wrapper.protocol.checkpoint_messages import Committed, Saved, StandAt
 from srun_wrapper.recover.machine_tests import Found

@@ -9,17 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srun_wrapper.decide.diagnose import (
-    Failure,
-    Symptom,
-    diagnose,
-    is_cascade,
-    killed_by,
-    last_error,
-    root_of,
-    signal_name,
-    signature,
-)
+from srun_wrapper.decide.diagnose import diagnose
+from srun_wrapper.decide.diagnosis import root_of
+from srun_wrapper.decide.ends import follows, signature
+from srun_wrapper.decide.failure import Failure, Symptom, killed_by, last_error, signal_name
 
 TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 12, in <module>
@@ -131,8 +124,8 @@ def test_signature(one: Failure, other: Failure, same: bool) -> None:
         (lost("n1"), False),
     ],
 )
-def test_is_cascade(failure: Failure, cascade: bool) -> None:
-    assert is_cascade(failure) is cascade
+def test_an_end_that_follows_from_another(failure: Failure, cascade: bool) -> None:
+    assert follows(failure) is cascade
 
 
 @pytest.mark.parametrize(
@@ -153,7 +146,7 @@ def test_is_cascade(failure: Failure, cascade: bool) -> None:
         (crash("OSError: [Errno 116] Stale file handle: '/data/x'"), "unknown", ()),
         (crash("OSError: [Errno 5] Input/output error"), "unknown", ()),
         (crash("NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus"), "node", ("n1",)),
-        (crash("NVRM: Xid (PCI:0000:17:00): 13, Graphics Exception"), "unknown", ()),
+        (crash("NVRM: Xid (PCI:0000:17:00): 13, Graphics Exception"), "user", ()),
         (crash("torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB"), "user", ()),
         (crash("", code=255), "user", ()),
     ],

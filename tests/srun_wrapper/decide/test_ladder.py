@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srun_wrapper.decide.diagnose import Cause, Diagnosis, Failure, diagnose
+from srun_wrapper.decide.diagnose import diagnose
+from srun_wrapper.decide.diagnosis import Cause, Diagnosis
+from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.ladder import (
     GAVE_UP,
     NOTHING_LEFT,

@@ -15,7 +15,7 @@ from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.registry import Checkpoints
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.checkpoints.stores import Stores
-from srun_wrapper.decide.diagnose import Failure
+from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.ladder import Means
 from srun_wrapper.detect.node_watch import NodeWatch

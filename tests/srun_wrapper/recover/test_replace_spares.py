@@ -15,7 +15,8 @@ from made_job import KeptJournal, made_launch
 
 from robust_slurm.config import Config
 from srun_wrapper.command.steps import Secrets
-from srun_wrapper.decide.diagnose import Failure, diagnose
+from srun_wrapper.decide.diagnose import diagnose
+from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.ladder import REQUEUED, Plan
 from srun_wrapper.detect.node_watch import NodeWatch

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from made_job import Job, beat
 
-from srun_wrapper.decide.diagnose import Failure, diagnose
+from srun_wrapper.decide.diagnose import diagnose
+from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import RECOVERED, Incident
 from srun_wrapper.protocol.messages import Exited, Report, Started
 from srun_wrapper.recover import restarted

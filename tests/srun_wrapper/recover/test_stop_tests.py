@@ -8,7 +8,8 @@ import pytest
 
 from health.active_tests import Judged
 from srun_wrapper.decide import ladder
-from srun_wrapper.decide.diagnose import Failure, diagnose
+from srun_wrapper.decide.diagnose import diagnose
+from srun_wrapper.decide.failure import Failure
 from srun_wrapper.recover.machine_tests import Found, accused, conclusive, due, read
 
 

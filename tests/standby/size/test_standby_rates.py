@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from job_records import NOW, Job, drained, one_job
 
 from robust_slurm.ledger import append_line
-from srun_wrapper.decide.diagnose import Failure, diagnose
+from srun_wrapper.decide.diagnose import diagnose
+from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import Incident
 from standby.size import ledger
 from standby.size.answer import ESTIMATE, UPPER, from_ledger

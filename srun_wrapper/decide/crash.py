@@ -1,0 +1,209 @@
+"""Rules for the ends of ranks: blame a node only for what no other node shows as well (pure).
+
+What a program, its data or a file server can cause as well blames nobody the first time; nor does
+a process limit, which may be the user's or the job's.
+"""
+
+from __future__ import annotations
+
+from srun_wrapper.decide.diagnosis import LIMIT, Case, Cause, Diagnosis, Rule, shared
+from srun_wrapper.decide.ends import Kind, odd_collective, read_end, signature
+from srun_wrapper.decide.failure import Failure, how_ended, last_error
+from srun_wrapper.signatures import traps
+
+LINE_SHOWN = 400  # characters of a rank's line
+
+
+def _found(case: Case, root: Failure, cause: Cause, *more: str, node: bool = False) -> Diagnosis:
+    """Return the diagnosis of a rank's end, with the line that names its cause."""
+    hit = read_end(root, case.catalogue).hit
+    line = hit.line.text.strip() if hit else last_error(root.tail)
+    how = f"rank {root.rank} on {root.node}: {how_ended(root)}"
+    sign = signature(root, case.catalogue)
+    return Diagnosis(
+        "crash",
+        cause,
+        (root.node,) if node else (),
+        (how, *([line[:LINE_SHOWN]] if line else []), *more),
+        sign,
+        root,
+        seen=case.alike(sign),
+    )
+
+
+def _meaning(case: Case, root: Failure) -> str:
+    """Return what the catalogue says of the line, and the signature's id."""
+    hit = read_end(root, case.catalogue).hit
+    return f"{hit.signature.cause} ({hit.signature.id})" if hit else "bus error"
+
+
+def _cannot_start_here(case: Case) -> Diagnosis | None:
+    """A newcomer is proven unfit, since the same command ran elsewhere before."""
+    unable = [f for f, _ in case.ends if not f.launched and not LIMIT.search(f.tail)]
+    nodes = tuple(dict.fromkeys(f.node for f in unable))
+    unfit = nodes if set(nodes) <= set(case.newcomers) else ()
+    if not unable or not (unfit or len(nodes) < case.world_nodes):
+        return None
+    first = unable[0]
+    lines = (f"{', '.join(nodes)} cannot start a rank", last_error(first.tail))
+    return Diagnosis("crash", "node", nodes, lines, signature(first, case.catalogue), first, unfit)
+
+
+def _preempted(case: Case) -> Diagnosis | None:
+    named = {id(end.hit): failure for failure, end in case.ends if end.hit is not None}
+    found = traps.preempted([end.hit for _, end in case.ends if end.hit is not None])
+    if found is None:
+        return None
+    root = named[id(found)]
+    return _found(case, root, "shared", _meaning(case, root))
+
+
+def _shared(case: Case) -> Diagnosis | None:
+    end = read_end(case.root, case.catalogue)
+    alike = case.alike(signature(case.root, case.catalogue))
+    own_kill = end.killer and end.kind is not Kind.FOLLOWS and end.blame != "user"
+    if len(alike) > 1 and (end.points or own_kill):
+        return _found(case, case.root, "shared", shared(alike))
+    return None
+
+
+def _machine(case: Case) -> Diagnosis | None:
+    if read_end(case.root, case.catalogue).kind is not Kind.MACHINE:
+        return None
+    why = f"points to the node: {_meaning(case, case.root)}"
+    return _found(case, case.root, "node", why, node=True)
+
+
+def _odd_collective(case: Case) -> Diagnosis | None:
+    end = read_end(case.root, case.catalogue)
+    vague = end.kind is Kind.FOLLOWS or end.hit is None or end.hit.weight < traps.PRECISE
+    if not vague or not (odd := odd_collective(case.ends)):
+        return None
+    root, line = odd
+    found = _found(case, root, "user")
+    text = f"its collective has another kind or size than the others': {line.text.strip()}"
+    return Diagnosis(
+        "crash", "user", (), (found.evidence[0], text[:LINE_SHOWN]), "crash: odd collective", root
+    )
+
+
+def _cannot_start(case: Case) -> Diagnosis | None:
+    if case.root.launched:
+        return None
+    return _found(case, case.root, "unknown" if LIMIT.search(case.root.tail) else "user")
+
+
+def _points(case: Case) -> Diagnosis | None:
+    end = read_end(case.root, case.catalogue)
+    if not end.points and not end.bus_error:
+        return None
+    what = _meaning(case, case.root)
+    why = f"points to the node, its program or what nodes share: {what}"
+    return _found(case, case.root, "unknown", why)
+
+
+def _follows(case: Case) -> Diagnosis | None:
+    if read_end(case.root, case.catalogue).kind is not Kind.FOLLOWS:
+        return None
+    return _found(case, case.root, "transient", _meaning(case, case.root))
+
+
+def _user(case: Case) -> Diagnosis | None:
+    if read_end(case.root, case.catalogue).blame != "user":
+        return None
+    return _found(case, case.root, "user", _meaning(case, case.root))
+
+
+def _signal(case: Case) -> Diagnosis | None:
+    return _found(case, case.root, "unknown") if _killer(case) else None
+
+
+def _killer(case: Case) -> int | None:
+    return read_end(case.root, case.catalogue).killer
+
+
+def _exit(case: Case) -> Diagnosis | None:
+    return _found(case, case.root, "user")
+
+
+RULES = (
+    Rule(
+        "cannot-start-here",
+        "crash",
+        "the command cannot be started on some nodes, and can on others",
+        "these nodes are to blame; a node that has just joined is proven unfit",
+        _cannot_start_here,
+    ),
+    Rule(
+        "preempted",
+        "crash",
+        "a rank reports a preemption, and no precise error more than 120 s before it",
+        "nobody is to blame: errors near a preemption are what its SIGKILL makes peers report",
+        _preempted,
+    ),
+    Rule(
+        "cannot-start",
+        "crash",
+        "the command cannot be started",
+        "the user's error; unknown if a limit of processes or memory is reached",
+        _cannot_start,
+    ),
+    Rule(
+        "shared-error",
+        "crash",
+        "ranks of two or more nodes show the same error that may point to a machine, or the same "
+        "signal",
+        "something shared is to blame, and no node",
+        _shared,
+    ),
+    Rule(
+        "machine-error",
+        "crash",
+        "a signature with evict = yes in the output of a rank, about its own node, on no other "
+        "node",
+        "the node is to blame",
+        _machine,
+    ),
+    Rule(
+        "different-collectives",
+        "crash",
+        "a collective timed out, and one rank's has another kind or size than the others'",
+        "the program is to blame",
+        _odd_collective,
+    ),
+    Rule(
+        "points-to-node",
+        "crash",
+        "a signature that blames a node or something outside the job, or SIGBUS",
+        "unknown: nobody is blamed the first time",
+        _points,
+    ),
+    Rule(
+        "follows",
+        "crash",
+        "all ends of ranks only follow from another rank's end, or from the network",
+        "transient: nobody is to blame",
+        _follows,
+    ),
+    Rule(
+        "program-error",
+        "crash",
+        "a signature that blames the program, its settings or its data",
+        "the program is to blame, and no node",
+        _user,
+    ),
+    Rule(
+        "signal",
+        "crash",
+        "a rank is killed by a signal, and no known error names the cause",
+        "unknown: nobody is blamed the first time",
+        _signal,
+    ),
+    Rule(
+        "exit-code",
+        "crash",
+        "a rank ends with an exit code, and no known error names the cause",
+        "the program is to blame, and no node",
+        _exit,
+    ),
+)

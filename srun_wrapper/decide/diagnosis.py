@@ -1,0 +1,110 @@
+"""A diagnosis, and the case that the rules of diagnosis look at (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from srun_wrapper.decide.ends import End, Kind, crashes, read_end, signature
+from srun_wrapper.decide.failure import Failure, Symptom
+from srun_wrapper.signatures.catalogue import Catalogue
+
+Cause = Literal["node", "shared", "user", "transient", "unknown"]
+
+# With these errors a start fails also where a limit of the user or of the job is reached.
+LIMIT = re.compile(r"Resource temporarily unavailable|Cannot allocate memory", re.IGNORECASE)
+NODES_SHOWN = 8
+# Lost nodes come first: they explain the ends of ranks. A program that ends itself when its loss
+# is NaN has not failed by itself.
+ORDER = {"node_lost": 0, "stuck": 1, "differs": 2, "nan": 3, "crash": 4, "hang": 5}
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    symptom: Symptom
+    cause: Cause
+    suspects: tuple[str, ...]  # node names
+    evidence: tuple[str, ...]
+    signature: str  # equal for equal errors, whatever rank or node they hit
+    root: Failure
+    proven: tuple[str, ...] = ()  # of the suspects: those that tests or a replay have named
+    cleared: frozenset[str] = frozenset()  # nodes that have passed tests now
+    seen: tuple[str, ...] = ()  # nodes on which ranks died of this very error
+    unreported: frozenset[str] = frozenset()  # lost by a shared cause: nothing is held against them
+    rule: str = ""  # id of the rule that has decided
+
+
+@dataclass(frozen=True)
+class Case:
+    """Failures that were seen together, and what the rules ask about them."""
+
+    failures: Sequence[Failure]
+    world_nodes: int
+    """Number of nodes on which ranks were to run."""
+    newcomers: Collection[str]
+    """Nodes that have just taken a place."""
+    catalogue: Catalogue
+
+    @cached_property
+    def ends(self) -> list[tuple[Failure, End]]:
+        """The ends of ranks, the first one first."""
+        return [(f, read_end(f, self.catalogue)) for f in crashes(self.failures)]
+
+    @cached_property
+    def root(self) -> Failure:
+        return root_of(self.failures, self.catalogue)
+
+    def of(self, symptom: Symptom) -> list[Failure]:
+        return [f for f in self.failures if f.symptom == symptom]
+
+    def alike(self, sign: str) -> tuple[str, ...]:
+        """The nodes on which ranks died of the error with this signature, the first death first."""
+        same = (f for f, _ in self.ends if signature(f, self.catalogue) == sign)
+        return tuple(dict.fromkeys(f.node for f in same))
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule of diagnosis. ``decide`` returns None where the rule does not apply.
+
+    The texts are for people: a symptom, the evidence that is required, and the verdict.
+    """
+
+    id: str
+    symptom: str
+    evidence: str
+    verdict: str
+    decide: Callable[[Case], Diagnosis | None]
+
+
+def root_of(failures: Sequence[Failure], catalogue: Catalogue | None = None) -> Failure:
+    """Return the failure that the others follow from.
+
+    Lost nodes come first; of ranks' ends, those that only follow from another come last, the
+    machine's own words first, and then the earliest.
+    """
+
+    def key(failure: Failure) -> tuple[bool, int, int, float]:
+        kind = read_end(failure, catalogue).kind if failure.symptom == "crash" else Kind.OWN
+        return kind is Kind.FOLLOWS, ORDER[failure.symptom], kind, failure.at
+
+    return min(failures, key=key)
+
+
+def without_returned(diagnosis: Diagnosis, vacant: Sequence[str]) -> Diagnosis:
+    """The diagnosis without the lost nodes that have come back: only ``vacant`` ones are gone."""
+    if diagnosis.symptom != "node_lost":
+        return diagnosis
+    suspects = tuple(node for node in diagnosis.suspects if node in vacant)
+    cause: Cause = "node" if suspects else "shared" if vacant else "transient"
+    return replace(diagnosis, suspects=suspects, cause=cause)
+
+
+def shared(nodes: Collection[str]) -> str:
+    """The line of evidence that acquits nodes."""
+    names = ", ".join(list(nodes)[:NODES_SHOWN])
+    more = f" and {len(nodes) - NODES_SHOWN} more" if len(nodes) > NODES_SHOWN else ""
+    return f"the same error on {names}{more}: the program, its data or a shared service"

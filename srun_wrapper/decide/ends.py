@@ -1,0 +1,139 @@
+"""Read how a rank ended: the line of its output that names the cause, by the catalogue (pure)."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import lru_cache
+
+from srun_wrapper.decide.failure import Failure, killed_by, last_error
+from srun_wrapper.signatures import traps
+from srun_wrapper.signatures.catalogue import Catalogue, load
+from srun_wrapper.signatures.hits import ENDS, Hit, find_hits
+from srun_wrapper.signatures.lines import Line, read_lines
+from srun_wrapper.signatures.verdict import first_cause
+
+MOST = 128  # ends that are read: reading one takes about 4 ms
+NEAR = 2000  # characters before the end in which an echo of another rank's end counts
+CERTAIN = 85  # weight of the machine's own words, see the catalogue
+# A rank that one of these kills has not logged its cause; only the machine's own words count.
+MUTE = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS})
+NETWORK = frozenset({"tcp", "ib"})  # layers whose vaguer errors name a symptom of another's end
+
+
+class Kind(IntEnum):
+    """The classes of ends: the first cause is of the lowest class that any end has."""
+
+    MACHINE = 0  # the machine's own words, about this node
+    OWN = 1
+    FOLLOWS = 2  # from another rank's end, or from the network between ranks
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of one rank.
+
+    ``hit``: the line that names its cause; None: no line is known. ``works``: its lines about
+    collectives.
+    """
+
+    kind: Kind
+    killer: int | None
+    hit: Hit | None = None
+    works: tuple[Line, ...] = ()
+
+    @property
+    def blame(self) -> str:
+        """The party that the line blames; "" without a line that names a cause."""
+        if self.hit is None or self.kind is Kind.FOLLOWS:
+            return ""
+        return self.hit.signature.blame
+
+    @property
+    def bus_error(self) -> bool:
+        """True for SIGBUS: memory or storage of the node, or a file that was cut while mapped."""
+        return self.killer == signal.SIGBUS
+
+    @property
+    def points(self) -> bool:
+        """True if a node may be at fault, and nobody knows yet whether it is this one alone."""
+        if self.kind is Kind.MACHINE or self.blame in ("node", "external"):
+            return True
+        precise = self.hit is not None and self.hit.weight >= traps.PRECISE
+        evict = self.hit is not None and self.hit.signature.evict != "no"
+        return self.blame == "unknown" and precise and evict
+
+
+def read_end(failure: Failure, catalogue: Catalogue | None = None) -> End:
+    """Return what the end of the rank says; None as catalogue: the built-in one."""
+    return _read(failure.tail, failure.node, killed_by(failure), catalogue or load())
+
+
+def follows(failure: Failure, catalogue: Catalogue | None = None) -> bool:
+    """True when this rank most likely died of another's death."""
+    if failure.symptom != "crash":
+        return False
+    return read_end(failure, catalogue).kind is Kind.FOLLOWS
+
+
+def crashes(failures: Iterable[Failure]) -> list[Failure]:
+    """Return the ends of ranks that are read, in their order in time."""
+    return sorted((f for f in failures if f.symptom == "crash"), key=lambda f: f.at)[:MOST]
+
+
+def signature(failure: Failure, catalogue: Catalogue | None = None) -> str:
+    """Return a text that is equal for the same error on any rank, address or step."""
+    end = read_end(failure, catalogue) if failure.symptom == "crash" else None
+    if end is not None and end.hit is not None and end.points:
+        return f"crash: {end.hit.signature.layer}"
+    how = f"signal {failure.signal}" if failure.signal else f"exit {failure.code}"
+    if killed_by(failure) == signal.SIGKILL:
+        return f"{failure.symptom}: {how}"  # it cannot have logged a reason
+    text = re.sub(r"^\[rank\d+\]:?\s*", "", last_error(failure.tail))
+    text = re.sub(r"0x[0-9a-fA-F]+|\d+", "#", text)
+    return f"{failure.symptom}: {how}: {text}"[:300]
+
+
+def odd_collective(ends: Sequence[tuple[Failure, End]]) -> tuple[Failure, Line] | None:
+    """Return the rank whose collective has another kind or size than the others', and its line."""
+    lines = [
+        (failure, line if line.rank is not None else replace(line, rank=failure.rank))
+        for failure, end in ends
+        for line in end.works
+    ]
+    found = traps.different_collectives([line for _, line in lines])
+    return next(((failure, line) for failure, line in lines if line is found), None)
+
+
+@lru_cache(maxsize=1024)
+def _read(tail: str, node: str, killer: int | None, catalogue: Catalogue) -> End:
+    lines = read_lines(tail)
+    near = len(lines) - tail[-NEAR:].count("\n")
+    hits = [
+        hit
+        for hit in find_hits(lines, catalogue)
+        if hit.signature.id not in ENDS
+        and (hit.root or hit.number >= near or killer)
+        and (killer not in MUTE or (hit.root and hit.weight >= CERTAIN))
+    ]
+    hit = first_cause(hits)
+    works = tuple(line for line in lines if "WorkNCCL" in line.text)
+    here = hit is None or _same(hit.node, node)
+    echoes = killer in (None, signal.SIGABRT)  # ends that may follow from another rank's
+    if hit is None or not (here or echoes):
+        return End(Kind.OWN, killer, None, works)
+    if hit.signature.evict == "yes" and here:
+        return End(Kind.MACHINE, killer, hit, works)
+    vague = hit.signature.layer in NETWORK and hit.weight < traps.PRECISE
+    elsewhere = hit.signature.blame == "node" and not here
+    if echoes and (not hit.root or vague or elsewhere):
+        return End(Kind.FOLLOWS, killer, hit, works)
+    return End(Kind.OWN, killer, hit, works)
+
+
+def _same(named: str, node: str) -> bool:
+    """True if a line names no node, or this one; a domain after either name does not matter."""
+    return named.partition(".")[0] in ("", node.partition(".")[0])

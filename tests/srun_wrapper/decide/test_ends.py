@@ -1,0 +1,96 @@
+"""The reading of a rank's end: the line that names the cause, by the catalogue."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from places import REPOSITORY
+
+from srun_wrapper.decide.diagnose import diagnose
+from srun_wrapper.decide.ends import MOST, Kind, read_end
+from srun_wrapper.decide.failure import Failure
+from srun_wrapper.signatures.catalogue import load
+
+DATA = REPOSITORY / "tests" / "data" / "failures"
+LINES = [line.split("|", 1)[1] for line in (DATA / "lines.txt").read_text().splitlines()]
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+OFF = "NVRM: Xid (PCI:0000:17:00): 79, pid=1, GPU has fallen off the bus."
+CLOSED = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]"
+VALUE = "ValueError: bad sample 7"
+STEPS = "".join(f"step {n} loss 1.0\n" for n in range(1, 5))
+
+
+def end_of(tail: str, signum: int | None = None, node: str = "n1") -> Failure:
+    code = None if signum else 1
+    return Failure("crash", 10.0, 9.0, node, 2, code, signum, tail)
+
+
+@pytest.mark.parametrize(
+    ("tail", "signum", "kind", "named"),
+    [
+        (ECC, None, Kind.MACHINE, "ecc"),
+        (ECC, signal.SIGABRT, Kind.MACHINE, "ecc"),
+        (ECC, signal.SIGKILL, Kind.MACHINE, "ecc"),  # the machine's own words
+        (f"{VALUE}\n{ECC}\n{CLOSED}", None, Kind.MACHINE, "ecc"),
+        (f"n1.site.org:7:7 [0] NCCL WARN {ECC}", None, Kind.MACHINE, "ecc"),
+        (f"n2:7:7 [0] NCCL WARN {ECC}", None, Kind.FOLLOWS, "ecc"),  # about another node
+        (f"n2:7:7 [0] NCCL WARN {ECC}", signal.SIGTERM, Kind.OWN, ""),
+        (f"{STEPS}{VALUE}\n{STEPS}", None, Kind.OWN, "python-error"),  # no step after it
+        (f"step 1\n{VALUE}\nstep 2\nstep 3\nstep 4\n", None, Kind.OWN, ""),  # survived
+        (VALUE, None, Kind.OWN, "python-error"),
+        (VALUE, signal.SIGKILL, Kind.OWN, ""),  # an error that was caught long before
+        (VALUE, signal.SIGSEGV, Kind.OWN, ""),
+        (CLOSED, None, Kind.FOLLOWS, "peer-closed"),
+        (f"{CLOSED}\n{VALUE}", None, Kind.OWN, "python-error"),
+        ("OSError: [Errno 110] Connection timed out", None, Kind.FOLLOWS, "socket-timeout"),
+        ("NET/IB : Got completion from peer n2<5> with status=12", None, Kind.FOLLOWS, None),
+        ("Segmentation fault (core dumped)", signal.SIGSEGV, Kind.OWN, ""),
+        ("", signal.SIGKILL, Kind.OWN, ""),
+        ("last words", None, Kind.OWN, ""),
+    ],
+)
+def test_the_end_of_a_rank(tail: str, signum: int | None, kind: Kind, named: str | None) -> None:
+    end = read_end(end_of(tail, signum))
+    assert end.kind is kind
+    if named is not None:
+        assert (end.hit.signature.id if end.hit else "") == named
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("signum", [None, signal.SIGKILL, signal.SIGABRT])
+def test_no_line_evicts_its_node_at_once_but_by_evict_yes(line: str, signum: int | None) -> None:
+    failure = end_of(line, signum)
+    found, end = diagnose([failure], 2), read_end(failure)
+    if found.cause == "node":
+        assert end.hit is not None and end.hit.signature.evict == "yes"
+        assert end.hit.node in ("", "n1") and found.suspects == ("n1",)
+    else:
+        assert found.suspects == ()
+
+
+def test_a_line_that_names_another_node_evicts_nobody(tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text(
+        "[[signature]]\nid = 'psu'\npattern = 'PSU of (?P<node>\\S+) lost'\ncause = 'A PSU'\n"
+        "layer = 'host_hardware'\nblame = 'node'\nevict = 'yes'\n"
+    )
+    catalogue = load(site)
+    for node, cause, suspects in (("n1", "node", ("n1",)), ("n2", "transient", ())):
+        found = diagnose([end_of(f"PSU of {node} lost")], 2, (), catalogue)
+        assert (found.cause, found.suspects) == (cause, suspects)
+    assert diagnose([end_of("PSU of n1 lost")], 2).cause == "user"  # without the site's file
+
+
+def test_thousands_of_ends_are_not_all_read() -> None:
+    failures = [end_of(f"{CLOSED}:{n}", node=f"n{n}") for n in range(5000)]
+    reads = read_end_misses()
+    assert diagnose(failures, 5000).cause == "transient"
+    assert read_end_misses() - reads == MOST
+
+
+def read_end_misses() -> int:
+    from srun_wrapper.decide import ends
+
+    return ends._read.cache_info().misses
