@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from lab_nodes import leave_idle
 
 from lab import Cluster, LabError, host
 
@@ -62,7 +63,7 @@ def module_lab() -> Iterator[Cluster]:
 def lab(module_lab: Cluster) -> Iterator[Cluster]:
     """The module's lab, without jobs: for tests that leave all nodes in order."""
     yield module_lab
-    module_lab.exec("head", ["scancel", "-u", module_lab.user])
+    leave_idle(module_lab)
 
 
 @pytest.fixture(scope="module")

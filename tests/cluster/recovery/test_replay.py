@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from jobs import REPOSITORY, Training, check_incident, prepared
+from lab_nodes import leave_idle
 from places import CLUSTER
 
 from lab import Cluster
@@ -24,7 +25,7 @@ def wide_lab() -> Iterator[Cluster]:
 @pytest.fixture
 def lab(wide_lab: Cluster) -> Iterator[Cluster]:
     yield wide_lab
-    wide_lab.exec("head", ["scancel", "-u", wide_lab.user])
+    leave_idle(wide_lab)
 
 
 def start(lab: Cluster, toy: str, robust: str = "") -> Training:

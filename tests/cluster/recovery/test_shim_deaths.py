@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from holds import shims
 from jobs import Training, start
+from lab_nodes import leave_idle
 
 from lab import Cluster
 
@@ -33,7 +34,7 @@ def shim_lab() -> Iterator[Cluster]:
 @pytest.fixture
 def lab(shim_lab: Cluster) -> Iterator[Cluster]:
     yield shim_lab
-    shim_lab.exec("head", ["scancel", "-u", shim_lab.user])
+    leave_idle(shim_lab)
 
 
 def shim(training: Training, node: str, local: int) -> int:

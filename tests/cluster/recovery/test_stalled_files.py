@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from jobs import TOY, Training, prepared
+from lab_nodes import leave_idle
 
 from lab import Cluster
 
@@ -28,7 +29,7 @@ def stall_lab() -> Iterator[Cluster]:
 def lab(stall_lab: Cluster) -> Iterator[Cluster]:
     yield stall_lab
     stall_lab.resume(NODES)
-    stall_lab.exec("head", ["scancel", "-u", stall_lab.user])
+    leave_idle(stall_lab)
 
 
 def on_scratch(lab: Cluster, name: str, text: str) -> Path:

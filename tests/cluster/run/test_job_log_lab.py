@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from holds import shims
 from jobs import Training, prepared, start
+from lab_nodes import leave_idle
 
 from lab import Cluster
 from robust_slurm.job_dirs import LOG
@@ -27,7 +28,7 @@ def log_lab() -> Iterator[Cluster]:
 def lab(log_lab: Cluster) -> Iterator[Cluster]:
     yield log_lab
     log_lab.resume("n[1-2]")
-    log_lab.exec("head", ["scancel", "-u", log_lab.user])
+    leave_idle(log_lab)
 
 
 def log_lines(training: Training) -> list[tuple[datetime, str]]:
