@@ -5,6 +5,7 @@ from __future__ import annotations
 from waiting import until
 
 from lab import Lab
+from lab.logs import complaints
 from lab.records import parse_state
 
 
@@ -32,4 +33,4 @@ def leave_idle(lab: Lab, timeout: float = 45.0) -> None:
         return all(parse_state(record["State"]) == {"IDLE"} for record in records.values())
 
     until(idle, "idle nodes", timeout)
-    assert not drained, f"drained, and back in service now: {drained}"
+    assert not drained, f"drained, and back in service now: {drained}{complaints(lab.spec)}"
