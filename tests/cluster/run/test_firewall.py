@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -31,7 +32,8 @@ def behind_firewall(training: Training, node: str) -> None:
 
 def kill_shims(training: Training) -> None:
     for pid in tasks(training, "n2"):  # with its guardian, which would start it once more
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # its guardian ends with it
+            os.kill(pid, signal.SIGKILL)
 
 
 FATAL: dict[str, Callable[[Training], object]] = {
