@@ -182,6 +182,11 @@ def _outages() -> list[Case]:
         ]
     found += [
         Case(
+            name="outage_both_others_3s",
+            broken="both nodes but the batch host, of three, are cut off for 3 s",
+            fault=outage("n[2-3]", 3),
+        ),
+        Case(
             name="switch_dead",
             broken="three nodes of six are cut off for good; three spares are left",
             fault=outage("n[4-6]", 0),
