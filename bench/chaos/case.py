@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,6 +50,10 @@ class Case:
     state_on_scratch: bool = False
     at_start: bool = False
     """The fault comes with the submission, not after 25 steps."""
+    warm: bool = False
+    """The fault comes once all ranks would start warm."""
+    met: str = ""
+    """A pattern of the job's output that shows that it met the fault; without it a run is void."""
     epilog: bool = False
     """The nodes have the product's epilog: Slurm kills processes that cannot clean up any more."""
     limit: float = 90.0
@@ -104,6 +109,11 @@ def _run(case: Case, job: Job) -> Verdict:
     job.submit(words, size)
     if not case.at_start:
         job.wait_steps(SETTLED)
+        if case.warm:
+            job.wait_warm()
         job.fault_at = time.time()
     case.fault(job)
-    return judge(case.expected, job.observe(job.wait_end(case.limit)))
+    seen = job.observe(job.wait_end(case.limit))
+    if not re.search(case.met, job.out()):
+        raise ChaosError(f"the job did not meet the fault: nothing says {case.met!r}")
+    return judge(case.expected, seen)

@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -54,8 +55,7 @@ class Job:
         directory = lab.shared / "chaos"
         directory.mkdir()
         shutil.copy(program.__file__, directory / "rank.py")
-        (directory / "python").write_text('#!/bin/sh\nexec python "$@"\n')
-        (directory / "python").chmod(0o755)
+        shutil.copy(os.path.realpath(sys.executable), directory / "python")
         (directory / "data").write_bytes(b"x" * 8192)
         os.chown(directory, lab.uid, lab.uid)
         files = [str(directory / name) for name in ("rank.py", "python", "data")]
@@ -111,6 +111,17 @@ class Job:
         """Wait until rank 0 has made so many steps more."""
         wanted = len(self.step_times()) + count
         self.wait(lambda: len(self.step_times()) >= wanted, f"{count} steps")
+
+    def wait_warm(self) -> None:
+        """Wait until every rank would start warm, as the roster says."""
+        rosters = f"cat {self.state}/jobs/*/roster.*.json"
+
+        def ready() -> bool:
+            text = self.lab.exec("n1", ["sh", "-c", rosters]).stdout
+            nodes = json.loads(text)["nodes"] if text else []
+            return sum(int(node["warm"]) for node in nodes) == self.world
+
+        self.wait(ready, "warm interpreters of all ranks")
 
     # -- its processes
 

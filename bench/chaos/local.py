@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 
 from bench.chaos.case import Case, Fault
@@ -12,8 +13,9 @@ from bench.chaos.verdict import CANCELLED, COMPLETED, FAILED, TIMEOUT, Expected
 
 N1, N2 = frozenset({"n1"}), frozenset({"n2"})
 CRASHED = Expected(bad=N2, found=N2)
-BAD_STANDBY = Expected(bad=frozenset({"n2", "s1"}), found=N2)
+BAD_STANDBY = Expected(bad=frozenset({"n2", "s1"}), found=frozenset({"n2", "s1"}))
 ENDED = Expected(ends=(FAILED,))
+S1_ENDED = r"srun: error: s1: task 0: (Exited with exit code 127|Killed)"
 STRANGERS = 150  # connections
 STRANGER = """
 import socket, sys, time
@@ -50,7 +52,7 @@ def standby_python(text: str) -> Fault:
         script = job.dir / "no-python"
         script.write_text(f"#!/bin/sh\n{text}\n")
         script.chmod(0o755)
-        python = os.path.realpath("/usr/bin/python3")
+        python = os.path.realpath(sys.executable)  # robust-task's
         bind = ["mount", "--bind", str(script), python]
         job.lab.exec("s1", bind, user=False, check=True)
 
@@ -155,13 +157,19 @@ STANDBY = [
         before=before,
         fault=crash,
         expected=BAD_STANDBY,
+        met=met,
         limit=120.0,
     )
-    for name, what, before in (
-        ("standby_no_python", "has no Python", standby_python("exit 127")),
-        ("standby_dies", "dies before it reports", standby_python("sleep 1; kill -9 $$")),
-        ("standby_hangs", "starts nothing", standby_python("exec sleep 3600")),
-        ("standby_shm_full", "has a full /dev/shm", fill_standby),
+    for name, what, before, met in (
+        ("standby_no_python", "has no Python", standby_python("exit 127"), S1_ENDED),
+        (
+            "standby_dies",
+            "dies before it reports",
+            standby_python("sleep 1; kill -9 $$"),
+            S1_ENDED,
+        ),
+        ("standby_hangs", "starts nothing", standby_python("exec sleep 3600"), S1_ENDED),
+        ("standby_shm_full", "has a full /dev/shm", fill_standby, "no space left in /dev/shm"),
     )
 ]
 OURS = [

@@ -6,28 +6,14 @@ import os
 import signal
 import time
 
-from bench.chaos.case import Case, Fault, nothing
+from bench.chaos.case import Case, Fault
 from bench.chaos.job import Job
+from bench.chaos.stalls import EVERYBODY, STALLS
 from bench.chaos.verdict import Expected
 from lab.disruption import expand
 
-STALL = 14.0  # s
-EVERYBODY = "n[1-3]"
 N2 = frozenset({"n2"})
 CRASHED = Expected(bad=N2, found=N2)
-
-
-def stall(nodes: str, seconds: float = STALL, *, kill: bool = False) -> Fault:
-    """Return a stall of the scratch on `nodes`; `kill`: rank 1 dies at its beginning."""
-
-    def fault(job: Job) -> None:
-        job.lab.stall(nodes)
-        if kill:
-            job.signal_rank(1, signal.SIGKILL)
-        time.sleep(seconds)
-        job.lab.resume(nodes)
-
-    return fault
 
 
 def outage(nodes: str, seconds: float) -> Fault:
@@ -97,68 +83,6 @@ def slurmd(action: str) -> Fault:
     return fault
 
 
-def _stalls() -> list[Case]:
-    on_scratch = "{scratch}/rank.py"
-    cold, steady, recovery = "while the job starts", "while all ranks train", "when a rank dies"
-    found = [
-        Case(
-            name=f"stall_{name}",
-            broken=f"the file system of the {what} stalls for 14 s {when}",
-            before=_stall_now if when is cold else nothing,
-            at_start=when is cold,
-            fault=stall(EVERYBODY, kill=when is recovery),
-            script=on_scratch if what == "program" else "{dir}/rank.py",
-            python="{scratch}/python" if what == "interpreter" else "python",
-            program="--data {scratch}/data" if what == "training data" else "",
-            state_on_scratch=what == "state directory",
-        )
-        for name, what, when in (
-            ("program_start", "program", cold),
-            ("program_recovery", "program", recovery),
-            ("interpreter_start", "interpreter", cold),
-            ("interpreter_recovery", "interpreter", recovery),
-            ("data_start", "training data", cold),
-            ("data_steady", "training data", steady),
-            ("data_recovery", "training data", recovery),
-            ("state_steady", "state directory", steady),
-            ("state_recovery", "state directory", recovery),
-        )
-    ]
-    output = [
-        Case(
-            name=f"stall_output_{name}",
-            broken=f"the file system of the ranks' output files (%t) stalls for 14 s {when}",
-            fault=stall(EVERYBODY, kill=when is recovery),
-            options="--output={scratch}/out.%t",
-            program="--print",
-        )
-        for name, when in (("steady", steady), ("recovery", recovery))
-    ]
-    half = Case(
-        name="stall_program_half",
-        broken="the program's file system stalls for 14 s on two nodes of four when a rank dies",
-        fault=stall("n[3-4]", kill=True),
-        nodes=4,
-        script=on_scratch,
-    )
-    long = [
-        Case(
-            name=f"stall_program_{seconds}s",
-            broken=f"the program's file system stalls for {seconds} s when a rank dies",
-            fault=stall(EVERYBODY, seconds, kill=True),
-            script=on_scratch,
-            limit=120.0,
-            long=True,
-        )
-        for seconds in (40, 300)
-    ]
-    return [*found, *output, half, *long]
-
-
-def _stall_now(job: Job) -> None:
-    job.lab.stall(EVERYBODY)
-
-
 def _outages() -> list[Case]:
     found = []
     for seconds in (1, 3, 10):
@@ -181,6 +105,11 @@ def _outages() -> list[Case]:
             ),
         ]
     found += [
+        Case(
+            name="outage_both_others_3s",
+            broken="both nodes but the batch host, of three, are cut off for 3 s",
+            fault=outage("n[2-3]", 3),
+        ),
         Case(
             name="switch_dead",
             broken="three nodes of six are cut off for good; three spares are left",
@@ -209,7 +138,7 @@ def _outages() -> list[Case]:
 
 
 SHARED = [
-    *_stalls(),
+    *STALLS,
     *_outages(),
     Case(
         name="net_delay",

@@ -76,8 +76,8 @@ def shared(
         return ""
     if len(mute) == 1:
         return ""  # its kernel answers, so no link is down; the supervisor's own node works
-    if not mute and elsewhere > max(s.since for s in silent.values()):
-        return ""  # the supervisor's own network works
+    if len(silent) == 1 and elsewhere > next(iter(silent.values())).since:
+        return ""  # one node, and the supervisor's own network works
     return "every node but that of robust-srun"
 
 

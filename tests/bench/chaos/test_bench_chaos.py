@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from bench.chaos import case as cases
 from bench.chaos.__main__ import CASES, QUICK, describe, main, summary
-from bench.chaos.case import Run
+from bench.chaos.case import Case, Run
+from bench.chaos.job import ChaosError
 from bench.chaos.rank import reference
 from bench.chaos.verdict import Expected, Observed, judge, longest_gap
 from bench.common import Results
@@ -71,6 +76,22 @@ def test_cases(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(CASES) >= 25 and set(QUICK) <= set(CASES)
     assert main(["--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(CASES)
+
+
+def test_a_run_whose_job_did_not_meet_the_fault_proves_nothing() -> None:
+    job: Any = SimpleNamespace(
+        lab=SimpleNamespace(scratch="/scratch"),
+        dir="/shared",
+        submit=lambda *_: None,
+        wait_steps=lambda _: None,
+        wait_end=lambda _: "COMPLETED",
+        observe=lambda state: Observed(state, 1.0, 1.0),
+        out=lambda: "srun: error: s1: task 0: Killed",
+    )
+    case = Case(name="x", broken="x", met="s1: task 0: Killed")
+    assert cases._run(case, job).right
+    with pytest.raises(ChaosError, match="did not meet the fault"):
+        cases._run(Case(name="x", broken="x", met="s2: task 0"), job)
 
 
 def test_reference_is_that_of_one_rank() -> None:

@@ -35,11 +35,14 @@ def names(*numbers: int) -> list[str]:
         ("unreachable", [2], 2, OWN, 0.0, True),
         ("unreachable", [2], 2, OWN, 99.0, True),  # not since
         ("unreachable", [2], 2, OWN, 100.5, False),
+        # Every node but robust-srun's, and more than one: a switch, then, or its link to them.
         ("unreachable", [2, 3], 3, OWN, 0.0, True),
-        ("unreachable", [2, 3], 3, OWN, 100.5, False),
-        ("unreachable", [2, 3, 4], 4, OWN, 100.5, True),  # a switch, then
+        ("unreachable", [2, 3], 3, OWN, 100.5, True),
+        ("unreachable", [2, 3, 4], 4, OWN, 100.5, True),
         # robust-srun's host runs no ranks.
         ("unreachable", [2, 3], 2, None, 0.0, True),
+        ("unreachable", [2, 3], 2, None, 100.5, True),
+        ("unreachable", [2], 1, None, 100.5, False),
         ("unreachable", [2], 3, None, 0.0, False),
         # Mute nodes: the links are well.
         ("mute", [2], 2, OWN, 0.0, False),
@@ -133,6 +136,16 @@ def test_the_only_other_node_with_no_other_host_to_ask() -> None:
     assert found[0] == "replace" and 11.0 <= found[1] < 13.0
     (found,) = play({"n2": (1.0, FOREVER)}, 2, 30.0).values()
     assert found[0] == "lost" and found[1] < 2.6
+
+
+def test_both_other_nodes_of_three_are_waited_for_though_other_hosts_answer() -> None:
+    assert play(dict.fromkeys(names(2, 3), (1.0, 4.0)), 3, 30.0) == {}
+    found = play(dict.fromkeys(names(2, 3), (1.0, FOREVER)), 3, 30.0)
+    assert sorted(found) == names(2, 3)
+    for verdict, at in found.values():
+        assert verdict == "replace" and 11.0 <= at < 13.0
+    found = play({"n2": (1.0, 4.0), "n3": (1.0, FOREVER)}, 3, 30.0)
+    assert found["n3"][0] == "lost" and found["n3"][1] < 4.0 + AFTERMATH + 2 * PROBE + 2 * TICK
 
 
 def test_mute_nodes_are_waited_for_much_longer() -> None:
