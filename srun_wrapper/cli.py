@@ -16,8 +16,8 @@ from typing import NoReturn
 
 from robust_slurm import process_stat
 from robust_slurm.config import Config, ConfigError, flags, help_text, load
-from robust_slurm.ledger import StateDirError, prepare
 from robust_slurm.slurm import Slurm
+from robust_slurm.state_dir.ledger import StateDirError, prepare
 from srun_wrapper.agent.batch_host_failover import accused
 from srun_wrapper.agent.streams.sinks import OutputPlan
 from srun_wrapper.agent.task import TaskOptions

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pytest
+
 REPO = Path(__file__).resolve().parent.parent
 ROOMS = ("bench", "epilog", "health", "lab", "prolog", "robust_slurm", "srun_wrapper", "standby",
          "status")  # fmt: skip
@@ -86,19 +88,25 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert not gone, f"these circles are smaller or gone: correct KNOWN: {gone}; now: {found}"
 
 
-def test_the_rooms_of_health_point_one_way() -> None:
-    edges: dict[str, set[str]] = {}
-    for name, named in graph(modules()).items():
-        if room := room_of_health(name):
-            edges.setdefault(room, set()).update({room_of_health(each) for each in named})
-    edges = {room: others & edges.keys() - {room} for room, others in edges.items()}
+@pytest.mark.parametrize("room", [".", "health"])
+def test_the_rooms_within_a_room_point_one_way(room: str) -> None:
+    edges = rooms_within(room)
     assert len(edges) >= 9 and circles(edges) == []
 
 
-def room_of_health(module: str) -> str:
-    """Return the room within health that holds the module; empty for other modules."""
-    parts = module.split(".")
-    return parts[1] if parts[0] == "health" and len(parts) > 2 else ""
+def rooms_within(room: str) -> dict[str, set[str]]:
+    """Return the rooms that each room directly within ``room`` imports, of the rooms there."""
+    inner = {}
+    for name, path in modules().items():
+        if path.is_relative_to(REPO / room):
+            first, *rest = path.relative_to(REPO / room).parts
+            if rest:
+                inner[name] = first
+    edges: dict[str, set[str]] = {each: set() for each in inner.values()}
+    for name, named in graph(modules()).items():
+        if name in inner:
+            edges[inner[name]] |= {inner[each] for each in named if each in inner} - {inner[name]}
+    return edges
 
 
 def test_only_the_command_imports_the_wiring_of_robust_srun() -> None:

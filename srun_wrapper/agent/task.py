@@ -23,9 +23,9 @@ from typing import NoReturn
 import msgspec
 
 from robust_slurm.checkpoint.transfer import interface
-from robust_slurm.ledger import append_line
 from robust_slurm.memory_dir import MemoryDir
 from robust_slurm.settings import AFTER_SUPERVISOR, Config
+from robust_slurm.state_dir.ledger import append_line
 from srun_wrapper.agent import task_log
 from srun_wrapper.agent.filesystems import command_paths
 from srun_wrapper.agent.link import Link

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from robust_slurm.ledger import JobLedger
+from robust_slurm.state_dir.ledger import JobLedger
 from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.recover.last_rung import LastRung
 from srun_wrapper.recover.means import AvailableMeans

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from robust_slurm.ledger import JobLedger
+from robust_slurm.state_dir.ledger import JobLedger
 from srun_wrapper.decide.exclusions import Bad, Strength, remembered
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.recover.standby.request import Barred

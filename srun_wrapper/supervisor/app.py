@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from robust_slurm.config import Config
-from robust_slurm.ledger import JobLedger
 from robust_slurm.slurm import Slurm
+from robust_slurm.state_dir.ledger import JobLedger
 from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.registry import Checkpoints
 from srun_wrapper.checkpoints.restoring import Restoring

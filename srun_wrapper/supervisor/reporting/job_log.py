@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from robust_slurm.config import FIELDS, Config
-from robust_slurm.job_dirs import LOG
+from robust_slurm.state_dir.job_dirs import LOG
 from srun_wrapper.decide.incident import Incident
 
 OLDER = LOG + ".1"

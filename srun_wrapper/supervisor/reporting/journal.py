@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from robust_slurm.ledger import JobLedger
+from robust_slurm.state_dir.ledger import JobLedger
 from srun_wrapper.supervisor.reporting.report import say
 
 _log = logging.getLogger("robust-srun.news")

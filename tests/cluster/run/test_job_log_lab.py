@@ -14,7 +14,7 @@ from holds import shims
 from jobs import Training, prepared, start
 
 from lab import Cluster
-from robust_slurm.job_dirs import LOG
+from robust_slurm.state_dir.job_dirs import LOG
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from robust_slurm.config import Config
-from robust_slurm.job_dirs import LOG
-from robust_slurm.ledger import JobLedger
+from robust_slurm.state_dir.job_dirs import LOG
+from robust_slurm.state_dir.ledger import JobLedger
 from srun_wrapper.protocol import messages as m
 from srun_wrapper.supervisor.reporting import job_log
 from srun_wrapper.supervisor.reporting.report import say

@@ -14,8 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from status_records import accusation, incident, roster
 
-from status.files import INCIDENTS_BYTES, read_incidents, read_state
-from status.records import accusation_from, incident_from, incidents_from, roster_from
+from robust_slurm.state_dir.files import INCIDENTS_BYTES, read_incidents, read_state
+from robust_slurm.state_dir.records import (
+    accusation_from,
+    incident_from,
+    incidents_from,
+    roster_from,
+)
 
 
 def test_torn_and_bad_lines_are_skipped_and_counted() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from robust_slurm.slurm import Node, Placement
-from status.files import read_capped
-from status.records import clean, decode, number, whole
+from robust_slurm.state_dir.files import read_capped
+from robust_slurm.state_dir.records import clean, decode, number, whole
 
 POOL_BYTES = 8 << 20
 _FILE = ("standby", "pool.json")

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from health.history.accusations import Accused, parse_withdrawal
-from robust_slurm import job_dirs, ledger
-from robust_slurm.ledger import (
+from robust_slurm.state_dir import job_dirs, ledger
+from robust_slurm.state_dir.ledger import (
     JobLedger,
     StateDirError,
     append_line,

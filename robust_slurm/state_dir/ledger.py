@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from robust_slurm import job_dirs
+from robust_slurm.state_dir import job_dirs
 
 VERSION = 1
 MAX_WAITING = 4096

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from robust_slurm import job_dirs as names
-from robust_slurm.ledger import WITHDRAWN
-from status.records import (
+from robust_slurm.state_dir import job_dirs as names
+from robust_slurm.state_dir.ledger import WITHDRAWN
+from robust_slurm.state_dir.records import (
     Accusation,
     Incident,
     Roster,
