@@ -12,11 +12,6 @@ REPO = Path(__file__).resolve().parent.parent
 ROOMS = ("bench", "epilog", "health", "lab", "prolog", "robust_slurm", "srun_wrapper", "standby",
          "status")  # fmt: skip
 
-KNOWN: list[set[str]] = [
-    {"lab.control", "lab.keeper", "lab.outages"},
-]
-"""The circles that are left, each by its files. Take out those that are gone; add none."""
-
 
 def modules() -> dict[str, Path]:
     found = {}
@@ -81,11 +76,8 @@ def test_circles_are_found_by_all_their_members() -> None:
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    found = circles(graph(modules()))
-    new = [sorted(group) for group in found if not any(group <= known for known in KNOWN)]
-    assert not new, f"imports in a circle: {new}"
-    gone = [sorted(known) for known in KNOWN if known not in found]
-    assert not gone, f"these circles are smaller or gone: correct KNOWN: {gone}; now: {found}"
+    found = [sorted(group) for group in circles(graph(modules()))]
+    assert not found, f"imports in a circle: {found}"
 
 
 @pytest.mark.parametrize("room", [".", "health"])
