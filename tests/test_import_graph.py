@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -18,9 +19,11 @@ CIRCLES = {
     "robust_slurm/checkpoint: capture durable planning store transfer",
     "robust_slurm/checkpoint/durable: dcp reader",
     "robust_slurm/checkpoint/store: disk ranks",
-    "srun_wrapper: agent checkpoints command detect recover replay supervisor",
 }
 """The circles that are left between a folder's own files and folders. Add none."""
+
+HELPERS = {"run_in_thread"}
+"""Files beside the rooms of srun_wrapper that any of them may import."""
 
 
 @cache
@@ -121,6 +124,20 @@ def entries(folder: str) -> dict[str, set[str]]:
         if name in place:
             edges[place[name]] |= {place[each] for each in named if each in place} - {place[name]}
     return edges
+
+
+def test_rooms_of_srun_wrapper_import_those_below_them_in_the_table_of_the_house() -> None:
+    text = (REPO / "docs/architecture.md").read_text(encoding="utf-8")
+    table = text.partition("| `srun_wrapper/` | each")[2].partition("\n\n")[0]
+    order = re.findall(r"^\| `(\w+)(?:/|\.py)`", table, re.MULTILINE)
+    edges = entries("srun_wrapper")
+    assert set(order) == edges.keys() - HELPERS
+    upward = [
+        f"{room} imports {other}"
+        for number, room in enumerate(order)
+        for other in sorted(edges[room].intersection(order[:number]))
+    ]
+    assert upward == []
 
 
 def test_only_the_command_imports_the_wiring_of_robust_srun() -> None:

@@ -6,13 +6,13 @@ import asyncio
 
 from robust_slurm.drain_reason import Reason
 from srun_wrapper.decide.incident import Incident
+from srun_wrapper.job.model import AgentKey, Role
+from srun_wrapper.job.reporting.journal import Journal
+from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.messages import Finish, Stop
 from srun_wrapper.recover.reports import Reports
-from srun_wrapper.recover.slurm_wait import Controller
 from srun_wrapper.recover.standby.asking import StandbyRequests
-from srun_wrapper.supervisor.model import AgentKey, Role
-from srun_wrapper.supervisor.reporting.journal import Journal
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.requeue.slurm_wait import Controller
 
 
 class Release:

@@ -8,6 +8,9 @@ import signal
 import time
 
 from srun_wrapper.decide.failure import Failure
+from srun_wrapper.job.model import Node, Rank, Role
+from srun_wrapper.job.reporting import job_log
+from srun_wrapper.job.state import ENDING, JobState
 from srun_wrapper.protocol.messages import (
     Ack,
     Event,
@@ -32,9 +35,6 @@ from srun_wrapper.protocol.messages import (
     WorkerEnded,
 )
 from srun_wrapper.protocol.server import Connection
-from srun_wrapper.supervisor.model import Node, Rank, Role
-from srun_wrapper.supervisor.reporting import job_log
-from srun_wrapper.supervisor.state import ENDING, JobState
 
 _log = logging.getLogger("robust-srun.nodes")
 
