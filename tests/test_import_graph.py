@@ -13,8 +13,6 @@ ROOMS = ("bench", "epilog", "health", "lab", "prolog", "robust_slurm", "srun_wra
          "status")  # fmt: skip
 
 CIRCLES = {
-    "health/active: coordinator judging",
-    "health/admin: doctor node say",
     "robust_slurm: auto heartbeat",
     "robust_slurm/checkpoint: capture durable planning store transfer",
     "robust_slurm/checkpoint/durable: dcp reader",

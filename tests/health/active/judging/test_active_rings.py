@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from health.active.coordinator.meeting import size
-from health.active.coordinator.rings import LEAST, MOST, Remark, of_leaves, remarks, through_all
+from health.active.judging.rings import LEAST, MOST, Remark, of_leaves, remarks, through_all
 from health.active_tests import LEVELS, Measured, usual
 
 NAMES = [f"n{i}" for i in range(1, 10)]

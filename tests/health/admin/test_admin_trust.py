@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from health.admin.doctor import site_rules, trust
-from health.admin.doctor.trust import Hole
+from health.admin import trust
+from health.admin.doctor import site_rules
+from health.admin.trust import Hole
 
 
 def test_code_that_others_can_write() -> None:

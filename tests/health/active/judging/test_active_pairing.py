@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health.active.coordinator.pairing import ROUNDS, Pair, Pairing, PairResult, PairVerdict
+from health.active.judging.pairing import ROUNDS, Pair, Pairing, PairResult, PairVerdict
 
 Measure = Callable[[Pair], PairResult]
 FAULTS = ("slow", "wrong", "error")
