@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 REPO = Path(__file__).resolve().parent.parent
 ROOMS = ("bench", "epilog", "health", "lab", "prolog", "robust_slurm", "srun_wrapper", "standby",
@@ -122,6 +126,53 @@ def entries(folder: str) -> dict[str, set[str]]:
         if name in place:
             edges[place[name]] |= {place[each] for each in named if each in place} - {place[name]}
     return edges
+
+
+def test_the_rooms_of_the_product_import_those_below_them() -> None:
+    order = ("status", "srun_wrapper", "standby", "health", "robust_slurm")
+    below = {room: set(order[number + 1 :]) for number, room in enumerate(order)}
+    below |= {"prolog": {"health", "robust_slurm"}, "epilog": {"health", "robust_slurm"}}
+    edges = entries(".")
+    assert {room: edges[room] - below[room] for room in below} == {room: set() for room in below}
+
+
+def test_the_job_imports_active_tests_and_the_pool_of_the_node_gate_only() -> None:
+    of_gate = {
+        (name, other)
+        for name, named in graph().items()
+        for other in named
+        if name.startswith(("srun_wrapper.", "standby.", "status.")) and other.startswith("health.")
+    }
+    assert of_gate
+    assert [
+        f"{name} imports {other}"
+        for name, other in sorted(of_gate)
+        if not name.startswith("standby.pool.")
+        and not (
+            name.startswith(("srun_wrapper.orders.", "srun_wrapper.replay."))
+            and other.startswith(("health.active.", "health.active_tests"))
+        )
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("srun_wrapper.agent.task", "torch health standby status"),
+        ("srun_wrapper.cli", "torch status"),
+        ("robust_slurm.heartbeat", "torch msgspec ClusterShell health srun_wrapper standby"),
+        ("prolog.cli", "torch msgspec rich srun_wrapper standby status"),
+        ("epilog.cli", "torch msgspec rich srun_wrapper standby status"),
+    ],
+)
+def test_a_program_loads_nothing_that_it_has_no_use_for(module: str, unwanted: str) -> None:
+    code = (
+        f"import sys, {module}; print(*sorted(set({unwanted.split()}).intersection(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
 def test_rooms_of_srun_wrapper_import_those_below_them_in_the_table_of_the_house() -> None:
