@@ -16,7 +16,7 @@ from srun_wrapper.job.model import AgentKey, Node, Role, World
 from srun_wrapper.job.nonfinite import Nans
 from srun_wrapper.job.pace import Pace
 from srun_wrapper.job.progress import Progress
-from srun_wrapper.protocol.messages import Message, Stop, WorkerEnded
+from srun_wrapper.protocol.messages import Finish, Message, Stop, WorkerEnded
 from srun_wrapper.signatures.catalogue import Catalogue, load
 
 INTERVALS = ((64, 0.25), (256, 0.5))  # up to so many nodes: s between reports
@@ -156,10 +156,10 @@ class JobState:
         self.changed.set()
 
     def take_back(self, node: Node) -> None:
-        """A node that was given up for its silence answers: unless another one has its place."""
+        """Reinstate a node that was lost by its silence, unless it was replaced or told to end."""
         was, node.silent_as = node.silent_as, None
-        if was is None or self.ending:
-            return
+        if was is None or self.ending or isinstance(node.order, Finish):
+            return  # told to end: Slurm has it back, or gets it
         if was is Role.ACTIVE and self.world.place_of(node) is None:
             return
         self.members.move(node, was)

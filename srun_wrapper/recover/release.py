@@ -45,8 +45,7 @@ class Release:
             if not node.gone:
                 self._state.members.move(node, Role.EVICTED)
                 self._suspected.add(node.key)
-                if node.connection is not None:
-                    node.connection.send(Stop(self._state.world.epoch, 0.0))
+                self._state.bus.send(node, Stop(self._state.world.epoch, 0.0))
             self._reports.judge(node, incident)
 
     def reinstate(self, names: tuple[str, ...]) -> None:
@@ -61,9 +60,7 @@ class Release:
         self._reports.report_silent()
         gone = [n for n in self._state.nodes.values() if n.gone]
         for node in gone:
-            if node.connection is not None:
-                exits = tuple((0, 0) for _ in range(node.slots))
-                node.connection.send(Finish(exits))
+            self._state.bus.send(node, Finish(tuple((0, 0) for _ in range(node.slots))))
             self._requests.end(node.companion)
         names = [
             n.name

@@ -296,8 +296,7 @@ class StandbyRequests:
         for node in self._state.nodes.values():
             if node.companion == number and node.role is Role.SPARE:
                 self._state.members.move(node, Role.RELEASED)
-                if node.connection is not None:
-                    node.connection.send(Finish(tuple((0, 0) for _ in range(node.slots))))
+                self._state.bus.send(node, Finish(tuple((0, 0) for _ in range(node.slots))))
         self.end(number)
 
     def end(self, number: int) -> None:

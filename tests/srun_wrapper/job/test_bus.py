@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 
 from made_job import Job
 
+import srun_wrapper
 from srun_wrapper.protocol.checkpoint_messages import Fetch, Moved, Stock, TakeStock
 from srun_wrapper.protocol.messages import Signal, Start, Stop
 
@@ -80,3 +83,14 @@ def test_an_open_request_is_sent_again_on_a_new_connection_until_it_is_answered(
         assert len(ask.replies) == 2
         assert not [m for m in job.join(0).sent if isinstance(m, Fetch)]
     assert not [m for m in job.join(0).sent if isinstance(m, Fetch)]
+
+
+def test_nobody_else_sends_on_a_connection() -> None:
+    """What is sent past the bus is lost with its connection: no order is kept, nothing resent."""
+    room = Path(srun_wrapper.__file__).parent
+    senders = {
+        str(path.relative_to(room))
+        for path in room.rglob("*.py")
+        if re.search(r"\bconnection\.send\(", path.read_text(encoding="utf-8"))
+    }
+    assert senders == {"job/bus.py"}
