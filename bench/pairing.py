@@ -27,7 +27,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from bench.common import Results, main
-from health.active.coordinator.pairing import Pair, Pairing, PairResult
+from health.active.judging.pairing import Pair, Pairing, PairResult
 
 SIZES = (128, 1000)
 NOISES = (0.05, 0.10)

@@ -26,7 +26,6 @@ from robust_slurm.config import load
 from robust_slurm.slurm import Slurm
 from srun_wrapper.agent.link import Link
 from srun_wrapper.agent.loop import Loop
-from srun_wrapper.agent.task import TaskOptions
 from srun_wrapper.command.layout import StepPlan
 from srun_wrapper.command.srun_options import split
 from srun_wrapper.command.steps import Launch, raise_file_limit
@@ -41,6 +40,7 @@ from srun_wrapper.protocol.messages import (
     decode_to_agent,
 )
 from srun_wrapper.protocol.server import Connection
+from srun_wrapper.protocol.task_options import TaskOptions
 from srun_wrapper.supervisor.app import Supervisor
 from srun_wrapper.supervisor.epoch import Begun
 

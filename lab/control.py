@@ -1,4 +1,4 @@
-"""The control socket of a lab: requests to its keeper, one JSON object each, one at a time."""
+"""The keeper's process and its control socket: requests, one JSON object each, one at a time."""
 
 from __future__ import annotations
 
@@ -7,21 +7,48 @@ import os
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
-from lab import outages
+from lab import linux, outages
 from lab.errors import LabError
-from lab.spec import HEAD
-
-if TYPE_CHECKING:
-    from lab.keeper import Keeper, Node
+from lab.keeper import Keeper
+from lab.lab_node import LabNode, find
+from lab.spec import HEAD, LabSpec
 
 _NS_NAMES = ("pid", "net", "uts", "ipc", "mnt", "time")  # in the order lab/enter.py wants them
 _WAIT_S = 10.0
+
+
+def run(
+    spec: LabSpec,
+    listener: socket.socket,
+    lifeline: int,
+    ready: int,
+    orphaned: Callable[[], None],
+) -> NoReturn:
+    """Be the keeper: PID 1 of a new PID namespace. Writes "ok" or an error text to `ready`.
+
+    `lifeline` is a pipe that ends with the reaper; `orphaned` is called then.
+    """
+    try:
+        linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET)
+        linux.mount("none", "/", "", linux.MS_REC | linux.MS_PRIVATE)
+        linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV)
+        keeper = Keeper(spec)
+        keeper.build()
+    except (LabError, OSError, subprocess.SubprocessError) as error:
+        os.write(ready, f"{error}".encode()[:4000])
+        os._exit(1)
+    os.write(ready, b"ok")
+    os.close(ready)
+    serve(keeper, listener, lifeline)
+    orphaned()
+    os._exit(0)
 
 
 def serve(keeper: Keeper, listener: socket.socket, lifeline: int) -> None:
@@ -34,8 +61,8 @@ def serve(keeper: Keeper, listener: socket.socket, lifeline: int) -> None:
             selector.register(fd, selectors.EVENT_READ)
         keeper.reap()
         while True:
-            ready = {key.fd for key, _ in selector.select(outages.next_end(keeper))}
-            outages.end_due(keeper)
+            ready = {key.fd for key, _ in selector.select(outages.next_end(keeper.nodes))}
+            outages.end_due(keeper.nodes)
             if wake_r in ready:
                 os.read(wake_r, 4096)
             keeper.reap()
@@ -52,7 +79,7 @@ def _accept(keeper: Keeper, listener: socket.socket) -> None:
         try:
             request = json.loads(link.recv(65536))
             if request.get("op") == "enter":
-                _send_namespaces(keeper, link, keeper.find(str(request.get("node"))))
+                _send_namespaces(keeper, link, find(keeper.nodes, str(request.get("node"))))
                 return
             reply = _answer(keeper, request)
         except KeyError as error:
@@ -72,7 +99,7 @@ def _answer(keeper: Keeper, request: dict[str, Any]) -> dict[str, Any]:
         return {"nodes": {n.name: {"state": n.state, "died": n.died} for n in found}}
     if op == "hang_rank":
         return keeper.hang_rank(str(request["job"]), str(request["rank"]))
-    faults: dict[str, Callable[[Node], dict[str, Any]]] = {
+    faults: dict[str, Callable[[LabNode], dict[str, Any]]] = {
         "crash": keeper.crash,
         "hang": keeper.hang,
         "partition": keeper.partition,
@@ -80,11 +107,11 @@ def _answer(keeper: Keeper, request: dict[str, Any]) -> dict[str, Any]:
     }
     if op in outages.OPS:
         names, seconds = [str(name) for name in request["nodes"]], float(request["seconds"])
-        return {"time": outages.serve(keeper, op, names, seconds, str(request["path"]))}
-    one = keeper.find(str(request["node"]))
+        return {"time": outages.serve(keeper.nodes, op, names, seconds, str(request["path"]))}
+    one = find(keeper.nodes, str(request["node"]))
     if op == "daemon":
         name, action = str(request["daemon"]), str(request["action"])
-        return {"time": outages.daemon(keeper, one, name, action)}
+        return {"time": outages.daemon(one, name, action)}
     if one.name == HEAD and op != "heal":
         raise LabError("the head is what the lab stands on: no faults there, but for its daemons")
     if op in faults:
@@ -93,15 +120,15 @@ def _answer(keeper: Keeper, request: dict[str, Any]) -> dict[str, Any]:
         return keeper.slow(
             one, str(request["rate"]), float(request["delay"]), float(request["loss"])
         )
-    keeper.must_run(one)
+    one.must_run()
     at = time.time()
     assert one.gear is not None
     one.gear.serve(request)
     return {"time": at}
 
 
-def _send_namespaces(keeper: Keeper, link: socket.socket, one: Node) -> None:
-    keeper.must_run(one)
+def _send_namespaces(keeper: Keeper, link: socket.socket, one: LabNode) -> None:
+    one.must_run()
     space = Path(f"/proc/{one.pid}/ns")
     fds = [os.open(space / n, os.O_RDONLY) for n in _NS_NAMES if (space / n).exists()]
     socket.send_fds(link, [b"{}"], fds)

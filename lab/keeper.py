@@ -12,14 +12,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from lab import control, inside, linux, node, outages, ranks
+from lab import inside, linux, node, outages, ranks
 from lab.errors import LabError
 from lab.gear import Gear
+from lab.lab_node import LabNode
 from lab.logs import complaints
 from lab.mounts import Cover, host_children, host_is_closed, plan_covers
 from lab.relay import Relay
@@ -29,52 +28,12 @@ _BRIDGE = "switch"
 _WAIT_S = 10.0
 
 
-@dataclass
-class Node:
-    """A node as the keeper knows it."""
-
-    name: str
-    number: int
-    boots: int = 0
-    pid: int = 0  # 0: crashed
-    died: float = 0.0  # wall clock
-    cut: bool = False
-    slowed: bool = False
-    relay: Relay | None = None
-    stopped: bool = False
-    paused: bool = False  # cut and stopped as one
-    back_at: float = math.inf  # monotonic: the end of an outage or a pause
-    daemons: dict[str, str] = field(default_factory=dict)  # name: frozen or stopped
-    stopped_ranks: dict[int, int] = field(default_factory=dict)  # pid: pidfd
-    gear: Gear | None = None  # None: the head
-
-    @property
-    def port(self) -> str:
-        # A new name at each boot: the kernel removes the old port in its own time.
-        return f"p{self.number}b{self.boots}"
-
-    @property
-    def state(self) -> str:
-        if not self.pid:
-            return "crashed"
-        faults = [
-            ("paused", self.paused),
-            ("hung", self.stopped and not self.paused),
-            ("rank-hung", bool(self.stopped_ranks)),
-            ("cut", self.cut and not self.paused),
-            ("slow", self.slowed or self.relay is not None),
-        ]
-        found = [name for name, on in faults if on]
-        found += [f"{name}-{how}" for name, how in self.daemons.items()]
-        return "+".join(found + (self.gear.faults if self.gear else [])) or "up"
-
-
 class Keeper:
-    """Boots nodes and makes faults, as lab/control.py asks for them."""
+    """Boots nodes and makes faults, as lab/control.py requests them."""
 
     def __init__(self, spec: LabSpec) -> None:
         self.spec = spec
-        self.nodes = {name: Node(name, i) for i, name in enumerate(spec.all_names)}
+        self.nodes = {name: LabNode(name, i) for i, name in enumerate(spec.all_names)}
         self.covers: list[Cover] = plan_covers(spec.visible, host_is_closed, host_children)
         self.links: dict[str, socket.socket] = {}
 
@@ -85,7 +44,7 @@ class Keeper:
         _ip([f"link add {_BRIDGE} type bridge", f"link set {_BRIDGE} up", "link set lo up"])
         self._boot(list(self.nodes.values()))
 
-    def _boot(self, fresh: list[Node]) -> None:
+    def _boot(self, fresh: list[LabNode]) -> None:
         for one in fresh:
             one.boots += 1
             one.cut = one.stopped = one.paused = one.slowed = False
@@ -114,7 +73,7 @@ class Keeper:
                 self._expect(one, b"ready")
             self.links.pop(one.name).close()
 
-    def _expect(self, one: Node, word: bytes) -> None:
+    def _expect(self, one: LabNode, word: bytes) -> None:
         got = self.links[one.name].recv(4096)
         if got != word:
             text = got.decode(errors="replace") or "its first process ended"
@@ -122,9 +81,9 @@ class Keeper:
 
     # -- faults -----------------------------------------------------------------------------
 
-    def crash(self, one: Node) -> dict[str, Any]:
+    def crash(self, one: LabNode) -> dict[str, Any]:
         """Link down, then every process of the node gone; the time is from just before."""
-        self.must_run(one)
+        one.must_run()
         at = time.time()
         if not one.cut:
             linux.set_link(one.port, False)
@@ -137,7 +96,7 @@ class Keeper:
         self._buried(one)
         return {"time": at}
 
-    def _buried(self, one: Node) -> None:
+    def _buried(self, one: LabNode) -> None:
         # The wait ends when the kernel has killed and reaped all of the node's namespace.
         fd = os.pidfd_open(one.pid)
         with selectors.DefaultSelector() as selector:
@@ -148,7 +107,7 @@ class Keeper:
             raise LabError(f"{one.name}: a process of it does not die (in a system call?)")
         self._forget(one)
 
-    def _forget(self, one: Node) -> None:
+    def _forget(self, one: LabNode) -> None:
         for fd in one.stopped_ranks.values():
             os.close(fd)
         one.stopped_ranks.clear()
@@ -157,9 +116,9 @@ class Keeper:
         self._end_relay(one, port_lives=False)
         one.pid, one.died, one.back_at = 0, time.time(), math.inf
 
-    def hang(self, one: Node) -> dict[str, Any]:
+    def hang(self, one: LabNode) -> dict[str, Any]:
         """SIGSTOP to all processes of the node at once; its kernel still answers."""
-        self.must_run(one)
+        one.must_run()
         at = time.time()
         os.kill(one.pid, node.STOP_ALL)
         one.stopped = True
@@ -181,26 +140,26 @@ class Keeper:
             one.stopped_ranks[pid] = fd
         return {"time": at, "node": one.name, "pids": pids}
 
-    def _node_of(self, pid: int) -> Node:
+    def _node_of(self, pid: int) -> LabNode:
         space = Path(f"/proc/{pid}/ns/pid").readlink()
         for one in self.nodes.values():
             if one.pid and Path(f"/proc/{one.pid}/ns/pid").readlink() == space:
                 return one
         raise LabError(f"process {pid} is in no node")
 
-    def partition(self, one: Node) -> dict[str, Any]:
+    def partition(self, one: LabNode) -> dict[str, Any]:
         """Only the node's link goes down."""
-        self.must_run(one)
+        one.must_run()
         at = time.time()
         outages.cut(one)
         return {"time": at}
 
-    def slow(self, one: Node, rate: str, delay: float, loss: float) -> dict[str, Any]:
+    def slow(self, one: LabNode, rate: str, delay: float, loss: float) -> dict[str, Any]:
         """Limit what goes to the node to `rate`, as tc writes it (100mbit); "": do not.
 
         `delay` (seconds, per direction) and `loss` (a share) are for both directions.
         """
-        self.must_run(one)
+        one.must_run()
         at = time.time()
         if rate:
             _tc(f"replace dev {one.port} root tbf rate {rate} burst 256kb latency 100ms")
@@ -210,12 +169,12 @@ class Keeper:
             one.relay = Relay.make(_ip, one.port, _BRIDGE, delay, loss)
         return {"time": at}
 
-    def _end_relay(self, one: Node, port_lives: bool = True) -> None:
+    def _end_relay(self, one: LabNode, port_lives: bool = True) -> None:
         if one.relay is not None:
             one.relay.end(_ip, _BRIDGE, port_lives)
             one.relay = None
 
-    def heal(self, one: Node) -> dict[str, Any]:
+    def heal(self, one: LabNode) -> dict[str, Any]:
         """Undo what was done to a node; a crashed one boots with nothing left of its past."""
         was = one.state
         at = time.time()
@@ -242,17 +201,6 @@ class Keeper:
         return {"time": at, "was": was, "stopped": list(one.daemons)}
 
     # -- the nodes --------------------------------------------------------------------------
-
-    def find(self, name: str) -> Node:
-        """The node of that name."""
-        if name not in self.nodes:
-            raise LabError(f"no node {name!r} here; there are: {' '.join(self.nodes)}")
-        return self.nodes[name]
-
-    def must_run(self, one: Node) -> None:
-        """Raise LabError if the node is crashed."""
-        if not one.pid:
-            raise LabError(f"{one.name} is crashed already; `heal {one.name}` brings it back")
 
     def reap(self) -> None:
         """Reap what has ended: orphans of the nodes, and nodes."""
@@ -286,30 +234,3 @@ def _ip(lines: list[str]) -> None:
     )
     if result.returncode != 0:
         raise LabError(f"ip -batch failed: {result.stderr.strip()}")
-
-
-def run(
-    spec: LabSpec,
-    listener: socket.socket,
-    lifeline: int,
-    ready: int,
-    orphaned: Callable[[], None],
-) -> NoReturn:
-    """Be the keeper: PID 1 of a new PID namespace. Writes "ok" or an error text to `ready`.
-
-    `lifeline` is a pipe that ends with the reaper; `orphaned` is called then.
-    """
-    try:
-        linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET)
-        linux.mount("none", "/", "", linux.MS_REC | linux.MS_PRIVATE)
-        linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV)
-        keeper = Keeper(spec)
-        keeper.build()
-    except (LabError, OSError, subprocess.SubprocessError) as error:
-        os.write(ready, f"{error}".encode()[:4000])
-        os._exit(1)
-    os.write(ready, b"ok")
-    os.close(ready)
-    control.serve(keeper, listener, lifeline)
-    orphaned()
-    os._exit(0)

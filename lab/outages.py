@@ -11,17 +11,14 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lab import linux, node
 from lab.errors import LabError
+from lab.lab_node import LabNode, find
 from lab.spec import HEAD
 from robust_slurm import process_stat
-
-if TYPE_CHECKING:
-    from lab.keeper import Keeper, Node
 
 DAEMONS = {"slurmctld": True, "munged": True, "slurmd": False}  # name: runs on the head
 ACTIONS = ("freeze", "thaw", "stop")
@@ -29,20 +26,20 @@ FROZEN, STOPPED = "frozen", "stopped"
 _WAIT_S = 15.0
 
 
-def cut(one: Node) -> None:
+def cut(one: LabNode) -> None:
     """Take the link of a node down."""
     linux.set_link(one.port, False)
     one.cut = True
 
 
-def pause(one: Node) -> None:
+def pause(one: LabNode) -> None:
     """Stop everything on a node, its kernel's answers included, as a hypervisor does."""
     cut(one)
     os.kill(one.pid, node.STOP_ALL)
     one.stopped = one.paused = True
 
 
-def restore(one: Node) -> None:
+def restore(one: LabNode) -> None:
     """End an outage or a pause of a node, if there is one."""
     one.back_at = math.inf
     if not one.pid:
@@ -55,30 +52,32 @@ def restore(one: Node) -> None:
         one.cut = False
 
 
-_LINKS: dict[str, Callable[[Node], None]] = {"outage": cut, "pause": pause, "reconnect": restore}
+_LINKS: dict[str, Callable[[LabNode], None]] = {"outage": cut, "pause": pause, "reconnect": restore}
 OPS = (*_LINKS, "stall", "resume")
 
 
-def serve(keeper: Keeper, op: str, names: Sequence[str], seconds: float, path: str) -> float:
+def serve(
+    nodes: Mapping[str, LabNode], op: str, names: Sequence[str], seconds: float, path: str
+) -> float:
     """Do one of OPS to all the nodes in one go; return the wall-clock time of just before.
 
     `seconds`: an outage or a pause ends by itself then (0: it does not). `path`: the mount that
     stalls or resumes.
     """
-    nodes = [keeper.find(name) for name in names]
-    if not nodes:
+    named = [find(nodes, name) for name in names]
+    if not named:
         raise LabError(f"{op}: name the nodes")
-    for one in nodes:
+    for one in named:
         if one.name == HEAD:
             raise LabError("the head is what the lab stands on: only its daemons can be broken")
-        keeper.must_run(one)
+        one.must_run()
     if op in ("stall", "resume"):
-        for one in nodes:  # all are known to have the mount before the first one stalls
+        for one in named:  # all are known to have the mount before the first one stalls
             assert one.gear is not None
             one.gear.mounted(path)
     at = time.time()
     end = time.monotonic() + seconds if seconds > 0 else math.inf
-    for one in nodes:
+    for one in named:
         if op in _LINKS:
             _LINKS[op](one)
             one.back_at = math.inf if op == "reconnect" else end
@@ -87,26 +86,26 @@ def serve(keeper: Keeper, op: str, names: Sequence[str], seconds: float, path: s
     return at
 
 
-def next_end(keeper: Keeper) -> float | None:
+def next_end(nodes: Mapping[str, LabNode]) -> float | None:
     """Return the seconds until an outage or a pause ends by itself, or None."""
-    first = min(one.back_at for one in keeper.nodes.values())
+    first = min(one.back_at for one in nodes.values())
     return None if first == math.inf else max(0.0, first - time.monotonic())
 
 
-def end_due(keeper: Keeper) -> None:
+def end_due(nodes: Mapping[str, LabNode]) -> None:
     """End the outages and pauses whose time has come."""
     now = time.monotonic()
-    for one in keeper.nodes.values():
+    for one in nodes.values():
         if one.back_at <= now:
             restore(one)
 
 
-def daemon(keeper: Keeper, one: Node, name: str, action: str) -> float:
+def daemon(one: LabNode, name: str, action: str) -> float:
     """Freeze (SIGSTOP), thaw or stop (SIGTERM) a daemon of a node; Lab.daemon() starts one."""
     if name not in DAEMONS or DAEMONS[name] != (one.name == HEAD):
         here = " ".join(n for n, on_head in DAEMONS.items() if on_head == (one.name == HEAD))
         raise LabError(f"no daemon {name!r} on {one.name}; there are: {here}")
-    keeper.must_run(one)
+    one.must_run()
     at = time.time()
     pid = _daemon_pid(one.pid, name)
     if action == "started":  # by Lab.daemon()
@@ -128,7 +127,7 @@ def daemon(keeper: Keeper, one: Node, name: str, action: str) -> float:
     return at
 
 
-def thaw_all(one: Node) -> None:
+def thaw_all(one: LabNode) -> None:
     """Let every frozen daemon of a node go on; the stopped ones are for Lab.heal()."""
     for name in [name for name, how in one.daemons.items() if how == FROZEN]:
         del one.daemons[name]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from lab import fake_nvml, keeper, linux
+from lab import control, fake_nvml, linux
 from lab.errors import LabError
 from lab.host import remove
 from lab.spec import ROOT, LabSpec
@@ -49,7 +49,7 @@ def main(name: str, lock: int, ready: int, owner: int) -> int:
             signal.pthread_sigmask(signal.SIG_SETMASK, set())
             os.set_inheritable(lock, False)
             os.set_inheritable(ready, False)
-            keeper.run(spec, listener, life_r, ready, lambda: _clear_after_murder(spec.dir))
+            control.run(spec, listener, life_r, ready, lambda: _clear_after_murder(spec.dir))
         finally:
             os._exit(1)
     os.close(life_r)

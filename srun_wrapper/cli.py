@@ -16,27 +16,26 @@ from typing import NoReturn
 
 from robust_slurm import process_stat
 from robust_slurm.config import Config, ConfigError, flags, help_text, load
-from robust_slurm.ledger import StateDirError, prepare
 from robust_slurm.slurm import Slurm
+from robust_slurm.state_dir.ledger import StateDirError, prepare
 from srun_wrapper.agent.batch_host_failover import accused
-from srun_wrapper.agent.streams.sinks import OutputPlan
-from srun_wrapper.agent.task import TaskOptions
 from srun_wrapper.checkpoints.verify.rules import refused
 from srun_wrapper.command import output_rules
 from srun_wrapper.command.input_rules import Feed, feed
 from srun_wrapper.command.layout import StepPlan, plan_step
-from srun_wrapper.command.remaining import corrected, fit, look
 from srun_wrapper.command.srun_options import SrunCommand, UsageError, split
 from srun_wrapper.command.step_request import StepRequest, effective
 from srun_wrapper.command.steps import Launch, step_name
 from srun_wrapper.command.torchrun import numbers_nodes
-from srun_wrapper.recover.resubmit import SCRIPT_WORDS, SIZE
+from srun_wrapper.job import topology
+from srun_wrapper.job.reporting import job_log
+from srun_wrapper.job.reporting.report import flush, say
+from srun_wrapper.protocol.task_options import OutputPlan, TaskOptions
+from srun_wrapper.requeue.resubmit import SCRIPT_WORDS, SIZE
 from srun_wrapper.signatures.catalogue import Catalogue, CatalogueError
 from srun_wrapper.signatures.catalogue import load as load_signatures
-from srun_wrapper.supervisor import topology
 from srun_wrapper.supervisor.app import Supervisor
-from srun_wrapper.supervisor.reporting import job_log
-from srun_wrapper.supervisor.reporting.report import flush, say
+from srun_wrapper.supervisor.step.remaining import corrected, fit, look
 from srun_wrapper.supervisor.step.signals import FORWARDED, TERMINATING
 
 BAD_INPUT = 2

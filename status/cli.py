@@ -18,10 +18,10 @@ from typing import IO
 
 from robust_slurm.config import Config, ConfigError, load
 from robust_slurm.slurm import Slurm, SlurmError
-from status.files import log_of, read_incidents, read_state
+from robust_slurm.state_dir.files import log_of, read_incidents, read_state
+from robust_slurm.state_dir.records import clean
+from standby.pool.stock import read_pool
 from status.model import JobReport, Report, SlurmView, job_report, report
-from status.pool import read_pool
-from status.records import clean
 
 _DEADLINE_S = 8.0
 JSON_VERSION = 1

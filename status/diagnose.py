@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from robust_slurm.state_dir.records import clean
 from srun_wrapper.signatures.catalogue import Catalogue
 from srun_wrapper.signatures.lines import Line
 from srun_wrapper.signatures.verdict import Verdict, judge
-from status.records import clean
 
 WIDTH = 200  # characters shown of a log's line
 BLAMES = {

@@ -8,8 +8,8 @@ from typing import Any
 
 from robust_slurm.settings import SHOWN_STALE
 from robust_slurm.slurm.model import FINISHED, Node, Placement
-from status.pool import Pool, Stock, stock
-from status.records import Accusation, Checkpoint, Incident, Roster, clean
+from robust_slurm.state_dir.records import Accusation, Checkpoint, Incident, Roster, clean
+from standby.pool.stock import Pool, Stock, stock
 
 STALE_S = SHOWN_STALE  # a supervisor reports every roster_interval, at most a third of it
 REQUEUED = ("PENDING", "REQUEUED", "REQUEUE_HOLD")

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from robust_slurm.slurm.values import ParseError, fold
+from robust_slurm.state_dir.records import Checkpoint, Incident
+from standby.pool.stock import told
 from status.model import JobReport, JobRow, Report
-from status.pool import told
-from status.records import Checkpoint, Incident
 
 _PHASES = (
     *("detect", "decide", "stop", "test", "replace"),

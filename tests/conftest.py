@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from srun_wrapper.supervisor.membership import Membership
+from srun_wrapper.job.membership import Membership
 
 if TYPE_CHECKING:
     from torch_forks import TorchForks

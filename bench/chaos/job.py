@@ -19,7 +19,7 @@ from bench.chaos.verdict import Observed, longest_gap
 from lab import Lab, LabError
 from lab.disruption import expand
 from lab.ranks import scan
-from robust_slurm.ledger import WITHDRAWN
+from robust_slurm.state_dir.ledger import WITHDRAWN
 from srun_wrapper.agent.processes import guardian
 
 REPOSITORY = Path(__file__).resolve().parents[2]

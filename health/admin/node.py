@@ -16,8 +16,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from health.admin import install
-from health.admin.doctor import trust
+from health.admin import install, trust
 from health.admin.install import Directory, InstallError, Plan, Wanted
 from health.admin.plan import identity, paths_to_look_at, plan_install, plan_uninstall
 from health.settings_last import keep

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, TypeVar
 
 from health.children.call import call_in_child
-from robust_slurm import job_dirs
+from robust_slurm.state_dir import job_dirs
 from robust_slurm.text import one_line
 
 VERSION = 1

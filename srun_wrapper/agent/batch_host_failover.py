@@ -20,9 +20,9 @@ from robust_slurm.wire import Codec, WireError
 from srun_wrapper.agent.place import Place, job_of
 from srun_wrapper.decide.exclusions import Bad, Strength, names, remembered, reported_node, reports
 from srun_wrapper.protocol.messages import Peer, PeerAsk, PeerSay, Start, decode_say, encode
-from srun_wrapper.recover.requeue import helper_args, known_partitions, limits_for
-from srun_wrapper.recover.resubmit import submit_copy
-from srun_wrapper.recover.slurm_wait import Outage, call_waiting
+from srun_wrapper.requeue.requeue import helper_args, known_partitions, limits_for
+from srun_wrapper.requeue.resubmit import submit_copy
+from srun_wrapper.requeue.slurm_wait import Outage, call_waiting
 
 ASK = 1.0  # s for one peer to answer
 AGREE = 2.0  # s; a peer that has heard nothing for this long agrees

@@ -131,7 +131,7 @@ class Loop:
         self._calls.append(call)
         self.wake()
 
-    def aside(self, work: Callable[[], T], done: Callable[[T], None], otherwise: T) -> None:
+    def run_in_thread(self, work: Callable[[], T], done: Callable[[T], None], otherwise: T) -> None:
         """Do ``work()``, which may take long, in a thread; ``done`` gets its result in the loop.
 
         ``otherwise``: the result of work that raises, or gets no thread; that is reported once.

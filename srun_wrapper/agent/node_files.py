@@ -94,7 +94,7 @@ class NodeFiles:
             return
         roots, paths = self._roots(), self._paths()
         self.looking, self._looked_at = True, time.monotonic()
-        self._loop.aside(
+        self._loop.run_in_thread(
             lambda: filesystems.look(roots, paths, seconds), self._looked, filesystems.NONE
         )
 

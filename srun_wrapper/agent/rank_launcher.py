@@ -17,7 +17,7 @@ from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes.starting import Start as Starting
 from srun_wrapper.agent.snapshot_store import Keeper
 from srun_wrapper.agent.streams.pump import Pump
-from srun_wrapper.agent.streams.sinks import OutputPlan, are_open, open_sinks
+from srun_wrapper.agent.streams.sinks import are_open, open_sinks
 from srun_wrapper.agent.streams.streams import Streams
 from srun_wrapper.agent.warm.imports import Learnt
 from srun_wrapper.agent.warm.interpreter import Forked, Warm, at_start
@@ -25,6 +25,7 @@ from srun_wrapper.agent.warm.torchrun_broker import Tell, WarmDoor
 from srun_wrapper.command.rank_env import STALE
 from srun_wrapper.command.torchrun import torchrun_overrides
 from srun_wrapper.protocol.messages import RankStart, Start
+from srun_wrapper.protocol.task_options import OutputPlan
 
 NO_THREAD: Exception | None = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
@@ -222,7 +223,7 @@ class Launcher:
                 return err
             return None
 
-        self._loop.aside(open_files, lambda error: self._ask(launch, error), NO_THREAD)
+        self._loop.run_in_thread(open_files, lambda error: self._ask(launch, error), NO_THREAD)
 
     def _ask(self, launch: Launch, error: Exception | None) -> None:
         """Ask the warm interpreter; ``error``: why the rank's output cannot be opened."""

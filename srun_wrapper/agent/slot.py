@@ -241,7 +241,9 @@ class Slot:
                 self._check_stopped()
 
         self._asking = True
-        self._loop.aside(lambda: filesystems.look(pids, (), ANSWER), answered, filesystems.NONE)
+        self._loop.run_in_thread(
+            lambda: filesystems.look(pids, (), ANSWER), answered, filesystems.NONE
+        )
 
     def _cut(self, stages: StopStages) -> tuple[str, ...]:
         if not stages.cut:

@@ -23,9 +23,9 @@ from typing import NoReturn
 import msgspec
 
 from robust_slurm.checkpoint.transfer import interface
-from robust_slurm.ledger import append_line
 from robust_slurm.memory_dir import MemoryDir
-from robust_slurm.settings import AFTER_SUPERVISOR, Config
+from robust_slurm.settings import AFTER_SUPERVISOR
+from robust_slurm.state_dir.ledger import append_line
 from srun_wrapper.agent import task_log
 from srun_wrapper.agent.filesystems import command_paths
 from srun_wrapper.agent.link import Link
@@ -35,10 +35,9 @@ from srun_wrapper.agent.place import Place, shim_address
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.guardian import Restart, guarded
 from srun_wrapper.agent.rank_launcher import SlotOptions
-from srun_wrapper.agent.silence import LOST_HOST, MUTE, Verdict
+from srun_wrapper.agent.silence import Verdict
 from srun_wrapper.agent.slot import SECRETS, Slot
 from srun_wrapper.agent.snapshot_store import Keeper
-from srun_wrapper.agent.streams.sinks import OutputPlan
 from srun_wrapper.agent.streams.stdin import Stdin
 from srun_wrapper.agent.test_worker import SlotTests
 from srun_wrapper.command.rank_env import parse_tasks_per_node
@@ -53,6 +52,7 @@ from srun_wrapper.protocol.messages import (
     Stop,
     decode_to_shim,
 )
+from srun_wrapper.protocol.task_options import TaskOptions
 
 PASSED_ON = (
     signal.SIGHUP,
@@ -66,30 +66,6 @@ PASSED_ON = (
 ABANDON_GRACE = 1.0
 LAST_DUTY = 45.0
 _log = logging.getLogger("robust-task")
-
-
-class TaskOptions(msgspec.Struct, frozen=True):
-    """The shim's options, as JSON in its argv."""
-
-    output: OutputPlan = OutputPlan()
-    auto: bool = True
-    regex: str = ""
-    inherit: bool = False
-    records: str = ""  # the job's directory in the state directory; empty: it has none
-    standby_partition: str = ""
-    requeue: bool = False
-    size: dict[str, str] = {}  # of the job, as robust-srun's environment has it (resubmit.SIZE)
-    checkpoint: bool = True
-    checkpoint_bandwidth: float = 0.0  # bytes/s for a rank's replica; 0: no limit
-    checkpoint_local: str = ""  # directory on the node's own disk
-    warm: bool = True
-    warm_packages: tuple[str, ...] = ()
-    outage_wait: float = LOST_HOST - AFTER_SUPERVISOR
-    slurm_wait: float = 0.0  # s that the last duty waits for a Slurm that is away
-    work_limit: float = 60.0
-    suspend_limit: float = MUTE
-    task_start_limit: float = Config().task_start_limit
-    checkpoint_interface: str = ""  # for snapshots between nodes; empty: the supervisor's
 
 
 def place_from(env: Mapping[str, str]) -> Place:

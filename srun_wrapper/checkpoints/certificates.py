@@ -19,11 +19,11 @@ from robust_slurm.checkpoint.planning.plan import Place
 from robust_slurm.checkpoint.planning.sound import Trust
 from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.decide.diagnosis import Diagnosis
-from srun_wrapper.recover.machine_tests import SLOW
-from srun_wrapper.supervisor.aside import aside
-from srun_wrapper.supervisor.reporting.journal import Journal
-from srun_wrapper.supervisor.reporting.report import say
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.job.reporting.journal import Journal
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
+from srun_wrapper.orders.machine_tests import SLOW
+from srun_wrapper.run_in_thread import run_in_thread
 
 WRITE = 5.0  # s for the shared file system to take marks
 COMPARED = 64  # steps whose comparison is remembered; memory holds 3
@@ -211,7 +211,7 @@ class Certificates:
             return done
 
         try:
-            done = await aside(work, WRITE)
+            done = await run_in_thread(work, WRITE)
         except (OSError, TimeoutError) as err:
             if not self._failed:
                 self._failed = True

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from srun_wrapper.job.bus import Address
+from srun_wrapper.job.model import Node
 from srun_wrapper.protocol.checkpoint_messages import Enrolled, Saved
-from srun_wrapper.supervisor.bus import Address
-from srun_wrapper.supervisor.model import Node
 
 
 @dataclass(frozen=True, slots=True)

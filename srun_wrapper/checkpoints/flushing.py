@@ -12,8 +12,8 @@ from srun_wrapper.checkpoints.certificates import Certificates
 from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.checkpoints.on_disk import committed, only, replaced
 from srun_wrapper.checkpoints.stores import Stores
-from srun_wrapper.supervisor.reporting.report import say
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
 
 END = 600.0  # s for the last durable checkpoint of a job that ends by itself
 SIGNALLED = 20.0  # s for one that is ended, and at most

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from robust_slurm.checkpoint.planning import plan as planner
 from srun_wrapper.checkpoints.enrolments import StoreAt
+from srun_wrapper.job.reporting.journal import Journal
+from srun_wrapper.job.reporting.report import say
 from srun_wrapper.protocol.checkpoint_messages import Enrolled
-from srun_wrapper.supervisor.reporting.journal import Journal
-from srun_wrapper.supervisor.reporting.report import say
 
 GATHER = 0.1  # s for more such ranks to come up
 

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from robust_slurm.checkpoint.durable import tier
 from robust_slurm.checkpoint.planning import plan as planner
-from srun_wrapper.supervisor.aside import aside
-from srun_wrapper.supervisor.reporting.report import say
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.run_in_thread import run_in_thread
 
 
 async def committed(directory: str, limit: float) -> list[tier.Committed]:
@@ -15,7 +15,7 @@ async def committed(directory: str, limit: float) -> list[tier.Committed]:
     if not directory:
         return []
     try:
-        found, unreadable = await aside(lambda: tier.look(directory), limit)
+        found, unreadable = await run_in_thread(lambda: tier.look(directory), limit)
     except (OSError, tier.DurableError, TimeoutError) as err:
         why = str(err) or f"no answer in {limit:g} s (checkpoint_list_limit)"
         say(f"checkpoints: cannot list {directory}: {why}")

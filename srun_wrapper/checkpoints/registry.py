@@ -13,6 +13,11 @@ from srun_wrapper.checkpoints.enrolments import Enrolment, Enrolments, StoreAt
 from srun_wrapper.checkpoints.replicas import Replicas
 from srun_wrapper.checkpoints.schedule import Schedule
 from srun_wrapper.checkpoints.shared_states import SharedStates
+from srun_wrapper.job.bus import Bus
+from srun_wrapper.job.model import Node
+from srun_wrapper.job.reporting.journal import Journal
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.checkpoint_messages import (
     Alarm,
     Committed,
@@ -23,11 +28,6 @@ from srun_wrapper.protocol.checkpoint_messages import (
     StoreReady,
 )
 from srun_wrapper.protocol.messages import Message
-from srun_wrapper.supervisor.bus import Bus
-from srun_wrapper.supervisor.model import Node
-from srun_wrapper.supervisor.reporting.journal import Journal
-from srun_wrapper.supervisor.reporting.report import say
-from srun_wrapper.supervisor.state import JobState
 
 PARTIAL = 30.0  # s for the other ranks to enrol when one has saved a step
 

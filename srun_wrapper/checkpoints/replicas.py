@@ -10,12 +10,12 @@ from robust_slurm.checkpoint.planning import placement
 from robust_slurm.checkpoint.planning.survival import survives as survival
 from robust_slurm.checkpoint.store.events import Target
 from srun_wrapper.checkpoints.enrolments import Enrolments
+from srun_wrapper.job.bus import Bus
+from srun_wrapper.job.model import AgentKey, Node
+from srun_wrapper.job.reporting.journal import Journal
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.checkpoint_messages import MakeRoom, Place
-from srun_wrapper.supervisor.bus import Bus
-from srun_wrapper.supervisor.model import AgentKey, Node
-from srun_wrapper.supervisor.reporting.journal import Journal
-from srun_wrapper.supervisor.reporting.report import say
-from srun_wrapper.supervisor.state import JobState
 
 
 class Replicas:

@@ -14,11 +14,11 @@ from srun_wrapper.checkpoints.enrolments import Enrolments, StoreAt
 from srun_wrapper.checkpoints.late_arrivals import LateArrivals
 from srun_wrapper.checkpoints.on_disk import committed, only, replaced
 from srun_wrapper.checkpoints.stores import Copy, Stores
-from srun_wrapper.supervisor.aside import aside
-from srun_wrapper.supervisor.model import Node
-from srun_wrapper.supervisor.reporting.journal import Journal
-from srun_wrapper.supervisor.reporting.report import say
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.job.model import Node
+from srun_wrapper.job.reporting.journal import Journal
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
+from srun_wrapper.run_in_thread import run_in_thread
 
 ANNOUNCE = 10.0  # s for the stores of a node that has come to say where they are
 TRIES = 8  # plans in one recovery: what is bad shows only when it is read or fetched
@@ -112,7 +112,7 @@ class Restoring:
             before = state.nans.bound
             trust = certificates.trust(places, on_disk)
             world = self._world()
-            plan = await aside(
+            plan = await run_in_thread(
                 partial(planner.plan, places, seats, world, steps, failed, before, trust), PLAN
             )
             if plan.tier == "memory" and plan.step not in read:

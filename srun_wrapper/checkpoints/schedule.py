@@ -8,11 +8,11 @@ from robust_slurm.checkpoint.planning.interval import Interval
 from srun_wrapper.checkpoints.durable_steps import DurableSteps
 from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.checkpoints.watermark import Watermark
+from srun_wrapper.job.bus import Bus
+from srun_wrapper.job.reporting.journal import Journal
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.checkpoint_messages import Complete, PersistAt, Saved, SaveEvery
-from srun_wrapper.supervisor.bus import Bus
-from srun_wrapper.supervisor.reporting.journal import Journal
-from srun_wrapper.supervisor.reporting.report import say
-from srun_wrapper.supervisor.state import JobState
 
 AHEAD = 2.0  # s between ordering a durable checkpoint and its step; at least 4 intervals
 TELL = 0.5  # s between two messages to all stores of what all ranks have

@@ -6,9 +6,9 @@ from robust_slurm.checkpoint.planning.alike import Comparison
 from srun_wrapper.checkpoints.alarms import Notices
 from srun_wrapper.checkpoints.certificates import Certificates
 from srun_wrapper.checkpoints.enrolments import Enrolments
+from srun_wrapper.job.bus import Bus
+from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.protocol.checkpoint_messages import Saved, Unshare
-from srun_wrapper.supervisor.bus import Bus
-from srun_wrapper.supervisor.reporting.journal import Journal
 
 
 class SharedStates:

@@ -9,6 +9,10 @@ from robust_slurm.checkpoint.planning import plan as planner
 from robust_slurm.checkpoint.store.events import Wanted
 from srun_wrapper.checkpoints.enrolments import Enrolments, StoreAt
 from srun_wrapper.command.rank_env import fold_hosts
+from srun_wrapper.job.bus import Address, Bus
+from srun_wrapper.job.model import Node
+from srun_wrapper.job.reporting.journal import Journal
+from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.checkpoint_messages import (
     Fetch,
     Flush,
@@ -19,10 +23,6 @@ from srun_wrapper.protocol.checkpoint_messages import (
     TakeSums,
 )
 from srun_wrapper.protocol.messages import Message
-from srun_wrapper.supervisor.bus import Address, Bus
-from srun_wrapper.supervisor.model import Node
-from srun_wrapper.supervisor.reporting.journal import Journal
-from srun_wrapper.supervisor.state import JobState
 
 STOCK = 20.0  # s for a store to answer, and for every
 STOCK_RATE = 1e9  # bytes that it has to check, one more

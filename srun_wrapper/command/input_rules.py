@@ -6,13 +6,13 @@ import enum
 from collections.abc import Collection
 from dataclasses import replace
 
-from srun_wrapper.agent.streams.stdin import LIMIT
 from srun_wrapper.command import output_rules
 from srun_wrapper.decide.ladder import Means
+from srun_wrapper.protocol.task_options import STDIN_KEPT
 
 SPENT = (
-    f"input that a rank has had through stdin is not kept (more than {LIMIT >> 20} MiB, or its "
-    "robust-task died): have the program read a file instead, or start it with --input=FILE"
+    f"input that a rank has had through stdin is not kept (more than {STDIN_KEPT >> 20} MiB, or "
+    "its robust-task died): have the program read a file instead, or start it with --input=FILE"
 )
 ONLY_HERE = "ranks have read stdin, which can be replayed only on nodes of the job's own step"
 

@@ -16,10 +16,10 @@ import msgspec
 
 from robust_slurm import commands
 from robust_slurm.slurm import Job
-from srun_wrapper.agent.task import TaskOptions
 from srun_wrapper.command.input_rules import Feed
 from srun_wrapper.command.layout import StepPlan
 from srun_wrapper.command.srun_options import Option, SrunCommand
+from srun_wrapper.protocol.task_options import TaskOptions
 
 # srun options that say how a task runs; a companion's tasks must run the same way. All others
 # say how many and where, which is decided anew.

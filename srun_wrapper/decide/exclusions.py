@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from robust_slurm.ledger import WITHDRAWN
 from robust_slurm.slurm import Node
+from robust_slurm.state_dir.ledger import WITHDRAWN
 
 
 class Strength(enum.IntEnum):

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 
 from srun_wrapper.decide.failure import Failure
-from srun_wrapper.detect.pace import START_INSPECT, is_frozen, judge
 from srun_wrapper.detect.stalls import own_mounts
+from srun_wrapper.job.bus import Bus
+from srun_wrapper.job.model import Rank, Role
+from srun_wrapper.job.pace import START_INSPECT, is_frozen, judge
+from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.messages import Inspect, Inspected, Sample
-from srun_wrapper.supervisor.bus import Bus
-from srun_wrapper.supervisor.model import Rank, Role
-from srun_wrapper.supervisor.state import JobState
 
 WINDOW = 1.0  # s over which ranks are inspected
 REPLY = 12.0

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Literal
 
-from srun_wrapper.supervisor.model import Node
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.job.model import Node
+from srun_wrapper.job.state import JobState
 
 SHOWN = 8  # nodes that are named
 

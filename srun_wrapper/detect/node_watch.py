@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from srun_wrapper.command.rank_env import fold_hosts
 from srun_wrapper.decide.shared_cause import Event, Kind, SharedCauses, Silence
 from srun_wrapper.detect.outage import OutsideHosts, begins, ends, expires
+from srun_wrapper.job.model import AgentKey, Node, Role
+from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.server import probe
-from srun_wrapper.supervisor.model import AgentKey, Node, Role
-from srun_wrapper.supervisor.state import JobState
 
 LATE = 0.25  # s that a report may be late, or half an interval, before it is missed
 PROBE_TIMEOUT = 0.75

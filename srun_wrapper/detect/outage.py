@@ -13,9 +13,9 @@ from pathlib import Path
 
 from robust_slurm.slurm import Slurm, SlurmError
 from srun_wrapper.decide.shared_cause import Event
+from srun_wrapper.job.model import AgentKey
 from srun_wrapper.protocol.server import probe
-from srun_wrapper.supervisor.aside import aside
-from srun_wrapper.supervisor.model import AgentKey
+from srun_wrapper.run_in_thread import run_in_thread
 
 ANSWER = 0.75  # s for a host to answer, with a second and a third attempt in between
 ATTEMPTS = (0.25, 0.5)
@@ -43,9 +43,9 @@ class OutsideHosts:
         self._carriers = carriers()
         found = gateways()
         with contextlib.suppress(SlurmError, TimeoutError):
-            found += controllers(await aside(slurm.config, SLURM))
+            found += controllers(await run_in_thread(slurm.config, SLURM))
         with contextlib.suppress(TimeoutError):
-            found = await aside(lambda: _others(found), SLURM)
+            found = await run_in_thread(lambda: _others(found), SLURM)
         answers = [await self._answers(host) for host in found]
         self.hosts = [host for host, alive in answers if alive]
 
@@ -74,7 +74,7 @@ class OutsideHosts:
         ]
         if not found:
             try:
-                up = await aside(slurm.ping, SLURM)
+                up = await run_in_thread(slurm.ping, SLURM)
             except TimeoutError:
                 up = False
             found += [] if up else ["slurmctld does not answer"]

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 
 from robust_slurm.slurm.values import fold
-from srun_wrapper.supervisor.model import Node
-from srun_wrapper.supervisor.reporting.report import say
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.job.model import Node
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
 
 SETTLE = 1.5  # s for other nodes to report the same
 AGAIN = 60.0  # s until it is said again

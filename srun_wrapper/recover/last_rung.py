@@ -7,12 +7,12 @@ from pathlib import Path
 from robust_slurm.slurm import SlurmError
 from srun_wrapper.agent.batch_host_failover import claim
 from srun_wrapper.command import steps
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.reports import Reports
-from srun_wrapper.recover.requeue import put_back
-from srun_wrapper.recover.slurm_wait import Controller
-from srun_wrapper.supervisor.aside import aside
-from srun_wrapper.supervisor.reporting.report import say
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.requeue.requeue import put_back
+from srun_wrapper.requeue.slurm_wait import Controller
+from srun_wrapper.run_in_thread import run_in_thread
 
 CLAIM = 10.0  # s for the state directory to answer before a requeue
 
@@ -67,7 +67,7 @@ class LastRung:
         """See ``batch_host_failover.claim``; a file system that is silent cannot be asked."""
         directory = self._directory
         try:
-            return await aside(lambda: claim(directory, restarts), CLAIM)
+            return await run_in_thread(lambda: claim(directory, restarts), CLAIM)
         except TimeoutError:
             say(f"{directory} does not answer in {CLAIM:g} s: requeueing without its records")
             return True

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from srun_wrapper.decide import ladder
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.incident import Incident
-from srun_wrapper.recover import machine_tests
-from srun_wrapper.recover.machine_tests import Found, StopTests
+from srun_wrapper.job.state import JobState
+from srun_wrapper.orders import machine_tests
+from srun_wrapper.orders.machine_tests import Found, StopTests
 from srun_wrapper.replay import replaying
 from srun_wrapper.replay.replaying import Replay
-from srun_wrapper.supervisor.state import JobState
 
 TEST_TRIES = 2  # in a row that told nothing: a third would not either
 

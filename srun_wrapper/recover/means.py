@@ -5,10 +5,10 @@ from __future__ import annotations
 from srun_wrapper.command import steps
 from srun_wrapper.command.input_rules import ONLY_HERE, limited
 from srun_wrapper.decide.ladder import Means
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.standby.nodes import MOST_UNFIT
 from srun_wrapper.recover.standby.request import MAX_STANDBY_NODES
-from srun_wrapper.supervisor.reporting.report import say
-from srun_wrapper.supervisor.state import JobState
 
 
 class AvailableMeans:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from robust_slurm.ledger import JobLedger
+from robust_slurm.state_dir.ledger import JobLedger
 from srun_wrapper.detect.node_watch import NodeWatch
+from srun_wrapper.job.reporting.journal import Journal
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
+from srun_wrapper.job.topology import Topology
 from srun_wrapper.recover.last_rung import LastRung
 from srun_wrapper.recover.means import AvailableMeans
 from srun_wrapper.recover.release import Release
 from srun_wrapper.recover.replace import Replacement
 from srun_wrapper.recover.reports import Reports
-from srun_wrapper.recover.slurm_wait import Controller, SlurmWait
 from srun_wrapper.recover.standby.asking import StandbyRequests
 from srun_wrapper.recover.standby.nodes import StandbyNodes
 from srun_wrapper.recover.standby.prerequest import Prerequest
 from srun_wrapper.recover.standby.request import Requester
-from srun_wrapper.supervisor.reporting.journal import Journal
-from srun_wrapper.supervisor.reporting.report import say
-from srun_wrapper.supervisor.state import JobState
-from srun_wrapper.supervisor.topology import Topology
+from srun_wrapper.requeue.slurm_wait import Controller, SlurmWait
 
 
 class NodeParts(NamedTuple):

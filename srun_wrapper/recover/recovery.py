@@ -17,17 +17,17 @@ from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.diagnosis import without_returned
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import RECOVERED, Incident
+from srun_wrapper.job.reporting import job_log
+from srun_wrapper.job.reporting.journal import Journal
+from srun_wrapper.job.reporting.phase import Phase
+from srun_wrapper.job.reporting.report import put, say
+from srun_wrapper.job.state import JobState
+from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import Stop
 from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.nodes import NodeParts
 from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
-from srun_wrapper.recover.stopping import Stopping
-from srun_wrapper.supervisor.reporting import job_log
-from srun_wrapper.supervisor.reporting.journal import Journal
-from srun_wrapper.supervisor.reporting.phase import Phase
-from srun_wrapper.supervisor.reporting.report import put, say
-from srun_wrapper.supervisor.state import JobState
 
 STEADY = 3600.0  # s: an epoch that ran this long was progress, whatever it reported
 ENDED = "ended by a signal"

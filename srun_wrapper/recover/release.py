@@ -6,13 +6,13 @@ import asyncio
 
 from robust_slurm.drain_reason import Reason
 from srun_wrapper.decide.incident import Incident
+from srun_wrapper.job.model import AgentKey, Role
+from srun_wrapper.job.reporting.journal import Journal
+from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.messages import Finish, Stop
 from srun_wrapper.recover.reports import Reports
-from srun_wrapper.recover.slurm_wait import Controller
 from srun_wrapper.recover.standby.asking import StandbyRequests
-from srun_wrapper.supervisor.model import AgentKey, Role
-from srun_wrapper.supervisor.reporting.journal import Journal
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.requeue.slurm_wait import Controller
 
 
 class Release:
@@ -45,8 +45,7 @@ class Release:
             if not node.gone:
                 self._state.members.move(node, Role.EVICTED)
                 self._suspected.add(node.key)
-                if node.connection is not None:
-                    node.connection.send(Stop(self._state.world.epoch, 0.0))
+                self._state.bus.send(node, Stop(self._state.world.epoch, 0.0))
             self._reports.judge(node, incident)
 
     def reinstate(self, names: tuple[str, ...]) -> None:
@@ -61,9 +60,7 @@ class Release:
         self._reports.report_silent()
         gone = [n for n in self._state.nodes.values() if n.gone]
         for node in gone:
-            if node.connection is not None:
-                exits = tuple((0, 0) for _ in range(node.slots))
-                node.connection.send(Finish(exits))
+            self._state.bus.send(node, Finish(tuple((0, 0) for _ in range(node.slots))))
             self._requests.end(node.companion)
         names = [
             n.name

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from srun_wrapper.decide.incident import Incident
+from srun_wrapper.job.model import Node
+from srun_wrapper.job.state import JobState
+from srun_wrapper.job.topology import Topology
 from srun_wrapper.recover.reports import Reports
 from srun_wrapper.recover.standby.nodes import StandbyNodes
-from srun_wrapper.supervisor.model import Node
-from srun_wrapper.supervisor.state import JobState
-from srun_wrapper.supervisor.topology import Topology
 
 
 class Replacement:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from robust_slurm.ledger import JobLedger
+from robust_slurm.state_dir.ledger import JobLedger
 from srun_wrapper.decide.exclusions import Bad, Strength, remembered
 from srun_wrapper.decide.incident import Incident
+from srun_wrapper.job.model import AgentKey, Node
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.standby.request import Barred
-from srun_wrapper.supervisor.model import AgentKey, Node
-from srun_wrapper.supervisor.reporting.report import say
-from srun_wrapper.supervisor.state import JobState
 
 
 class Reports:

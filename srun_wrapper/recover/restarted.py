@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from srun_wrapper.decide.incident import Incident
-from srun_wrapper.supervisor.reporting.phase import Phase
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.job.reporting.phase import Phase
+from srun_wrapper.job.state import JobState
 
 LIVED = 10.0  # s that ranks without steps live at least before they count as recovered
 LIVED_MOST = 600.0  # s; a command may run for days before it fails

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from srun_wrapper.decide.ends import crashes, follows, read_end
 from srun_wrapper.decide.failure import Failure, killed_by
 from srun_wrapper.detect.node_watch import NodeWatch
-from srun_wrapper.supervisor.model import Role
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.job.model import Role
+from srun_wrapper.job.state import JobState
 
 SETTLE = 0.3  # s to wait for the root of a failure that looks like a consequence
 SETTLE_ALIKE = 1.0  # s for other nodes to show the error for which a node would be blamed

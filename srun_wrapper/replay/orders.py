@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from health.active.coordinator.replay import Layout, LayoutError, layout
 from srun_wrapper.command.rank_env import node_env, rank_env, world_env
+from srun_wrapper.job.model import Node
+from srun_wrapper.job.state import JobState
+from srun_wrapper.orders.starting import PEERS
 from srun_wrapper.protocol.messages import Peer, RankStart, Start
-from srun_wrapper.supervisor.model import Node
-from srun_wrapper.supervisor.state import JobState
-from srun_wrapper.supervisor.step.orders import PEERS
 from standby.placement.spread import Layout as RanksPerNode
 from standby.placement.spread import fits, place_ranks
 

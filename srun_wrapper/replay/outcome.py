@@ -10,8 +10,8 @@ from typing import Literal
 
 from health.active.coordinator.replay import Round, Verdict, least_chance
 from srun_wrapper.decide.failure import signal_name
-from srun_wrapper.recover.machine_tests import Found
-from srun_wrapper.supervisor.model import Rank
+from srun_wrapper.job.model import Rank
+from srun_wrapper.orders.machine_tests import Found
 
 SHOWN = 8  # nodes that are named one by one
 

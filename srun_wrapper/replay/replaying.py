@@ -15,14 +15,14 @@ from copy import deepcopy
 from health.active.coordinator.replay import LayoutError, Round, next_groups, over, verdict
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import last_error
-from srun_wrapper.recover.machine_tests import PROGRAM_ERRORS, Found
+from srun_wrapper.job.model import Role
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
+from srun_wrapper.job.topology import Topology
+from srun_wrapper.orders.machine_tests import PROGRAM_ERRORS, Found
 from srun_wrapper.replay.orders import Shape, shape
 from srun_wrapper.replay.outcome import read
 from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
-from srun_wrapper.supervisor.model import Role
-from srun_wrapper.supervisor.reporting.report import say
-from srun_wrapper.supervisor.state import JobState
-from srun_wrapper.supervisor.topology import Topology
 
 ALL_ROUNDS = 4.0  # limits of one round, for the whole search
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from health.active.coordinator.replay import Group
+from srun_wrapper.job.bus import Bus
+from srun_wrapper.job.facts import JobFacts
+from srun_wrapper.job.model import Rank
+from srun_wrapper.job.reporting.journal import Journal
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
+from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import Stop
-from srun_wrapper.recover.stopping import Stopping
 from srun_wrapper.replay.orders import Shape, replay_orders
 from srun_wrapper.replay.outcome import Outcome, compare, look
-from srun_wrapper.supervisor.bus import Bus
-from srun_wrapper.supervisor.facts import JobFacts
-from srun_wrapper.supervisor.model import Rank
-from srun_wrapper.supervisor.reporting.journal import Journal
-from srun_wrapper.supervisor.reporting.report import say
-from srun_wrapper.supervisor.state import JobState
 
 TICK = 0.2  # s between looks at the groups
 

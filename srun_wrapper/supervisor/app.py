@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from robust_slurm.config import Config
-from robust_slurm.ledger import JobLedger
 from robust_slurm.slurm import Slurm
+from robust_slurm.state_dir.ledger import JobLedger
 from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.registry import Checkpoints
 from srun_wrapper.checkpoints.restoring import Restoring
@@ -29,31 +29,31 @@ from srun_wrapper.detect.launch_watch import LaunchWatch
 from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.detect.outage import OutsideHosts
 from srun_wrapper.detect.stalls import Stalls
+from srun_wrapper.job.facts import JobFacts
+from srun_wrapper.job.reporting.journal import Journal
+from srun_wrapper.job.reporting.phase import Phase
+from srun_wrapper.job.reporting.report import Account, roster, say
+from srun_wrapper.job.state import ENDING, JobState
+from srun_wrapper.job.topology import Topology
+from srun_wrapper.orders.machine_tests import StopTests
+from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import Message
 from srun_wrapper.protocol.server import Connection, listen
 from srun_wrapper.recover.localization import FaultLocalization
-from srun_wrapper.recover.machine_tests import StopTests
 from srun_wrapper.recover.nodes import NodeParts, node_parts
 from srun_wrapper.recover.recovery import Recovery, Restoration
 from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
 from srun_wrapper.recover.standby.request import Requester
-from srun_wrapper.recover.stopping import Stopping
 from srun_wrapper.replay.replaying import Replay
 from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
 from srun_wrapper.signatures.catalogue import Catalogue
 from srun_wrapper.supervisor.epoch import Begun, Epochs
-from srun_wrapper.supervisor.facts import JobFacts
 from srun_wrapper.supervisor.inbox import Inbox
 from srun_wrapper.supervisor.life import Finishing, FirstWorld, Life
-from srun_wrapper.supervisor.reporting.journal import Journal
-from srun_wrapper.supervisor.reporting.phase import Phase
-from srun_wrapper.supervisor.reporting.report import Account, roster, say
-from srun_wrapper.supervisor.state import ENDING, JobState
 from srun_wrapper.supervisor.step.ending import Ending
 from srun_wrapper.supervisor.step.real_step import RealStep
 from srun_wrapper.supervisor.step.signals import Signals
-from srun_wrapper.supervisor.topology import Topology
 
 NOTHING_RAN = 1.0  # s for shims to end that have had no rank; others may not even have started
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from srun_wrapper.checkpoints.restoring import Restoring
+from srun_wrapper.job.facts import JobFacts
+from srun_wrapper.job.state import JobState
+from srun_wrapper.orders.starting import start_orders
 from srun_wrapper.protocol.messages import Signal
-from srun_wrapper.supervisor.facts import JobFacts
-from srun_wrapper.supervisor.state import JobState
-from srun_wrapper.supervisor.step.orders import start_orders
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,9 @@ import signal
 import time
 
 from srun_wrapper.decide.failure import Failure
+from srun_wrapper.job.model import Node, Rank, Role
+from srun_wrapper.job.reporting import job_log
+from srun_wrapper.job.state import ENDING, JobState
 from srun_wrapper.protocol.messages import (
     Ack,
     Event,
@@ -32,9 +35,6 @@ from srun_wrapper.protocol.messages import (
     WorkerEnded,
 )
 from srun_wrapper.protocol.server import Connection
-from srun_wrapper.supervisor.model import Node, Rank, Role
-from srun_wrapper.supervisor.reporting import job_log
-from srun_wrapper.supervisor.state import ENDING, JobState
 
 _log = logging.getLogger("robust-srun.nodes")
 
@@ -80,7 +80,7 @@ class Inbox:
             state.take_back(node)
         if reborn:
             self._reborn(node)
-        connection.send(Ack(node.seen, state.interval))
+        self._acknowledge(node)
         if node.gone or (state.ending and node.order is None):
             # It has been given up, and others may have its ranks: nothing of it may go on. Or it
             # comes when all is over.
@@ -110,6 +110,9 @@ class Inbox:
                 Failure("crash", at, node.last_word, node.name, first.rank, None, kill, text)
             )
 
+    def _acknowledge(self, node: Node) -> None:
+        self._state.bus.send_once(node, Ack(node.seen, self._state.interval))
+
     def _warm_up(self, node: Node) -> None:
         """A node without ranks imports what those of the others have imported."""
         if node.role is Role.SPARE:
@@ -137,9 +140,9 @@ class Inbox:
                 job_log.heard(node.name, message)
                 node.seen = message.number
                 self._event(node, message)
-            connection.send(Ack(node.seen, state.interval))
+            self._acknowledge(node)
         elif isinstance(message, Report):
-            connection.send(Ack(node.seen, state.interval))
+            self._acknowledge(node)
             if message.epoch == world.epoch and node.role is Role.ACTIVE:
                 for saved in message.saved:
                     state.on_store(node, saved)

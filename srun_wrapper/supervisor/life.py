@@ -14,17 +14,17 @@ from srun_wrapper.checkpoints.verify.verifying import Verify
 from srun_wrapper.command.steps import Launch
 from srun_wrapper.command.torchrun import restarts_itself
 from srun_wrapper.decide import ladder
+from srun_wrapper.job.model import Node, Role, first_places
+from srun_wrapper.job.reporting.phase import Phase
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
+from srun_wrapper.job.topology import Topology
+from srun_wrapper.orders.starting import finish_order
 from srun_wrapper.recover.recovery import End, Recovery
 from srun_wrapper.recover.replace import Replacement
-from srun_wrapper.supervisor.aside import aside
-from srun_wrapper.supervisor.model import Node, Role, first_places
-from srun_wrapper.supervisor.reporting.phase import Phase
-from srun_wrapper.supervisor.reporting.report import say
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.run_in_thread import run_in_thread
 from srun_wrapper.supervisor.step.ending import Ending
-from srun_wrapper.supervisor.step.orders import finish_order
 from srun_wrapper.supervisor.step.real_step import RealStep
-from srun_wrapper.supervisor.topology import Topology
 
 BAD_SIZE = 2  # exit code, as for other bad input
 
@@ -90,7 +90,7 @@ class Finishing:
         if not self._state.signalled or not self._flushing.needed:
             return flushing.END
         try:
-            config = await aside(self._slurm.config, flushing.ASK)
+            config = await run_in_thread(self._slurm.config, flushing.ASK)
             wait = float(config["KillWait"].split()[0])
         except (SlurmError, TimeoutError, LookupError, ValueError):
             return flushing.SIGNALLED

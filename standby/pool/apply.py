@@ -16,7 +16,7 @@ from standby.pool.lines import named_in, partition_lines, preemption, preempts
 from standby.pool.members import Choice, Member, Sight, Wish, choose, demote
 from standby.pool.objects import Change, Target, changes, gone_notes, record, takes, targets
 from standby.pool.show import notes, stock_of
-from status.pool import told
+from standby.pool.stock import told
 
 _NOT_DONE = ("denied", "invalid", "not_found", "conflict")  # after any other answer it may be
 

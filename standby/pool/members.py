@@ -14,7 +14,7 @@ import msgspec
 
 from health.gate.proof import Proof
 from robust_slurm.slurm import Node, Partition, Placement
-from status.pool import span
+from standby.pool.stock import span
 
 Refill = Literal["train", "pool"]
 HOUR = 3600.0

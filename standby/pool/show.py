@@ -12,7 +12,7 @@ from standby.pool.file import Record, taken
 from standby.pool.lines import preemption, preempts
 from standby.pool.members import HOUR, Choice, Sight, Use, Wish, choose, shared, uses
 from standby.pool.objects import changes, gone_notes, known, targets
-from status.pool import Pool, Stock, span, stock, told
+from standby.pool.stock import Pool, Stock, span, stock, told
 
 JSON_VERSION = 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from status.records import Roster, clean, decode, number, whole
+from robust_slurm.state_dir.records import Roster, clean, decode, number, whole
 
 DAY = 86400.0
 SKEW_S = 3600.0  # by how much a clock may be ahead of ours

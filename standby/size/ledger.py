@@ -11,6 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from robust_slurm.state_dir.files import MAX_STEPS, ROSTER_BYTES, job_dirs, read_capped
+from robust_slurm.state_dir.records import Roster, clean, decode, roster_from
 from standby.size.history import (
     Loss,
     Span,
@@ -22,8 +24,6 @@ from standby.size.history import (
     roster_spans,
 )
 from standby.size.observed import Observed, observe
-from status.files import MAX_STEPS, ROSTER_BYTES, job_dirs, read_capped
-from status.records import Roster, clean, decode, roster_from
 
 MAX_JOBS = 5000  # the newest
 MAX_NODES = 20_000

@@ -16,7 +16,7 @@ from waiting import until
 
 from lab import Lab, LabError
 from lab.ranks import Process, scan
-from robust_slurm.ledger import WITHDRAWN
+from robust_slurm.state_dir.ledger import WITHDRAWN
 from srun_wrapper.decide.incident import PHASES
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -131,7 +131,7 @@ def test_an_installation_that_only_pythonpath_names(
     code = (
         "from robust_slurm import commands; commands.enter();"
         "from srun_wrapper.command import steps;"
-        "from srun_wrapper.agent.task import TaskOptions; import os, sys;"
+        "from srun_wrapper.protocol.task_options import TaskOptions; import os, sys;"
         "words = steps.task_argv('', TaskOptions(), ['true']); os.execv(words[0], words)"
     )
     env = {**os.environ, "PYTHONPATH": f"{top}:{sysconfig.get_path('purelib')}"}

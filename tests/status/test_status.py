@@ -13,11 +13,11 @@ import pytest
 from status_records import NOW, accusation, incident, roster, view
 
 from robust_slurm.slurm import Completed, Slurm
+from robust_slurm.state_dir.files import read_state
+from robust_slurm.state_dir.records import Checkpoint, accusation_from, roster_from
 from status import render
 from status.cli import main
-from status.files import read_state
 from status.model import SlurmView, report, status_of
-from status.records import Checkpoint, accusation_from, roster_from
 
 
 @pytest.mark.parametrize(

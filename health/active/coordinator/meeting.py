@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from typing import Any
 
-from health.active.coordinator.pairing import Pair, PairResult
 from health.active.coordinator.session import Session, WorkerError
+from health.active.judging.pairing import Pair, PairResult
 from health.active_tests import Measured
 
 LISTEN_S = 5.0

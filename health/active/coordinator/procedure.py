@@ -9,15 +9,14 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from health.active.coordinator import rings
 from health.active.coordinator.meeting import Meetings, patience
-from health.active.coordinator.pairing import Pairing, PairVerdict
 from health.active.coordinator.session import Session, WorkerError
 from health.active.coordinator.shares import OVERHEAD_S, ROUNDS, rounds, share
-from health.active.judging import alignment, kinds
+from health.active.judging import alignment, kinds, rings
 from health.active.judging.fleet import NO_BASELINES, Baselines
 from health.active.judging.judge import judge
 from health.active.judging.kinds import Kind
+from health.active.judging.pairing import Pairing, PairVerdict
 from health.active.judging.profiles import Floors, floor
 from health.active_tests import BY_NAME, Finding, Judged, Level, Measured, finding
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from health.active.coordinator import rings
+from health.active.judging import rings
 from health.active.judging.alignment import EVERYBODY, Alignment, deviants
 from health.active.judging.fleet import NO_BASELINES, Baselines
 from health.active.judging.profiles import Floors, floor
@@ -19,7 +19,7 @@ from health.active_tests import Judged, Measured, fails
 from health.finding import STATUSES, ActionName, Finding
 
 if TYPE_CHECKING:
-    from health.active.coordinator.pairing import PairVerdict
+    from health.active.judging.pairing import PairVerdict
 
 _EVIDENCE = 500  # characters of one finding's
 

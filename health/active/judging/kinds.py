@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from health.active.coordinator.pairing import Pair, Pairing, PairResult, PairVerdict
 from health.active.judging.blame import STANDARD
 from health.active.judging.fleet import Baselines, limit
+from health.active.judging.pairing import Pair, Pairing, PairResult, PairVerdict
 from health.active.judging.speed import FLEET_FAIL
 
 # What a pair must reach of what pairs typically do. NCCL's bandwidth between healthy nodes with

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from health import settings
-from health.admin import install, node, render, say, show_config
-from health.admin.doctor import rules, site_rules, trust
+from health.admin import install, node, render, show_config, trust
+from health.admin.doctor import rules, say, site_rules
 from health.admin.doctor.site_rules import Bare, Installed, NodeGpus, Remark, StateDir
 from health.admin.install import InstallError, Present
 from health.admin.want import Facts, Want

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from health.admin.doctor.trust import Hole, close
 from health.admin.install import ETC, Present
+from health.admin.trust import Hole, close
 from health.admin.want import Level, Want
 from health.node.slurmconf import is_slice, parse_gres
 

@@ -13,25 +13,8 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 from srun_wrapper.command.output_rules import Labeler, PatternContext, expand, label_width
-
-
-class OutputPlan(msgspec.Struct, frozen=True):
-    """Set by robust-srun, carried to the shim in its argv.
-
-    ``out``/``err``: a file pattern for the shim to open, or "" to leave the stream with srun.
-    ``only_out``/``only_err``: only this rank's stream is kept (``--output=3``).
-    """
-
-    label: bool = False
-    unbuffered: bool = False
-    out: str = ""
-    err: str = ""
-    append: bool = False
-    only_out: int | None = None
-    only_err: int | None = None
+from srun_wrapper.protocol.task_options import OutputPlan
 
 
 @dataclass(frozen=True, slots=True)

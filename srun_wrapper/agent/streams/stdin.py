@@ -18,7 +18,8 @@ import termios
 import threading
 from collections.abc import Callable
 
-LIMIT = 16 << 20  # bytes kept per rank
+from srun_wrapper.protocol.task_options import STDIN_KEPT
+
 _CHUNK = 1 << 16
 _log = logging.getLogger("robust-task")
 
@@ -30,7 +31,7 @@ class Stdin:
     ``whole`` any more: the rank has read more than is kept.
     """
 
-    def __init__(self, tell: Callable[[bool], None], fd: int = 0, limit: int = LIMIT) -> None:
+    def __init__(self, tell: Callable[[bool], None], fd: int = 0, limit: int = STDIN_KEPT) -> None:
         self._tell = tell
         self._fd = fd
         self._limit = limit

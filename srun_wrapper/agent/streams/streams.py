@@ -9,7 +9,8 @@ from typing import Self
 
 from robust_slurm.record import RecordWriter
 from srun_wrapper.agent.streams.pump import Pump, StepPattern
-from srun_wrapper.agent.streams.sinks import OutputPlan, open_sinks
+from srun_wrapper.agent.streams.sinks import open_sinks
+from srun_wrapper.protocol.task_options import OutputPlan
 
 
 class Streams:

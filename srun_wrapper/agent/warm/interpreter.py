@@ -105,7 +105,7 @@ class Warm:
                 self._loop.later(LOOK, look)
                 return
             words = learnt.words  # it looks at the user's files
-            self._loop.aside(
+            self._loop.run_in_thread(
                 lambda: is_interpreter(words, command, env),
                 lambda sure: decided(sure, learnt),
                 otherwise=False,

@@ -17,10 +17,10 @@ from srun_wrapper.checkpoints.verify.rules import (
     compare,
     conclude,
 )
-from srun_wrapper.supervisor.model import Node
-from srun_wrapper.supervisor.reporting.journal import Journal
-from srun_wrapper.supervisor.reporting.report import say
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.job.model import Node
+from srun_wrapper.job.reporting.journal import Journal
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
 
 Outcome = Literal["agree", "program", "machine", "once", "proven", "unknown", "interrupted"]
 

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Failure, Symptom
 from srun_wrapper.decide.incident import Incident
-from srun_wrapper.recover.machine_tests import Found
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.job.state import JobState
+from srun_wrapper.orders.machine_tests import Found
 
 Test = Callable[[Sequence[str], Symptom], Awaitable[Found | None]]
 Evict = Callable[[tuple[str, ...], Incident], None]

@@ -12,10 +12,10 @@ from srun_wrapper.checkpoints.stores import Stores
 from srun_wrapper.checkpoints.verify.rules import Results, Seat, exchange
 from srun_wrapper.checkpoints.verify.standing import Standing
 from srun_wrapper.command.input_rules import SPENT
-from srun_wrapper.recover.stopping import Stopping
-from srun_wrapper.supervisor.model import Node, Role
-from srun_wrapper.supervisor.reporting.journal import Journal
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.job.model import Node, Role
+from srun_wrapper.job.reporting.journal import Journal
+from srun_wrapper.job.state import JobState
+from srun_wrapper.orders.stopping import Stopping
 
 POLL = 0.05  # s; a rank that stands is told of in a report, which wakes nobody
 

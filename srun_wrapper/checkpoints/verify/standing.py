@@ -10,9 +10,9 @@ from robust_slurm.checkpoint.format.state_sum import PHASE
 from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.checkpoints.schedule import Schedule
 from srun_wrapper.checkpoints.verify.rules import next_step, standing
+from srun_wrapper.job.bus import Bus
+from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.checkpoint_messages import StandAt
-from srun_wrapper.supervisor.bus import Bus
-from srun_wrapper.supervisor.state import JobState
 
 AGAIN = 1.0  # s between two orders to go on: a node that is connecting anew gets only a later one
 NOWHERE = -1

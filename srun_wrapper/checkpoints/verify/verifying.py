@@ -15,10 +15,10 @@ from srun_wrapper.checkpoints.verify.check import Check, Outcome
 from srun_wrapper.checkpoints.verify.recomputing import Recomputing
 from srun_wrapper.checkpoints.verify.standing import NOWHERE, Standing
 from srun_wrapper.command.input_rules import SPENT
-from srun_wrapper.supervisor.reporting.journal import Journal
-from srun_wrapper.supervisor.reporting.phase import Phase
-from srun_wrapper.supervisor.reporting.report import say
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.job.reporting.journal import Journal
+from srun_wrapper.job.reporting.phase import Phase
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
 
 
 class Verify:

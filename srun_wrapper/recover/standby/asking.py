@@ -17,8 +17,11 @@ from robust_slurm.slurm import Allotted, SlurmError
 from robust_slurm.slurm.run import without_slurm
 from srun_wrapper.command import steps
 from srun_wrapper.decide.exclusions import exclusions
+from srun_wrapper.job.model import Role
+from srun_wrapper.job.reporting.journal import Journal
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.messages import Finish
-from srun_wrapper.recover.slurm_wait import LONGEST, SlurmWait
 from srun_wrapper.recover.standby.request import (
     Barred,
     Outcome,
@@ -28,11 +31,8 @@ from srun_wrapper.recover.standby.request import (
     standby_minutes,
 )
 from srun_wrapper.recover.standby.unfit import UnfitNodes
-from srun_wrapper.supervisor.aside import aside
-from srun_wrapper.supervisor.model import Role
-from srun_wrapper.supervisor.reporting.journal import Journal
-from srun_wrapper.supervisor.reporting.report import say
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.requeue.slurm_wait import LONGEST, SlurmWait
+from srun_wrapper.run_in_thread import run_in_thread
 
 AT_ONCE = 2  # s within which Slurm must give the node that suits best
 AGAIN = 5.0  # s until Slurm is asked again for what it did not give
@@ -182,7 +182,7 @@ class StandbyRequests:
 
     async def _question(self, ask: Callable[[], T], over: Callable[[], bool] | None) -> T:
         if over is None:
-            return await aside(ask, LONGEST)
+            return await run_in_thread(ask, LONGEST)
         return await self._slurm.call("get a standby node", ask, over)
 
     async def _start(self, request: Request) -> None:
@@ -250,7 +250,7 @@ class StandbyRequests:
 
     async def _look_once(self, requests: Sequence[Request]) -> None:
         try:
-            jobs = await aside(self._allotted, ASK)
+            jobs = await run_in_thread(self._allotted, ASK)
         except (SlurmError, TimeoutError):
             for request in requests:
                 request.outages = -1  # whatever ends now, Slurm may be the cause
@@ -296,8 +296,7 @@ class StandbyRequests:
         for node in self._state.nodes.values():
             if node.companion == number and node.role is Role.SPARE:
                 self._state.members.move(node, Role.RELEASED)
-                if node.connection is not None:
-                    node.connection.send(Finish(tuple((0, 0) for _ in range(node.slots))))
+                self._state.bus.send(node, Finish(tuple((0, 0) for _ in range(node.slots))))
         self.end(number)
 
     def end(self, number: int) -> None:

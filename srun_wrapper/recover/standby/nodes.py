@@ -10,10 +10,10 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
+from srun_wrapper.job.model import Node, Role
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.standby.asking import ASK, StandbyRequests, Wanted
-from srun_wrapper.supervisor.model import Node, Role
-from srun_wrapper.supervisor.reporting.report import say
-from srun_wrapper.supervisor.state import JobState
 
 LOOK = 1.0  # s between looks at what became of the requests
 MOST_UNFIT = 3  # requests in a row that brought no node: the next one would not either

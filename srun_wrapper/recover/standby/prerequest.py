@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from srun_wrapper.detect.node_watch import NodeWatch
+from srun_wrapper.job.model import Role
+from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.standby.asking import StandbyRequests
 from srun_wrapper.recover.standby.request import MAX_STANDBY_NODES
-from srun_wrapper.supervisor.model import Role
-from srun_wrapper.supervisor.state import JobState
 
 
 class Prerequest:

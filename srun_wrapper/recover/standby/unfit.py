@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from srun_wrapper.job.reporting.report import say
 from srun_wrapper.recover.standby.request import Request
-from srun_wrapper.supervisor.reporting.report import say
 
 
 class UnfitNodes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from srun_wrapper.supervisor.model import Node
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.job.model import Node
+from srun_wrapper.job.state import JobState
 
 SILENT = 5.0  # s for silent nodes to end their ranks after all the others have
 

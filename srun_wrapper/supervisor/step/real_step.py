@@ -8,8 +8,8 @@ import signal
 from collections.abc import Collection, Mapping, Sequence
 
 from srun_wrapper.command import steps
-from srun_wrapper.supervisor.model import Node
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.job.model import Node
+from srun_wrapper.job.state import JobState
 
 END = 20.0  # s for shims and srun to end
 LAST_OUTPUT = 1.0  # s for srun to pass on the last output after all shims have ended

@@ -7,8 +7,8 @@ import signal
 import time
 from collections.abc import Callable
 
+from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.messages import Signal
-from srun_wrapper.supervisor.state import JobState
 from srun_wrapper.supervisor.step.real_step import RealStep
 
 FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)

@@ -15,7 +15,7 @@ from jobs import Training, prepared, start
 from lab_nodes import leave_idle
 
 from lab import Cluster
-from robust_slurm.job_dirs import LOG
+from robust_slurm.state_dir.job_dirs import LOG
 
 
 @pytest.fixture(scope="module")

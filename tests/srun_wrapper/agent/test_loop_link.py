@@ -285,7 +285,7 @@ def test_connecting_to_nobody_says_refused(loop: Loop) -> None:
 
 def test_work_aside_that_raises_has_a_result(loop: Loop, capfd: pytest.CaptureFixture[str]) -> None:
     results: list[str] = []
-    loop.aside(lambda: str(1 // 0), results.append, "otherwise")
+    loop.run_in_thread(lambda: str(1 // 0), results.append, "otherwise")
     turn_until(loop, lambda: bool(results))
     assert results == ["otherwise"]
     assert "internal error, going on: ZeroDivisionError" in capfd.readouterr().err
@@ -301,7 +301,7 @@ def test_work_aside_for_which_there_is_no_thread_has_a_result(
 
     results: list[str] = []
     monkeypatch.setattr(threading.Thread, "start", start)
-    loop.aside(lambda: "done", results.append, "otherwise")
+    loop.run_in_thread(lambda: "done", results.append, "otherwise")
     monkeypatch.undo()
     turn_until(loop, lambda: bool(results))
     assert results == ["otherwise"]

@@ -18,8 +18,8 @@ from robust_slurm.wire import Codec, WireError
 from srun_wrapper.agent import batch_host_failover
 from srun_wrapper.agent.batch_host_failover import AGREE, accused, ask_peer, claim, elected
 from srun_wrapper.protocol.messages import Peer, PeerSay, decode_ask, encode
-from srun_wrapper.recover import slurm_wait
-from srun_wrapper.recover.resubmit import Limits, copy_args
+from srun_wrapper.requeue import slurm_wait
+from srun_wrapper.requeue.resubmit import Limits, copy_args
 
 KEY = b"s" * 32
 SILENT = AGREE + 2.5

@@ -10,6 +10,7 @@ from checkpointed_job import CheckpointedJob, settled
 
 from srun_wrapper.checkpoints import registry as module
 from srun_wrapper.checkpoints.alarms import COUNT_AFTER
+from srun_wrapper.job.model import Node, Role
 from srun_wrapper.protocol.checkpoint_messages import (
     Alarm,
     Committed,
@@ -18,7 +19,6 @@ from srun_wrapper.protocol.checkpoint_messages import (
     Saved,
     Unshare,
 )
-from srun_wrapper.supervisor.model import Node, Role
 
 said = checkpointed_job.said
 

@@ -10,6 +10,7 @@ import checkpointed_job
 from checkpointed_job import CheckpointedJob, settled
 
 from robust_slurm.slurm import SlurmError
+from srun_wrapper.job.model import Node, Role
 from srun_wrapper.protocol.checkpoint_messages import (
     MakeRoom,
     Saved,
@@ -17,7 +18,6 @@ from srun_wrapper.protocol.checkpoint_messages import (
 )
 from srun_wrapper.protocol.messages import Message
 from srun_wrapper.protocol.server import Connection
-from srun_wrapper.supervisor.model import Node, Role
 
 said = checkpointed_job.said
 TREE = """\

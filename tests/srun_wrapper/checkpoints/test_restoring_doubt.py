@@ -17,9 +17,9 @@ from robust_slurm.checkpoint.planning.sound import Bound
 from robust_slurm.checkpoint.store.events import Holding, Outcome
 from srun_wrapper.checkpoints import restoring
 from srun_wrapper.checkpoints.restoring import Restoring
+from srun_wrapper.job.model import Node
 from srun_wrapper.protocol.checkpoint_messages import Flush, Moved, Stock, TakeStock
 from srun_wrapper.protocol.messages import Message
-from srun_wrapper.supervisor.model import Node
 
 WHY = "n3 computed wrongly"
 

@@ -14,6 +14,7 @@ from srun_wrapper.checkpoints import restoring
 from srun_wrapper.checkpoints import stores as stores_module
 from srun_wrapper.checkpoints.enrolments import StoreAt
 from srun_wrapper.checkpoints.restoring import Restoring
+from srun_wrapper.job.model import Node, Role
 from srun_wrapper.protocol.checkpoint_messages import (
     Fetch,
     Flush,
@@ -23,7 +24,6 @@ from srun_wrapper.protocol.checkpoint_messages import (
     TakeStock,
 )
 from srun_wrapper.protocol.messages import Message
-from srun_wrapper.supervisor.model import Node, Role
 
 said = checkpointed_job.said
 

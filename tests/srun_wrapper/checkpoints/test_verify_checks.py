@@ -10,8 +10,8 @@ from verified_job import Site
 
 from srun_wrapper.checkpoints.verify import check as check_module
 from srun_wrapper.checkpoints.verify import rules, verifying
-from srun_wrapper.recover.machine_tests import Found
-from srun_wrapper.supervisor.model import Role
+from srun_wrapper.job.model import Role
+from srun_wrapper.orders.machine_tests import Found
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from srun_wrapper.checkpoints.verify import verifying as module
 from srun_wrapper.checkpoints.verify.rules import LIMIT
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.detect.hang_watch import HangWatch
+from srun_wrapper.job.reporting.phase import Phase
+from srun_wrapper.orders.machine_tests import Found
 from srun_wrapper.protocol.checkpoint_messages import Committed, Saved, StandAt
-from srun_wrapper.recover.machine_tests import Found
-from srun_wrapper.supervisor.reporting.phase import Phase
 
 
 async def never(_names: object, _symptom: object) -> Found | None:

@@ -14,10 +14,10 @@ import pytest
 from robust_slurm import commands
 from robust_slurm.config import flags
 from robust_slurm.slurm import Job
-from srun_wrapper.agent.task import TaskOptions
 from srun_wrapper.command.layout import StepPlan
 from srun_wrapper.command.srun_options import SrunCommand, split
 from srun_wrapper.command.steps import Launch, Secrets, companion_argv, main_argv, start, task_argv
+from srun_wrapper.protocol.task_options import TaskOptions
 
 SECRETS = Secrets(b"\xab" * 32, 4711)
 OURS = "ROBUST_STEP_KEY,ROBUST_PORT,ROBUST_COMPANION"

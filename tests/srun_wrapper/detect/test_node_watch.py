@@ -14,10 +14,10 @@ from robust_slurm.config import Config
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.detect import node_watch
 from srun_wrapper.detect.node_watch import BROKEN, UNANSWERED, NodeWatch
+from srun_wrapper.job.model import Role
 from srun_wrapper.protocol.messages import Finish, Report, Stop
 from srun_wrapper.recover.standby.prerequest import Prerequest
 from srun_wrapper.recover.standby.request import MAX_STANDBY_NODES
-from srun_wrapper.supervisor.model import Role
 
 MUTE = Config().mute_limit
 

@@ -20,6 +20,11 @@ from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.ladder import Means
 from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.detect.stalls import Stalls
+from srun_wrapper.job import state as job_state
+from srun_wrapper.job.model import Node, Role
+from srun_wrapper.job.reporting.phase import Phase
+from srun_wrapper.job.state import JobState
+from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import Hello, Message, Stop
 from srun_wrapper.protocol.server import Connection
 from srun_wrapper.recover import recovery, restarted
@@ -27,11 +32,6 @@ from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.recovery import STEADY, Recovery, Restoration
 from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
-from srun_wrapper.recover.stopping import Stopping
-from srun_wrapper.supervisor import state as job_state
-from srun_wrapper.supervisor.model import Node, Role
-from srun_wrapper.supervisor.reporting.phase import Phase
-from srun_wrapper.supervisor.state import JobState
 
 
 class Clock:

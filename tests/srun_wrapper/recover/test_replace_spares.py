@@ -20,17 +20,17 @@ from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.ladder import REQUEUED, Plan
 from srun_wrapper.detect.node_watch import NodeWatch
+from srun_wrapper.job.model import Node, Role, World
+from srun_wrapper.job.reporting.phase import Phase
+from srun_wrapper.job.state import JobState
+from srun_wrapper.job.topology import Topology
 from srun_wrapper.protocol.messages import Hello
 from srun_wrapper.protocol.server import Connection
 from srun_wrapper.recover import last_rung, recovery, settling
 from srun_wrapper.recover.nodes import node_parts
-from srun_wrapper.recover.requeue import Returned
 from srun_wrapper.recover.settling import Settling
 from srun_wrapper.recover.standby.request import Requester
-from srun_wrapper.supervisor.model import Node, Role, World
-from srun_wrapper.supervisor.reporting.phase import Phase
-from srun_wrapper.supervisor.state import JobState
-from srun_wrapper.supervisor.topology import Topology
+from srun_wrapper.requeue.requeue import Returned
 
 LINE = cast(Connection, SimpleNamespace(send=lambda _message: None))
 

@@ -12,11 +12,11 @@ from made_job import Job, beat
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import RECOVERED, Incident
+from srun_wrapper.job.reporting.phase import Phase
+from srun_wrapper.job.reporting.report import Account
 from srun_wrapper.protocol.messages import Exited, Report, Started
 from srun_wrapper.recover import restarted
 from srun_wrapper.recover.restarted import LIVED, LIVED_MOST, Restarted, proving_time
-from srun_wrapper.supervisor.reporting.phase import Phase
-from srun_wrapper.supervisor.reporting.report import Account
 
 
 class Restart:

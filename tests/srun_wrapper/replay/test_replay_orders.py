@@ -6,10 +6,10 @@ import pytest
 
 from health.active.coordinator.replay import LayoutError, groups, next_groups
 from robust_slurm.config import Config
+from srun_wrapper.job.model import Node, Role, World
+from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.messages import Hello
 from srun_wrapper.replay.orders import Shape, replay_orders, shape
-from srun_wrapper.supervisor.model import Node, Role, World
-from srun_wrapper.supervisor.state import JobState
 
 
 def slots(places: int, each: int) -> list[tuple[int, ...]]:

@@ -12,9 +12,9 @@ from health.active.coordinator.replay import Round, Verdict, groups, layout
 from robust_slurm.record import NotFinite
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Failure
+from srun_wrapper.job.model import Node, Rank
 from srun_wrapper.replay.outcome import Outcome, compare, look, read
 from srun_wrapper.replay.replaying import due
-from srun_wrapper.supervisor.model import Node, Rank
 
 STEPS = 3
 

@@ -13,6 +13,12 @@ from made_job import KeptJournal, SentBus, made_launch
 
 from robust_slurm.config import Config
 from srun_wrapper.detect.stalls import Stalls
+from srun_wrapper.job.facts import JobFacts
+from srun_wrapper.job.model import Node, Role
+from srun_wrapper.job.state import JobState
+from srun_wrapper.job.topology import Topology
+from srun_wrapper.orders.machine_tests import Found
+from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import (
     Exited,
     Hello,
@@ -26,15 +32,9 @@ from srun_wrapper.protocol.messages import (
     Stopped,
 )
 from srun_wrapper.protocol.server import Connection
-from srun_wrapper.recover.machine_tests import Found
-from srun_wrapper.recover.stopping import Stopping
 from srun_wrapper.replay.replaying import Replay
 from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
-from srun_wrapper.supervisor.facts import JobFacts
 from srun_wrapper.supervisor.inbox import Inbox
-from srun_wrapper.supervisor.model import Node, Role
-from srun_wrapper.supervisor.state import JobState
-from srun_wrapper.supervisor.topology import Topology
 
 STEPS = 3
 

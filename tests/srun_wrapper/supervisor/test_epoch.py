@@ -7,9 +7,9 @@ import signal
 from checkpointed_job import CheckpointedJob
 from made_job import made_launch
 
+from srun_wrapper.job.facts import JobFacts
 from srun_wrapper.protocol.messages import Signal, Start
 from srun_wrapper.supervisor.epoch import Begun, Epochs
-from srun_wrapper.supervisor.facts import JobFacts
 
 
 def test_all_places_start_and_get_the_signals_that_waited() -> None:

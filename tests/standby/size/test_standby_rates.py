@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from job_records import NOW, Job, drained, one_job
 
-from robust_slurm.ledger import append_line
+from robust_slurm.state_dir.ledger import append_line
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import Incident

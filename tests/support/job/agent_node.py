@@ -18,6 +18,8 @@ from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.node_agent import Agent
 from srun_wrapper.agent.place import Place
 from srun_wrapper.agent.silence import Verdict
+from srun_wrapper.job.model import Role, real_world
+from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.messages import (
     Exited,
     Finish,
@@ -31,8 +33,6 @@ from srun_wrapper.protocol.messages import (
 )
 from srun_wrapper.protocol.server import Connection, listen
 from srun_wrapper.supervisor.inbox import Inbox
-from srun_wrapper.supervisor.model import Role, real_world
-from srun_wrapper.supervisor.state import JobState
 
 Wanted = Callable[[], bool]
 

@@ -23,12 +23,12 @@ from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.registry import Checkpoints
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.checkpoints.stores import Stores
+from srun_wrapper.job.model import Node
+from srun_wrapper.job.state import JobState
+from srun_wrapper.job.topology import Topology
 from srun_wrapper.protocol.checkpoint_messages import Enrolled, MakeRoom, Place, StoreReady
 from srun_wrapper.protocol.messages import Message
-from srun_wrapper.supervisor.model import Node
-from srun_wrapper.supervisor.state import JobState
 from srun_wrapper.supervisor.step.ending import Ending
-from srun_wrapper.supervisor.topology import Topology
 
 
 class CheckpointedJob:

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from robust_slurm.config import Config
-from srun_wrapper.agent.task import TaskOptions
 from srun_wrapper.command.layout import StepPlan
 from srun_wrapper.command.srun_options import SrunCommand
 from srun_wrapper.command.steps import Launch
+from srun_wrapper.job.bus import Bus
+from srun_wrapper.job.model import Node, Role, planned_world
+from srun_wrapper.job.reporting.journal import Journal
+from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.messages import Hello, Message, RankBeat
 from srun_wrapper.protocol.server import Connection
-from srun_wrapper.supervisor.bus import Bus
+from srun_wrapper.protocol.task_options import TaskOptions
 from srun_wrapper.supervisor.inbox import Inbox
-from srun_wrapper.supervisor.model import Node, Role, planned_world
-from srun_wrapper.supervisor.reporting.journal import Journal
-from srun_wrapper.supervisor.state import JobState
 
 
 class Line:

@@ -26,7 +26,6 @@ from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.rank_launcher import SlotOptions
 from srun_wrapper.agent.slot import Slot
-from srun_wrapper.agent.streams.sinks import OutputPlan
 from srun_wrapper.agent.task import PASSED_ON
 from srun_wrapper.agent.warm import interpreter
 from srun_wrapper.protocol.messages import (
@@ -40,6 +39,7 @@ from srun_wrapper.protocol.messages import (
     Stopped,
     ToShim,
 )
+from srun_wrapper.protocol.task_options import OutputPlan
 
 M = TypeVar("M", bound=Message)
 

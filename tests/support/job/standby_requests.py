@@ -14,14 +14,14 @@ from made_job import KeptJournal, made_launch
 from robust_slurm.config import Config
 from robust_slurm.slurm import Slurm
 from srun_wrapper.command import steps
+from srun_wrapper.job.model import Node, Role
+from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.messages import Hello
-from srun_wrapper.recover.slurm_wait import SlurmWait
 from srun_wrapper.recover.standby import asking as standby_asking
 from srun_wrapper.recover.standby.asking import StandbyRequests
 from srun_wrapper.recover.standby.nodes import StandbyNodes
 from srun_wrapper.recover.standby.request import Barred, Requester
-from srun_wrapper.supervisor.model import Node, Role
-from srun_wrapper.supervisor.state import JobState
+from srun_wrapper.requeue.slurm_wait import SlurmWait
 
 BUSY = "import sys; sys.exit(1)"
 WAITS = "import time; time.sleep(60)"

@@ -14,6 +14,10 @@ from srun_wrapper.checkpoints.verify.recomputing import Recomputing
 from srun_wrapper.checkpoints.verify.standing import Standing
 from srun_wrapper.checkpoints.verify.verifying import Verify
 from srun_wrapper.detect.stalls import Stalls
+from srun_wrapper.job.model import Node, Role
+from srun_wrapper.job.reporting.phase import Phase
+from srun_wrapper.orders.machine_tests import Found
+from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.checkpoint_messages import (
     Enrolled,
     Fetch,
@@ -27,10 +31,6 @@ from srun_wrapper.protocol.checkpoint_messages import (
     TakeSums,
 )
 from srun_wrapper.protocol.messages import Message, Stop
-from srun_wrapper.recover.machine_tests import Found
-from srun_wrapper.recover.stopping import Stopping
-from srun_wrapper.supervisor.model import Node, Role
-from srun_wrapper.supervisor.reporting.phase import Phase
 
 EVERY, STEP = 10, 20
 FINE = Found({}, ("all passed",))

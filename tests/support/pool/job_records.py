@@ -9,7 +9,7 @@ from fake_system import FakeSystem, context
 
 from health.gate.act import Outcome, drain_event
 from health.history import events as gate_history
-from robust_slurm.ledger import append_line, make_job_dir, replace_file
+from robust_slurm.state_dir.ledger import append_line, make_job_dir, replace_file
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import Incident

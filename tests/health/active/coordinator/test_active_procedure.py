@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from health.active.coordinator import meeting, procedure
-from health.active.coordinator.pairing import Pair
 from health.active.coordinator.procedure import Wanted
 from health.active.coordinator.session import Session
 from health.active.coordinator.shares import OVERHEAD_S, rounds, share
 from health.active.judging.fleet import NO_BASELINES, Baselines, Spread
 from health.active.judging.judge import judge
+from health.active.judging.pairing import Pair
 from health.active_tests import BY_NAME, LEVELS, Finding, Judged, Level, Measured
 
 NAMES = [f"n{i}" for i in range(1, 9)]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health.active.coordinator.pairing import PairVerdict
 from health.active.judging.fleet import Baselines, Spread
 from health.active.judging.judge import judge
+from health.active.judging.pairing import PairVerdict
 from health.active.judging.profiles import Floor
 from health.active_tests import Judged, Measured
 from health.finding import Finding

@@ -12,8 +12,8 @@ from slurm_configs import ETC
 from health.admin import show_config
 from health.admin.doctor import run, site_rules
 from health.admin.doctor.site_rules import Installed, NodeGpus, StateDir
-from health.admin.doctor.trust import Hole
 from health.admin.install import Present
+from health.admin.trust import Hole
 
 
 def test_release() -> None:

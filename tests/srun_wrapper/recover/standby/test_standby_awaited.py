@@ -11,7 +11,7 @@ from standby_requests import Boss, asked, play, srun_count
 
 from robust_slurm.config import Config
 from robust_slurm.slurm import SlurmError
-from srun_wrapper.supervisor.model import Role
+from srun_wrapper.job.model import Role
 
 boss = standby_requests.boss
 

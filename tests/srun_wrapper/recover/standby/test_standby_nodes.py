@@ -10,8 +10,8 @@ import pytest
 import standby_requests
 from standby_requests import BUSY, WAITS, Boss, asked, play
 
+from srun_wrapper.job.model import Role
 from srun_wrapper.recover.standby import asking as standby_asking
-from srun_wrapper.supervisor.model import Role
 
 boss = standby_requests.boss
 

@@ -11,8 +11,8 @@ from standby_requests import BUSY, WAITS, Boss, asked, play, srun_count
 
 from robust_slurm.config import Config
 from robust_slurm.slurm import Allotted, SlurmError
-from srun_wrapper.recover import slurm_wait
 from srun_wrapper.recover.standby import nodes as standby_nodes
+from srun_wrapper.requeue import slurm_wait
 
 boss = standby_requests.boss
 

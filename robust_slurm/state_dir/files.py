@@ -1,0 +1,214 @@
+"""Reads the state directory: rosters, incidents and accusations.
+
+Any user may write there: links and pipes are not followed, sizes and counts are capped, and what
+could not be read is told, never raised.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+
+from robust_slurm.state_dir import job_dirs as names
+from robust_slurm.state_dir.ledger import WITHDRAWN
+from robust_slurm.state_dir.records import (
+    Accusation,
+    Incident,
+    Roster,
+    accusation_from,
+    clean,
+    decode,
+    incidents_from,
+    roster_from,
+)
+
+ROSTER_BYTES = 4 << 20  # 1,250 nodes x 8 ranks are about 200 KB
+ACCUSATION_BYTES = 64 << 10
+INCIDENTS_BYTES = 4 << 20  # the newest end of the file is read
+MAX_JOBS = 500  # the newest job directories that are looked into
+MAX_ACCUSATIONS = 1000  # per job
+MAX_STEPS = 100  # rosters per job
+MAX_ENTRIES = 1_000_000  # of the jobs' directory, listed
+
+
+@dataclass
+class StateFiles:
+    """All that was read, and what could not be. ``directory``: of the job that was read last."""
+
+    rosters: list[Roster] = field(default_factory=list)
+    accusations: list[Accusation] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    directory: Path | None = None
+
+
+def read_capped(path: Path, limit: int, tail: bool = False) -> bytes:
+    """A regular file's content, or its newest ``limit`` bytes (whole lines) with ``tail``.
+
+    Raises OSError for links, pipes and devices, and for a file beyond the limit without ``tail``.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{path} is not a regular file")
+        if status.st_size <= limit:
+            return file.read(limit)
+        if not tail:
+            raise OSError(f"{path} is larger than {limit} bytes")
+        file.seek(status.st_size - limit)
+        return file.read(limit).partition(b"\n")[2]
+
+
+def job_dirs(
+    state_dir: Path,
+    owners: Mapping[int, int] | None = None,
+    most: int = MAX_JOBS,
+    only: int | None = None,
+) -> tuple[list[tuple[int, Path]], int]:
+    """The newest jobs with a directory, newest first, and how many older ones are left out.
+
+    Every user can make directories there, also for jobs of others and for jobs to come. What Slurm
+    knows (``owners``: job id → uid) decides which directory is the job's and which ids can exist.
+    ``only``: this job alone. Raises OSError.
+    """
+    jobs = state_dir / "jobs"
+    known = owners or {}
+    if only is not None and only in known:
+        name = names.find(str(jobs), only, known[only])
+        return [(only, jobs / name)] if name else [], 0
+    found: dict[int, list[tuple[str, int | None]]] = {}
+    with os.scandir(jobs) as entries:
+        for entry in islice(entries, MAX_ENTRIES):
+            named = names.parse(entry.name)
+            if named is not None and only in (None, named[0]):
+                found.setdefault(named[0], []).append((entry.name, named[1]))
+    newest = max(known, default=max(found, default=0))
+    ids = sorted((job for job in found if job <= newest), reverse=True)
+    chosen: list[tuple[int, Path]] = []
+    for number, job in enumerate(ids):
+        if len(chosen) >= most:
+            return chosen, len(ids) - number
+        name = _of_job(jobs, job, found[job], known.get(job))
+        if name:
+            chosen.append((job, jobs / name))
+    return chosen, 0
+
+
+def _of_job(
+    jobs: Path, job: int, found: Sequence[tuple[str, int | None]], uid: int | None
+) -> str | None:
+    """The name of a job's directory. Where Slurm knows no owner, a name with the owner's uid comes
+    first: such a directory is only made where the usual name was taken by another user."""
+    if uid is not None:
+        return names.find(str(jobs), job, uid)
+    for name, said in sorted(found, key=lambda one: one[1] is None):
+        owner = names.owner(str(jobs / name))
+        if owner is not None and said in (None, owner):
+            return name
+    return None
+
+
+def read_state(
+    state_dir: Path, owners: Mapping[int, int] | None = None, only: int | None = None
+) -> StateFiles:
+    """Rosters and accusations of all jobs, or of one; ``owners`` and ``only``: see ``job_dirs``."""
+    found = StateFiles()
+    try:
+        dirs, older = job_dirs(state_dir, owners, only=only)
+    except FileNotFoundError:
+        return found
+    except OSError as error:
+        found.problems.append(f"cannot read {state_dir / 'jobs'}: {error.strerror or error}")
+        return found
+    if older:
+        jobs = "job" if older == 1 else "jobs"
+        found.problems.append(f"not read: {older} older {jobs} in {state_dir / 'jobs'}")
+    for job, directory in dirs:
+        found.directory = directory
+        _read_job(job, directory, found)
+    return found
+
+
+def _read_job(job: int, job_dir: Path, found: StateFiles) -> None:
+    for path in _listed(job_dir, "roster.", MAX_STEPS, found.problems):
+        if (raw := _content(path, ROSTER_BYTES, found.problems)) is None:
+            continue
+        roster = roster_from(decode(raw))
+        if roster is not None and roster.job_id == job:
+            found.rosters.append(roster)
+        else:
+            found.problems.append(f"{clean(str(path))} is no roster of this job; skipped")
+    said: list[Accusation] = []
+    wrong: dict[tuple[str, str], str] = {}
+    for path in _listed(job_dir / "accusations", "", MAX_ACCUSATIONS, found.problems):
+        if (raw := _content(path, ACCUSATION_BYTES, found.problems)) is None:
+            continue
+        accusation = accusation_from(decode(raw))
+        if accusation is None:
+            found.problems.append(f"{clean(str(path))} is no report against a node; skipped")
+        elif path.name.endswith(WITHDRAWN):
+            wrong[accusation.node, accusation.incident] = accusation.withdrawn or "wrong"
+        else:
+            said.append(accusation)
+    for one in said:
+        found.accusations.append(replace(one, withdrawn=wrong.get((one.node, one.incident), "")))
+
+
+def _listed(directory: Path, prefix: str, most: int, problems: list[str]) -> list[Path]:
+    try:
+        names = sorted(
+            name
+            for name in (path.name for path in directory.iterdir())
+            if name.startswith(prefix) and not name.startswith(".") and name.endswith(".json")
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        problems.append(f"cannot read {directory}: {error.strerror or error}")
+        return []
+    if len(names) > most:
+        problems.append(f"{directory}: {len(names) - most} of {len(names)} files were not read")
+    return [directory / name for name in names[-most:]]
+
+
+def _content(path: Path, limit: int, problems: list[str]) -> bytes | None:
+    try:
+        return read_capped(path, limit)
+    except FileNotFoundError:  # replaced or removed since it was listed
+        return None
+    except OSError as error:
+        problems.append(f"cannot read {clean(str(path))}: {clean(error.strerror or str(error))}")
+        return None
+
+
+def log_of(job_dir: Path | None) -> str:
+    """The path of robust-srun's log of a job; "" if there is none."""
+    if job_dir is None:
+        return ""
+    try:
+        found = stat.S_ISREG((job_dir / names.LOG).lstat().st_mode)
+    except OSError:
+        return ""
+    return clean(str(job_dir / names.LOG)) if found else ""
+
+
+def read_incidents(job_dir: Path | None) -> tuple[list[Incident], list[str]]:
+    """A job's incidents, oldest first, and what is wrong with their file."""
+    if job_dir is None:
+        return [], []
+    path = job_dir / "incidents.jsonl"
+    try:
+        raw = read_capped(path, INCIDENTS_BYTES, tail=True)
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        return [], [f"cannot read {path}: {clean(error.strerror or str(error))}"]
+    found, bad, torn = incidents_from(raw)
+    problems = [f"{path}: {bad} unreadable lines skipped"] if bad else []
+    if torn:
+        problems.append(f"{path}: torn last line skipped")
+    return found, problems

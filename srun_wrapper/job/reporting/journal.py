@@ -1,0 +1,29 @@
+"""The events of the job, as the parts of the supervisor record them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from robust_slurm.state_dir.ledger import JobLedger
+from srun_wrapper.job.reporting.report import say
+
+_log = logging.getLogger("robust-srun.news")
+
+
+class Journal:
+    """Records events in the job's ledger, and prints news to a user who asked for details."""
+
+    def __init__(self, ledger: JobLedger, verbose: bool) -> None:
+        self._ledger = ledger
+        self._verbose = verbose
+
+    def event(self, name: str, **fields: Any) -> None:
+        self._ledger.event(name, **fields)
+
+    def news(self, text: str) -> None:
+        self.event("news", text=text)
+        if self._verbose:
+            say(text)
+        else:
+            _log.info(text)

@@ -1,0 +1,172 @@
+"""The job's reports to people: lines on stderr, and the roster file behind robust-status."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import socket
+import statistics
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from srun_wrapper.decide.incident import RECOVERED, Incident, ettr
+from srun_wrapper.job.model import Role
+from srun_wrapper.job.state import JobState
+
+PATIENCE = 0.2  # s for a line to get through, while none waits
+MAX_LINES = 1000
+
+
+_log = logging.getLogger("robust-srun.said")
+_LEVELS = {"warning": logging.WARNING, "error": logging.ERROR}
+
+
+def say(text: str) -> None:
+    """One line to the user, by one write, so that it does not mix with the ranks' output."""
+    _log.log(_LEVELS.get(text.partition(":")[0], logging.INFO), text)
+    put(f"robust-srun: {text}\n".encode(errors="backslashreplace"))
+
+
+def put(data: bytes) -> None:
+    """Write to stderr; where that is a file on a file system that does not answer, do not wait."""
+    _stderr.put(data)
+
+
+def flush(seconds: float = 2.0) -> None:
+    """Wait for what is still to be written."""
+    _stderr.flush(seconds)
+
+
+class _Stderr:
+    """A thread that writes, in order. Its caller waits a moment, then goes on without it."""
+
+    def __init__(self) -> None:
+        self._lines: deque[bytes] = deque(maxlen=MAX_LINES)
+        self._changed = threading.Condition()
+        self._writing = False
+
+    def put(self, data: bytes) -> None:
+        with self._changed:
+            waiting = bool(self._lines)
+            self._lines.append(data)
+            if not self._writing:
+                self._writing = True
+                threading.Thread(target=self._run, daemon=True).start()
+        if not waiting:
+            self.flush(PATIENCE)
+
+    def flush(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lines, seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._lines:
+                    self._writing = False
+                    return
+                data = self._lines[0]
+            try:
+                os.write(2, data)
+            except OSError:
+                pass
+            with self._changed:
+                self._lines.popleft()
+                self._changed.notify_all()
+
+
+_stderr = _Stderr()
+
+
+class Account:
+    """Account of how the job's time was spent. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.wall = time.time()
+        self.first_step: float | None = None
+        self.lost_steps: int | None = 0  # None: of some recovery it is not known
+        self.recovering = 0.0
+        self.checking = 0.0  # steps that were computed again, see ``verifying``
+        self.incidents = 0
+        self._step_times: list[float] = []
+
+    def incident(self, incident: Incident, step_time: float | None) -> None:
+        self.incidents += 1
+        self.recovering += incident.phases()["total"]
+        lost = incident.lost_steps
+        if self.lost_steps is not None and lost is not None:
+            self.lost_steps += lost
+        elif incident.outcome == RECOVERED:
+            self.lost_steps = None
+        if step_time is not None:
+            self._step_times.append(step_time)
+
+    def unproductive(self, now: float, step_time: float | None) -> float | None:
+        """Seconds without new steps: start-up, recoveries, and steps done twice.
+
+        None where that is not known: without steps, or after a recovery that lost nobody knows
+        how many.
+        """
+        if self.lost_steps is None or (self.first_step is None and self.incidents):
+            return None
+        start_up = (self.first_step if self.first_step is not None else now) - self.started
+        known = [*self._step_times, *([step_time] if step_time is not None else [])]
+        again = self.lost_steps * statistics.median(known) if known else 0.0
+        return start_up + self.recovering + self.checking + again
+
+
+def roster(
+    state: JobState, account: Account, phase: str, job_name: str, note: str
+) -> dict[str, Any]:
+    """The content of roster.<step>.json."""
+    now = time.monotonic()
+    held = {
+        id(node): ranks for node, ranks in zip(state.world.places, state.world.ranks, strict=True)
+    }
+    step_time = state.pace.step_time()
+    lost = account.unproductive(now, step_time)
+    best = state.progress.best
+    if best is None:
+        best = state.progress.beats or None
+    return {
+        "job_id": state.job_id,
+        "step_id": state.step_id,
+        "job_name": job_name,
+        "user": _user(),
+        "state": phase,
+        "epoch": state.world.epoch,
+        "updated": time.time(),
+        "started": account.wall,
+        "supervisor": {"host": socket.gethostname(), "pid": os.getpid()},
+        "world_size": state.world.size,
+        "ranks": state.world.size + len(state.world.inner),
+        "step": best,
+        "step_time_s": step_time,
+        "nodes": [
+            {
+                "name": node.name,
+                "job_id": node.job_id,
+                "role": node.role.value,
+                "ranks": list(held.get(id(node), ())) if node.role is Role.ACTIVE else [],
+                "warm": sum(node.warm.values()),
+                "silent_s": round(now - node.last_word, 2),
+            }
+            for node in state.nodes.values()
+        ],
+        "incidents": account.incidents,
+        "lost_steps": account.lost_steps,
+        "unproductive_s": None if lost is None else round(lost, 3),
+        "ettr": None if lost is None else ettr(now - account.started, lost),
+        "note": note,
+    }
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

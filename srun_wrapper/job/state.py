@@ -1,0 +1,191 @@
+"""The supervisor's state of its job."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Mapping
+
+from robust_slurm.config import Config
+from srun_wrapper.decide.failure import Failure, Symptom
+from srun_wrapper.job.bus import Bus
+from srun_wrapper.job.changes import Changes
+from srun_wrapper.job.membership import Membership
+from srun_wrapper.job.model import AgentKey, Node, Role, World
+from srun_wrapper.job.nonfinite import Nans
+from srun_wrapper.job.pace import Pace
+from srun_wrapper.job.progress import Progress
+from srun_wrapper.protocol.messages import Finish, Message, Stop, WorkerEnded
+from srun_wrapper.signatures.catalogue import Catalogue, load
+
+INTERVALS = ((64, 0.25), (256, 0.5))  # up to so many nodes: s between reports
+SLOWEST = 1.0  # s, with more
+ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+class JobState:
+    """Members, progress and failures; ``changed`` is set where others may wait for a change."""
+
+    def __init__(
+        self, config: Config, job_id: int, own_node: str, catalogue: Catalogue | None = None
+    ) -> None:
+        """``catalogue``: the signatures of errors; None: the built-in ones."""
+        self.config = config
+        self.catalogue = catalogue or load()
+        self.job_id = job_id
+        self.own_node = own_node
+        self.step_id = "?"
+        self.members = Membership(lambda text: self.on_news(text))
+        self.pace = Pace(config.hang_floor, config.busy_limit, config.start_limit)
+        self.progress = Progress()
+        self.nans = Nans()
+        self.failures: list[Failure] = []
+        self.changed = Changes()
+        self.bus = Bus(self.nodes, self.changed)
+        self.phases: dict[int, tuple[str, float]] = {}
+        self.signalled = 0  # the signal that ends the step, once it is being ended
+        self.awaited: set[int] = set()  # companions that were asked for and may still come
+        self.passed_on: set[int] = set()  # other signals that the ranks were sent on purpose
+        self.passed_at = -math.inf  # when the last of them was
+        self.early: set[int] = set()  # those of them that came when there were no ranks to get them
+        self.ending = False  # the shims are told to finish
+        self.on_news: Callable[[str], None] = lambda _text: None
+        self.on_store: Callable[[Node, Message], None] = lambda _node, _message: None
+        self.on_back: Callable[[Node], None] = lambda _node: None
+        self.on_tests: Callable[[Node, WorkerEnded], None] = lambda _node, _message: None
+
+    # -- waiting
+
+    async def until(self, ready: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until ``ready()``; False when ``timeout`` seconds pass first."""
+        return await self.changed.until(ready, timeout)
+
+    # -- views
+
+    @property
+    def nodes(self) -> Mapping[AgentKey, Node]:
+        return self.members.nodes
+
+    @property
+    def world(self) -> World:
+        return self.members.world
+
+    @property
+    def stopping_epoch(self) -> int:
+        """Exits of this epoch and older ones are of our own making."""
+        return self.members.stopping_epoch
+
+    @property
+    def interval(self) -> float:
+        if self.config.interval > 0:
+            return self.config.interval
+        return next((s for most, s in INTERVALS if len(self.nodes) <= most), SLOWEST)
+
+    def live(self) -> list[Node]:
+        return [n for n in self.nodes.values() if not n.gone]
+
+    def spares(self) -> list[Node]:
+        """Idle nodes of the allocation that answer, the freshest word first."""
+        ready = [
+            n
+            for n in self.nodes.values()
+            if n.role is Role.SPARE and n.connection and not n.companion
+        ]
+        return sorted(ready, key=lambda n: -n.last_word)
+
+    def vacant(self) -> tuple[str, ...]:
+        return tuple(n.name for n in self.world.places if n.gone)
+
+    def stopped(self) -> bool:
+        """The ranks are down, or told to be, until the next epoch begins."""
+        return self.stopping_epoch >= self.world.epoch
+
+    def named(self, name: str) -> Node | None:
+        """The node of that name that is in the job now, else any."""
+        matches = [n for n in self.nodes.values() if n.name == name]
+        return next((n for n in matches if not n.gone), matches[0] if matches else None)
+
+    # -- signals
+
+    def pass_on(self, signum: int) -> None:
+        """Someone sends the ranks a signal that does not end the step."""
+        self.passed_on.add(signum)
+        self.passed_at = time.monotonic()
+        if self.failures or self.stopping_epoch >= self.world.epoch:
+            self.early.add(signum)  # no ranks yet, or they are to be stopped: the next ones get it
+
+    def note_ending(self, answers: Callable[[Node], bool]) -> None:
+        """Note that the step is being ended: every node of it that ``answers`` was signalled."""
+        own = [n for n in self.live() if not n.companion] or self.live()
+        told = [n.signalled for n in own if n.signalled or answers(n)]
+        if told and all(told) and not self.signalled:
+            self.signalled = told[0]
+            self.changed.set()
+
+    # -- losses
+
+    def _fail_node(
+        self, node: Node, symptom: Symptom, why: str, *, silent: bool = False, shared: bool = False
+    ) -> None:
+        """A node is lost: ACTIVE ones are failures, idle ones only leave."""
+        if node.gone:
+            return
+        was = node.role
+        node.silent_as = was if silent else None
+        # When the step is being ended, a shim that has gone has done what it was told.
+        ended = (self.signalled or self.ending) and not silent
+        self.members.move(node, Role.RELEASED if ended else Role.DEAD)
+        at = time.monotonic()
+        self.on_news(f"{node.name} is lost: {why}")
+        if was is Role.ACTIVE:
+            evidence = (f"{node.name}: {why}",)
+            self.failures.append(
+                Failure(symptom, at, node.last_word, node.name, evidence=evidence, shared=shared)
+            )
+
+    def lose(
+        self, node: Node, why: str, symptom: Symptom = "node_lost", *, shared: bool = False
+    ) -> None:
+        self._fail_node(node, symptom, why, shared=shared)
+        self.changed.set()
+
+    def lose_silent(self, node: Node, why: str, *, shared: bool) -> None:
+        """Give a node up for its silence; it is taken back if it answers before it is replaced."""
+        self._fail_node(node, "node_lost", why, silent=True, shared=shared)
+        self.changed.set()
+
+    def take_back(self, node: Node) -> None:
+        """Reinstate a node that was lost by its silence, unless it was replaced or told to end."""
+        was, node.silent_as = node.silent_as, None
+        if was is None or self.ending or isinstance(node.order, Finish):
+            return  # told to end: Slurm has it back, or gets it
+        if was is Role.ACTIVE and self.world.place_of(node) is None:
+            return
+        self.members.move(node, was)
+        self.on_news(f"{node.name} answers again and stays in the job")
+        self.on_back(node)
+        lost = [f for f in self.failures if f.node == node.name and f.symptom == "node_lost"]
+        self.failures[:] = [f for f in self.failures if f not in lost]
+        epoch = self.world.epoch
+        if was is Role.ACTIVE and node.stopped < epoch <= self.stopping_epoch:
+            node.order = Stop(epoch, self.config.stop_grace)  # as all others have been
+
+    # -- epochs
+
+    def nans_open(self) -> bool:
+        """True if some nodes have yet to report whether their ranks' losses are finite."""
+        since = self.nans.since
+        if not since or time.monotonic() - since > 2 * self.interval:
+            return False
+        return any(n.role is Role.ACTIVE and n.last_word < since for n in self.world.places)
+
+    def new_epoch(self) -> int:
+        """Open the next epoch over the present places; returns its number."""
+        self.members.begin_epoch()
+        self.progress.new_epoch()
+        self.nans.new_epoch()
+        self.pace.new_epoch(time.monotonic())
+        self.phases.clear()
+        self.failures.clear()
+        return self.world.epoch

@@ -1,0 +1,84 @@
+"""The orders that begin an epoch and end the shims, from the roster (pure)."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+
+from robust_slurm.checkpoint.store.events import Restore
+from srun_wrapper.command.rank_env import node_env, only_slurm, rank_env, world_env
+from srun_wrapper.job.model import Node, Role, World
+from srun_wrapper.job.state import JobState
+from srun_wrapper.protocol.messages import Finish, Peer, RankStart, Start
+
+PEERS = 8  # agents that each agent knows, to ask when the supervisor is silent
+
+
+def start_orders(
+    state: JobState,
+    grace: float,
+    reason: str,
+    extra: Mapping[str, str],
+    resume_step: int | None = None,
+    restore_of: Callable[[Node], Restore | None] = lambda _node: None,
+) -> list[tuple[Node, Start]]:
+    """Open the next epoch; every place's part of it.
+
+    ``reason``: why, "" for the first epoch; ``extra``: more environment for all ranks;
+    ``resume_step`` and ``restore_of`` (a node's part): what the ranks are restored from.
+    """
+    epoch = state.new_epoch()
+    world = state.world
+    master = next(n for n, ranks in zip(world.places, world.ranks, strict=True) if 0 in ranks)
+    shared = world_env(
+        names=[n.name for n in world.places],
+        ranks=world.ranks,
+        epoch=epoch,
+        master_addr=master.address,
+        master_port=master.free_port,
+        restart_reason=reason,
+        resume_step=resume_step,
+        job_id=state.job_id,
+        step_id=state.step_id,
+    )
+    shared |= extra
+    cut = dict if state.config.rank_env else only_slurm
+    peers = tuple(
+        Peer(i, n.address, n.hello.probe_port) for i, n in enumerate(world.places[:PEERS])
+    )
+    moved = [node.key[2] for node in world.places] != list(range(len(world.places)))
+    return [
+        (
+            node,
+            Start(
+                epoch=epoch,
+                env=cut({**shared, **node_env(index=index, name=node.name, ranks=ranks)}),
+                ranks=tuple(
+                    RankStart(local, rank, cut(rank_env(rank=rank, local=local)))
+                    for local, rank in enumerate(ranks)
+                ),
+                grace=grace,
+                index=index,
+                first=epoch == 1,
+                nodes=len(world.places),
+                master=master.address,
+                port=master.free_port,
+                peers=peers,
+                restore=restore_of(node),
+                moved=moved,
+            ),
+        )
+        for index, (node, ranks) in enumerate(zip(world.places, world.ranks, strict=True))
+    ]
+
+
+def finish_order(world: World, node: Node) -> Finish:
+    """Every shim ends as its rank did; one whose rank was stopped as if terminated."""
+    exits = []
+    place = world.place_of(node) if node.role is Role.ACTIVE else None
+    ranks = 0 if place is None else len(world.ranks[place])
+    for local in range(node.slots):
+        rank = world.rank_at(node, local) if local < ranks else None
+        code, signum = (0, 0) if rank is None else rank.exit or (0, int(signal.SIGTERM))
+        exits.append((code, signum))
+    return Finish(tuple(exits))

@@ -1,0 +1,122 @@
+"""The standby pool in one line: what robust-standby recorded, and how it stands in Slurm now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from robust_slurm.slurm import Node, Placement
+from robust_slurm.state_dir.files import read_capped
+from robust_slurm.state_dir.records import clean, decode, number, whole
+
+POOL_BYTES = 8 << 20
+_FILE = ("standby", "pool.json")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The applied pool. Times are seconds since 1970, 0.0: never."""
+
+    partition: str
+    backfill: str
+    wanted: int
+    short_since: float
+    checked: Mapping[str, float]  # node -> when it was last seen well, as of the last apply
+
+
+@dataclass(frozen=True)
+class Stock:
+    """The pool now. ``free`` can be had at once: idle, or ``lent`` to work that makes way."""
+
+    partition: str
+    wanted: int
+    free: int
+    lent: int
+    in_use: int
+    out: int
+    short: int
+    short_s: float | None  # since an apply saw it; None: nothing is short, or none has seen it yet
+    oldest_check_s: float | None  # of the nodes that can be had; None: not known
+
+
+def read_pool(state_dir: Path) -> tuple[Pool | None, str]:
+    """Return the recorded pool, None if none is; and what is wrong with the file."""
+    path = state_dir.joinpath(*_FILE)
+    try:
+        found = pool_from(decode(read_capped(path, POOL_BYTES)))
+    except (FileNotFoundError, NotADirectoryError):
+        return None, ""
+    except OSError as error:
+        return None, f"cannot read {path}: {clean(error.strerror or str(error))}"
+    return found, "" if found else f"{path} is no record of a pool; skipped"
+
+
+def pool_from(data: object) -> Pool | None:
+    wish: Any = data.get("wish") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or not isinstance(wish, dict):
+        return None
+    partition, wanted = clean(wish.get("partition"), 64), whole(wish.get("size"))
+    if not partition or wanted is None or wanted < 0:
+        return None
+    checked = data.get("checked")
+    pairs = checked.items() if isinstance(checked, dict) else ()
+    times = {clean(name, 255): number(when) for name, when in pairs}
+    return Pool(
+        partition,
+        clean(wish.get("backfill"), 64),
+        wanted,
+        number(data.get("short_since")) or 0.0,
+        {name: when for name, when in times.items() if when is not None},
+    )
+
+
+def stock(
+    pool: Pool, nodes: Mapping[str, Node], jobs: Mapping[int, Placement], now: float
+) -> Stock:
+    """Return the state of the pool: its members are the nodes of its partition. Pure."""
+    used = {name for job in jobs.values() if job.partition == pool.partition for name in job.nodes}
+    low = {name for job in jobs.values() if job.partition == pool.backfill for name in job.nodes}
+    others = {name for job in jobs.values() for name in job.nodes} - used - low
+    members = [node for node in nodes.values() if pool.partition in node.partitions]
+    in_use = [node for node in members if node.name in used]
+    rest = [node for node in members if node.name not in used]
+    free = [node for node in rest if node.usable and node.name not in others]
+    short = max(0, pool.wanted - len(free))
+    ages = [now - pool.checked[node.name] for node in free if node.name in pool.checked]
+    return Stock(
+        pool.partition,
+        pool.wanted,
+        len(free),
+        sum(node.name in low for node in free),
+        len(in_use),
+        len(rest) - len(free),
+        short,
+        max(0.0, now - pool.short_since) if short and pool.short_since else None,
+        max(0.0, *ages) if ages else None,
+    )
+
+
+def told(stock: Stock) -> str:
+    """Like "pool standby: 3 of 4 nodes free, 1 in use; short 1 for 12 min; oldest check 2 h"."""
+    lent = f" ({stock.lent} lent)" if stock.lent else ""
+    text = f"pool {stock.partition}: {stock.free} of {stock.wanted} nodes free{lent}"
+    for count, what in ((stock.in_use, "in use"), (stock.out, "out of service")):
+        if count:
+            text += f", {count} {what}"
+    if stock.short:
+        text += f"; short {stock.short}"
+    if stock.short_s is not None:
+        text += f" for {span(stock.short_s)}"
+    if stock.oldest_check_s is not None:
+        text += f"; oldest check {span(stock.oldest_check_s)} ago"
+    return text
+
+
+def span(seconds: float) -> str:
+    """A time in the unit that fits."""
+    for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

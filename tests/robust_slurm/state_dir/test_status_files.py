@@ -1,0 +1,136 @@
+"""Files that robust-status reads: torn, hostile, huge, or made by another user."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from status_records import accusation, incident, roster
+
+from robust_slurm.state_dir.files import INCIDENTS_BYTES, read_incidents, read_state
+from robust_slurm.state_dir.records import (
+    accusation_from,
+    incident_from,
+    incidents_from,
+    roster_from,
+)
+
+
+def test_torn_and_bad_lines_are_skipped_and_counted() -> None:
+    good = json.dumps(incident()).encode()
+    found, bad, torn = incidents_from(good + b"\n{not json\n\n[]\n" + good + b"\n" + good[:40])
+    assert (len(found), bad, torn) == (2, 2, True)
+    assert incidents_from(b"") == ([], 0, False)
+    assert incidents_from(good + b"\n")[2] is False
+
+
+def texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from texts([*value, *value.values()])
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from texts(item)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_hostile_values_become_plain_ones(data: st.DataObject) -> None:
+    for build, example in (
+        (roster_from, roster()),
+        (incident_from, incident()),
+        (accusation_from, accusation()),
+    ):
+        changed = dict(example)
+        for key in data.draw(st.lists(st.sampled_from(sorted(example)), max_size=4)):
+            changed[key] = data.draw(json_values)
+        made = build(changed)
+        if made is not None:
+            json.dumps(asdict(made), allow_nan=False)
+            assert all(text.isprintable() for text in texts(asdict(made)))
+
+
+HURTING = [
+    b"[" * 100_000,
+    b'{"job_id":1e999,"updated":NaN}',
+    b'{"job_id":' + b"9" * 5000 + b"}",
+    b"\xff\xfe\x00",
+    b"null",
+    b"",
+]
+
+
+@pytest.mark.parametrize("content", HURTING, ids=range(len(HURTING)))
+def test_hurting_files_are_told_not_raised(tmp_path: Path, content: bytes) -> None:
+    job = tmp_path / "jobs" / "7"
+    (job / "accusations").mkdir(parents=True)
+    (job / "roster.0.json").write_bytes(content)
+    (job / "accusations" / "n1.x.json").write_bytes(content)
+    found = read_state(tmp_path)
+    assert (found.rosters, found.accusations) == ([], [])
+    assert len(found.problems) == 2
+
+
+def test_links_pipes_and_huge_files_are_not_read(tmp_path: Path) -> None:
+    job = tmp_path / "jobs" / "7"
+    (job / "accusations").mkdir(parents=True)
+    (tmp_path / "elsewhere.json").write_text(json.dumps(roster()))
+    (job / "roster.0.json").symlink_to(tmp_path / "elsewhere.json")
+    os.mkfifo(job / "roster.1.json")
+    with (job / "accusations" / "n1.a.json").open("wb") as file:
+        file.truncate(1 << 30)
+    found = read_state(tmp_path)
+    assert (found.rosters, found.accusations) == ([], [])
+    assert any("not a regular file" in problem for problem in found.problems)
+    assert any("larger than" in problem for problem in found.problems)
+
+
+def test_only_the_newest_end_of_a_huge_incident_file_is_read(tmp_path: Path) -> None:
+    job = tmp_path / "jobs" / "7"
+    job.mkdir(parents=True)
+    line = json.dumps(incident(evidence=["x" * 1000])).encode() + b"\n"
+    count = INCIDENTS_BYTES // len(line) + 100
+    (job / "incidents.jsonl").write_bytes(line * count)
+    found, problems = read_incidents(job)
+    assert 0 < len(found) < count
+    assert problems == []
+
+
+def test_what_others_made_for_a_job_is_not_its_record(tmp_path: Path) -> None:
+    """Also a listing full of jobs to come keeps nobody from seeing the jobs that run."""
+    jobs, uid = tmp_path / "jobs", os.getuid()
+    for number in (7, *range(1000, 1600)):
+        (jobs / str(number)).mkdir(parents=True)
+    (jobs / "7" / "roster.0.json").write_text(json.dumps(roster(job_name="squatter")))
+    mine = jobs / f"7.{uid}.1"
+    mine.mkdir()
+    (mine / "roster.0.json").write_text(json.dumps(roster(job_name="mine")))
+    if uid == 0:
+        os.chown(jobs / "7", 20002, 20002)
+        owners = {7: 0, 9: 20001}
+        for only in (None, 7):
+            assert [r.job_name for r in read_state(tmp_path, owners, only).rosters] == ["mine"]
+        os.chown(jobs / "7", 0, 0)
+        os.chown(mine, 20002, 20002)
+        for only in (None, 7):
+            assert [r.job_name for r in read_state(tmp_path, owners, only).rosters] == ["squatter"]
+        assert [r.job_name for r in read_state(tmp_path, None, 7).rosters] == ["squatter"], (
+            "a directory that names another owner than its own is nobody's"
+        )
+        os.chown(mine, uid, uid)
+    assert [r.job_name for r in read_state(tmp_path, None, 7).rosters] == ["mine"]

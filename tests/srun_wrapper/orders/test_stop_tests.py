@@ -1,0 +1,144 @@
+"""Stop-time tests: when they are due, and what is made of what they say (pure)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from health.active_tests import Judged
+from srun_wrapper.decide import ladder
+from srun_wrapper.decide.diagnose import diagnose
+from srun_wrapper.decide.failure import Failure
+from srun_wrapper.orders.machine_tests import Found, accused, conclusive, due, read
+
+
+def crash(tail: str = "", code: int | None = 1, signum: int | None = None, **more: Any) -> Failure:
+    return Failure("crash", 10.0, 9.0, "n3", 2, code, signum, tail, **more)
+
+
+NAN = Failure("nan", 10.0, 9.0, "n3", 2, evidence=("loss of rank 2 on n3 is nan at step 7",))
+HANG = Failure("hang", 10.0, 0.0, "", evidence=("no rank moves",))
+LOST = Failure("node_lost", 10.0, 9.0, "n3", evidence=("n3: silent",))
+TRACE = "Traceback (most recent call last):\n  File 'train.py', line 3\n"
+
+
+@pytest.mark.parametrize(
+    ("failure", "failures", "tested", "expected"),
+    [
+        (NAN, 1, False, True),  # at once
+        (NAN, 2, True, False),  # asked before, and nothing came of it
+        (crash(code=3), 1, False, False),  # mostly transient
+        (crash(code=3), 2, False, True),
+        (crash(code=3), 2, True, False),
+        (crash(code=None, signum=11), 2, False, True),
+        (crash(TRACE + "RuntimeError: loss is not finite"), 2, False, True),
+        (crash(TRACE + "[rank2]: TypeError: forward() takes 2"), 2, False, False),
+        (crash(TRACE + "ModuleNotFoundError: No module named 'x'"), 5, False, False),
+        (crash("CUDA error: uncorrectable ECC error encountered"), 2, False, False),  # blamed
+        (crash("no such file", 2, launched=False), 2, False, False),
+        (HANG, 1, False, False),
+        (HANG, 2, False, True),
+        (LOST, 2, False, False),
+    ],
+)
+def test_due(failure: Failure, failures: int, tested: bool, expected: bool) -> None:
+    assert due(diagnose([failure], 8), failures, tested) is expected
+
+
+def judged(**more: Any) -> Judged:
+    empty: dict[str, Any] = {
+        "findings": {}, "named": {}, "cleared": frozenset(), "errors": {}, "left_out": (),
+        "seconds": 4.2,
+    }  # fmt: skip
+    return Judged(**(empty | more))
+
+
+def test_a_named_machine_leaves() -> None:
+    found = read(
+        judged(named={"n3": ("gemm: wrong",) * 9}, cleared=frozenset({"n1"})), ["n1", "n3"], "nan"
+    )
+    assert found.lines[0] == "stop-time tests name n3 in 4.2 s"
+    assert found.lines.count("n3: gemm: wrong") == 4
+    diagnosis = accused(diagnose([NAN]), found)
+    assert (diagnosis.cause, diagnosis.suspects) == ("node", ("n3",))
+    assert "loss of rank 2 on n3 is nan at step 7" in diagnosis.evidence
+    budget = ladder.Budget()
+    for means, action in (
+        (ladder.Means(1, 0, True, 0), "swap_spare"),  # whatever was tried before
+        (ladder.Means(0, 1, True, 3), "swap_companion"),
+        (ladder.Means(0, 0, True, 3), "requeue"),
+        (ladder.Means(0, 0, False, 3), "stop"),
+    ):
+        budget.spend(diagnosis)
+        plan = ladder.plan(diagnosis, (), budget, means)
+        assert (plan.action, plan.replace) == (action, ("n3",))
+    assert plan.why.startswith("a node is bad (n3), no spare")
+
+
+def test_when_all_pass_nobody_is_accused() -> None:
+    found = read(judged(cleared=frozenset({"n1", "n2", "n3"})), ["n1", "n2", "n3"], "nan")
+    assert found.lines == ("3 of 3 nodes passed stop-time tests in 4.2 s",)
+    diagnosis = accused(diagnose([NAN]), found)
+    assert (diagnosis.cause, diagnosis.suspects) == ("unknown", diagnose([NAN]).suspects)
+    budget = ladder.Budget()
+    budget.spend(diagnosis)
+    assert ladder.plan(diagnosis, (), budget, ladder.Means(1, 1, True, 3)).action == "restart"
+    budget.spend(diagnosis)
+    assert ladder.plan(diagnosis, (), budget, ladder.Means(1, 1, True, 3)).action == "stop"
+
+
+def test_what_could_not_be_tested_blames_nobody() -> None:
+    why = ("torch cannot be imported",)
+    found = read(judged(errors={"n1": why, "n2": why}), ["n1", "n2"], "crash")
+    assert found == Found(
+        {},
+        (
+            "stop-time tests could not be run (in 4.2 s)",
+            "could not be tested: torch cannot be imported",
+        ),
+    )
+
+
+def test_the_slow_is_to_blame_for_a_hang_only() -> None:
+    named = {
+        "n2": ("active-pair-slow: 0.1",),
+        "n3": ("active-gemm-slow cpu: 1", "active-gemm-wrong"),
+    }
+    found = read(judged(named=named), ["n1", "n2", "n3"], "nan")
+    assert found.named == {"n3": ("active-gemm-wrong",)}
+    assert "n2 is slow, which is not what went wrong: active-pair-slow: 0.1" in found.lines
+    assert set(read(judged(named=named), ["n1", "n2", "n3"], "hang").named) == {"n2", "n3"}
+
+
+def test_a_bad_spare_is_no_cause_and_takes_no_place() -> None:
+    found = read(judged(named={"n4": ("active-gemm-wrong",)}), ["n1", "n2"], "nan")
+    assert (dict(found.named), found.idle) == ({}, ("n4",))
+    assert any(line.startswith("n4 had no ranks") for line in found.lines)
+    assert accused(diagnose([NAN]), found).cause == "unknown"
+
+
+def test_what_was_not_tested_is_said() -> None:
+    left = judged(cleared=frozenset({"n1"}), left_out=("pair: no time",))
+    assert "left out: pair: no time" in read(left, ["n1"], "nan").lines
+
+
+@pytest.mark.parametrize(
+    ("named", "cleared", "expected"),
+    [
+        ({"n1": ("x",)}, set(), True),
+        ({}, {"n1", "n2"}, True),
+        ({}, {"n1"}, False),  # n2 could not be tested
+        ({}, set(), False),
+    ],
+)
+def test_conclusive(named: dict[str, tuple[str, ...]], cleared: set[str], expected: bool) -> None:
+    assert conclusive(Found(named, (), frozenset(cleared)), ["n1", "n2"]) is expected
+
+
+def test_failing_twice_on_one_node_evicts_it_unless_it_has_just_passed_tests() -> None:
+    segv = diagnose([crash(code=None, signum=11)])
+    assert ladder.suspect_nodes(segv, {"n3": 2}) == ("n3",)
+    passed = accused(segv, Found({}, (), frozenset({"n1", "n3"})))
+    assert ladder.suspect_nodes(passed, {"n3": 2}) == ()
+    assert ladder.suspect_nodes(passed, {"n3": 3}) == ("n3",)

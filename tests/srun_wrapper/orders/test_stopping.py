@@ -1,0 +1,33 @@
+"""Nodes whose ranks survive SIGKILL."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from made_job import Job
+
+from srun_wrapper.decide.diagnose import diagnose
+from srun_wrapper.detect.stalls import Stalls
+from srun_wrapper.orders.stopping import Stopping
+from srun_wrapper.protocol.messages import Stopped
+
+
+@pytest.mark.parametrize(
+    ("nodes", "stuck", "reported"),
+    [(4, [2], ["n2"]), (4, [1, 2], ["n1", "n2"]), (4, [1, 2, 3], []), (2, [0, 1], [])],
+)
+def test_processes_that_survive_on_many_nodes_at_once_are_no_nodes_fault(
+    nodes: int, stuck: list[int], reported: list[str]
+) -> None:
+    """A part of a file system that is away holds them all, though its servers answer."""
+    job = Job(nodes, 0)
+    for index in range(nodes):
+        pids = (77,) if index in stuck else ()
+        job.say(index, Stopped(1, job.state.world.epoch, 0, pids))
+    stopping = Stopping(job.state, job.state.bus, Stalls(job.state))
+    asyncio.run(stopping.end_ranks(job.state.world.places, lambda: False))
+    assert [failure.node for failure in job.state.failures] == [f"n{i}" for i in stuck]
+    diagnosis = diagnose(job.state.failures, nodes)
+    assert list(diagnosis.suspects) == reported
+    assert diagnosis.unreported == {f"n{i}" for i in stuck} - set(reported)
