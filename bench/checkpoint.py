@@ -4,7 +4,8 @@ Case ``save``: a training that saves its whole state after every step, with our 
 with others, each beside the same steps without saving and a plain memcpy of the same bytes. Case
 ``restore``: a rank that died comes back from its own node's memory, and from a peer node's beside
 plain TCP. Case ``commit``: a durable step of 9,600 simulated ranks is committed. Case ``loops``:
-random training loops that are killed (``bench.checkpoint_loops``). ``--peers`` also measures
+random training loops that are killed (``bench.checkpoint_loops``). Case ``overhead``: saving over a
+link that is too slow for every step (``bench.checkpoint_overhead``). ``--peers`` also measures
 DLRover and NVRx, for which it makes an environment. ``--cuda``: see ``bench.checkpoint_cuda``.
 """
 
@@ -19,7 +20,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bench import checkpoint_commit, checkpoint_cuda, checkpoint_job, checkpoint_loops
+from bench import (
+    checkpoint_commit,
+    checkpoint_cuda,
+    checkpoint_job,
+    checkpoint_loops,
+    checkpoint_overhead,
+)
 from bench.checkpoint_nodes import Nodes, run_json, scratch
 from bench.checkpoint_peers import SAVERS as PEER_SAVERS
 from bench.checkpoint_peers import Peers
@@ -194,8 +201,14 @@ def loops(bench: Bench) -> None:
         bench.failed.append("loops")
 
 
+def overhead(bench: Bench) -> None:
+    """Saving over a slow link, before and after fewer steps are saved."""
+    bench.attempt("overhead", checkpoint_overhead.overhead, bench.results)
+
+
 CASES = {
-    "save": save, "job": in_job, "restore": restore, "commit": commit, "loops": loops
+    "save": save, "job": in_job, "restore": restore, "commit": commit, "loops": loops,
+    "overhead": overhead,
 }  # fmt: skip
 
 
