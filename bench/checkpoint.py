@@ -43,6 +43,9 @@ RANKS_IN_JOB = 2
 OWN = {"save": 1, "save_replica": 1, "save_busy": 0}
 """Our ways to save → threads of the training; 0: as many as there are cores."""
 OTHERS = ("torch_save", "dcp_async")
+JOBS = {"job": "--robust-checkpoint-overhead=0", "job_default": ""}
+"""The case in a job → robust-srun's option: every step is saved at any cost, or only as many as
+``checkpoint_overhead`` allows, so that not each step of those that save is saved."""
 WENT_WRONG = (BenchError, LabError, OSError, subprocess.SubprocessError)
 
 
@@ -169,15 +172,21 @@ def in_job(bench: Bench) -> None:
     """The same in a real job of two ranks, which share the machine's cores."""
     for size in bench.sizes:
         if bench.room("job", size, RANKS_IN_JOB * MEMORY):
-            bench.attempt(f"job_{size}", save_in_job, bench, size)
+            for name in JOBS:
+                bench.attempt(f"{name}_{size}", save_in_job, bench, name, size)
 
 
-def save_in_job(bench: Bench, size: str) -> None:
-    ranks = checkpoint_job.run(SIZES[size], bench.runs)
+def save_in_job(bench: Bench, name: str, size: str) -> None:
+    ranks = checkpoint_job.run(SIZES[size], bench.runs, JOBS[name])
     merged = {**ranks[0], "extra": {}}
     for key in ("blocked", "with", "without", "paired", "memcpy"):
         merged[key] = [value for rank in ranks for value in rank[key]]
-    add(bench.results, "job", size, merged, 1)
+    add(bench.results, name, size, merged, 1)
+    bench.results.settings[f"{name}_{size}"] = f"snapshots: {ranks[0]['taken']}"
+    # The median step of those that save may be one that is not saved.
+    bench.results.ratios[f"{name}_{size}: all steps with/without"] = sum(merged["with"]) / sum(
+        merged["without"]
+    )
 
 
 def restore(bench: Bench) -> None:
