@@ -4,7 +4,8 @@ Case ``save``: a training that saves its whole state after every step, with our 
 with others, each beside the same steps without saving and a plain memcpy of the same bytes. Case
 ``restore``: a rank that died comes back from its own node's memory, and from a peer node's beside
 plain TCP. Case ``commit``: a durable step of 9,600 simulated ranks is committed. Case ``loops``:
-random training loops that are killed (``bench.checkpoint_loops``). ``--peers`` also measures
+random training loops that are killed (``bench.checkpoint_loops``). Case ``overhead``: saving over a
+link that is too slow for every step (``bench.checkpoint_overhead``). ``--peers`` also measures
 DLRover and NVRx, for which it makes an environment. ``--cuda``: see ``bench.checkpoint_cuda``.
 """
 
@@ -19,7 +20,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bench import checkpoint_commit, checkpoint_cuda, checkpoint_job, checkpoint_loops
+from bench import (
+    checkpoint_commit,
+    checkpoint_cuda,
+    checkpoint_job,
+    checkpoint_loops,
+    checkpoint_overhead,
+)
 from bench.checkpoint_nodes import Nodes, run_json, scratch
 from bench.checkpoint_peers import SAVERS as PEER_SAVERS
 from bench.checkpoint_peers import Peers
@@ -36,6 +43,9 @@ RANKS_IN_JOB = 2
 OWN = {"save": 1, "save_replica": 1, "save_busy": 0}
 """Our ways to save → threads of the training; 0: as many as there are cores."""
 OTHERS = ("torch_save", "dcp_async")
+JOBS = {"job": "--robust-checkpoint-overhead=0", "job_default": ""}
+"""The case in a job → robust-srun's option: every step is saved at any cost, or only as many as
+``checkpoint_overhead`` allows, so that not each step of those that save is saved."""
 WENT_WRONG = (BenchError, LabError, OSError, subprocess.SubprocessError)
 
 
@@ -162,15 +172,21 @@ def in_job(bench: Bench) -> None:
     """The same in a real job of two ranks, which share the machine's cores."""
     for size in bench.sizes:
         if bench.room("job", size, RANKS_IN_JOB * MEMORY):
-            bench.attempt(f"job_{size}", save_in_job, bench, size)
+            for name in JOBS:
+                bench.attempt(f"{name}_{size}", save_in_job, bench, name, size)
 
 
-def save_in_job(bench: Bench, size: str) -> None:
-    ranks = checkpoint_job.run(SIZES[size], bench.runs)
+def save_in_job(bench: Bench, name: str, size: str) -> None:
+    ranks = checkpoint_job.run(SIZES[size], bench.runs, JOBS[name])
     merged = {**ranks[0], "extra": {}}
     for key in ("blocked", "with", "without", "paired", "memcpy"):
         merged[key] = [value for rank in ranks for value in rank[key]]
-    add(bench.results, "job", size, merged, 1)
+    add(bench.results, name, size, merged, 1)
+    bench.results.settings[f"{name}_{size}"] = f"snapshots: {ranks[0]['taken']}"
+    # The median step of those that save may be one that is not saved.
+    bench.results.ratios[f"{name}_{size}: all steps with/without"] = sum(merged["with"]) / sum(
+        merged["without"]
+    )
 
 
 def restore(bench: Bench) -> None:
@@ -194,8 +210,14 @@ def loops(bench: Bench) -> None:
         bench.failed.append("loops")
 
 
+def overhead(bench: Bench) -> None:
+    """Saving over a slow link, before and after fewer steps are saved."""
+    bench.attempt("overhead", checkpoint_overhead.overhead, bench.results)
+
+
 CASES = {
-    "save": save, "job": in_job, "restore": restore, "commit": commit, "loops": loops
+    "save": save, "job": in_job, "restore": restore, "commit": commit, "loops": loops,
+    "overhead": overhead,
 }  # fmt: skip
 
 

@@ -120,6 +120,7 @@ def main(argv: list[str]) -> None:
     loop.saver.close()
     found |= {"nbytes": work.nbytes, "tensors": len(work.tensors()), "note": saver.note}
     if name == "job":
+        found["taken"] = loop.saver.taken
         leave(directory, rank, found)
         torch.distributed.barrier()  # the first to leave would end the step of the other
     else:

@@ -15,8 +15,11 @@ LIMIT = 1800.0
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL"}
 
 
-def run(nbytes: int, pairs: int) -> list[dict[str, Any]]:
-    """Measure with bench.checkpoint_driver in each rank; each replicates to the other's node."""
+def run(nbytes: int, pairs: int, option: str) -> list[dict[str, Any]]:
+    """Measure with bench.checkpoint_driver in each rank; each replicates to the other's node.
+
+    ``option``: one of robust-srun's, or "".
+    """
     with Cluster(nodes=NODES, standby=0) as lab:
         directory = lab.shared / "bench-checkpoint"
         directory.mkdir()
@@ -26,7 +29,7 @@ def run(nbytes: int, pairs: int) -> list[dict[str, Any]]:
         script = f"""#!/bin/bash
 export PYTHONPATH={REPOSITORY} OMP_NUM_THREADS=1 ROBUST_STATE_DIR={directory}/state
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) MASTER_PORT=29500
-exec robust-srun python -m {driver}
+exec robust-srun {option} python -m {driver}
 """
         size = [f"-N{NODES}", "--ntasks-per-node=1", "--no-kill"]
         job = lab.sbatch(script, [*size, "-o", str(output), "-D", str(directory)])

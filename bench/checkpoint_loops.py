@@ -2,8 +2,10 @@
 
 Each loop runs three times: without a Checkpointer and without a fault (the reference); with one,
 until it is killed; and once more, resumed from what the real Store kept. The last state of the
-resumed run must be the reference's to the bit. Where it is not, the Checkpointer must have warned
-by the name of what it could not save right: anything else is a silent difference.
+resumed run must be the reference's to the bit. Where it is not, the objects to blame are those
+that came back from resume() unlike the reference's at that save(), and those that the reference
+changed after save() and before its next step. The Checkpointer must have warned of each of them by
+its name: anything else is a silent difference.
 
 The loops run in forks of one process that has imported torch (``bench.checkpoint_loop``).
 """
@@ -13,13 +15,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +33,26 @@ from robust_slurm.checkpoint.store.store import Store
 
 LOOPS = 200
 QUICK_LOOPS = 12
+EARLY, LATE = 1, 7
+"""Steps at which partial writes begin: while every snapshot is watched, and long after."""
 RUN_DEADLINE = 60  # s; a loop takes well under one
 KEY = b"bench.checkpoint bench.checkpoint"[:32]
-NAMES = ("model", "optimizer", "extra.", "scheduler", "gradient")
-"""A warning that names none of these names nothing that was saved."""
+NAMES = {
+    "model": r"\bmodel\.",
+    "optimizer": r"\boptimizer\.",
+    "scheduler": r"\bextra\.scheduler\d|a learning-rate scheduler steps with it",
+    "ema": r"\bextra\.ema\b",
+    "scaler": r"\bextra\.scaler\b",
+    "generator": r"\bextra\.generator\b",
+    "tokens": r"\bextra\.tokens\b",
+    "rng": r"\brng\b",
+    "gradients": r"\bthe gradients of ",
+}
+"""Name of each object in a warning."""
+GRADIENTS_OF = re.compile(r"(?<=the gradients of )[^:]*")  # it names parameters, and not their data
+LATE_NAME = "gradients"
+"""With save() before the optimizer's step, all that the script does from that step on comes after
+it: the warning names the gradients that the step has yet to use."""
 OUTCOMES = ("identical", "refused", "silent")
 
 
@@ -66,13 +85,17 @@ class Loop:
     """The copy thread begins so late, as under load."""
     crash_step: int
     crash_at: str
+    partial: str
+    """The way in which a few items of each weight are written without a version."""
+    partial_at: str
+    partial_since: int
 
 
 def draw(seed: int) -> Loop:
     """The loop of a seed."""
     pick = random.Random(seed)
     steps = pick.randint(8, 14)
-    return Loop(
+    drawn = Loop(
         seed=seed,
         steps=steps,
         model=pick.choice(["plain", "batchnorm", "dropout", "frozen", "tied", "flat"]),
@@ -92,7 +115,14 @@ def draw(seed: int) -> Loop:
         slow_ms=pick.choice([0.0, 1.0, 5.0, 20.0]),
         crash_step=pick.randint(1, steps - 1),
         crash_at=pick.choice(["save", "forward", "backward", "update", "end"]),
+        partial=pick.choice(["off", "off", "clamp", "row"]),
+        partial_at=pick.choice(["before save", "after save", "before forward"]),
+        partial_since=pick.choice([EARLY, LATE]),
     )
+    if drawn.partial == "off":
+        return drawn
+    # A write that begins after the crash would test nothing.
+    return replace(drawn, crash_step=pick.randint(drawn.partial_since, steps - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +135,8 @@ class Found:
     resumed: int
     """Step that the second run began with."""
     warnings: tuple[str, ...]
+    unnamed: tuple[str, ...] = ()
+    """Objects that differ and that no warning names; empty too where none was found to differ."""
 
     @property
     def needless(self) -> bool:
@@ -116,15 +148,30 @@ def judge(
     loop: Loop, reference: dict[str, Any], resumed: dict[str, Any] | None, said: str
 ) -> Found:
     """``resumed``: what the second run left, None if it refused; ``said``: all on stderr."""
-    warnings = tuple(
-        line for line in said.splitlines()
-        if line.startswith("robust-slurm:") and any(name in line for name in NAMES)
-    )  # fmt: skip
-    if resumed is not None and resumed["state"] == reference["state"]:
-        outcome = "identical"
-    else:
-        outcome = "refused" if warnings or resumed is None else "silent"
-    return Found(loop, outcome, -1 if resumed is None else int(resumed["began"]), warnings)
+    names = {
+        line: {n for n, how in NAMES.items() if re.search(how, GRADIENTS_OF.sub("", line))}
+        for line in said.splitlines() if line.startswith("robust-slurm:")
+    }  # fmt: skip
+    warnings = tuple(line for line, those in names.items() if those)
+    named = set().union(*names.values())
+    if resumed is None:
+        return Found(loop, "refused", -1, warnings)
+    began = int(resumed["began"])
+    if resumed["state"] == reference["state"]:
+        return Found(loop, "identical", began, warnings)
+    step = str(resumed["step"])
+    ended = reference["ended"][step]
+    saved = reference["saved"].get(step, ended)  # step 0 was never saved
+    lost, late = _differing(saved, resumed["resumed"]), _differing(saved, ended)
+    if loop.save_at == "early" and LATE_NAME in named:
+        named |= late - lost
+    unnamed = tuple(sorted((lost | late) - named))
+    outcome = "refused" if lost | late and not unnamed else "silent"
+    return Found(loop, outcome, began, warnings, unnamed)
+
+
+def _differing(one: dict[str, int], other: dict[str, int]) -> set[str]:
+    return {name for name in one if one[name] != other[name]}
 
 
 class Runner:
@@ -208,7 +255,8 @@ def loops(results: Results, tell: Callable[[str], None], first: int = 0) -> list
         for seed in range(first, first + count):
             found.append(try_loop(draw(seed), run))
             if found[-1].outcome == "silent":
-                tell(f"silent: {found[-1].loop}")
+                what = ", ".join(found[-1].unnamed) or "no object that is compared"
+                tell(f"silent ({what} differs, unnamed): {found[-1].loop}")
     outcomes = Counter(one.outcome for one in found)
     for name in OUTCOMES:
         results.count(f"loops.{name}", outcomes[name])
@@ -219,4 +267,17 @@ def loops(results: Results, tell: Callable[[str], None], first: int = 0) -> list
         f"snapshot; at most {max(lost, default=0)} steps before the crash; loops.needless: warned, "
         "though nothing differed"
     )
+    for name, partial in (("early", EARLY), ("late", LATE)):
+        those = [
+            one for one in found
+            if one.loop.partial != "off" and one.loop.partial_since == partial
+        ]  # fmt: skip
+        outcomes = Counter(one.outcome for one in those)
+        results.settings[f"{name} partial writes"] = ", ".join(
+            f"{outcomes[each]} {each}" for each in OUTCOMES
+        )
+    if silent := [one for one in found if one.outcome == "silent"]:
+        seeds = "; ".join(f"{one.loop.seed} ({' '.join(one.unnamed) or '?'})" for one in silent)
+        others = sum(bool(one.warnings) for one in silent)
+        results.settings["silent seeds"] = f"{seeds}; warned of something else: {others}"
     return found

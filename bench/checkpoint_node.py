@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import linux
-from robust_slurm.checkpoint.store.events import Event, Restore, Target, Wanted
+from robust_slurm.checkpoint.store.events import Event, Restore, Saved, Target, Wanted
 from robust_slurm.checkpoint.store.store import Store
 
 KEY = b"bench.checkpoint bench.checkpoint"[:32]
@@ -34,6 +34,7 @@ class Node:
     def __init__(self) -> None:
         self._store: Store | None = None
         self.events: list[str] = []
+        self._saved: list[Saved] = []
         self._blob = b""
 
     @property
@@ -49,13 +50,27 @@ class Node:
         linux.set_link(INTERFACE, True)
         return {}
 
-    def start(self, directory: str, name: str) -> dict[str, Any]:
-        self._store = Store(Path(directory), name=name, key=KEY, emit=self._emit)
+    def start(self, directory: str, name: str, bandwidth: float = 0.0) -> dict[str, Any]:
+        """``bandwidth``: bytes/s for each owner's replica, 0 for no limit."""
+        self._store = Store(
+            Path(directory), name=name, key=KEY, emit=self._emit, bandwidth=bandwidth
+        )
         return {"socket": str(self.store.socket_path), "port": self.store.port}
 
     def _emit(self, event: Event) -> None:
         if type(event).__name__ == "Alarm":
             self.events.append(repr(event))
+        if isinstance(event, Saved):
+            self._saved.append(event)
+
+    def costs(self) -> dict[str, Any]:
+        """Costs of the snapshots reported since the last call: rank, step, cost."""
+        taken, self._saved = self._saved, []
+        return {"costs": [(each.rank, each.step, each.cost) for each in taken]}
+
+    def save_every(self, every: int, first: int) -> dict[str, Any]:
+        self.store.save_every(every, first)
+        return {}
 
     def place(self, rank: int, host: str, port: int) -> dict[str, Any]:
         """Replicas of ``rank`` go there; port 0: it is alone."""

@@ -97,7 +97,9 @@ def scratch() -> Iterator[Path]:
 class Nodes:
     """Two nodes, a Store in each: ``with Nodes() as nodes``. Needs root."""
 
-    def __init__(self) -> None:
+    def __init__(self, bandwidth: float = 0.0) -> None:
+        """``bandwidth``: bytes/s for each rank's replica, 0 for no limit."""
+        self._bandwidth = bandwidth
         self.remotes: list[Remote] = []
         self.sockets: list[str] = []
         self.ports: list[int] = []
@@ -116,7 +118,10 @@ class Nodes:
             for index, address in enumerate(ADDRESSES):
                 remote = self.remotes[index]
                 remote.ask("address", address=address)
-                started = remote.ask("start", directory=str(self.path(index)), name="store")
+                started = remote.ask(
+                    "start", directory=str(self.path(index)), name="store",
+                    bandwidth=self._bandwidth,
+                )  # fmt: skip
                 self.sockets.append(started["socket"])
                 self.ports.append(started["port"])
         except BaseException:

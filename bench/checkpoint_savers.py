@@ -20,6 +20,8 @@ class Saver:
     """One way to save ``work`` below ``directory``, which is in memory (/dev/shm)."""
 
     note = ""
+    taken = ""
+    """After ``close``: how many calls of ``save`` took a snapshot, where not all need to."""
 
     def __init__(self, work: Work, directory: Path) -> None:
         self.work = work

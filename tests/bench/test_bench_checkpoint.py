@@ -16,11 +16,12 @@ from torch_forks import TorchForks
 
 pytest.importorskip("torch")
 
-from bench import checkpoint, checkpoint_peers, checkpoint_restore
+from bench import checkpoint, checkpoint_overhead, checkpoint_peers, checkpoint_restore
 from bench.checkpoint_nodes import run_json, scratch
 from bench.checkpoint_work import MB, Memcpy, Work
 from bench.common import Results
 from bench.training import BenchError
+from robust_slurm.checkpoint.planning import interval
 
 pytestmark = pytest.mark.slow
 
@@ -79,6 +80,19 @@ def test_all_cases(
     assert {"save_2MB.copy_s", "memcpy_2MB.s", "restore_own_2MB.s", "restore_peer_2MB.s"} <= names
     assert {"raw_tcp_2MB.s", "raw_tcp_2MB.gb_per_s", "raw_tcp_kept_2MB.s", "replica_2MB.s"} <= names
     assert found["machine"]["torch"]
+
+
+@needs_root
+def test_the_interval_of_a_slow_link_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interval, "WIDEN", 0.0)
+    for name, value in (("CALM", 0.0), ("STATE", 2 * MB), ("STEP", 0.02)):
+        monkeypatch.setattr(checkpoint_overhead, name, value)
+    results = Results("checkpoint", quick=True, runs=1)
+    checkpoint_overhead.overhead(results)
+    assert results.metrics["overhead_widened.every"].median > 1
+    assert results.metrics["overhead_every_step.step_ratio"].n == 1
+    assert results.metrics["overhead_widened.step_ratio"].n == 1
+    assert "every step" not in str(results.settings["overhead"])
 
 
 def test_a_process_of_the_bench_prints_what_it_found_last() -> None:

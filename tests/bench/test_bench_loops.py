@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("torch")
 
-from bench.checkpoint_loops import Loop, draw, judge, runner, try_loop
+from bench.checkpoint_loops import Found, Loop, draw, judge, runner, try_loop
 
 pytestmark = pytest.mark.slow
 
@@ -16,23 +16,68 @@ LOOPS = 4
 """``python -m bench.checkpoint --case loops`` runs 200."""
 
 
+STEP = {"model": 1, "ema": 1, "gradients": 1}
+LATER = {"model": 2, "ema": 2, "gradients": 1}
+MODEL = "robust-slurm: rank 0: model.0.weight, model.2.bias and 4 more changed before the next"
+EMA = "robust-slurm: rank 0: extra.ema changed between save(3) and the next optimizer step"
+GRADIENTS = (
+    "robust-slurm: rank 0: save(3) comes before an optimizer step has used the gradients of "
+    "model.0.weight, model.2.bias: gradients are not saved"
+)
+
+
+def judged(
+    said: str, *, end: int = 6, back: dict[str, int] = STEP, ended: dict[str, int] = STEP,
+    save_at: str = "end",
+) -> Found:  # fmt: skip
+    """``back``: the state that resume() gave; ``ended``: the reference's after that step."""
+    loop = replace(draw(1), save_at=save_at)
+    reference = {"state": {"model": 5}, "saved": {"3": STEP}, "ended": {"3": ended}}
+    return judge(
+        loop, reference, {"state": {"model": end}, "began": 3, "step": 3, "resumed": back}, said
+    )
+
+
 @pytest.mark.parametrize(
-    ("resumed", "said", "outcome"),
+    ("back", "ended", "said", "outcome"),
     [
-        ({"state": 5, "began": 3}, "", "identical"),
-        ({"state": 5, "began": 3}, "robust-slurm: rank 0: extra.ema changed", "identical"),
-        ({"state": 6, "began": 3}, "robust-slurm: rank 0: extra.ema changed", "refused"),
-        ({"state": 6, "began": 3}, "robust-slurm: rank 0: something is odd", "silent"),
-        ({"state": 6, "began": 3}, "Warning: extra.ema", "silent"),
-        (None, "CheckpointError: step 3 does not fit", "refused"),
+        ({}, {}, EMA, "silent"),  # nothing that is compared differs
+        ({"model": 9}, {}, MODEL, "refused"),
+        ({"model": 9}, {}, "", "silent"),
+        ({"model": 9}, {}, EMA, "silent"),
+        ({"model": 9}, {}, GRADIENTS, "silent"),  # of the model's parameters, not the parameters
+        ({"model": 9}, {}, MODEL.removeprefix("robust-slurm: "), "silent"),
+        ({}, {"ema": 2}, EMA, "refused"),
+        ({}, {"ema": 2}, MODEL, "silent"),
+        ({"model": 9}, {"ema": 2}, MODEL, "silent"),
+        ({"model": 9}, {"ema": 2}, f"{MODEL}\n{EMA}", "refused"),
+        ({"gradients": 0}, {}, GRADIENTS, "refused"),
     ],
 )
-def test_a_difference_that_nobody_named_is_silent(
-    resumed: dict[str, Any] | None, said: str, outcome: str
+def test_each_object_that_differs_must_be_named(
+    back: dict[str, int], ended: dict[str, int], said: str, outcome: str
 ) -> None:
-    found = judge(draw(1), {"state": 5}, resumed, said)
+    found = judged(said, back=STEP | back, ended=STEP | ended)
     assert found.outcome == outcome
-    assert found.needless == (outcome == "identical" and bool(said))
+    assert not found.needless
+
+
+def test_gradients_that_are_not_used_name_the_step_that_comes_after_save() -> None:
+    assert judged(GRADIENTS, ended=LATER, save_at="early").outcome == "refused"
+    assert judged(GRADIENTS, ended=LATER, save_at="micro").unnamed == ("ema", "model")
+    assert judged(GRADIENTS, ended=LATER, back=STEP | {"model": 9}, save_at="early").unnamed == (
+        "model",
+    )
+
+
+def test_what_comes_to_the_same_is_identical() -> None:
+    assert judged("", end=5).outcome == judged(EMA, end=5).outcome == "identical"
+    assert judged(EMA, end=5).needless and not judged("", end=5).needless
+
+
+def test_a_run_that_does_not_go_on_has_refused() -> None:
+    found = judge(draw(1), {"state": {}}, None, "CheckpointError: step 3 does not fit")
+    assert found.outcome == "refused"
 
 
 def test_seeds_give_loops_of_all_kinds() -> None:

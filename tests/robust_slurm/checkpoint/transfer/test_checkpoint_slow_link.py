@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from store_process import StoreProcess
+from waiting import until
 
 from robust_slurm import Checkpointer
 from robust_slurm.checkpoint.planning import interval
@@ -17,6 +18,7 @@ from robust_slurm.checkpoint.planning.interval import Interval
 STEP = 0.05  # s
 RATE = 2e6  # bytes/s
 SIZE = 2_000_000  # bytes: many steps long on the link
+DEADLINE = 120.0  # s
 
 
 @pytest.fixture
@@ -30,10 +32,10 @@ def peers(tmp_path: Path) -> Iterator[tuple[StoreProcess, StoreProcess]]:
 class Training:
     """Steps of STEP s beside a store."""
 
-    def __init__(self, store: StoreProcess, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, store: StoreProcess, patch: pytest.MonkeyPatch, size: int = SIZE) -> None:
         patch.setenv("ROBUST_CKPT_SOCKET", str(store.socket))
         patch.setenv("ROBUST_EPOCH", "0")
-        self.model = torch.nn.Linear(SIZE // 4 - 1, 1)
+        self.model = torch.nn.Linear(size // 4 - 1, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.ckpt = Checkpointer(model=self.model, optimizer=self.optimizer)
         self.step = self.ckpt.resume()
@@ -72,4 +74,47 @@ def test_the_interval_widens_until_training_is_not_slowed(
     assert fast < slow / 2
     replicas = {held["step"] for held in b.stock() if held["tier"] == "replica"}
     assert len([step for step in replicas if step % pace.every == 0]) >= 2
+    training.ckpt.close()
+
+
+def test_the_interval_narrows_when_the_link_recovers(
+    peers: tuple[StoreProcess, StoreProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WIDEN", "NARROW"):
+        monkeypatch.setattr(interval, name, 0.0)
+    a, b = peers
+    training, pace = Training(a, monkeypatch, SIZE // 4), Interval(0.03)
+    a.place(0, b)
+    heard = 0
+
+    def change() -> None:
+        """Train until the interval changes. Nothing but steps comes between two questions: a
+        pause would give the link time."""
+        nonlocal heard
+        give_up_at = time.monotonic() + DEADLINE
+        while not pace.look(time.monotonic(), training.step + 1):
+            assert time.monotonic() < give_up_at, f"the interval stays at {pace.every}"
+            training.run(pace.every)
+            costs = a.costs()
+            for step, cost in costs[heard:]:
+                pace.hear(0, step, cost)
+            heard = len(costs)
+        a.save_every(pace.every, pace.first)
+
+    change()
+    wide = pace.every
+    assert wide >= 4
+    a.open_link()
+    while pace.every >= wide:
+        change()
+    narrowed = pace.first
+
+    def replicas() -> list[int]:
+        training.run(1)
+        return [held["step"] for held in b.stock() if held["tier"] == "replica"]
+
+    until(
+        lambda: [step for step in replicas() if step > narrowed and step % wide],
+        "a replica of a step that was not saved before",
+    )
     training.ckpt.close()
