@@ -30,6 +30,7 @@ from srun_wrapper.command.srun_options import SrunCommand, UsageError, split
 from srun_wrapper.command.step_request import StepRequest, effective
 from srun_wrapper.command.steps import Launch, step_name
 from srun_wrapper.command.torchrun import numbers_nodes
+from srun_wrapper.decide.explain import explain
 from srun_wrapper.recover.resubmit import SCRIPT_WORDS, SIZE
 from srun_wrapper.signatures.catalogue import Catalogue, CatalogueError
 from srun_wrapper.signatures.catalogue import load as load_signatures
@@ -71,6 +72,9 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
     command = split(argv, flags())
     if "robust-help" in command.robust:
         print(help_text())
+        return 0
+    if "robust-explain" in command.robust:
+        print("\n".join(explain(settings(load(command.robust, env)))))
         return 0
     if shutil.which("srun") is None:
         raise UsageError("srun is not on PATH: Slurm's commands must be installed on this host")
