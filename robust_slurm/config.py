@@ -30,7 +30,7 @@ def flag(name: str) -> str:
 
 def flags() -> dict[str, bool]:
     """Command-line flags (without the leading ``--``) -> whether they take a value."""
-    out: dict[str, bool] = {"robust-help": False, "robust-config": True}
+    out: dict[str, bool] = {"robust-help": False, "robust-explain": False, "robust-config": True}
     for name, f in FIELDS.items():
         long = flag(name)[2:]
         if f.type == "bool":
@@ -112,7 +112,7 @@ def load(
             values[name] = _convert(name, env[key], f"environment {key}")
     for word, raw in cli.items():
         name = word.removeprefix("robust-").replace("-", "_")
-        if name in ("help", "config"):
+        if name in ("help", "explain", "config"):
             continue
         if raw is None:
             values[name.removeprefix("no_")] = not name.startswith("no_")
@@ -159,6 +159,8 @@ def help_text() -> str:
     lines += [
         "  --robust-config=FILE",
         "      read this file instead of ./robust.toml",
+        "  --robust-explain",
+        "      print the rules of diagnosis and recovery with the limits in force, and exit",
         "",
         "Exit codes: the ranks' own as under srun; 2 bad input; 120 gave up recovering;",
         "121 a node is lost and nothing can replace it; 122 the job was requeued.",

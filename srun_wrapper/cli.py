@@ -27,6 +27,7 @@ from srun_wrapper.command.srun_options import SrunCommand, UsageError, split
 from srun_wrapper.command.step_request import StepRequest, effective
 from srun_wrapper.command.steps import Launch, step_name
 from srun_wrapper.command.torchrun import numbers_nodes
+from srun_wrapper.decide.explain import explain
 from srun_wrapper.job import topology
 from srun_wrapper.job.reporting import job_log
 from srun_wrapper.job.reporting.report import flush, say
@@ -70,6 +71,9 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
     command = split(argv, flags())
     if "robust-help" in command.robust:
         print(help_text())
+        return 0
+    if "robust-explain" in command.robust:
+        print("\n".join(explain(settings(load(command.robust, env)))))
         return 0
     if shutil.which("srun") is None:
         raise UsageError("srun is not on PATH: Slurm's commands must be installed on this host")

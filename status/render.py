@@ -85,7 +85,9 @@ def print_job(report: JobReport, out: Console) -> None:
             out.print(f"restarts of step {row.step_id}: {text}")
     out.print()
     if report.incidents:
-        table = _table("TIME", "SYMPTOM", "CAUSE", "SUSPECTS", "ACTION", "OUTCOME", "LOST STEPS")
+        table = _table(
+            "TIME", "SYMPTOM", "CAUSE", "RULE", "SUSPECTS", "ACTION", "OUTCOME", "LOST STEPS"
+        )
         tested = any("test" in i.phases and i.tests for i in report.incidents)
         phases = [phase for phase in _PHASES if phase != "test" or tested]
         for phase in phases:
@@ -132,6 +134,7 @@ def _incident(incident: Incident, phases: Sequence[str]) -> list[str]:
         _clock(incident.time),
         incident.symptom,
         incident.cause,
+        incident.rule,
         ",".join(incident.suspects),
         incident.action,
         incident.outcome,

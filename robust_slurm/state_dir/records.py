@@ -89,6 +89,8 @@ class Incident:
     lost_steps: int | None
     restored: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()  # what tests of the machines said
+    rule: str = ""  # id of the rule of diagnosis that decided; "" in older records
+    rung: str = ""  # id of the ladder's rung that was chosen; "" in older records
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class Accusation:
     evidence: tuple[str, ...]
     incident: str
     withdrawn: str = ""  # why it was wrong, as the job says
+    rule: str = ""  # id of the rule of diagnosis behind it; "" in older records
 
 
 def clean(value: object, limit: int = MAX_TEXT) -> str:
@@ -212,6 +215,8 @@ def incident_from(data: object) -> Incident | None:
         lost_steps=whole(data.get("lost_steps")),
         restored=_words(data.get("restored") or [], MAX_TEXT),
         tests=_words(data.get("tests") or [], MAX_TEXT),
+        rule=clean(data.get("rule"), 40),
+        rung=clean(data.get("rung"), 40),
     )
 
 
@@ -231,6 +236,7 @@ def accusation_from(data: object) -> Accusation | None:
         evidence=_words(data.get("evidence"), MAX_TEXT),
         incident=clean(data.get("incident"), 60),
         withdrawn=clean(data.get("withdrawn")),
+        rule=clean(data.get("rule"), 40),
     )
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 
 from srun_wrapper.command.srun_table import ALIASES, LONG, SHORT, Arg
 
+PRINTS = frozenset({"robust-help", "robust-explain"})  # options that need no command
+
 
 class UsageError(ValueError):
     """The command line cannot be used; the text says which option and what to write instead."""
@@ -105,7 +107,7 @@ def split(argv: Sequence[str], robust_flags: Mapping[str, bool]) -> SrunCommand:
             "heterogeneous job components are not supported: found ':' after "
             f"{command[0]!r}; start one robust-srun per component, or quote the ':' inside sh -c"
         )
-    if not command and not informational and "robust-help" not in parser.robust:
+    if not (command or informational or PRINTS.intersection(parser.robust)):
         raise UsageError(
             "no command given: write robust-srun [srun options] [--robust-* options] command …"
         )

@@ -132,6 +132,7 @@ RULES = (
         "crash",
         "the command cannot be started on some nodes, and can on others",
         "these nodes are to blame; a node that has just joined is proven unfit",
+        "evict",
         _cannot_start_here,
     ),
     Rule(
@@ -139,6 +140,7 @@ RULES = (
         "crash",
         "a rank reports a preemption, and no precise error more than 120 s before it",
         "nobody is to blame: errors near a preemption are what its SIGKILL makes peers report",
+        "restart",
         _preempted,
     ),
     Rule(
@@ -146,6 +148,7 @@ RULES = (
         "crash",
         "the command cannot be started",
         "the user's error; unknown if a limit of processes or memory is reached",
+        "stop now",
         _cannot_start,
     ),
     Rule(
@@ -154,6 +157,7 @@ RULES = (
         "ranks of two or more nodes show the same error that may point to a machine, or the same "
         "signal",
         "something shared is to blame, and no node",
+        "restart",
         _shared,
     ),
     Rule(
@@ -162,6 +166,7 @@ RULES = (
         "a signature with evict = yes in the output of a rank, about its own node, on no other "
         "node",
         "the node is to blame",
+        "evict",
         _machine,
     ),
     Rule(
@@ -169,6 +174,7 @@ RULES = (
         "crash",
         "a collective timed out, and one rank's has another kind or size than the others'",
         "the program is to blame",
+        "stop",
         _odd_collective,
     ),
     Rule(
@@ -176,6 +182,7 @@ RULES = (
         "crash",
         "a signature that blames a node or something outside the job, or SIGBUS",
         "unknown: nobody is blamed the first time",
+        "second",
         _points,
     ),
     Rule(
@@ -183,6 +190,7 @@ RULES = (
         "crash",
         "all ends of ranks only follow from another rank's end, or from the network",
         "transient: nobody is to blame",
+        "restart",
         _follows,
     ),
     Rule(
@@ -190,6 +198,7 @@ RULES = (
         "crash",
         "a signature that blames the program, its settings or its data",
         "the program is to blame, and no node",
+        "stop",
         _user,
     ),
     Rule(
@@ -197,6 +206,7 @@ RULES = (
         "crash",
         "a rank is killed by a signal, and no known error names the cause",
         "unknown: nobody is blamed the first time",
+        "second",
         _signal,
     ),
     Rule(
@@ -204,6 +214,7 @@ RULES = (
         "crash",
         "a rank ends with an exit code, and no known error names the cause",
         "the program is to blame, and no node",
+        "stop",
         _exit,
     ),
 )

@@ -114,6 +114,7 @@ RULES = (
         "node lost",
         "a node does not answer, or its ranks cannot be ended",
         "the node is to blame; nobody, if several nodes fell silent together",
+        "evict",
         _lost,
     ),
     Rule(
@@ -121,13 +122,15 @@ RULES = (
         "differs",
         "other nodes computed a step again, and the bits differ",
         "the nodes that the tests name are to blame",
+        "evict",
         _differs,
     ),
     Rule(
         "nan-of-machine",
         "nan",
         "a loss is not finite, and a rank's end names its machine",
-        "that node is to blame",
+        "that node is to blame; the record has the id of the rule for the rank's end",
+        "evict",
         _nan_of_machine,
     ),
     Rule(
@@ -135,6 +138,7 @@ RULES = (
         "nan",
         "a loss is not finite",
         "unknown: the node of the one rank that had it first is tested first",
+        "test",
         _nan,
     ),
     Rule(
@@ -142,6 +146,7 @@ RULES = (
         "hang",
         "no rank makes a step for longer than the limit",
         "unknown: the ranks that stand out are suspects",
+        "second",
         _hang,
     ),
     *crash.RULES,

@@ -13,10 +13,12 @@ from srun_wrapper.decide.failure import Failure, Symptom
 from srun_wrapper.signatures.catalogue import Catalogue
 
 Cause = Literal["node", "shared", "user", "transient", "unknown"]
+Then = Literal["evict", "second", "test", "stop", "stop now", "restart"]
 
 # With these errors a start fails also where a limit of the user or of the job is reached.
 LIMIT = re.compile(r"Resource temporarily unavailable|Cannot allocate memory", re.IGNORECASE)
 NODES_SHOWN = 8
+TESTED, REPLAYED = "tests", "replay"  # ids of the rules by which these have named a node
 # Lost nodes come first: they explain the ends of ranks. A program that ends itself when its loss
 # is NaN has not failed by itself.
 ORDER = {"node_lost": 0, "stuck": 1, "differs": 2, "nan": 3, "crash": 4, "hang": 5}
@@ -70,13 +72,15 @@ class Case:
 class Rule:
     """A rule of diagnosis. ``decide`` returns None where the rule does not apply.
 
-    The texts are for people: a symptom, the evidence that is required, and the verdict.
+    The texts are for people: a symptom, the evidence that is required, and the verdict. ``then``
+    is the consequence that ``robust-srun --robust-explain`` prints; the ladder decides it.
     """
 
     id: str
     symptom: str
     evidence: str
     verdict: str
+    then: Then
     decide: Callable[[Case], Diagnosis | None]
 
 

@@ -7,8 +7,9 @@ is spent: recoveries in a row without progress. Only progress refills it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from srun_wrapper.decide.diagnosis import LIMIT, Diagnosis, shared
@@ -91,35 +92,190 @@ class Plan:
     replace: tuple[str, ...]  # nodes that leave the job
     why: str
     code: int = 0  # exit code for stop; 0: the failing rank's own
+    rung: str = ""  # id of the rung that was chosen
+
+
+BACK = Plan("restart", (), "the lost nodes answer again", rung="back")
+
+
+@dataclass(frozen=True)
+class Situation:
+    """The question that the rungs answer; ``vacant``, ``budget``: see ``plan``."""
+
+    diagnosis: Diagnosis
+    vacant: tuple[str, ...]
+    budget: Budget
+    means: Means
+
+    @cached_property
+    def must(self) -> tuple[str, ...]:
+        """Nodes that leave in any case."""
+        return tuple(dict.fromkeys([*self.vacant, *self.diagnosis.proven]))
+
+    @cached_property
+    def leave(self) -> tuple[str, ...]:
+        """Nodes that leave if they can be replaced: suspects, too."""
+        suspects = suspect_nodes(self.diagnosis, self.budget.nodes)
+        return tuple(dict.fromkeys([*self.must, *suspects]))
+
+    @property
+    def repeats(self) -> int:
+        """How often this error was seen since the last progress."""
+        return self.budget.signatures.get(self.diagnosis.signature, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A rung of the ladder. ``choose`` returns None where it does not apply.
+
+    The texts are for people: the condition, and the action.
+    """
+
+    id: str
+    condition: str
+    action: str
+    choose: Callable[[Situation], Plan | None]
 
 
 def plan(diagnosis: Diagnosis, vacant: tuple[str, ...], budget: Budget, means: Means) -> Plan:
-    """Choose the next action.
+    """Choose the next action: the first rung of ``RUNGS`` that applies.
 
     ``vacant``: nodes that are gone and must be replaced whatever else is true; so must those that
     are proven bad. ``budget`` already includes this failure.
     """
-    must = tuple(dict.fromkeys([*vacant, *diagnosis.proven]))
-    if means.never:
-        return Plan("stop", must, means.never)
-    if not diagnosis.proven and (end := _over(diagnosis, budget, means)):
-        return end
-    leave = tuple(dict.fromkeys([*must, *suspect_nodes(diagnosis, budget.nodes)]))
-    if not leave:
-        return Plan("restart", (), "no node is to blame: restart in place")
-    for leaving in (leave, must):  # a suspect may stay, a lost node cannot
-        if leaving and len(leaving) <= means.spares:
-            return Plan("swap_spare", leaving, "a spare of the allocation takes over")
-        if leaving and len(leaving) <= means.spares + means.companions:
-            return Plan("swap_companion", leaving, "a node of the standby partition takes over")
-    if not must:
-        return Plan("restart", (), "no node left to replace the suspect: restart in place")
-    if means.requeue:
-        what = "lost" if vacant else "bad"
-        return Plan("requeue", leave, f"no node left to replace the {what} one")
-    what = "lost" if vacant else f"bad ({','.join(must)})"
+    situation = Situation(diagnosis, vacant, budget, means)
+    for rung in RUNGS:
+        if (chosen := rung.choose(situation)) is not None:
+            return replace(chosen, rung=rung.id)
+    raise AssertionError("the last rung always applies")
+
+
+def _no_start(now: Situation) -> Plan | None:
+    return Plan("stop", now.must, now.means.never) if now.means.never else None
+
+
+def _cannot_run(now: Situation) -> Plan | None:
+    root = now.diagnosis.root
+    never = not root.launched and not LIMIT.search(root.tail)
+    if not never or now.diagnosis.cause == "node":
+        return None
+    return Plan("stop", (), "the command cannot be run")
+
+
+def _same_error(now: Situation) -> Plan | None:
+    if now.diagnosis.cause != "user" or now.repeats < 2:
+        return None
+    return Plan("stop", (), "the same error twice without progress: it is the program's own")
+
+
+def _same_nan(now: Situation) -> Plan | None:
+    if now.repeats < 2 or not _unproven_nan(now.diagnosis):
+        return None
+    return Plan("stop", (), NAN_AGAIN, GAVE_UP)
+
+
+def _no_progress(now: Situation) -> Plan | None:
+    most = now.means.max_restarts
+    if now.diagnosis.proven or now.budget.failures <= most:
+        return None
+    code = 0 if now.diagnosis.symptom == "crash" else GAVE_UP
+    return Plan("stop", (), f"{most} recoveries in a row brought no progress", code)
+
+
+def _in_place(now: Situation) -> Plan | None:
+    return None if now.leave else Plan("restart", (), "no node is to blame: restart in place")
+
+
+def _spare(leaving: tuple[str, ...], means: Means) -> Plan | None:
+    if not 0 < len(leaving) <= means.spares:
+        return None
+    return Plan("swap_spare", leaving, "a spare of the allocation takes over")
+
+
+def _standby(leaving: tuple[str, ...], means: Means) -> Plan | None:
+    if not 0 < len(leaving) <= means.spares + means.companions:
+        return None
+    return Plan("swap_companion", leaving, "a node of the standby partition takes over")
+
+
+def _keep(now: Situation) -> Plan | None:
+    if now.must:
+        return None
+    return Plan("restart", (), "no node left to replace the suspect: restart in place")
+
+
+def _requeue(now: Situation) -> Plan | None:
+    what = "lost" if now.vacant else "bad"
+    why = f"no node left to replace the {what} one"
+    return Plan("requeue", now.leave, why) if now.means.requeue else None
+
+
+def _nothing_left(now: Situation) -> Plan:
+    what = "lost" if now.vacant else f"bad ({','.join(now.must)})"
     why = f"a node is {what}, no spare or standby node is left, and requeueing is not possible"
-    return Plan("stop", leave, why, NOTHING_LEFT)
+    return Plan("stop", now.leave, why, NOTHING_LEFT)
+
+
+RUNGS = (
+    Rung("no-start", "the ranks cannot be started again at all", "stop", _no_start),
+    Rung(
+        "cannot-run",
+        "the command cannot be started, and no node is to blame",
+        "stop",
+        _cannot_run,
+    ),
+    Rung(
+        "same-error",
+        "the program is to blame, the second time without progress",
+        "stop with the rank's exit code",
+        _same_error,
+    ),
+    Rung(
+        "same-nan",
+        "a loss is not finite, the second time without progress, and no machine is proven bad",
+        f"stop with exit code {GAVE_UP}",
+        _same_nan,
+    ),
+    Rung(
+        "no-progress",
+        "more than max_restarts recoveries in a row without progress, and no machine is proven bad",
+        f"stop with the rank's exit code; {GAVE_UP} if no rank ended by itself",
+        _no_progress,
+    ),
+    Rung("in-place", "no node is to leave", "restart in place", _in_place),
+    Rung(
+        "spare",
+        "enough spares of the allocation for the nodes to leave",
+        "swap them with spares",
+        lambda now: _spare(now.leave, now.means),
+    ),
+    Rung(
+        "standby",
+        "enough spares and standby nodes for the nodes to leave",
+        "swap them with standby nodes",
+        lambda now: _standby(now.leave, now.means),
+    ),
+    Rung(
+        "spare-for-lost",
+        "enough spares for the lost and proven bad nodes",
+        "swap these; suspects stay",
+        lambda now: _spare(now.must, now.means),
+    ),
+    Rung(
+        "standby-for-lost",
+        "enough spares and standby nodes for the lost and proven bad nodes",
+        "swap these with standby nodes; suspects stay",
+        lambda now: _standby(now.must, now.means),
+    ),
+    Rung("keep", "no node is lost or proven bad", "restart in place; suspects stay", _keep),
+    Rung(
+        "requeue",
+        "the job may be requeued",
+        f"requeue without the nodes to leave, exit code {REQUEUED}",
+        _requeue,
+    ),
+    Rung("nothing-left", "always", f"stop with exit code {NOTHING_LEFT}", _nothing_left),
+)
 
 
 def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, ...]]:
@@ -146,23 +302,6 @@ def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, 
     for node in nodes.union(evicted):
         budget.nodes.pop(node, None)
     return diagnosis, tuple(sorted(evicted))
-
-
-def _over(diagnosis: Diagnosis, budget: Budget, means: Means) -> Plan | None:
-    """The end of the job, where nothing more is tried."""
-    repeats = budget.signatures.get(diagnosis.signature, 0)
-    never = not diagnosis.root.launched and not LIMIT.search(diagnosis.root.tail)
-    if never and diagnosis.cause != "node":
-        return Plan("stop", (), "the command cannot be run")
-    if diagnosis.cause == "user" and repeats >= 2:
-        return Plan("stop", (), "the same error twice without progress: it is the program's own")
-    if repeats >= 2 and _unproven_nan(diagnosis):
-        return Plan("stop", (), NAN_AGAIN, GAVE_UP)
-    if budget.failures > means.max_restarts:
-        code = 0 if diagnosis.symptom == "crash" else GAVE_UP
-        why = f"{means.max_restarts} recoveries in a row brought no progress"
-        return Plan("stop", (), why, code)
-    return None
 
 
 def _unproven_nan(diagnosis: Diagnosis) -> bool:

@@ -72,13 +72,13 @@ def due(diagnosis: Diagnosis, failures: int, tested: bool) -> bool:
     return failures >= 2
 
 
-def accused(diagnosis: Diagnosis, found: Found) -> Diagnosis:
-    """Return the diagnosis with the results of the tests."""
+def accused(diagnosis: Diagnosis, found: Found, rule: str) -> Diagnosis:
+    """Return the diagnosis with the results of the tests; ``rule``: the id of this rule."""
     evidence = (*diagnosis.evidence, *found.lines)
     if not found.named:
         return replace(diagnosis, evidence=evidence, cleared=found.cleared)
     bad = tuple(found.named)
-    return replace(diagnosis, cause="node", suspects=bad, proven=bad, evidence=evidence)
+    return replace(diagnosis, cause="node", suspects=bad, proven=bad, evidence=evidence, rule=rule)
 
 
 def read(judged: Judged, active: Sequence[str], symptom: Symptom) -> Found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from srun_wrapper.decide import ladder
-from srun_wrapper.decide.diagnosis import Diagnosis
+from srun_wrapper.decide.diagnosis import REPLAYED, TESTED, Diagnosis
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.job.state import JobState
 from srun_wrapper.orders import machine_tests
@@ -50,7 +50,11 @@ class FaultLocalization:
 
     async def find(self, incident: Incident) -> bool:
         """Put what is found into the incident; False if another failure or a signal came."""
-        for due, ask in ((self._tests_due, self._test), (self._replay_due, self._replay)):
+        ways = (
+            (self._tests_due, self._test, TESTED),
+            (self._replay_due, self._replay, REPLAYED),
+        )
+        for due, ask, rule in ways:
             if self._state.vacant() or not due(incident.diagnosis):
                 continue
             incident.mark("decide")
@@ -62,7 +66,7 @@ class FaultLocalization:
                 self.refund()
                 return False
             incident.tests += found.lines
-            incident.diagnosis = machine_tests.accused(incident.diagnosis, found)
+            incident.diagnosis = machine_tests.accused(incident.diagnosis, found, rule)
             if found.named:
                 self.forgive()
             self._evict(found.idle, incident)

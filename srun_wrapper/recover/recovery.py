@@ -218,7 +218,7 @@ class Recovery:
             if filled and not state.failures:
                 if plan.replace and not incident.swaps:
                     incident.diagnosis = without_returned(diagnosis, ())
-                    incident.plan = ladder.Plan("restart", (), "the lost nodes answer again")
+                    incident.plan = ladder.BACK
                 elif plan.replace:
                     await self._nodes.replacement.arrange()
                 incident.mark("replace")

@@ -79,6 +79,7 @@ class Reports:
             "time": incident.wall,
             "symptom": "mount_silent" if mount else diagnosis.symptom,
             "evidence": [alone] if mount else list(diagnosis.evidence),
+            "rule": "own-mount" if mount else diagnosis.rule,
             "proven": node.name in diagnosis.proven,
         }
         self._ledger.accuse(node.name, incident.id, record)
@@ -93,6 +94,7 @@ class Reports:
                 "time": time.time(),
                 "symptom": "standby_unfit",
                 "evidence": [f"{name}: {what}"],
+                "rule": "standby-unfit",
             }
             self._ledger.accuse(name, incident.id, record)
 

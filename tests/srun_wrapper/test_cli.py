@@ -240,6 +240,15 @@ def test_help_needs_neither_slurm_nor_a_job(shell: Shell) -> None:
         assert code in done.stdout
 
 
+def test_the_rules_are_printed_without_slurm_and_a_job(shell: Shell) -> None:
+    done = shell(
+        "--robust-explain", "--robust-max-restarts=8", PATH="/nowhere", SLURM_JOB_ID="UNSET"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "machine-error" in done.stdout and "max_restarts = 8\n" in done.stdout
+    assert shell("--robust-explain", "--robust-spares=x", SLURM_JOB_ID="UNSET").returncode == 2
+
+
 def test_sruns_own_help_is_sruns(shell: Shell) -> None:
     done = shell("--mpi=list", "-N2", SLURM_JOB_ID="UNSET")
     assert (done.returncode, done.stdout) == (0, "srun got: --mpi=list -N2\n")

@@ -191,6 +191,17 @@ def test_json(state_dir: Path) -> None:
     assert json.loads(text)["incidents"][0]["phases"]["total"] == 5.5
 
 
+def test_the_rule_of_an_incident_is_shown_and_old_records_have_none(state_dir: Path) -> None:
+    lines = [incident(), incident(rule="machine-error", rung="spare"), incident(rule=["x"])]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (state_dir / "jobs" / "7" / "incidents.jsonl").write_text(text)
+    _, said = shown(["7"], answering(UP), state_dir)
+    assert "RULE" in said and said.count("machine-error") == 1
+    _, raw = shown(["7", "--json"], answering(UP), state_dir)
+    found = [(each["rule"], each["rung"]) for each in json.loads(raw)["incidents"]]
+    assert found == [("", ""), ("machine-error", "spare"), ("", "")]
+
+
 def test_no_jobs_is_said(tmp_path: Path, state_dir: Path) -> None:
     code, text = shown([], answering(UP), tmp_path / "empty")
     assert code == 0

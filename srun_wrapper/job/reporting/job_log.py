@@ -192,15 +192,15 @@ def end(deadline: float = 2.0) -> str:
 def decided(incident: Incident) -> None:
     """Log an incident's diagnosis and plan."""
     diagnosis, plan = incident.diagnosis, incident.plan
-    parts = [f"symptom {diagnosis.symptom}", f"cause {diagnosis.cause}"]
+    parts = [f"symptom {diagnosis.symptom}", f"cause {diagnosis.cause}", f"rule {diagnosis.rule}"]
     for name, nodes in (("suspects", diagnosis.suspects), ("proven bad", diagnosis.proven)):
         parts.append(f"{name} {','.join(nodes) or 'none'}")
     said = "; ".join(diagnosis.evidence)
     _recovery.info("incident %s: diagnosis: %s: %s", incident.id, ", ".join(parts), said)
     if plan is not None:
         out = ",".join(plan.replace) or "none"
-        words = (incident.id, plan.action, out, plan.why)
-        _recovery.info("incident %s: plan: %s, nodes to replace: %s (%s)", *words)
+        words = (incident.id, plan.action, plan.rung, out, plan.why)
+        _recovery.info("incident %s: plan: %s by rung %s, nodes to replace: %s (%s)", *words)
 
 
 def closed(incident: Incident) -> None:

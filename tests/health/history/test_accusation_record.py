@@ -17,6 +17,7 @@ def test_what_robust_srun_writes_is_accepted() -> None:
     found = parse(raw(), NAME, "n1", JOB)
     assert found.symptom == "node_lost" and found.job == 7 and found.uid == UID
     assert found.evidence == ("no report for 6.0 s", "connection closed")
+    assert parse(raw(rule="node-lost", later=[1]), NAME, "n1", JOB) == found  # of a newer one
 
 
 @pytest.mark.parametrize(

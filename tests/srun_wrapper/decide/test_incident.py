@@ -85,6 +85,13 @@ def test_the_record_is_json_with_every_field() -> None:
     assert incident().record(1, "0")["action"] == "none"
 
 
+def test_the_record_names_the_rule_and_the_rung() -> None:
+    it = incident()
+    assert (it.record(1, "0")["rule"], it.record(1, "0")["rung"]) == ("node-lost", "")
+    it.plan = Plan("swap_spare", ("n3",), "a spare", rung="spare")
+    assert it.record(1, "0")["rung"] == "spare"
+
+
 def test_a_hang_without_suspects_has_a_place() -> None:
     line = incident(diagnose([Failure("hang", 100.0, 99.0, "")])).line()
     assert "  " not in line and line.startswith("recovered from hang on ")

@@ -294,5 +294,6 @@ def test_any_history(
 
 def test_input_that_is_gone_stops_the_job() -> None:
     have = replace(means(spares=2, companions=2, requeue=True), never="it has read too much")
-    assert decide([crash()], (), have) == Plan("stop", (), "it has read too much")
-    assert decide([lost("n1")], ("n1",), have) == Plan("stop", ("n1",), "it has read too much")
+    assert decide([crash()], (), have) == Plan("stop", (), "it has read too much", rung="no-start")
+    end = decide([lost("n1")], ("n1",), have)
+    assert (end.action, end.replace, end.rung) == ("stop", ("n1",), "no-start")

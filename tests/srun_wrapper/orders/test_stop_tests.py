@@ -9,6 +9,7 @@ import pytest
 from health.active_tests import Judged
 from srun_wrapper.decide import ladder
 from srun_wrapper.decide.diagnose import diagnose
+from srun_wrapper.decide.diagnosis import TESTED
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.orders.machine_tests import Found, accused, conclusive, due, read
 
@@ -60,8 +61,9 @@ def test_a_named_machine_leaves() -> None:
     )
     assert found.lines[0] == "stop-time tests name n3 in 4.2 s"
     assert found.lines.count("n3: gemm: wrong") == 4
-    diagnosis = accused(diagnose([NAN]), found)
+    diagnosis = accused(diagnose([NAN]), found, TESTED)
     assert (diagnosis.cause, diagnosis.suspects) == ("node", ("n3",))
+    assert diagnosis.rule == "tests"
     assert "loss of rank 2 on n3 is nan at step 7" in diagnosis.evidence
     budget = ladder.Budget()
     for means, action in (
@@ -79,7 +81,7 @@ def test_a_named_machine_leaves() -> None:
 def test_when_all_pass_nobody_is_accused() -> None:
     found = read(judged(cleared=frozenset({"n1", "n2", "n3"})), ["n1", "n2", "n3"], "nan")
     assert found.lines == ("3 of 3 nodes passed stop-time tests in 4.2 s",)
-    diagnosis = accused(diagnose([NAN]), found)
+    diagnosis = accused(diagnose([NAN]), found, TESTED)
     assert (diagnosis.cause, diagnosis.suspects) == ("unknown", diagnose([NAN]).suspects)
     budget = ladder.Budget()
     budget.spend(diagnosis)
@@ -115,7 +117,7 @@ def test_a_bad_spare_is_no_cause_and_takes_no_place() -> None:
     found = read(judged(named={"n4": ("active-gemm-wrong",)}), ["n1", "n2"], "nan")
     assert (dict(found.named), found.idle) == ({}, ("n4",))
     assert any(line.startswith("n4 had no ranks") for line in found.lines)
-    assert accused(diagnose([NAN]), found).cause == "unknown"
+    assert accused(diagnose([NAN]), found, TESTED).cause == "unknown"
 
 
 def test_what_was_not_tested_is_said() -> None:
@@ -139,6 +141,6 @@ def test_conclusive(named: dict[str, tuple[str, ...]], cleared: set[str], expect
 def test_failing_twice_on_one_node_evicts_it_unless_it_has_just_passed_tests() -> None:
     segv = diagnose([crash(code=None, signum=11)])
     assert ladder.suspect_nodes(segv, {"n3": 2}) == ("n3",)
-    passed = accused(segv, Found({}, (), frozenset({"n1", "n3"})))
+    passed = accused(segv, Found({}, (), frozenset({"n1", "n3"})), TESTED)
     assert ladder.suspect_nodes(passed, {"n3": 2}) == ()
     assert ladder.suspect_nodes(passed, {"n3": 3}) == ("n3",)

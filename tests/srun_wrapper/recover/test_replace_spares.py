@@ -158,7 +158,7 @@ def test_a_node_whose_own_mount_is_silent_is_excluded_and_its_mount_reported(
     """That it waits alone at this moment is not enough: its server may be away."""
     scene, reports = Scene(tmp_path), []
     scene.ledger.accuse = lambda name, _incident, record: reports.append(
-        (name, record["symptom"], *record["evidence"])
+        (name, record["symptom"], *record["evidence"], record["rule"])
     )
     node, cause = scene.node(3, "a"), Failure("hang", 1.0, 0.0, "n4")
     node.stalled, node.own_mount = ("/data",), "/data" if proven else ""
@@ -167,7 +167,7 @@ def test_a_node_whose_own_mount_is_silent_is_excluded_and_its_mount_reported(
     assert node.role is Role.EVICTED  # either way
     assert [bad.node for bad in scene.parts.reports.evidence()] == (["n4"] if proven else [])
     line = "file system /data does not answer on n4 alone"
-    assert reports == ([("n4", "mount_silent", line)] if proven else [])
+    assert reports == ([("n4", "mount_silent", line, "own-mount")] if proven else [])
 
 
 def test_only_nodes_that_were_reported_are_drained(tmp_path: Any) -> None:

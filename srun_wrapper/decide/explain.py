@@ -1,0 +1,119 @@
+"""The rules of diagnosis and of the ladder as text, with the limits in force (pure)."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from robust_slurm.config import FIELDS, Config
+from srun_wrapper.decide.diagnose import RULES
+from srun_wrapper.decide.diagnosis import REPLAYED, TESTED, Then
+from srun_wrapper.decide.ladder import BACK, RUNGS
+
+WIDTH = 100
+LIMITS = (
+    "max_restarts",
+    "stop_tests",
+    "replay",
+    "spares",
+    "standby_partition",
+    "standby_wait",
+    "requeue",
+    "nan",
+    "hang",
+    "hang_floor",
+    "busy_limit",
+    "start_limit",
+    "outage_wait",
+    "stall_limit",
+    "mute_limit",
+    "launch_limit",
+    "signatures_file",
+)
+
+
+def explain(config: Config) -> list[str]:
+    """Return the lines that ``robust-srun --robust-explain`` prints."""
+    return [
+        "Rules in force. Of each table the first rule that applies decides. An incident's record "
+        "has its id",
+        "as rule (diagnosis) and rung (ladder). Without progress: no step beyond those done "
+        "before.",
+        "",
+        "Diagnosis: from symptoms to a cause, and what follows",
+        *_diagnosis(config),
+        "",
+        "Ladder: what is done",
+        *_ladder(),
+        "",
+        "Limits in force (robust-srun --robust-help describes each)",
+        *_limits(config),
+    ]
+
+
+def follows(then: Then, config: Config) -> str:
+    """Return the consequence of a rule in words."""
+    tests = f"tests of the machines (at most {config.stop_tests:g} s)" if config.stop_tests else ""
+    second = "the node is evicted the second time without progress"
+    if tests:
+        second = f"{tests} the second time without progress; a node that passes them is evicted "
+        second += "the third time"
+    return {
+        "evict": "the node is evicted now",
+        "second": f"restart in place; {second}",
+        "test": (f"{tests} now; " if tests else "")
+        + "the job stops at the second time unless a machine is proven bad",
+        "stop": "restart in place; the job stops when the same error comes again without progress",
+        "stop now": "the job stops now",
+        "restart": "restart in place; no node is evicted",
+    }[then]
+
+
+def _diagnosis(config: Config) -> Iterator[str]:
+    for rule in RULES:
+        then = follows(rule.then, config)
+        rows = (("if", rule.evidence), ("verdict", rule.verdict), ("follows", then))
+        yield from _block(f"{rule.id} ({rule.symptom})", rows)
+    yield from _block(
+        f"{TESTED} (in place of the rule before)",
+        (
+            ("if", "tests of the machines name a node while the ranks are down"),
+            ("verdict", "the node is proven bad"),
+            ("follows", follows("evict", config) if config.stop_tests else "off (stop_tests = 0)"),
+        ),
+    )
+    yield from _block(
+        f"{REPLAYED} (in place of the rule before)",
+        (
+            ("if", "a replay of the job in small groups of nodes names a node"),
+            ("verdict", "the node is proven bad"),
+            ("follows", follows("evict", config) if config.replay else "off (replay = 0)"),
+        ),
+    )
+
+
+def _ladder() -> Iterator[str]:
+    for rung in RUNGS:
+        yield from _block(rung.id, (("if", rung.condition), ("then", rung.action)))
+    yield from _block(BACK.rung, (("if", BACK.why), ("then", "restart in place")))
+
+
+def _limits(config: Config) -> Iterator[str]:
+    for name in LIMITS:
+        value, unit = getattr(config, name), FIELDS[name].metadata["unit"]
+        if isinstance(value, bool):
+            value = "on" if value else "off"
+        shown = f"{value:g}" if isinstance(value, float) else str(value) or "none"
+        yield f"  {name} = {shown} {unit}".rstrip()
+
+
+def _block(title: str, rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    yield f"  {title}"
+    for name, text in rows:
+        yield from textwrap.wrap(
+            text,
+            WIDTH,
+            initial_indent=f"      {name + ':':9}",
+            subsequent_indent=" " * 15,
+            break_on_hyphens=False,
+        )

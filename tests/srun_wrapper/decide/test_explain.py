@@ -1,0 +1,129 @@
+"""robust-srun --robust-explain: its text, and that the rules do what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robust_slurm.config import Config
+from srun_wrapper.decide import explain, ladder
+from srun_wrapper.decide.diagnose import RULES, diagnose
+from srun_wrapper.decide.diagnosis import Diagnosis
+from srun_wrapper.decide.failure import Failure
+from srun_wrapper.decide.ladder import Budget, Means
+
+GOLDEN = Path(__file__).parents[2] / "data" / "explain.txt"
+ECC = "CUDA error: uncorrectable ECC error encountered"
+EIO = "OSError: [Errno 5] Input/output error"
+CLOSED = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]"
+PREEMPTED = "train: received preemption signal from the scheduler"
+WORK = (
+    "[rank{0}]: [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=81, "
+    "OpType=ALLREDUCE, NumelIn={1}, NumelOut={1}, Timeout(ms)=600000) ran for 600010 milliseconds"
+)
+
+
+def end(tail: str = "", rank: int = 0, **fields: Any) -> Failure:
+    values: dict[str, Any] = {"code": 1, "rank": rank} | fields
+    return Failure("crash", 10.0, 9.9, f"n{rank + 1}", tail=tail, **values)
+
+
+def nan(rank: int = 0, step: int = 9) -> Failure:
+    return Failure("nan", 10.0, 9.0, f"n{rank + 1}", rank, step=step, evidence=("NaN",))
+
+
+EXAMPLES: dict[str, list[Failure]] = {
+    "node-lost": [Failure("node_lost", 10.0, 8.0, "n1", evidence=("silent",))],
+    "recomputed": [Failure("differs", 10.0, 9.0, "n1", suspects=("n1",), evidence=("bits",))],
+    "nan-of-machine": [nan(), end(ECC)],
+    "nan": [nan()],
+    "hang": [Failure("hang", 10.0, 0.0, "n1", suspects=("n1",))],
+    "cannot-start-here": [end(code=2, launched=False)],
+    "preempted": [end(ECC), end(PREEMPTED, 1)],
+    "cannot-start": [end(rank=r, code=2, launched=False) for r in range(9)],
+    "shared-error": [end(ECC), end(ECC, 1)],
+    "machine-error": [end(ECC)],
+    "different-collectives": [end(WORK.format(r, 5 if r == 2 else 9), r) for r in range(4)],
+    "points-to-node": [end(EIO)],
+    "follows": [end(CLOSED)],
+    "program-error": [end("ValueError: x\nRuntimeError: CUDA error: device-side assert triggered")],
+    "signal": [end(code=None, signal=11)],
+    "exit-code": [end(code=3)],
+}
+PLANS = {  # the actions of the first and of the second time, and the nodes that leave
+    "evict": (("swap_spare", ("n1",)), ("swap_spare", ("n1",))),
+    "second": (("restart", ()), ("swap_spare", ("n1",))),
+    "test": (("restart", ()), ("stop", ())),
+    "stop": (("restart", ()), ("stop", ())),
+    "stop now": (("stop", ()), ("stop", ())),
+    "restart": (("restart", ()), ("restart", ())),
+}
+
+
+def test_every_rule_has_an_example() -> None:
+    assert list(EXAMPLES) == [rule.id for rule in RULES]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_the_ladder_does_what_is_printed_of_a_rule(rule: Any) -> None:
+    """Without tests of the machines; these come before the second time."""
+    budget, plans = Budget(), []
+    for _ in range(2):
+        found = diagnose(EXAMPLES[rule.id], 9)
+        assert found.rule == ("machine-error" if rule.id == "nan-of-machine" else rule.id)
+        budget.spend(found)
+        vacant = ("n1",) if found.symptom == "node_lost" else ()
+        plan = ladder.plan(found, vacant, budget, Means(9, 0, False, 3))
+        plans.append((plan.action, plan.replace))
+    assert tuple(plans) == PLANS[rule.then]
+
+
+def found(example: str, **changes: Any) -> Diagnosis:
+    return replace(diagnose(EXAMPLES[example], 9), **changes)
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "times", "vacant", "means", "rung"),
+    [
+        (found("machine-error"), 1, (), Means(1, 0, True, 3, "stdin is used up"), "no-start"),
+        (found("cannot-start"), 1, (), Means(1, 0, True, 3), "cannot-run"),
+        (found("exit-code"), 2, (), Means(1, 0, True, 3), "same-error"),
+        (found("nan"), 2, (), Means(1, 0, True, 3), "same-nan"),
+        (found("follows"), 4, (), Means(1, 0, True, 3), "no-progress"),
+        (found("follows"), 3, (), Means(1, 0, True, 3), "in-place"),
+        (found("machine-error"), 1, (), Means(1, 1, True, 3), "spare"),
+        (found("machine-error"), 1, (), Means(0, 1, True, 3), "standby"),
+        (found("machine-error"), 1, ("n2",), Means(1, 0, True, 3), "spare-for-lost"),
+        (found("machine-error"), 1, ("n2",), Means(0, 1, True, 3), "standby-for-lost"),
+        (found("machine-error"), 1, (), Means(0, 0, True, 3), "keep"),
+        (found("machine-error", proven=("n1",)), 4, (), Means(0, 0, True, 3), "requeue"),
+        (found("machine-error", proven=("n1",)), 4, (), Means(0, 0, False, 3), "nothing-left"),
+    ],
+)
+def test_each_rung(
+    diagnosis: Diagnosis, times: int, vacant: tuple[str, ...], means: Means, rung: str
+) -> None:
+    budget = Budget()
+    for _ in range(times):
+        budget.spend(diagnosis)
+    assert ladder.plan(diagnosis, vacant, budget, means).rung == rung
+    assert rung in [each.id for each in ladder.RUNGS]
+
+
+def test_the_text() -> None:
+    """After a change of a rule: python -m srun_wrapper.cli --robust-explain, see the file."""
+    lines = explain.explain(Config())
+    assert "\n".join(lines) + "\n" == GOLDEN.read_text()
+    assert max(map(len, lines)) <= explain.WIDTH
+
+
+def test_the_limits_are_those_in_force() -> None:
+    config = replace(Config(), stop_tests=0.0, replay=20, max_restarts=7, hang=False)
+    text = "\n".join(explain.explain(config))
+    assert "the node is evicted the second time" in text and "tests of the machines (" not in text
+    assert "off (stop_tests = 0)" in text and "off (replay = 0)" not in text
+    for line in ("max_restarts = 7", "replay = 20 steps", "hang = off", "stop_tests = 0 s"):
+        assert f"  {line}\n" in text
