@@ -15,13 +15,13 @@ from robust_slurm.auto.learnt import path_beside
 from robust_slurm.record import create
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes.starting import Start as Starting
-from srun_wrapper.agent.snapshot_store import Keeper
+from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.agent.streams.pump import Pump
 from srun_wrapper.agent.streams.sinks import are_open, open_sinks
 from srun_wrapper.agent.streams.streams import Streams
 from srun_wrapper.agent.warm.imports import Learnt
 from srun_wrapper.agent.warm.interpreter import Forked, Warm, at_start
-from srun_wrapper.agent.warm.torchrun_broker import Tell, WarmDoor
+from srun_wrapper.agent.warm.torchrun_broker import Tell, TorchrunBroker
 from srun_wrapper.command.rank_env import STALE
 from srun_wrapper.command.torchrun import torchrun_overrides
 from srun_wrapper.protocol.messages import RankStart, Start
@@ -93,7 +93,7 @@ class Launcher:
         local: int,
         options: SlotOptions,
         run_dir: Path,
-        keeper: Keeper | None,
+        store: SnapshotStore | None,
         started: Callable[[Running], None],
         failed: Callable[[Launch, Exception], None],
         cold: Callable[[Launch], None],
@@ -105,17 +105,17 @@ class Launcher:
         self._local = local
         self._options = options
         self._run_dir = run_dir
-        self._keeper = keeper
+        self._store = store
         self._on_started = started
         self._on_failed = failed
         self._on_cold = cold
         self._on_ended = ended
         self._on_change = changed
         self.warm: Warm | None = None
-        self.door: WarmDoor | None = None
+        self.broker: TorchrunBroker | None = None
         if options.warm and not options.inherit:
             self.warm = self._make_warm(lambda own: learnt(own, 0, {}))
-            self.door = self._open_door(learnt)
+            self.broker = self._start_broker(learnt)
         self._forking: Launch | None = None
         self._starting: Starting[Running] | None = None
         self._unclaimed: dict[int, int] = {}
@@ -127,12 +127,12 @@ class Launcher:
     def _changed(self) -> None:
         self._loop.call(self._on_change)
 
-    def _open_door(self, learnt: Tell) -> WarmDoor | None:
+    def _start_broker(self, learnt: Tell) -> TorchrunBroker | None:
         path = self._run_dir / f"warm-{self._local}.sock"
         try:
             imports = self._run_dir / f"launcher-{self._local}.modules"
             make = lambda: self._make_warm(lambda _own: None)  # noqa: E731
-            return WarmDoor(self._loop, path, imports, make, learnt)
+            return TorchrunBroker(self._loop, path, imports, make, learnt)
         except OSError as err:
             _log.warning(f"torchrun's ranks start without pre-imported modules: {err}")
             return None
@@ -153,8 +153,8 @@ class Launcher:
                 env=os.environ,
                 resized="ROBUST_REPLAY" in order.env,
             )
-        if self._keeper is not None:
-            self._keeper.begin(order)
+        if self._store is not None:
+            self._store.begin(order)
         env = self._environ(torchrun_env | order.env | rank.env)
         record = self._run_dir / f"{order.epoch}-{self._local}.beat"
         launch = Launch(order, rank, command, env, record)
@@ -170,14 +170,14 @@ class Launcher:
 
     def _environ(self, more: Mapping[str, str]) -> dict[str, str]:
         env = {k: v for k, v in os.environ.items() if k not in STALE} | dict(more)
-        if self._keeper is not None:
-            env |= self._keeper.env()
+        if self._store is not None:
+            env |= self._store.env()
         env["ROBUST_BEAT_DIR"] = str(self._run_dir)
         env["ROBUST_AUTO"] = "1" if self._options.auto and not self._options.regex else "0"
         env["ROBUST_LEARN"] = "1" if self.warm is not None else "0"
-        if self.door is not None:
-            env[launched.DOOR] = str(self.door.path)
-            env[launched.IMPORTS] = str(self.door.imports)
+        if self.broker is not None:
+            env[launched.DOOR] = str(self.broker.path)
+            env[launched.IMPORTS] = str(self.broker.imports)
         paths = [str(HOOK_DIR), env.get("PYTHONPATH", "")]
         env["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
         return env
@@ -271,8 +271,8 @@ class Launcher:
         if self.warm is not None:
             files = [path_beside(str(launch.record)), launch.env.get(launched.IMPORTS, "")]
             self.warm.watch([Path(f) for f in files if f], process.pid, launch.command, launch.env)
-        if self.door is not None:
-            self.door.watch(self._run_dir, launch.order.epoch, process.pid)
+        if self.broker is not None:
+            self.broker.watch(self._run_dir, launch.order.epoch, process.pid)
         self._on_started(Running(launch.order.epoch, process, pumps))
         if process.pid in ended:
             self._on_ended({process.pid: ended[process.pid]})
@@ -288,10 +288,10 @@ class Launcher:
         if not ranks:
             if self.warm is not None:
                 self.warm.start(learnt, self._options.command, own, further=True)
-        elif self.door is not None:
+        elif self.broker is not None:
             counts = at_start(own)
             kept = {name: value for name, value in own.items() if name not in counts}
-            self.door.warm_up(learnt, ranks, {**kept, **environ})
+            self.broker.warm_up(learnt, ranks, {**kept, **environ})
 
     def forking(self) -> bool:
         """True while a rank is being started."""
@@ -299,7 +299,7 @@ class Launcher:
 
     def warm_ranks(self) -> int:
         """Number of ranks of this slot that could be forked now: torchrun's, if it is torchrun."""
-        ranks = self.door.ready() if self.door is not None else 0
+        ranks = self.broker.ready() if self.broker is not None else 0
         return ranks or int(self.warm is not None and self.warm.ready)
 
     # -- ends
@@ -310,15 +310,15 @@ class Launcher:
             self._unclaimed |= ended
         if self.warm is not None:
             self.warm.reaped(ended)
-        if self.door is not None:
-            self.door.reaped(ended)
+        if self.broker is not None:
+            self.broker.reaped(ended)
 
     def rank_ended(self) -> None:
         """It will tell nothing any more."""
         if self.warm is not None:
             self.warm.unwatch()
-        if self.door is not None:
-            self.door.unwatch()
+        if self.broker is not None:
+            self.broker.unwatch()
 
     def cancel(self) -> None:
         """Everything is being ended: nobody may be left who is just being forked."""
@@ -329,13 +329,13 @@ class Launcher:
             self._starting = None
         if self.warm is not None:
             self.warm.cancel()
-        if self.door is not None:
-            self.door.cancel()
+        if self.broker is not None:
+            self.broker.cancel()
 
     def processes(self) -> list[int]:
         """Pids of warm interpreters, which must survive the end of a rank."""
         found = self.warm.processes() if self.warm is not None else []
-        return found + (self.door.processes() if self.door is not None else [])
+        return found + (self.broker.processes() if self.broker is not None else [])
 
     def close(self) -> None:
         if self._starting is not None:
@@ -343,5 +343,5 @@ class Launcher:
             self._starting = None
         if self.warm is not None:
             self.warm.stop()
-        if self.door is not None:
-            self.door.stop()
+        if self.broker is not None:
+            self.broker.stop()

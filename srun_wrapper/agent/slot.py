@@ -16,7 +16,7 @@ from srun_wrapper.agent.processes import process_tree, starting
 from srun_wrapper.agent.processes.sampler import Sampler
 from srun_wrapper.agent.processes.stop_stages import Aborts, StopStages
 from srun_wrapper.agent.rank_launcher import Launch, Launcher, Running, SlotOptions
-from srun_wrapper.agent.snapshot_store import Keeper
+from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.agent.streams.stdin import Stdin
 from srun_wrapper.agent.test_worker import SlotTests
 from srun_wrapper.agent.warm.imports import Learnt, pack, unpack
@@ -63,7 +63,7 @@ class Slot:
         run_dir: Path,
         emit: Callable[[Message], None],
         finish: Callable[[int, int], None],
-        keeper: Keeper | None = None,
+        store: SnapshotStore | None = None,
         tester: SlotTests | None = None,
         stdin: Stdin | None = None,
     ) -> None:
@@ -73,7 +73,7 @@ class Slot:
         self._run_dir = run_dir
         self._emit = emit
         self._finish = finish
-        self._keeper = keeper
+        self._store = store
         self._tester = tester
         self._stdin = stdin
         self._running: Running | None = None
@@ -84,7 +84,7 @@ class Slot:
         self._next: Start | None = None
         self._cold: Launch | None = None
         self._launcher = Launcher(
-            loop, local, options, run_dir, keeper,
+            loop, local, options, run_dir, store,
             started=self._started, failed=self._failed, cold=self._start_cold,
             ended=self._end_running, learnt=self._learnt, changed=self._tell_warm,
         )  # fmt: skip
@@ -121,8 +121,8 @@ class Slot:
             for local, (code, signum) in enumerate(order.exits):
                 if local == self._local:
                     self._finish(code, signum)
-        elif self._keeper is not None:
-            self._keeper.handle(order)
+        elif self._store is not None:
+            self._store.handle(order)
 
     def signal(self, signum: int) -> None:
         """Pass a signal to the rank's process group."""
@@ -154,8 +154,8 @@ class Slot:
         self.kill()
 
     def _staying(self) -> list[int]:
-        keeper = self._keeper.processes() if self._keeper is not None else []
-        return keeper + self._launcher.processes()
+        store = self._store.processes() if self._store is not None else []
+        return store + self._launcher.processes()
 
     def children_changed(self) -> None:
         """SIGCHLD: something below this shim ended."""

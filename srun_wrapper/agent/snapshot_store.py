@@ -45,7 +45,7 @@ DIRECTORY = "ckpt"  # in the agent's run directory
 SOCKET = "ROBUST_CKPT_SOCKET"
 
 
-class Keeper:
+class SnapshotStore:
     """One slot's store. Raises OSError when it cannot be made."""
 
     def __init__(

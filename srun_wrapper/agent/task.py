@@ -37,7 +37,7 @@ from srun_wrapper.agent.processes.guardian import Restart, guarded
 from srun_wrapper.agent.rank_launcher import SlotOptions
 from srun_wrapper.agent.silence import Verdict
 from srun_wrapper.agent.slot import SECRETS, Slot
-from srun_wrapper.agent.snapshot_store import Keeper
+from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.agent.streams.stdin import Stdin
 from srun_wrapper.agent.test_worker import SlotTests
 from srun_wrapper.command.rank_env import parse_tasks_per_node
@@ -104,7 +104,7 @@ class Shim:
         self._options = options
         self._command = tuple(command)
         self._slot: Slot | None = None
-        self._keeper: Keeper | None = None
+        self._store: SnapshotStore | None = None
         self._agent: Agent | None = None
         self._link: Link | None = None
         self._run_dir: MemoryDir | None = None
@@ -145,8 +145,8 @@ class Shim:
         finally:
             if self._slot is not None:
                 self._slot.close()
-            if self._keeper is not None:
-                self._keeper.close()
+            if self._store is not None:
+                self._store.close()
             if self._agent is not None:
                 self._agent.close()
             if self._run_dir is not None:
@@ -167,7 +167,7 @@ class Shim:
             self._options.work_limit,
         )
         if self._options.checkpoint:
-            self._keeper = self._make_keeper(run_dir)
+            self._store = self._make_store(run_dir)
         self._slot = Slot(
             self._loop,
             self._place.local,
@@ -175,7 +175,7 @@ class Shim:
             run_dir,
             self._emit,
             self._finish,
-            self._keeper,
+            self._store,
             SlotTests(
                 self._loop,
                 self._place.local,
@@ -193,9 +193,9 @@ class Shim:
     def _tell_stdin(self, whole: bool) -> None:
         self._loop.call(lambda: self._emit(StdinRead(0, self._place.local, whole)))
 
-    def _make_keeper(self, run_dir: Path) -> Keeper | None:
+    def _make_store(self, run_dir: Path) -> SnapshotStore | None:
         try:
-            return Keeper(
+            return SnapshotStore(
                 self._loop,
                 self._place.local,
                 run_dir,
@@ -209,7 +209,7 @@ class Shim:
             return None
 
     def _announce(self) -> None:
-        port = self._keeper.port if self._keeper is not None else 0
+        port = self._store.port if self._store is not None else 0
         self._emit(StoreReady(0, self._place.local, port, self._snapshot_address()))
 
     def _snapshot_address(self) -> str:

@@ -179,7 +179,9 @@ class Certificates:
         if state.world.epoch != self._epoch:
             return
         ranks = (*state.world.by_rank.values(), *state.world.inner.values())
-        bound = state.nans.bound.step if state.nans.since and state.nans.bound else None
+        bound = (
+            state.nonfinite.bound.step if state.nonfinite.since and state.nonfinite.bound else None
+        )
         self.line.prove((r.proven for r in ranks if r.proven is not None), bound)
         enrolled = self._enrolments.ranks.values()
         self.line.sharers = sum(len(each.said.needs) > 1 for each in enrolled)

@@ -109,7 +109,7 @@ class Restoring:
         for _ in range(TRIES):
             if self._interrupted():
                 return False
-            before = state.nans.bound
+            before = state.nonfinite.bound
             trust = certificates.trust(places, on_disk)
             world = self._world()
             plan = await run_in_thread(
@@ -196,5 +196,5 @@ class Restoring:
         """Keep later recoveries from the states that this one leaves out as they may be spoiled."""
         newest = max([held.step for place in places for held in place.holdings], default=step)
         newest = max([newest, *(c.step for c in on_disk)])
-        self._state.nans.rewind(step, self._state.world.epoch, newest)
+        self._state.nonfinite.rewind(step, self._state.world.epoch, newest)
         await self._certificates.doubt(on_disk, step, self._certificates.suspicion)

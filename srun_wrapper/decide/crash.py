@@ -38,10 +38,10 @@ def _meaning(case: Case, root: Failure) -> str:
 
 
 def _cannot_start_here(case: Case) -> Diagnosis | None:
-    """A newcomer is proven unfit, since the same command ran elsewhere before."""
+    """A node that just joined is proven unfit: the same command ran elsewhere before."""
     unable = [f for f, _ in case.ends if not f.launched and not LIMIT.search(f.tail)]
     nodes = tuple(dict.fromkeys(f.node for f in unable))
-    unfit = nodes if set(nodes) <= set(case.newcomers) else ()
+    unfit = nodes if set(nodes) <= set(case.just_joined) else ()
     if not unable or not (unfit or len(nodes) < case.world_nodes):
         return None
     first = unable[0]

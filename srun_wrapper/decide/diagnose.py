@@ -11,25 +11,25 @@ from srun_wrapper.decide.ends import crashes
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.signatures.catalogue import Catalogue, load
 
-NANS_SHOWN = 8  # ranks that are named one by one
+NONFINITE_SHOWN = 8  # ranks that are named one by one
 
 
 def diagnose(
     failures: Sequence[Failure],
     world_nodes: int = 1,
-    newcomers: Collection[str] = (),
+    just_joined: Collection[str] = (),
     catalogue: Catalogue | None = None,
 ) -> Diagnosis:
     """Name the cause and the suspect nodes of failures that were seen together.
 
     ``world_nodes``: on how many nodes ranks were to run. A command that cannot be run on some of
     them only is those nodes' fault (a mount that is missing), on all of them the user's.
-    ``newcomers``: nodes that have just taken a place; one that cannot start a rank is proven unfit,
-    since the same command ran elsewhere before. ``catalogue``: the signatures of errors; None: the
-    built-in ones.
+    ``just_joined``: nodes that have just taken a place; one that cannot start a rank is proven
+    unfit, since the same command ran elsewhere before. ``catalogue``: the signatures of errors;
+    None: the built-in ones.
     """
     others = [f for f in failures if f.symptom != "crash"]
-    case = Case([*others, *crashes(failures)], world_nodes, newcomers, catalogue or load())
+    case = Case([*others, *crashes(failures)], world_nodes, just_joined, catalogue or load())
     for rule in RULES:
         if (found := rule.decide(case)) is not None:
             return replace(found, rule=found.rule or rule.id)
@@ -70,7 +70,7 @@ def _nan_of_machine(case: Case) -> Diagnosis | None:
     """A crash of a machine explains the NaN that was seen with it."""
     if case.root.symptom != "nan" or not case.ends:
         return None
-    ends = Case(crashes(case.failures), case.world_nodes, case.newcomers, case.catalogue)
+    ends = Case(crashes(case.failures), case.world_nodes, case.just_joined, case.catalogue)
     for rule in crash.RULES:
         if (found := rule.decide(ends)) is not None:
             lines = _nan_lines(case)
@@ -87,7 +87,7 @@ def _nan(case: Case) -> Diagnosis | None:
     """
     if case.root.symptom != "nan":
         return None
-    found = _nans(case)
+    found = _nonfinite(case)
     first = found[0]
     alone = first.step is not None and [f.step for f in found].count(first.step) == 1
     root = first if alone else replace(first, node="", rank=None)
@@ -95,16 +95,16 @@ def _nan(case: Case) -> Diagnosis | None:
     return Diagnosis("nan", "unknown", suspects, tuple(_nan_lines(case)), "nan", root)
 
 
-def _nans(case: Case) -> list[Failure]:
+def _nonfinite(case: Case) -> list[Failure]:
     """NaNs, the first one first."""
     return sorted(case.of("nan"), key=lambda f: (f.step is None, f.step or 0, f.rank or 0))
 
 
 def _nan_lines(case: Case) -> list[str]:
-    found = _nans(case)
-    lines = [line for f in found[:NANS_SHOWN] for line in f.evidence]
-    if len(found) > NANS_SHOWN:
-        lines.append(f"and of {len(found) - NANS_SHOWN} more ranks")
+    found = _nonfinite(case)
+    lines = [line for f in found[:NONFINITE_SHOWN] for line in f.evidence]
+    if len(found) > NONFINITE_SHOWN:
+        lines.append(f"and of {len(found) - NONFINITE_SHOWN} more ranks")
     return lines
 
 

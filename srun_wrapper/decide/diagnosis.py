@@ -46,7 +46,7 @@ class Case:
     failures: Sequence[Failure]
     world_nodes: int
     """Number of nodes on which ranks were to run."""
-    newcomers: Collection[str]
+    just_joined: Collection[str]
     """Nodes that have just taken a place."""
     catalogue: Catalogue
 

@@ -117,8 +117,8 @@ class Rank:
     loss: float | None = None
     grad_norm: float | None = None
     nan: NotFinite | None = None
-    odd_norms: int = 0  # reported steps in a row whose gradient norm was not finite
-    odd_since: int | None = None  # the first of them
+    nonfinite_norms: int = 0  # reported steps in a row whose gradient norm was not finite
+    nonfinite_since: int | None = None  # the first of them
     ended: bool = False  # the process that made the steps has: inside a torchrun, or a shell
     proven: int | None = None  # newest saved step that a finite loss was computed from
 
@@ -133,10 +133,10 @@ class Rank:
         norm = beat.grad_norm
         if norm is not None and ahead > 0:
             if norm - norm == 0.0:  # finite
-                self.odd_norms = 0
+                self.nonfinite_norms = 0
             else:
-                self.odd_since = self.odd_since if self.odd_norms else beat.step
-                self.odd_norms += 1
+                self.nonfinite_since = self.nonfinite_since if self.nonfinite_norms else beat.step
+                self.nonfinite_norms += 1
         if beat.beats:
             self.last_beat = max(self.last_beat, now - beat.age)
         self.phase = beat.phase

@@ -1,4 +1,4 @@
-"""Losses that are not finite: what is said of them, and which saved states they put in doubt."""
+"""Losses that are not finite: the failures that they are, and the saved states in doubt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NORMS = 20
 UNPROVEN = 2  # steps; a norm at step s tells of a state saved as s or s - 1, see docs/heartbeat.md
 
 
-class Nans:
+class NonfiniteLosses:
     """The losses of the running epoch that were not finite; the bound outlives the epoch."""
 
     def __init__(self) -> None:
@@ -28,14 +28,14 @@ class Nans:
 
         ``good``: when the rank was last known to be well.
         """
-        if id(rank) in self._ranks or (rank.nan is None and rank.odd_norms < NORMS):
+        if id(rank) in self._ranks or (rank.nan is None and rank.nonfinite_norms < NORMS):
             return None
         who = f"rank {rank.rank}" if rank.rank >= 0 else f"local rank {rank.local}"
         if rank.nan is not None:
             step, proven = rank.nan.step, rank.nan.proven
             what = f"loss of {who} on {rank.node.name} is {rank.nan.loss}"
         else:
-            step, proven = rank.odd_since, None
+            step, proven = rank.nonfinite_since, None
             what = f"gradient norm of {who} on {rank.node.name} was not finite {NORMS} times"
         self._ranks.add(id(rank))
         self.since = self.since or now

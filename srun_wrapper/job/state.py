@@ -13,7 +13,7 @@ from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.changes import Changes
 from srun_wrapper.job.membership import Membership
 from srun_wrapper.job.model import AgentKey, Node, Role, World
-from srun_wrapper.job.nonfinite import Nans
+from srun_wrapper.job.nonfinite import NonfiniteLosses
 from srun_wrapper.job.pace import Pace
 from srun_wrapper.job.progress import Progress
 from srun_wrapper.protocol.messages import Finish, Message, Stop, WorkerEnded
@@ -39,7 +39,7 @@ class JobState:
         self.members = Membership(lambda text: self.on_news(text))
         self.pace = Pace(config.hang_floor, config.busy_limit, config.start_limit)
         self.progress = Progress()
-        self.nans = Nans()
+        self.nonfinite = NonfiniteLosses()
         self.failures: list[Failure] = []
         self.changed = Changes()
         self.bus = Bus(self.nodes, self.changed)
@@ -155,7 +155,7 @@ class JobState:
         self._fail_node(node, "node_lost", why, silent=True, shared=shared)
         self.changed.set()
 
-    def take_back(self, node: Node) -> None:
+    def reinstate(self, node: Node) -> None:
         """Reinstate a node that was lost by its silence, unless it was replaced or told to end."""
         was, node.silent_as = node.silent_as, None
         if was is None or self.ending or isinstance(node.order, Finish):
@@ -173,9 +173,9 @@ class JobState:
 
     # -- epochs
 
-    def nans_open(self) -> bool:
+    def nonfinite_open(self) -> bool:
         """True if some nodes have yet to report whether their ranks' losses are finite."""
-        since = self.nans.since
+        since = self.nonfinite.since
         if not since or time.monotonic() - since > 2 * self.interval:
             return False
         return any(n.role is Role.ACTIVE and n.last_word < since for n in self.world.places)
@@ -184,7 +184,7 @@ class JobState:
         """Open the next epoch over the present places; returns its number."""
         self.members.begin_epoch()
         self.progress.new_epoch()
-        self.nans.new_epoch()
+        self.nonfinite.new_epoch()
         self.pace.new_epoch(time.monotonic())
         self.phases.clear()
         self.failures.clear()

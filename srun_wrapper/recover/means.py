@@ -12,7 +12,7 @@ from srun_wrapper.recover.standby.request import MAX_STANDBY_NODES
 
 
 class AvailableMeans:
-    """Counts what is left, and remembers newcomers that could not start a rank."""
+    """Counts what is left, and remembers nodes that joined and could not start a rank."""
 
     def __init__(self, state: JobState, launch: steps.Launch) -> None:
         self._state = state

@@ -179,9 +179,9 @@ class Recovery:
             self._localization.forgive()
         state.progress.failed()
         budget.spent = None
-        newcomers = self._nodes.replacement.newcomers()
-        diagnosis = diagnose(failures, len(state.world.places), newcomers, state.catalogue)
-        if newcomers.issuperset(diagnosis.suspects or ("",)):
+        just_joined = self._nodes.replacement.just_joined()
+        diagnosis = diagnose(failures, len(state.world.places), just_joined, state.catalogue)
+        if just_joined.issuperset(diagnosis.suspects or ("",)):
             self._nodes.means.unfit(diagnosis.suspects)  # it costs no restart: none was tried
         elif not again:
             budget.spend(diagnosis)

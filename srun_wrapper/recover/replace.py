@@ -31,8 +31,8 @@ class Replacement:
         self._over = over
         self._came: set[str] = set()  # took a place in the last recovery
 
-    def newcomers(self) -> set[str]:
-        """Nodes that have just taken a place and have not started a rank."""
+    def just_joined(self) -> set[str]:
+        """Return the nodes that have just taken a place and have not started a rank."""
         ran = {rank.node.name for rank in self._state.world.by_rank.values() if rank.started}
         return self._came - ran
 

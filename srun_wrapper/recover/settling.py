@@ -72,7 +72,7 @@ class Settling:
             and time.monotonic() - began < SETTLE_MAX
         ):
             await asyncio.sleep(0.02)
-        while state.nans_open() and not state.signalled:
+        while state.nonfinite_open() and not state.signalled:
             await asyncio.sleep(0.02)
         while state.failures and all(map(self._follows, state.failures)) and not state.signalled:
             waited = time.monotonic() - began

@@ -51,14 +51,14 @@ class Replay:
         """Find the bad nodes. None if a node was lost or the job ended in between."""
         state = self._state
         # Steps of a replay are no progress of the job, and say nothing about its pace.
-        kept = (state.progress, state.pace, state.nans, state.world.steppers)
-        state.progress, state.pace, state.nans = deepcopy(kept[:3])
+        kept = (state.progress, state.pace, state.nonfinite, state.world.steppers)
+        state.progress, state.pace, state.nonfinite = deepcopy(kept[:3])
         try:
             return await self._search()
         except Exception as err:  # noqa: BLE001 - a slip here must not end the job
             return Found({}, (f"replay: internal error: {type(err).__name__}: {err}",))
         finally:
-            state.progress, state.pace, state.nans, state.world.steppers = kept
+            state.progress, state.pace, state.nonfinite, state.world.steppers = kept
 
     async def _search(self) -> Found | None:
         asked = self._asked

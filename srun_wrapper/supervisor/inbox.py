@@ -77,7 +77,7 @@ class Inbox:
         node.refused_at = None
         connection.agent = node
         if node.role is Role.DEAD:
-            state.take_back(node)
+            state.reinstate(node)
         if reborn:
             self._reborn(node)
         self._acknowledge(node)
@@ -277,7 +277,7 @@ class Inbox:
                 rank.beats = 0
             good = rank.last_beat
             ahead = rank.take(beat, now)
-            if rank.nan is not None or rank.odd_norms:
+            if rank.nan is not None or rank.nonfinite_norms:
                 self._not_finite(rank, good)
             if first and rank.beats:
                 world.note_first_step(rank)
@@ -301,7 +301,7 @@ class Inbox:
             first = step - beats + 1
             progress.resume = first if progress.resume is None else min(progress.resume, first)
             if progress.reached(step):
-                self._state.nans.reached(step)
+                self._state.nonfinite.reached(step)
 
     def _not_finite(self, rank: Rank, good: float) -> None:
         """A failure of each rank whose loss is not finite; ``good``: when it was last known well.
@@ -311,7 +311,7 @@ class Inbox:
         state, now = self._state, rank.node.last_word
         if state.config.nan == "ignore":
             return
-        failure = state.nans.note(rank, state.world.epoch, now, good or now)
+        failure = state.nonfinite.note(rank, state.world.epoch, now, good or now)
         if failure is not None:
             state.progress.not_finite(failure.step)
             if not state.stopped():

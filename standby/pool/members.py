@@ -192,7 +192,7 @@ def choose(
 
 
 def demote(choice: Choice, wish: Wish, sight: Sight, admitted: Mapping[str, Member]) -> Choice:
-    """The choice without newcomers on which a job started meanwhile: they come later.
+    """The choice without new nodes on which a job started meanwhile: they come later.
 
     In the pool's partition a standby allocation could end that job.
     """

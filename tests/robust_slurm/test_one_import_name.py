@@ -14,6 +14,10 @@ import pytest
 import wheel
 from wheel import REPOSITORY, ROOMS
 
+from health.admin import render
+from health.gate import active_answer
+from robust_slurm import commands
+
 pytestmark = pytest.mark.slow
 
 COMMANDS = (
@@ -23,7 +27,11 @@ COMMANDS = (
     "robust-ckpt",
     "robust-health",
     "robust-admin",
+    "robust-prolog",
+    "robust-epilog",
 )
+ALSO = ("json", "logging", "socket", "msgspec", "ClusterShell", "pynvml", "robust_slurm")
+"""Names that a directory can have which somebody prepared for root to start in."""
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +115,44 @@ def test_processes_of_ours_run_in_such_a_project(installed: Path, project: Path)
         assert "robust-task: started outside robust-srun" in done.stderr, done.stderr
     done = run(project, python, *door, "robust_slurm.checkpoint.durable.writer")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def trap(tmp_path: Path) -> Path:
+    """A directory in which every name that root's processes import is a file of somebody else."""
+    for name in (*ROOMS, *ALSO, "rich"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the {name} of somebody else')\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["prolog", "epilog", "healthcheck"])
+def test_a_stub_of_roots_runs_the_gate_that_is_installed(
+    name: str, installed: Path, trap: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    etc = tmp_path_factory.mktemp("etc")
+    prefix = render.find_prefix(str(installed.parent))
+    site = render.Site(prefix, str(etc), "", str(etc))
+    texts = {file.path: file.text for file in render.node_files(site, "[gate]\nenabled = false\n")}
+    for path, text in texts.items():
+        Path(path).write_text(text)
+        Path(path).chmod(0o755)
+    done = run(trap, str(etc / name))  # switched off: it has read its settings, and does nothing
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    if name == "healthcheck":
+        done = run(trap, str(etc / name), "--help")
+        assert done.returncode == 0 and "usage" in done.stdout, done.stderr
+
+
+def test_the_children_of_the_gate_are_those_that_are_installed(installed: Path, trap: Path) -> None:
+    """The active tests of one node, their worker's start, and the process that asks NVML."""
+    python = str(installed / "python")
+    done = run(trap, *active_answer.argv(python, "quick", "n1", 1.0), "--help")
+    assert done.returncode == 0 and "robust-health test" in done.stdout, done.stderr
+    isolated = (python, "-I", *commands.words("health.active.nvidia.gpu_nvml"), "take", "")
+    done = run(trap, *isolated)
+    assert done.returncode == 0 and done.stdout.endswith('["stage", "done"]\n'), done.stderr
+    done = run(trap, python, "-I", *commands.words("health.active.coordinator.start"))
+    assert done.returncode == 2 and "no step of ours" in done.stderr, done.stderr
 
 
 def test_the_working_directory_is_no_place_for_modules(installed: Path, project: Path) -> None:

@@ -81,8 +81,8 @@ class Store:
         except OSError:
             self._release()
             raise
-        self._keeper = threading.Thread(target=self._keep, name="ckpt-store", daemon=True)
-        self._keeper.start()
+        self._thread = threading.Thread(target=self._keep, name="ckpt-store", daemon=True)
+        self._thread.start()
 
     def _listen(self, key: bytes | None, patience: float) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -226,7 +226,7 @@ class Store:
         self._fetcher.stop()
         self._wake()
         self.room.close()
-        threads = [self._keeper, *self._door.stop()]
+        threads = [self._thread, *self._door.stop()]
         if self._peers is not None:
             threads += self._peers.stop()
         for rank in self._desk.ranks():

@@ -51,7 +51,7 @@ class _Asking:
     pid: int = 0
 
 
-class WarmDoor:
+class TorchrunBroker:
     """All methods are called in the loop's thread."""
 
     def __init__(

@@ -100,7 +100,7 @@ class Verify:
             if done >= self._every and state.world.all_stepped():
                 self._stop("the script has no Checkpointer: there is no state to compare")
             return
-        if not self._standing.all_saved or state.nans.since or state.pace.phase == PHASE:
+        if not self._standing.all_saved or state.nonfinite.since or state.pace.phase == PHASE:
             return  # some have not gone on since the last one
         if self._recomputing.spent():
             self._stop(SPENT)

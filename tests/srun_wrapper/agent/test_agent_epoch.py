@@ -5,72 +5,76 @@ from __future__ import annotations
 from pathlib import Path
 
 import agent_node
-from agent_node import Boss, Shim, crash, start, wait
+from agent_node import FakeSupervisor, Shim, crash, start, wait
 
 from robust_slurm.record import RecordWriter, create, record_path
 from srun_wrapper.protocol.messages import Finish, Hello, Report, Started, Stop
 
-boss, shim = agent_node.boss, agent_node.shim
+supervisor, shim = agent_node.supervisor, agent_node.shim
 
 
-def test_it_introduces_itself_and_reports(boss: Boss, shim: Shim) -> None:
-    wait(lambda: len(boss.of(Report)) >= 3)
-    hello = boss.of(Hello)[0]
+def test_it_introduces_itself_and_reports(supervisor: FakeSupervisor, shim: Shim) -> None:
+    wait(lambda: len(supervisor.of(Report)) >= 3)
+    hello = supervisor.of(Hello)[0]
     assert (hello.job_id, hello.node, hello.tasks, hello.epoch) == (12, "n0", (0,), 0)
     assert hello.probe_port and hello.free_port
-    assert boss.of(Report)[0] == Report(0, ())
-    (node,) = boss.state.nodes.values()
+    assert supervisor.of(Report)[0] == Report(0, ())
+    (node,) = supervisor.state.nodes.values()
     assert node.address == "127.0.0.1"
 
 
-def test_an_epoch(boss: Boss, shim: Shim) -> None:
-    wait(lambda: bool(boss.of(Hello)))
-    boss.activate()
-    boss.order(start(1))
-    wait(lambda: bool(boss.of(Started)))
-    wait(boss.state.world.all_started)
+def test_an_epoch(supervisor: FakeSupervisor, shim: Shim) -> None:
+    wait(lambda: bool(supervisor.of(Hello)))
+    supervisor.activate()
+    supervisor.order(start(1))
+    wait(lambda: bool(supervisor.of(Started)))
+    wait(supervisor.state.world.all_started)
     assert shim.orders == [start(1)]
     shim.emit(crash())
-    wait(lambda: len(boss.state.failures) == 1)
-    boss.order(Stop(1, 0.2))
-    (node,) = boss.state.nodes.values()
+    wait(lambda: len(supervisor.state.failures) == 1)
+    supervisor.order(Stop(1, 0.2))
+    (node,) = supervisor.state.nodes.values()
     wait(lambda: node.stopped == 1)
-    boss.order(Finish(((1, 0),)))
+    supervisor.order(Finish(((1, 0),)))
     wait(lambda: Finish(((1, 0),)) in shim.orders)
 
 
-def test_beats_are_read_and_old_records_forgotten(boss: Boss, shim: Shim, tmp_path: Path) -> None:
-    wait(lambda: bool(boss.of(Hello)))
-    boss.activate()
+def test_beats_are_read_and_old_records_forgotten(
+    supervisor: FakeSupervisor, shim: Shim, tmp_path: Path
+) -> None:
+    wait(lambda: bool(supervisor.of(Hello)))
+    supervisor.activate()
     for epoch in (1, 2, 3):
         path = record_path(str(tmp_path), epoch, 0)
         create(path, epoch=epoch, local_rank=0, rank=0)
         if epoch > 1:
-            boss.do(boss.state.new_epoch)
-        boss.order(start(epoch))
+            supervisor.do(supervisor.state.new_epoch)
+        supervisor.order(start(epoch))
         writer = RecordWriter(path)
         writer.beat(10 * epoch)
         writer.close()
-        wait(lambda e=epoch: boss.state.progress.best == 10 * e)  # type: ignore[misc]
+        wait(lambda e=epoch: supervisor.state.progress.best == 10 * e)  # type: ignore[misc]
     assert sorted(p.name for p in tmp_path.glob("*.beat")) == ["2-0.beat", "3-0.beat"]
-    wait(lambda: any(r.epoch == 3 and r.beats for r in boss.of(Report)))
-    reports = [r for r in boss.of(Report) if r.epoch == 3 and r.beats]
+    wait(lambda: any(r.epoch == 3 and r.beats for r in supervisor.of(Report)))
+    reports = [r for r in supervisor.of(Report) if r.epoch == 3 and r.beats]
     beat = reports[-1].beats[0]
     assert (beat.local, beat.step, beat.beats, beat.source) == (0, 30, 1, "regex")
     assert 0.0 <= beat.age < 10.0
 
 
-def test_the_last_step_comes_before_the_end(boss: Boss, shim: Shim, tmp_path: Path) -> None:
-    wait(lambda: bool(boss.of(Hello)))
-    boss.activate()
+def test_the_last_step_comes_before_the_end(
+    supervisor: FakeSupervisor, shim: Shim, tmp_path: Path
+) -> None:
+    wait(lambda: bool(supervisor.of(Hello)))
+    supervisor.activate()
     path = record_path(str(tmp_path), 1, 0)
     create(path, epoch=1, local_rank=0, rank=0)
-    boss.order(start(1))
-    wait(lambda: bool(boss.of(Started)))
+    supervisor.order(start(1))
+    wait(lambda: bool(supervisor.of(Started)))
     writer = RecordWriter(path)
     for step in range(1, 50):
         writer.beat(step)
     shim.emit(crash())
-    wait(lambda: len(boss.state.failures) == 1)
-    assert boss.state.progress.best == 49
+    wait(lambda: len(supervisor.state.failures) == 1)
+    assert supervisor.state.progress.best == 49
     writer.close()

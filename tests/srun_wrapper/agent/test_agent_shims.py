@@ -10,7 +10,7 @@ from pathlib import Path
 
 import agent_node
 import pytest
-from agent_node import Boss, Shim, wait
+from agent_node import FakeSupervisor, Shim, wait
 
 from srun_wrapper.agent import filesystems
 from srun_wrapper.agent.link import Link
@@ -30,7 +30,7 @@ from srun_wrapper.protocol.messages import (
     decode_to_shim,
 )
 
-boss, shim = agent_node.boss, agent_node.shim
+supervisor, shim = agent_node.supervisor, agent_node.shim
 
 
 class Second:
@@ -62,10 +62,10 @@ class Second:
 
 
 @pytest.fixture
-def two(boss: Boss, tmp_path: Path) -> Iterator[tuple[Shim, Second]]:
-    shim = Shim(boss, tmp_path, local_tasks=2, step_tasks=2)
-    second = Second(shim, boss.key)
-    wait(lambda: bool(boss.of(Hello)))
+def two(supervisor: FakeSupervisor, tmp_path: Path) -> Iterator[tuple[Shim, Second]]:
+    shim = Shim(supervisor, tmp_path, local_tasks=2, step_tasks=2)
+    second = Second(shim, supervisor.key)
+    wait(lambda: bool(supervisor.of(Hello)))
     yield shim, second
     shim.close()
 
@@ -73,69 +73,71 @@ def two(boss: Boss, tmp_path: Path) -> Iterator[tuple[Shim, Second]]:
 Two = tuple[Shim, Second]
 
 
-def test_a_node_speaks_when_all_its_shims_are_there(boss: Boss, two: Two, tmp_path: Path) -> None:
+def test_a_node_speaks_when_all_its_shims_are_there(
+    supervisor: FakeSupervisor, two: Two, tmp_path: Path
+) -> None:
     _shim, second = two
-    assert boss.of(Hello)[0].tasks == (0, 1)
+    assert supervisor.of(Hello)[0].tasks == (0, 1)
     wait(lambda: second.got == [SlotWelcome(str(tmp_path))])
 
 
-def test_a_node_has_stopped_when_all_its_slots_have(boss: Boss, two: Two) -> None:
+def test_a_node_has_stopped_when_all_its_slots_have(supervisor: FakeSupervisor, two: Two) -> None:
     shim, second = two
-    boss.activate()
-    boss.order(Stop(1, 0.1))
+    supervisor.activate()
+    supervisor.order(Stop(1, 0.1))
     wait(lambda: Stop(1, 0.1) in second.got and Stop(1, 0.1) in shim.orders)
-    reports = len(boss.of(Report))
-    wait(lambda: len(boss.of(Report)) > reports + 1)
-    assert boss.of(Stopped) == []
+    reports = len(supervisor.of(Report))
+    wait(lambda: len(supervisor.of(Report)) > reports + 1)
+    assert supervisor.of(Stopped) == []
     second.say(shim, Stopped(0, 1, 0, (77,)))
-    wait(lambda: bool(boss.of(Stopped)))
-    stopped = boss.of(Stopped)[0]
+    wait(lambda: bool(supervisor.of(Stopped)))
+    stopped = supervisor.of(Stopped)[0]
     assert (stopped.epoch, stopped.stuck) == (1, (77,))
     assert stopped.free_port
 
 
 def test_an_inspection_answers_for_the_whole_node(
-    boss: Boss, two: Two, monkeypatch: pytest.MonkeyPatch
+    supervisor: FakeSupervisor, two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shim, second = two
     began = time.monotonic()
     monkeypatch.setattr(
         filesystems, "answering", lambda since: ("/data",) if since > began else ("/earlier",)
     )
-    boss.order(Inspect(5, 0.1))
+    supervisor.order(Inspect(5, 0.1))
     wait(lambda: Inspect(5, 0.1) in second.got)
     second.say(shim, Inspected(5, 0.1, (Sample(1, "S", 0.0, 0),)))
     shim.emit(Inspected(5, 0.1, (Sample(0, "R", 1.0, 0),)))
-    wait(lambda: bool(boss.of(Inspected)))
-    (answer,) = boss.of(Inspected)
+    wait(lambda: bool(supervisor.of(Inspected)))
+    (answer,) = supervisor.of(Inspected)
     assert [s.local for s in answer.samples] == [0, 1]
     assert answer.answering == ("/data",)
 
 
-def test_a_lost_shim_is_news(boss: Boss, two: Two) -> None:
+def test_a_lost_shim_is_news(supervisor: FakeSupervisor, two: Two) -> None:
     shim, second = two
-    boss.activate()
+    supervisor.activate()
     link = second.link
     assert link is not None
     shim.call(link.close)
-    wait(lambda: bool(boss.of(SlotLost)))
-    assert boss.of(SlotLost)[0].local == 1
-    assert [f.symptom for f in boss.state.failures] == ["node_lost"]
+    wait(lambda: bool(supervisor.of(SlotLost)))
+    assert supervisor.of(SlotLost)[0].local == 1
+    assert [f.symptom for f in supervisor.state.failures] == ["node_lost"]
 
 
-def test_a_shim_without_the_key_is_nobody(boss: Boss, two: Two) -> None:
+def test_a_shim_without_the_key_is_nobody(supervisor: FakeSupervisor, two: Two) -> None:
     shim, _second = two
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
-        stranger.connect(shim_address(boss.key, shim.place))
+        stranger.connect(shim_address(supervisor.key, shim.place))
         stranger.sendall(b"hello, I am local id 1\n")
         stranger.settimeout(5.0)
         while stranger.recv(4096):
             pass
-    assert boss.of(SlotLost) == []
+    assert supervisor.of(SlotLost) == []
 
 
-def test_the_shims_meet_where_only_the_key_leads(boss: Boss, shim: Shim) -> None:
-    address = shim_address(boss.key, shim.place)
+def test_the_shims_meet_where_only_the_key_leads(supervisor: FakeSupervisor, shim: Shim) -> None:
+    address = shim_address(supervisor.key, shim.place)
     assert address.startswith(b"\0robust-")
     assert address != shim_address(b"x" * 32, shim.place)
-    assert address != shim_address(boss.key, replace(shim.place, node_index=1))
+    assert address != shim_address(supervisor.key, replace(shim.place, node_index=1))

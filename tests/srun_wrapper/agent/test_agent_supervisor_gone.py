@@ -9,92 +9,94 @@ from pathlib import Path
 
 import agent_node
 import pytest
-from agent_node import Boss, Shim, crash, start, wait
+from agent_node import FakeSupervisor, Shim, crash, start, wait
 
 from srun_wrapper.agent import silence, uplink
 from srun_wrapper.agent.batch_host_failover import ask_peer
 from srun_wrapper.agent.silence import Verdict
 from srun_wrapper.protocol.messages import Event, Hello, Peer, Report, Started
 
-boss, shim = agent_node.boss, agent_node.shim
+supervisor, shim = agent_node.supervisor, agent_node.shim
 
 
 def numbers(events: list[Event]) -> list[int]:
     return [event.number for event in events]
 
 
-def test_events_survive_a_cut_connection_and_count_once(boss: Boss, shim: Shim) -> None:
-    wait(lambda: bool(boss.of(Hello)))
-    boss.activate()
-    boss.order(start(1))
-    wait(boss.state.world.all_started)
+def test_events_survive_a_cut_connection_and_count_once(
+    supervisor: FakeSupervisor, shim: Shim
+) -> None:
+    wait(lambda: bool(supervisor.of(Hello)))
+    supervisor.activate()
+    supervisor.order(start(1))
+    wait(supervisor.state.world.all_started)
     for _ in range(5):
-        before = len(boss.of(Hello))
+        before = len(supervisor.of(Hello))
         shim.emit(Started(0, 1, 0, 1))
-        boss.cut()
+        supervisor.cut()
         shim.emit(Started(0, 1, 0, 2))
-        wait(lambda n=before: len(boss.of(Hello)) > n)  # type: ignore[misc]
+        wait(lambda n=before: len(supervisor.of(Hello)) > n)  # type: ignore[misc]
     shim.emit(crash())
-    (node,) = boss.state.nodes.values()
+    (node,) = supervisor.state.nodes.values()
     # Stopped, Started, ten more, Exited. A message is in `heard` after the state has taken it.
-    wait(lambda: 13 in numbers(boss.of(Event)))
+    wait(lambda: 13 in numbers(supervisor.of(Event)))
     assert node.seen == 13
-    assert sorted(set(numbers(boss.of(Event)))) == list(range(1, 14))
-    assert len(boss.state.failures) == 1
-    assert [h.epoch for h in boss.of(Hello)] == [0, 1, 1, 1, 1, 1]
+    assert sorted(set(numbers(supervisor.of(Event)))) == list(range(1, 14))
+    assert len(supervisor.state.failures) == 1
+    assert [h.epoch for h in supervisor.of(Hello)] == [0, 1, 1, 1, 1, 1]
     assert shim.verdicts == []
 
 
 def test_events_while_nobody_acknowledges_are_sent_again(
-    boss: Boss, shim: Shim, monkeypatch: pytest.MonkeyPatch
+    supervisor: FakeSupervisor, shim: Shim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The supervisor took an event from the socket and lost it with the connection."""
     monkeypatch.setattr(uplink, "QUIET", 0.3)
-    wait(lambda: bool(boss.of(Hello)))
-    boss.activate()
-    boss.order(start(1))
-    wait(boss.state.world.all_started)
-    boss.mute = True
+    wait(lambda: bool(supervisor.of(Hello)))
+    supervisor.activate()
+    supervisor.order(start(1))
+    wait(supervisor.state.world.all_started)
+    supervisor.mute = True
     shim.emit(crash(code=3))
-    wait(lambda: len(boss.connections) >= 2)
-    boss.mute = False
-    wait(lambda: len(boss.state.failures) == 1)
-    assert boss.state.failures[0].code == 3
+    wait(lambda: len(supervisor.connections) >= 2)
+    supervisor.mute = False
+    wait(lambda: len(supervisor.state.failures) == 1)
+    assert supervisor.state.failures[0].code == 3
 
 
-def test_an_order_that_went_under_is_given_again(boss: Boss, shim: Shim) -> None:
-    wait(lambda: bool(boss.of(Hello)))
-    boss.activate()
-    (node,) = boss.state.nodes.values()
+def test_an_order_that_went_under_is_given_again(supervisor: FakeSupervisor, shim: Shim) -> None:
+    wait(lambda: bool(supervisor.of(Hello)))
+    supervisor.activate()
+    (node,) = supervisor.state.nodes.values()
     node.order = start(1)  # sent into a connection that was breaking
-    boss.cut()
-    wait(boss.state.world.all_started)
+    supervisor.cut()
+    wait(supervisor.state.world.all_started)
     assert shim.orders == [start(1)]
 
 
 def test_a_mute_supervisor_is_not_stormed(
-    boss: Boss, shim: Shim, monkeypatch: pytest.MonkeyPatch
+    supervisor: FakeSupervisor, shim: Shim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes connections but does not answer: the line is made anew now and then, not always."""
     monkeypatch.setattr(uplink, "QUIET", 0.3)
-    wait(lambda: bool(boss.of(Hello)))
+    wait(lambda: bool(supervisor.of(Hello)))
     began = time.monotonic()
-    boss.mute = True
-    wait(lambda: len(boss.connections) >= 4)
+    supervisor.mute = True
+    wait(lambda: len(supervisor.connections) >= 4)
     assert time.monotonic() - began >= 2 * 0.3  # the first was quiet for some time before
-    boss.mute = False
-    heard = len(boss.heard)
-    wait(lambda: len(boss.heard) > heard + 3)
+    supervisor.mute = False
+    heard = len(supervisor.heard)
+    wait(lambda: len(supervisor.heard) > heard + 3)
     assert shim.verdicts == []
 
 
 def test_a_supervisor_that_is_stopped_is_waited_for(
-    boss: Boss, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    supervisor: FakeSupervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only its kernel answers (Ctrl-Z): one waiting connection, no verdict."""
     monkeypatch.setattr(uplink, "CONNECT_TIMEOUT", 0.1)
     with socket.create_server(("127.0.0.1", 0), backlog=16) as stopped:
-        shim = Shim(boss, tmp_path, port=stopped.getsockname()[1])
+        shim = Shim(supervisor, tmp_path, port=stopped.getsockname()[1])
         shim.agent.lost_host = 0.3
         stopped.settimeout(5.0)
         conn, _ = stopped.accept()
@@ -106,23 +108,25 @@ def test_a_supervisor_that_is_stopped_is_waited_for(
         conn.close()
 
 
-def test_a_dead_supervisor(boss: Boss, shim: Shim, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_supervisor(
+    supervisor: FakeSupervisor, shim: Shim, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(silence, "DEAD_SUPERVISOR", 0.5)
-    wait(lambda: bool(boss.of(Hello)))
-    boss.activate()
-    boss.order(start(1))
+    wait(lambda: bool(supervisor.of(Hello)))
+    supervisor.activate()
+    supervisor.order(start(1))
     wait(lambda: len(shim.orders) == 1)
     died = time.monotonic()
-    boss.die()
+    supervisor.die()
     wait(lambda: bool(shim.verdicts))
     assert 0.4 < time.monotonic() - died < 5.0
     assert shim.verdicts == [(Verdict.SUPERVISOR_DEAD, start(1))]
 
 
-def test_a_dead_supervisor_when_the_step_is_ended(boss: Boss, shim: Shim) -> None:
+def test_a_dead_supervisor_when_the_step_is_ended(supervisor: FakeSupervisor, shim: Shim) -> None:
     """Slurm's SIGKILL follows: it would leave what is kept in memory."""
-    wait(lambda: bool(boss.of(Hello)))
-    boss.die()
+    wait(lambda: bool(supervisor.of(Hello)))
+    supervisor.die()
     wait(lambda: shim.agent._uplink.contact.refused_since is not None)
     shim.call(lambda: shim.agent.signalled(signal.SIGUSR1))
     shim.call(lambda: shim.agent.signalled(signal.SIGTERM))
@@ -131,35 +135,35 @@ def test_a_dead_supervisor_when_the_step_is_ended(boss: Boss, shim: Shim) -> Non
 
 
 def test_a_supervisor_that_never_was(
-    boss: Boss, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    supervisor: FakeSupervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refusals over loopback come at once, out of connect() itself: no reason to fall over."""
     monkeypatch.setattr(silence, "START", 0.4)
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    shim = Shim(boss, tmp_path, port=port)
+    shim = Shim(supervisor, tmp_path, port=port)
     wait(lambda: bool(shim.verdicts))
     assert shim.verdicts == [(Verdict.SUPERVISOR_DEAD, None)]
     shim.close()
 
 
-def test_a_lost_host(boss: Boss, shim: Shim) -> None:
+def test_a_lost_host(supervisor: FakeSupervisor, shim: Shim) -> None:
     shim.agent.lost_host = 0.5
-    wait(lambda: bool(boss.of(Report)))
+    wait(lambda: bool(supervisor.of(Report)))
     # No route leads there, so connect() fails at once and no packet leaves.
     shim.agent._uplink.server = "255.255.255.255"
-    boss.cut()
+    supervisor.cut()
     wait(lambda: bool(shim.verdicts))
     assert shim.verdicts == [(Verdict.HOST_LOST, None)]
 
 
-def test_an_agent_that_slept_begins_anew(boss: Boss, shim: Shim) -> None:
+def test_an_agent_that_slept_begins_anew(supervisor: FakeSupervisor, shim: Shim) -> None:
     """Its host was paused in an outage, and wakes after it."""
     shim.agent.lost_host = silence.SLEPT
-    wait(lambda: bool(boss.of(Report)))
+    wait(lambda: bool(supervisor.of(Report)))
     shim.agent._uplink.server = "255.255.255.255"
-    boss.cut()
-    hellos = len(boss.of(Hello))
+    supervisor.cut()
+    hellos = len(supervisor.of(Hello))
     wait(lambda: shim.agent._uplink.contact.unreachable_since is not None)
 
     def sleep() -> None:
@@ -167,36 +171,36 @@ def test_an_agent_that_slept_begins_anew(boss: Boss, shim: Shim) -> None:
         time.sleep(silence.SLEPT + 1.0)
 
     shim.call(sleep)
-    wait(lambda: len(boss.of(Hello)) > hellos)
+    wait(lambda: len(supervisor.of(Hello)) > hellos)
     assert shim.verdicts == []
 
 
-def test_a_short_break_is_no_verdict(boss: Boss, shim: Shim) -> None:
+def test_a_short_break_is_no_verdict(supervisor: FakeSupervisor, shim: Shim) -> None:
     shim.agent.lost_host = 2.0
-    wait(lambda: bool(boss.of(Report)))
+    wait(lambda: bool(supervisor.of(Report)))
     shim.agent._uplink.server = "255.255.255.255"
-    boss.cut()
-    hellos = len(boss.of(Hello))
+    supervisor.cut()
+    hellos = len(supervisor.of(Hello))
     wait(lambda: shim.agent._uplink.contact.unreachable_since is not None)
     shim.agent._uplink.server = shim.place.server
-    wait(lambda: len(boss.of(Hello)) > hellos)
+    wait(lambda: len(supervisor.of(Hello)) > hellos)
     wait(lambda: shim.agent._uplink.contact.unreachable_since is None)
     assert shim.verdicts == []
 
 
 @pytest.mark.parametrize("companion", [0, 1])
 def test_peers_get_an_answer(
-    boss: Boss, tmp_path: Path, companion: int, monkeypatch: pytest.MonkeyPatch
+    supervisor: FakeSupervisor, tmp_path: Path, companion: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also from a companion, whose own job has another number."""
     monkeypatch.setattr("srun_wrapper.agent.batch_host_failover.ASK", 2.0)
-    shim = Shim(boss, tmp_path, companion=companion, job_id=12 if not companion else 99)
-    wait(lambda: bool(boss.of(Hello)))
-    peer = Peer(4, "127.0.0.1", boss.of(Hello)[0].probe_port)
-    boss.order(start(1, index=4))
+    shim = Shim(supervisor, tmp_path, companion=companion, job_id=12 if not companion else 99)
+    wait(lambda: bool(supervisor.of(Hello)))
+    peer = Peer(4, "127.0.0.1", supervisor.of(Hello)[0].probe_port)
+    supervisor.order(start(1, index=4))
     wait(lambda: len(shim.orders) == 1)
-    silent = ask_peer(peer, boss.key, 12)
+    silent = ask_peer(peer, supervisor.key, 12)
     assert silent is not None and 0 <= silent < 2.0
     assert ask_peer(peer, b"another step's key", 12) is None
-    assert ask_peer(peer, boss.key, 13) is None
+    assert ask_peer(peer, supervisor.key, 13) is None
     shim.close()

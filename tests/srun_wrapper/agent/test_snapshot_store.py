@@ -8,7 +8,7 @@ import pytest
 
 from robust_slurm.checkpoint.store.store import Store
 from srun_wrapper.agent.loop import Loop
-from srun_wrapper.agent.snapshot_store import ANSWERS, Keeper
+from srun_wrapper.agent.snapshot_store import ANSWERS, SnapshotStore
 from srun_wrapper.protocol.base import Message
 from srun_wrapper.protocol.checkpoint_messages import Stock, TakeStock
 
@@ -26,17 +26,17 @@ def test_a_request_that_comes_again_is_answered_again_and_not_carried_out_again(
     monkeypatch.setattr(
         Store, "stock", lambda self, *a, **more: (looks.append(1), whole(self, *a, **more))[1]
     )
-    keeper = Keeper(loop, 0, tmp_path, b"k" * 32, emit, bandwidth=0.0, local_directory="")
+    store = SnapshotStore(loop, 0, tmp_path, b"k" * 32, emit, bandwidth=0.0, local_directory="")
     try:
-        keeper.handle(TakeStock(7))
-        keeper.handle(TakeStock(7))  # before the first is answered: there will be an answer
+        store.handle(TakeStock(7))
+        store.handle(TakeStock(7))  # before the first is answered: there will be an answer
         loop.run()
         assert (emitted, len(looks)) == ([Stock(7, 0, ())], 1)
-        keeper.handle(TakeStock(7))
+        store.handle(TakeStock(7))
         assert (emitted, len(looks)) == ([Stock(7, 0, ())] * 2, 1)
         for token in range(8, 8 + ANSWERS):
-            keeper.handle(TakeStock(token))
+            store.handle(TakeStock(token))
             loop.run()
-        assert len(keeper._answers) == ANSWERS
+        assert len(store._answers) == ANSWERS
     finally:
-        keeper.close()
+        store.close()

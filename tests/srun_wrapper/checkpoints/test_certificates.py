@@ -272,6 +272,6 @@ def test_a_loss_that_is_not_finite_takes_back_what_other_ranks_have_proven(tmp_p
     job.state.world.by_rank[0].proven = 9
     certificates.trust([], [])
     assert certificates.line.proven == 9
-    job.state.nans.bound, job.state.nans.since = Bound(7, 1), 1.0
+    job.state.nonfinite.bound, job.state.nonfinite.since = Bound(7, 1), 1.0
     certificates.trust([], [])
     assert certificates.line.proven == 7

@@ -80,7 +80,7 @@ def test_what_is_restored(
     job, found = asyncio.run(run())
     assert found.step == step and job.certificates.suspicion == ""
     assert [c.step for c in durable.committed(tmp_path) if c.mark.doubt] == doubted
-    assert job.state.nans.bound == (Bound(step, 1) if doubt else None)
+    assert job.state.nonfinite.bound == (Bound(step, 1) if doubt else None)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_a_rank_whose_loss_is_not_finite_is_a_failure_once() -> None:
     assert (failure.symptom, failure.node, failure.rank, failure.step) == ("nan", "n1", 3, 17)
     assert failure.evidence == ("loss of rank 3 on n1 is nan at step 17",)
     assert failure.last_good < failure.at
-    assert job.state.nans.bound == Bound(16, 1)
+    assert job.state.nonfinite.bound == Bound(16, 1)
     assert job.state.progress.best == 17
 
 
@@ -46,16 +46,16 @@ def test_several_ranks_before_and_after_the_stop() -> None:
     job = Job()
     state = job.state
     job.say(0, Report(1, (lost(0, 18, 17), lost(1, 18, 17))))
-    assert state.nans_open()  # n1 has said nothing yet
+    assert state.nonfinite_open()  # n1 has said nothing yet
     job.say(1, Report(1, (lost(1, 17, 16),)))
-    assert not state.nans_open()
+    assert not state.nonfinite_open()
     found = diagnose(state.failures, 2)
     assert found.suspects == ("n1",) and len(found.evidence) == 3
     state.failures.clear()
     state.members.stopping_epoch = 1
     job.say(1, Report(1, (lost(0, 15, 14),)))
     assert not state.failures  # its ranks are being stopped
-    assert state.nans.bound == Bound(14, 1) and state.progress.best == 15
+    assert state.nonfinite.bound == Bound(14, 1) and state.progress.best == 15
 
 
 def test_ranks_elsewhere_that_go_on_make_no_progress() -> None:
@@ -77,19 +77,19 @@ def test_the_bound_lasts_until_training_is_past_it() -> None:
     state = job.state
     job.say(0, Report(1, (lost(0, 17, 16),)))
     state.new_epoch()
-    assert not state.nans.since and state.nans.bound == Bound(16, 1)
+    assert not state.nonfinite.since and state.nonfinite.bound == Bound(16, 1)
     job.say(0, Report(2, (beat(0, 17, 1, loss=2.0),)))
-    assert state.nans.bound == Bound(16, 1)
+    assert state.nonfinite.bound == Bound(16, 1)
     job.say(0, Report(2, (beat(0, 18, 2, loss=2.0),)))
-    assert state.nans.bound is None
+    assert state.nonfinite.bound is None
 
 
 def test_a_second_one_goes_further_back_never_forth() -> None:
     job = Job()
-    nans = job.state.nans
+    losses = job.state.nonfinite
     for epoch, step, proven, bound in [(1, 17, 16, 16), (2, 16, 15, 15), (3, 17, 16, 15)]:
         job.say(0, Report(epoch, (lost(0, step, proven),)))
-        assert nans.bound == Bound(bound, epoch)
+        assert losses.bound == Bound(bound, epoch)
         job.state.new_epoch()
 
 
@@ -102,7 +102,7 @@ def test_what_is_known_of_saved_steps(
 ) -> None:
     job = Job()
     job.say(0, Report(1, (lost(0, step, proven),)))
-    assert job.state.nans.bound == bound and len(job.state.failures) == 1
+    assert job.state.nonfinite.bound == bound and len(job.state.failures) == 1
 
 
 def norms(*values: Any) -> list[RankBeat]:
@@ -128,12 +128,12 @@ def test_a_gradient_norm_counts_when_it_stays_so(values: list[Any], failures: in
     assert len(job.state.failures) == failures
     if failures:
         (failure,) = job.state.failures
-        assert failure.step == 10 and job.state.nans.bound == Bound(8, 1)
+        assert failure.step == 10 and job.state.nonfinite.bound == Bound(8, 1)
         assert failure.evidence[0].endswith(f"was not finite {NORMS} times, from step 10 on")
 
 
 def test_ignored_where_that_is_asked_for() -> None:
     job = Job(nan="ignore")
     job.say(0, Report(1, (lost(0, 17, 16),)))
-    assert not job.state.failures and job.state.nans.bound is None
+    assert not job.state.failures and job.state.nonfinite.bound is None
     assert job.state.progress.best == 40

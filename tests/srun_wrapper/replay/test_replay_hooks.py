@@ -8,7 +8,7 @@ import pytest
 
 from robust_slurm.checkpoint.store.events import Restore
 from srun_wrapper.agent.loop import Loop
-from srun_wrapper.agent.snapshot_store import Keeper
+from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.command.torchrun import torchrun_overrides
 from srun_wrapper.protocol.messages import Start
 
@@ -28,11 +28,11 @@ def test_a_replay_is_no_epoch_for_the_store(
 ) -> None:
     store = Store()
     monkeypatch.setattr("srun_wrapper.agent.snapshot_store.Store", lambda *_a, **_more: store)
-    keeper = Keeper(
+    snapshots = SnapshotStore(
         Loop(), 0, tmp_path, b"k" * 32, lambda _message: None, bandwidth=0.0, local_directory=""
     )
     for epoch, env in ((1, {}), (2, {"ROBUST_REPLAY": "1"}), (3, {})):
-        keeper.begin(Start(epoch, env, (), 0.0, 0, False, 8, "n0", 7000))
+        snapshots.begin(Start(epoch, env, (), 0.0, 0, False, 8, "n0", 7000))
     assert store.begun == [1, 3]
 
 

@@ -146,14 +146,14 @@ def test_two_bad_nodes() -> None:
 def test_the_job_remembers_nothing_of_it() -> None:
     job = Job(lambda group, _attempt: "nan" if "n3" in group else "ok")
     state = job.state
-    before = (state.progress, state.pace, state.nans, state.world.steppers)
+    before = (state.progress, state.pace, state.nonfinite, state.world.steppers)
     best, beats = state.progress.best, state.progress.beats
     steppers = set(state.world.steppers)
     job.replay()
-    assert (state.progress, state.pace, state.nans, state.world.steppers) == before
+    assert (state.progress, state.pace, state.nonfinite, state.world.steppers) == before
     assert (state.progress.best, state.progress.beats) == (best, beats) == (70, 70)
     assert state.world.steppers == steppers == set(range(8))
-    assert state.failures == [] and state.nans.bound is None
+    assert state.failures == [] and state.nonfinite.bound is None
     assert state.stopping_epoch == state.world.epoch == 3
     assert all(node.stopped == 3 for node in state.world.places)
 

@@ -41,7 +41,7 @@ def wait(ready: Wanted, seconds: float = 10.0) -> None:
     until(ready, "what the agent is to do", seconds, 0.005)
 
 
-class Boss:
+class FakeSupervisor:
     """robust-srun's server and state, in a thread. ``mute``: it takes messages and says nothing."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class Boss:
 class Shim:
     """The agent in its loop, with a slot that obeys at once."""
 
-    def __init__(self, boss: Boss, base: Path, **place: Any) -> None:
+    def __init__(self, supervisor: FakeSupervisor, base: Path, **place: Any) -> None:
         values: dict[str, Any] = {
             "job_id": 12,
             "step_id": "0",
@@ -134,17 +134,17 @@ class Shim:
             "step_tasks": 1,
             "companion": 0,
             "server": "127.0.0.1",
-            "port": boss.port,
+            "port": supervisor.port,
         }
         self.place = Place(**(values | place))
-        self.key = boss.key
+        self.key = supervisor.key
         self.loop = Loop()
         self.orders: list[Message] = []
         self.verdicts: list[tuple[Verdict, Start | None]] = []
         self.agent = Agent(
             self.loop,
             self.place,
-            boss.key,
+            supervisor.key,
             base,
             self._own,
             lambda verdict, start: self.verdicts.append((verdict, start)),
@@ -190,15 +190,15 @@ class Shim:
 
 
 @pytest.fixture
-def boss() -> Iterator[Boss]:
-    made = Boss()
+def supervisor() -> Iterator[FakeSupervisor]:
+    made = FakeSupervisor()
     yield made
     made.close()
 
 
 @pytest.fixture
-def shim(boss: Boss, tmp_path: Path) -> Iterator[Shim]:
-    made = Shim(boss, tmp_path)
+def shim(supervisor: FakeSupervisor, tmp_path: Path) -> Iterator[Shim]:
+    made = Shim(supervisor, tmp_path)
     yield made
     made.close()
 

@@ -236,7 +236,7 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
         fresh.replace(base / name)
 
     def tell_warm() -> None:
-        own, door = one._launcher.warm, one._launcher.door
+        own, broker = one._launcher.warm, one._launcher.broker
         ahead = own._ahead if own is not None else None
         tell("warm", own is not None and own.ready)
         tell("warm-off", own._off if own is not None else "")
@@ -244,8 +244,8 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
         tell("warm-ahead", "ahead" if ahead is not None and further and ahead.ready else "")
         tell("stand-in", ahead.pid if ahead is not None and not further else 0)
         tell("making", own is not None and own._making is not None)
-        tell("warm-ranks", door.ready() if door is not None else 0)
-        interpreters = door._warm.values() if door is not None else ()
+        tell("warm-ranks", broker.ready() if broker is not None else 0)
+        interpreters = broker._warm.values() if broker is not None else ()
         tell("warm-asked", any(each._asked for each in interpreters))
         loop.later(0.02, tell_warm)
 

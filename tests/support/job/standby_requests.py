@@ -27,7 +27,7 @@ BUSY = "import sys; sys.exit(1)"
 WAITS = "import time; time.sleep(60)"
 
 
-class Boss:
+class StandbyJob:
     """The parts of StandbyNodes; ``asked`` lists the nodes that srun was given."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,31 +97,31 @@ class Boss:
 
 
 @pytest.fixture
-def boss(monkeypatch: pytest.MonkeyPatch) -> Iterator[Boss]:
-    yield Boss(monkeypatch)
+def standby_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandbyJob]:
+    yield StandbyJob(monkeypatch)
 
 
-def play(boss: Boss, scene: Callable[[], Awaitable[None]]) -> None:
+def play(standby_job: StandbyJob, scene: Callable[[], Awaitable[None]]) -> None:
     async def whole() -> None:
         try:
             await scene()
         finally:
-            await boss.requests.close()
-            for process in boss.sruns:  # none is left
+            await standby_job.requests.close()
+            for process in standby_job.sruns:  # none is left
                 await asyncio.wait_for(process.wait(), 10.0)
 
     asyncio.run(whole())
 
 
-async def asked(boss: Boss, count: int) -> None:
+async def asked(standby_job: StandbyJob, count: int) -> None:
     deadline = asyncio.get_running_loop().time() + 10.0
-    while len(boss.asked) < count:
-        assert asyncio.get_running_loop().time() < deadline, boss.asked
+    while len(standby_job.asked) < count:
+        assert asyncio.get_running_loop().time() < deadline, standby_job.asked
         await asyncio.sleep(0.01)
 
 
-async def srun_count(boss: Boss, count: int) -> None:
+async def srun_count(standby_job: StandbyJob, count: int) -> None:
     deadline = asyncio.get_running_loop().time() + 10.0
-    while len(boss.sruns) < count:
-        assert asyncio.get_running_loop().time() < deadline, boss.asked
+    while len(standby_job.sruns) < count:
+        assert asyncio.get_running_loop().time() < deadline, standby_job.asked
         await asyncio.sleep(0.01)

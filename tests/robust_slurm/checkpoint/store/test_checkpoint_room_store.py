@@ -15,7 +15,7 @@ from robust_slurm.checkpoint.store import reserve
 from robust_slurm.checkpoint.store.events import Restore, Wanted
 from robust_slurm.checkpoint.store.store import Store
 from srun_wrapper.agent.loop import Loop
-from srun_wrapper.agent.snapshot_store import Keeper
+from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.protocol.checkpoint_messages import MakeRoom
 from srun_wrapper.protocol.messages import Start
 
@@ -78,8 +78,8 @@ def test_the_supervisors_order_makes_room_in_every_slot_until_the_ranks_come(
     tmp_path: Path,
 ) -> None:
     loop = Loop()
-    keepers = [
-        Keeper(
+    stores = [
+        SnapshotStore(
             loop, local, tmp_path, b"k" * 32, lambda _message: None,
             bandwidth=0.0, local_directory="",
         )
@@ -87,15 +87,15 @@ def test_the_supervisors_order_makes_room_in_every_slot_until_the_ranks_come(
     ]  # fmt: skip
     directory = tmp_path / "ckpt"
     try:
-        for keeper in keepers:
-            keeper.handle(MakeRoom(PIECE, 2))
+        for store in stores:
+            store.handle(MakeRoom(PIECE, 2))
         until(lambda: [p.stat().st_size for p in files(directory)] == [PIECE] * 4, "the room")
-        for keeper in keepers:
-            keeper.begin(Start(1, {}, (), 0.0, 0, True, 1, "n0", 7000))
+        for store in stores:
+            store.begin(Start(1, {}, (), 0.0, 0, True, 1, "n0", 7000))
         assert files(directory) == []
     finally:
-        for keeper in keepers:
-            keeper.close()
+        for store in stores:
+            store.close()
 
 
 def test_room_of_a_store_that_was_killed_is_no_snapshot(tmp_path: Path) -> None:

@@ -7,28 +7,30 @@ from collections.abc import Callable
 
 import pytest
 import standby_requests
-from standby_requests import BUSY, WAITS, Boss, asked, play, srun_count
+from standby_requests import BUSY, WAITS, StandbyJob, asked, play, srun_count
 
 from robust_slurm.config import Config
 from robust_slurm.slurm import Allotted, SlurmError
 from srun_wrapper.recover.standby import nodes as standby_nodes
 from srun_wrapper.requeue import slurm_wait
 
-boss = standby_requests.boss
+standby_job = standby_requests.standby_job
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, boss: Boss) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch, standby_job: StandbyJob) -> None:
     monkeypatch.setattr(slurm_wait, "PAUSES", (0.01,))
     monkeypatch.setattr(standby_nodes, "LOOK", 0.05)
-    boss.standby._config = Config(standby_wait=5.0, standby_start_limit=0.3)
+    standby_job.standby._config = Config(standby_wait=5.0, standby_start_limit=0.3)
 
 
-def allotted(boss: Boss, *nodes: str, state: str = "FAILED") -> Callable[[str], list[Allotted]]:
+def allotted(
+    standby_job: StandbyJob, *nodes: str, state: str = "FAILED"
+) -> Callable[[str], list[Allotted]]:
     """Slurm's answer: the n-th srun was given the n-th of these nodes."""
 
     def answer(_name: str) -> list[Allotted]:
-        pairs = enumerate(zip(boss.sruns, nodes, strict=False), start=50)
+        pairs = enumerate(zip(standby_job.sruns, nodes, strict=False), start=50)
         return [
             Allotted(number, srun.pid, state, "NonZeroExitCode", (node,))
             for number, (srun, node) in pairs
@@ -38,65 +40,69 @@ def allotted(boss: Boss, *nodes: str, state: str = "FAILED") -> Callable[[str], 
 
 
 def test_one_that_does_not_run_robust_task_is_excluded(
-    boss: Boss, capfd: pytest.CaptureFixture[str]
+    standby_job: StandbyJob, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def scene() -> None:
-        boss.srun = BUSY
-        boss.slurm.allotted = allotted(boss, "s1")
+        standby_job.srun = BUSY
+        standby_job.slurm.allotted = allotted(standby_job, "s1")
 
         async def come() -> None:
-            await asked(boss, 1)
-            boss.srun = WAITS
-            await srun_count(boss, 2)
-            boss.comes(2)
+            await asked(standby_job, 1)
+            standby_job.srun = WAITS
+            await srun_count(standby_job, 2)
+            standby_job.comes(2)
 
         coming = asyncio.create_task(come())
-        came = await boss.standby.take({1: (2, "n2")})
+        came = await standby_job.standby.take({1: (2, "n2")})
         await coming
         assert [node.name for node in came.values()] == ["s2"]
-        assert boss.asked[1] == ["--ntasks=2", "--exclude=s1"]
-        assert boss.standby.to_report(True) == {
+        assert standby_job.asked[1] == ["--ntasks=2", "--exclude=s1"]
+        assert standby_job.standby.to_report(True) == {
             "s1": (50, "srun ended before robust-task reported (exit code 1)")
         }
-        assert boss.standby.to_report(True) == {}
+        assert standby_job.standby.to_report(True) == {}
 
-    play(boss, scene)
+    play(standby_job, scene)
     assert not capfd.readouterr().err
 
 
-def test_one_that_comes_after_all_for_another_request_is_not_reported(boss: Boss) -> None:
+def test_one_that_comes_after_all_for_another_request_is_not_reported(
+    standby_job: StandbyJob,
+) -> None:
     async def scene() -> None:
-        boss.srun = BUSY
-        boss.slurm.allotted = allotted(boss, "s2")
+        standby_job.srun = BUSY
+        standby_job.slurm.allotted = allotted(standby_job, "s2")
 
         async def others_wait(_count: int) -> None:
-            boss.srun = WAITS
+            standby_job.srun = WAITS
 
-        boss.on_start = others_wait
+        standby_job.on_start = others_wait
 
         async def come() -> None:
-            await srun_count(boss, 3)
-            boss.comes(2)  # the second request got the node, which was free again
-            boss.comes(3)
+            await srun_count(standby_job, 3)
+            standby_job.comes(2)  # the second request got the node, which was free again
+            standby_job.comes(3)
 
         coming = asyncio.create_task(come())
-        came = await boss.standby.take({1: (2, "n1"), 2: (2, "n2")})
+        came = await standby_job.standby.take({1: (2, "n1"), 2: (2, "n2")})
         await coming
         assert sorted(node.name for node in came.values()) == ["s2", "s3"]
-        assert boss.standby.to_report(True) == {}
+        assert standby_job.standby.to_report(True) == {}
 
-    play(boss, scene)
+    play(standby_job, scene)
 
 
-def test_several_of_them_are_a_shared_cause(boss: Boss, capfd: pytest.CaptureFixture[str]) -> None:
+def test_several_of_them_are_a_shared_cause(
+    standby_job: StandbyJob, capfd: pytest.CaptureFixture[str]
+) -> None:
     async def scene() -> None:
-        boss.srun = BUSY
-        boss.slurm.allotted = allotted(boss, "s1", "s2", "s3", "s4", "s5", "s6")
-        assert await boss.standby.take({1: (2, "n2")}) == {}
-        assert 2 <= len(boss.asked) <= 1 + standby_nodes.MOST_UNFIT
-        assert boss.standby.to_report(False) == {}
+        standby_job.srun = BUSY
+        standby_job.slurm.allotted = allotted(standby_job, "s1", "s2", "s3", "s4", "s5", "s6")
+        assert await standby_job.standby.take({1: (2, "n2")}) == {}
+        assert 2 <= len(standby_job.asked) <= 1 + standby_nodes.MOST_UNFIT
+        assert standby_job.standby.to_report(False) == {}
 
-    play(boss, scene)
+    play(standby_job, scene)
     said = capfd.readouterr().err
     assert "partition standby gave 0 of 1 nodes in " in said
     assert "s1: srun ended before robust-task reported (exit code 1); s2: " in said
@@ -104,33 +110,35 @@ def test_several_of_them_are_a_shared_cause(boss: Boss, capfd: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("second", ["s1", "s2"])
-def test_beside_a_silent_one_another_is_asked_for(boss: Boss, second: str) -> None:
+def test_beside_a_silent_one_another_is_asked_for(standby_job: StandbyJob, second: str) -> None:
     """The first that reports is used."""
 
     async def scene() -> None:
-        boss.slurm.allotted = allotted(boss, "s1", state="RUNNING")
+        standby_job.slurm.allotted = allotted(standby_job, "s1", state="RUNNING")
 
         async def come() -> None:
-            await srun_count(boss, 2)
-            assert boss.asked[1] == ["--ntasks=2", "--exclude=s1"]
-            boss.comes(int(second[1:]))
+            await srun_count(standby_job, 2)
+            assert standby_job.asked[1] == ["--ntasks=2", "--exclude=s1"]
+            standby_job.comes(int(second[1:]))
 
         coming = asyncio.create_task(come())
-        came = await boss.standby.take({1: (2, "n2")})
+        came = await standby_job.standby.take({1: (2, "n2")})
         await coming
         assert [node.name for node in came.values()] == [second]
-        reported = boss.standby.to_report(True)
+        reported = standby_job.standby.to_report(True)
         assert list(reported) == (["s1"] if second == "s2" else [])
 
-    play(boss, scene)
+    play(standby_job, scene)
 
 
-def test_it_is_asked_again_when_slurm_was_away(boss: Boss, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_asked_again_when_slurm_was_away(
+    standby_job: StandbyJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(standby_nodes, "LOOK", 60.0)  # only what follows the end of srun asks
 
     async def scene() -> None:
         away = iter([SlurmError("timeout", ("squeue",), "no answer")] * 3)
-        known = boss.slurm.job
+        known = standby_job.slurm.job
 
         def job(number: int) -> object:
             for error in away:
@@ -139,28 +147,31 @@ def test_it_is_asked_again_when_slurm_was_away(boss: Boss, monkeypatch: pytest.M
 
         def jobs(_name: str) -> list[Allotted]:
             job(7)
-            return allotted(boss, "s1")("")  # what slurmctld found when it woke up
+            return allotted(standby_job, "s1")("")  # what slurmctld found when it woke up
 
-        boss.srun = BUSY
-        boss.slurm.allotted = jobs
+        standby_job.srun = BUSY
+        standby_job.slurm.allotted = jobs
 
         async def come() -> None:
-            await asked(boss, 1)
-            boss.srun = WAITS
-            await srun_count(boss, 2)
-            boss.comes(2)
+            await asked(standby_job, 1)
+            standby_job.srun = WAITS
+            await srun_count(standby_job, 2)
+            standby_job.comes(2)
 
         coming = asyncio.create_task(come())
-        came = await boss.standby.take({1: (2, "n2")})
+        came = await standby_job.standby.take({1: (2, "n2")})
         await coming
-        assert list(came) == [1] and boss.asked[1] == ["--ntasks=2"]
-        assert not boss.standby.to_report(True)
-        assert [text.partition(" answer")[0] for text in boss.said] == ["Slurm does not", "Slurm"]
+        assert list(came) == [1] and standby_job.asked[1] == ["--ntasks=2"]
+        assert not standby_job.standby.to_report(True)
+        assert [text.partition(" answer")[0] for text in standby_job.said] == [
+            "Slurm does not",
+            "Slurm",
+        ]
 
-    play(boss, scene)
+    play(standby_job, scene)
 
 
-def test_slurm_was_away_when_srun_ended(boss: Boss) -> None:
+def test_slurm_was_away_when_srun_ended(standby_job: StandbyJob) -> None:
     """It was seen by a look at what became of the request, and has been back since."""
 
     async def scene() -> None:
@@ -168,58 +179,58 @@ def test_slurm_was_away_when_srun_ended(boss: Boss) -> None:
 
         def jobs(name: str) -> list[Allotted]:
             for error in answers:
-                boss.sruns[0].kill()
+                standby_job.sruns[0].kill()
                 raise error
-            return allotted(boss, "s1")(name)
+            return allotted(standby_job, "s1")(name)
 
-        boss.slurm.allotted = jobs
+        standby_job.slurm.allotted = jobs
 
         async def come() -> None:
-            await srun_count(boss, 2)
-            boss.comes(2)
+            await srun_count(standby_job, 2)
+            standby_job.comes(2)
 
         coming = asyncio.create_task(come())
-        came = await boss.standby.take({1: (2, "n2")})
+        came = await standby_job.standby.take({1: (2, "n2")})
         await coming
-        assert list(came) == [1] and boss.asked[1] == ["--ntasks=2"]
-        assert not boss.standby.to_report(True)
+        assert list(came) == [1] and standby_job.asked[1] == ["--ntasks=2"]
+        assert not standby_job.standby.to_report(True)
 
-    play(boss, scene)
+    play(standby_job, scene)
 
 
-def test_the_request_waits_for_slurm_but_not_beyond_a_signal(boss: Boss) -> None:
+def test_the_request_waits_for_slurm_but_not_beyond_a_signal(standby_job: StandbyJob) -> None:
     async def scene() -> None:
-        boss.standby._config = Config(standby_wait=60.0, standby_start_limit=0.3)
+        standby_job.standby._config = Config(standby_wait=60.0, standby_start_limit=0.3)
 
         def job(_number: int) -> object:
             raise SlurmError("unreachable", ("scontrol",), "connect failure")
 
-        boss.slurm.job = job
-        taking = asyncio.create_task(boss.standby.take({1: (2, "n2")}))
+        standby_job.slurm.job = job
+        taking = asyncio.create_task(standby_job.standby.take({1: (2, "n2")}))
         await asyncio.sleep(0.3)
-        assert not taking.done() and boss.said
-        boss.state.signalled = 15
-        boss.state.changed.set()
+        assert not taking.done() and standby_job.said
+        standby_job.state.signalled = 15
+        standby_job.state.changed.set()
         assert await asyncio.wait_for(taking, 10.0) == {}
 
-    play(boss, scene)
+    play(standby_job, scene)
 
 
-def test_slurm_was_away_while_a_node_was_awaited(boss: Boss) -> None:
+def test_slurm_was_away_while_a_node_was_awaited(standby_job: StandbyJob) -> None:
     """Then it is waited for anew."""
 
     async def scene() -> None:
-        boss.standby._config = Config(standby_wait=0.3, standby_start_limit=0.3)
+        standby_job.standby._config = Config(standby_wait=0.3, standby_start_limit=0.3)
         away = iter([SlurmError("timeout", ("squeue",), "no answer")] * 3)
 
         def reasons(_name: str) -> set[str]:
             for error in away:
                 raise error
-            boss.comes(1)
+            standby_job.comes(1)
             return set()
 
-        boss.slurm.waiting_reasons = reasons
-        came = await asyncio.wait_for(boss.standby.take({1: (2, "n2")}), 10.0)
+        standby_job.slurm.waiting_reasons = reasons
+        came = await asyncio.wait_for(standby_job.standby.take({1: (2, "n2")}), 10.0)
         assert [node.name for node in came.values()] == ["s1"]
 
-    play(boss, scene)
+    play(standby_job, scene)
