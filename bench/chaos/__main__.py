@@ -112,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.long and not args.case:
         names = list(CASES)
     runs = args.runs or (1 if args.quick else RUNS)
+    results.quick = args.quick or runs < RUNS
     results.settings |= {"runs": runs, "labs": args.labs}
     began = time.monotonic()
     found = measure([CASES[name] for name in names], runs, args.labs, args.keep)

@@ -8,6 +8,7 @@ so a wrong resume shows. Rank 0 writes the wall time of each step to ``steps`` i
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import mmap
 import os
@@ -35,9 +36,10 @@ def parse() -> argparse.Namespace:
     add("--stdin", action="store_true", help="rank 0 takes a line of stdin in every step")
     add("--term-save", type=float, default=0.0, help="a SIGTERM handler saves for so many seconds")
     add("--map", type=Path, help="read this file, mapped, in every step")
-    add("--error", default="", help="raise this text ...")
+    add("--error", default="", help="raise this text, or the error of this errno's name ...")
     add("--error-at", type=int, default=0, help="... at this step")
     add("--error-rank", type=int, default=-1, help="... on this rank (default: on all)")
+    add("--error-once", action="store_true", help="... not again after a restart")
     return parser.parse_args()
 
 
@@ -93,6 +95,18 @@ def _receive(peer: socket.socket) -> float:
     return float(struct.unpack("!d", data)[0])
 
 
+def _fail(args: argparse.Namespace, rank: int) -> None:
+    mark: Path = args.dir / f"failed.{rank}"
+    if args.error_once and mark.exists():
+        return
+    mark.touch()
+    if args.error == "SIGKILL":  # as the kernel's OOM killer ends a process
+        os.kill(os.getpid(), signal.SIGKILL)
+    if number := getattr(errno, args.error, 0):
+        raise OSError(number, os.strerror(number), str(args.dir / "data"))
+    raise RuntimeError(args.error)
+
+
 def main() -> None:
     """Train."""
     args = parse()
@@ -135,9 +149,7 @@ def main() -> None:
             if args.stdin and rank == 0:
                 own += float(sys.stdin.readline())  # at its end: ValueError, as in a real script
             if step + 1 == args.error_at and args.error_rank in (-1, rank):
-                if args.error == "SIGKILL":  # as the kernel's OOM killer ends a process
-                    os.kill(os.getpid(), signal.SIGKILL)
-                raise RuntimeError(args.error)
+                _fail(args, rank)
             total = ring.add(own)
             step, loss = step + 1, loss * 0.99 + total * 1e-6
             robust_slurm.beat(step, loss=loss)

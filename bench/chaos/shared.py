@@ -140,6 +140,15 @@ def _outages() -> list[Case]:
 SHARED = [
     *STALLS,
     *_outages(),
+    *(
+        Case(
+            name=f"{name.lower()}_everywhere",
+            broken=f"the file system of the training data answers {name} once, on all ranks",
+            program=f"--error {name} --error-at 40 --error-once",
+            met=text,
+        )
+        for name, text in (("ESTALE", "Stale file handle"), ("EROFS", "Read-only file system"))
+    ),
     Case(
         name="net_delay",
         broken="400 ms of delay in each direction to two nodes of three, for 10 s",
