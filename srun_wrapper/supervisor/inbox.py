@@ -256,6 +256,7 @@ class Inbox:
                 message.signal,
                 message.tail,
                 message.launched,
+                facts=message.facts,
             )
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,6 +46,13 @@ TRACE = "Traceback (most recent call last):\n  File 'train.py', line 3\n"
 )
 def test_due(failure: Failure, failures: int, tested: bool, expected: bool) -> None:
     assert due(diagnose([failure], 8), failures, tested) is expected
+
+
+@pytest.mark.parametrize("tests", ["now", "only"])
+def test_a_rule_may_want_a_test_at_once(tests: Any) -> None:
+    """Of a peer that others name, and of a GPU that another process uses."""
+    found = replace(diagnose([crash(code=None, signum=11)], 8), tests=tests)
+    assert due(found, 1, False) and not due(found, 1, True)
 
 
 def judged(**more: Any) -> Judged:
