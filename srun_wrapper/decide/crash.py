@@ -147,7 +147,8 @@ def _host_oom(case: Case) -> Diagnosis | None:
         return None
     if hit.signature.blame != "user":
         return None
-    return _found(case, case.root, "user", f"{_meaning(case, case.root)}: {hit.signature.advice}")
+    why = f"{_meaning(case, case.root)}: {hit.signature.advice}"
+    return replace(_found(case, case.root, "user", why), tests="never")
 
 
 def _user(case: Case) -> Diagnosis | None:

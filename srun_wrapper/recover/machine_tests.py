@@ -65,6 +65,8 @@ def due(diagnosis: Diagnosis, failures: int, tested: bool) -> bool:
     """
     if tested or diagnosis.cause in ("node", "shared") or not diagnosis.root.launched:
         return False
+    if diagnosis.tests == "never":
+        return False
     if diagnosis.symptom == "nan" or diagnosis.tests != "later":
         return True
     if PROGRAM_ERRORS.match(last_error(diagnosis.root.tail)):

@@ -55,6 +55,13 @@ def test_a_rule_may_want_a_test_at_once(tests: Any) -> None:
     assert due(found, 1, False) and not due(found, 1, True)
 
 
+def test_used_up_memory_is_no_reason_for_a_test() -> None:
+    fact = "Memory cgroup out of memory: Killed process 7 (python)"
+    failure = replace(crash(code=None, signum=9), facts=(fact,))
+    assert not due(diagnose([failure], 8), 2, False)
+    assert due(diagnose([replace(failure, facts=())], 8), 2, False)
+
+
 def judged(**more: Any) -> Judged:
     empty: dict[str, Any] = {
         "findings": {}, "named": {}, "cleared": frozenset(), "errors": {}, "left_out": (),

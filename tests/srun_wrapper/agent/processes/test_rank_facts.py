@@ -152,13 +152,13 @@ def test_nothing_readable_is_no_error(node: OneNode) -> None:
 
 def test_nothing_stays_open(node: OneNode) -> None:
     node.log("boot")
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = {fd.name for fd in Path("/proc/self/fd").iterdir()}
     node.begun().gather()
     stopped = node.begun()
     stopped.close()
     stopped.close()
     stopped.begin()  # its thread was late
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert {fd.name for fd in Path("/proc/self/fd").iterdir()} == before
 
 
 def test_torchs_error_file(node: OneNode) -> None:
