@@ -14,6 +14,7 @@ from robust_slurm.auto import HOOK_DIR, launched
 from robust_slurm.auto.learnt import path_beside
 from robust_slurm.record import create
 from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.processes.end_report import error_env, error_file
 from srun_wrapper.agent.processes.starting import Start as Starting
 from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.agent.streams.pump import Pump
@@ -159,6 +160,7 @@ class Launcher:
         record = self._run_dir / f"{order.epoch}-{self._local}.beat"
         launch = Launch(order, rank, command, env, record)
         try:
+            error_file(self._run_dir, self._local).unlink(missing_ok=True)
             create(str(record), epoch=order.epoch, local_rank=self._local, rank=rank.rank)
         except (OSError, ValueError) as err:
             self._on_failed(launch, err)
@@ -173,6 +175,7 @@ class Launcher:
         if self._store is not None:
             env |= self._store.env()
         env["ROBUST_BEAT_DIR"] = str(self._run_dir)
+        env |= error_env(env, self._options.command, error_file(self._run_dir, self._local))
         env["ROBUST_AUTO"] = "1" if self._options.auto and not self._options.regex else "0"
         env["ROBUST_LEARN"] = "1" if self.warm is not None else "0"
         if self.broker is not None:

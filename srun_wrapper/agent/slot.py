@@ -13,6 +13,7 @@ from pathlib import Path
 from srun_wrapper.agent import filesystems
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree, starting
+from srun_wrapper.agent.processes.end_report import EndReport, error_file
 from srun_wrapper.agent.processes.sampler import Sampler
 from srun_wrapper.agent.processes.stop_stages import Aborts, StopStages
 from srun_wrapper.agent.rank_launcher import Launch, Launcher, Running, SlotOptions
@@ -95,6 +96,7 @@ class Slot:
         self._asking = False
         self._next_check = loop.later(0.0, self._check_stopped)
         self._sampler = Sampler(loop)
+        self._end = EndReport(loop, error_file(run_dir, local), emit)
 
     # -- orders
 
@@ -150,6 +152,7 @@ class Slot:
 
     def close(self) -> None:
         """The shim ends: nothing stays."""
+        self._end.flush()
         self._launcher.close()
         self.kill()
 
@@ -186,6 +189,7 @@ class Slot:
     # -- stopping
 
     def _stop(self, grace: float) -> None:
+        self._end.flush()
         now = time.monotonic()
         if self._stopping:
             if self._stages is not None:
@@ -255,6 +259,7 @@ class Slot:
     def _stopped(self, stuck: tuple[int, ...]) -> None:
         self._stopping = False
         self._running = None
+        self._end.drop()
         if self._stdin is not None and not stuck:
             self._stdin.rewind()
         launch, self._cold = self._cold, None
@@ -279,6 +284,7 @@ class Slot:
 
     def _started(self, running: Running) -> None:
         self._running = running
+        self._end.begin(running.process.pid)
         warm = isinstance(running.process, Forked)
         self._emit(Started(0, running.epoch, self._local, running.process.pid, warm))
 
@@ -330,8 +336,9 @@ class Slot:
             pump.finish(max(0.0, deadline - time.monotonic()))
         code = running.process.returncode or 0
         tail = running.pumps[0].tail() if running.pumps else ""
-        self._emit(
-            Exited(
+
+        def end(facts: tuple[str, ...]) -> Exited:
+            return Exited(
                 0,
                 running.epoch,
                 self._local,
@@ -339,8 +346,10 @@ class Slot:
                 -code if code < 0 else None,
                 time.monotonic() - at,
                 tail[-4096:],
+                facts=facts,
             )
-        )
+
+        self._end.ended(end, well=code == 0)
 
     # -- looking
 

@@ -6,10 +6,14 @@ a process limit, which may be the user's or the job's.
 
 from __future__ import annotations
 
+import signal
+from dataclasses import replace
+
 from srun_wrapper.decide.diagnosis import LIMIT, Case, Cause, Diagnosis, Rule, shared
-from srun_wrapper.decide.ends import Kind, odd_collective, read_end, signature
+from srun_wrapper.decide.ends import CERTAIN, Kind, odd_collective, read_end, signature
 from srun_wrapper.decide.failure import Failure, how_ended, last_error
 from srun_wrapper.signatures import traps
+from srun_wrapper.signatures.hits import Hit
 
 LINE_SHOWN = 400  # characters of a rank's line
 
@@ -108,10 +112,56 @@ def _follows(case: Case) -> Diagnosis | None:
     return _found(case, case.root, "transient", _meaning(case, case.root))
 
 
+def _named_peer(case: Case) -> Diagnosis | None:
+    """All failed transfers name one peer: a cause, or the victim of the others' links."""
+    root = read_end(case.root, case.catalogue)
+    if root.hit is None or root.hit.signature.layer != "ib":
+        return None
+    hits = [replace(end.hit, node=f.node) for f, end in case.ends if end.hit is not None]
+    named, reporters = traps.named_peer(hits)
+    peer = case.addresses.get(named, "")
+    if not peer or reporters < 2:
+        return None
+    why = f"failed transfers on {reporters} nodes all name {peer}, which may be their victim"
+    found = _found(case, case.root, "unknown", why)
+    sign = f"crash: transfers with {peer}"
+    return replace(found, suspects=(peer,), signature=sign, seen=(), tests="only")
+
+
+def _gpu_in_use(case: Case) -> Diagnosis | None:
+    """A process of another job holds the GPU's memory; with one on each node it is the program."""
+    taken = [f for f, end in case.ends if end.hit is not None and _left_over(end.hit)]
+    if case.root not in taken or len({f.node for f in taken}) > 1:
+        return None
+    why = "another process holds most of the GPU's memory: look for what an earlier job left there"
+    return replace(_found(case, case.root, "unknown", why), tests="now")
+
+
+def _left_over(hit: Hit) -> bool:
+    return hit.signature.id == "cuda-oom" and traps.left_by_another(hit)
+
+
+def _host_oom(case: Case) -> Diagnosis | None:
+    hit = read_end(case.root, case.catalogue).hit
+    if hit is None or hit.signature.layer != "host_oom" or hit.weight < CERTAIN:
+        return None
+    if hit.signature.blame != "user":
+        return None
+    why = f"{_meaning(case, case.root)}: {hit.signature.advice}"
+    return replace(_found(case, case.root, "user", why), tests="never")
+
+
 def _user(case: Case) -> Diagnosis | None:
     if read_end(case.root, case.catalogue).blame != "user":
         return None
     return _found(case, case.root, "user", _meaning(case, case.root))
+
+
+def _killed(case: Case) -> Diagnosis | None:
+    if _killer(case) != signal.SIGKILL:
+        return None
+    why = "nothing readable on the node says why: mostly the OOM killer or a person"
+    return replace(_found(case, case.root, "unknown", why), exchange=True)
 
 
 def _signal(case: Case) -> Diagnosis | None:
@@ -186,12 +236,36 @@ RULES = (
         _points,
     ),
     Rule(
+        "named-peer",
+        "crash",
+        "failed InfiniBand transfers on two or more nodes all name one node of the job",
+        "unknown: that node is tested first, and may be the victim",
+        "test only",
+        _named_peer,
+    ),
+    Rule(
         "follows",
         "crash",
         "all ends of ranks only follow from another rank's end, or from the network",
         "transient: nobody is to blame",
         "restart",
         _follows,
+    ),
+    Rule(
+        "gpu-in-use",
+        "crash",
+        "CUDA out of memory on one node, and another process holds most of the GPU's memory",
+        "unknown: the node is tested first",
+        "test first",
+        _gpu_in_use,
+    ),
+    Rule(
+        "host-oom",
+        "crash",
+        "the kernel or Slurm says that it ended a rank's process because memory was used up",
+        "the program is to blame, and no node: lower its memory, or ask for more (--mem)",
+        "stop",
+        _host_oom,
     ),
     Rule(
         "program-error",
@@ -202,9 +276,17 @@ RULES = (
         _user,
     ),
     Rule(
+        "killed",
+        "crash",
+        "a rank is killed by SIGKILL, and nothing readable on its node says why",
+        "unknown: mostly memory that is used up, or a person",
+        "exchange",
+        _killed,
+    ),
+    Rule(
         "signal",
         "crash",
-        "a rank is killed by a signal, and no known error names the cause",
+        "a rank is killed by another signal, and no known error names the cause",
         "unknown: nobody is blamed the first time",
         "second",
         _signal,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from srun_wrapper.decide import crash
@@ -19,6 +19,7 @@ def diagnose(
     world_nodes: int = 1,
     just_joined: Collection[str] = (),
     catalogue: Catalogue | None = None,
+    addresses: Mapping[str, str] | None = None,
 ) -> Diagnosis:
     """Name the cause and the suspect nodes of failures that were seen together.
 
@@ -26,10 +27,11 @@ def diagnose(
     them only is those nodes' fault (a mount that is missing), on all of them the user's.
     ``just_joined``: nodes that have just taken a place; one that cannot start a rank is proven
     unfit, since the same command ran elsewhere before. ``catalogue``: the signatures of errors;
-    None: the built-in ones.
+    None: the built-in ones. ``addresses``: names of the job's nodes by what logs may call them.
     """
     others = [f for f in failures if f.symptom != "crash"]
-    case = Case([*others, *crashes(failures)], world_nodes, just_joined, catalogue or load())
+    ordered = [*others, *crashes(failures)]
+    case = Case(ordered, world_nodes, just_joined, catalogue or load(), addresses or {})
     for rule in RULES:
         if (found := rule.decide(case)) is not None:
             return replace(found, rule=found.rule or rule.id)

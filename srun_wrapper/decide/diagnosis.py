@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -13,7 +13,9 @@ from srun_wrapper.decide.failure import Failure, Symptom
 from srun_wrapper.signatures.catalogue import Catalogue
 
 Cause = Literal["node", "shared", "user", "transient", "unknown"]
-Then = Literal["evict", "second", "test", "stop", "stop now", "restart"]
+Then = Literal[
+    "evict", "second", "exchange", "test", "test first", "test only", "stop", "stop now", "restart"
+]
 
 # With these errors a start fails also where a limit of the user or of the job is reached.
 LIMIT = re.compile(r"Resource temporarily unavailable|Cannot allocate memory", re.IGNORECASE)
@@ -37,6 +39,11 @@ class Diagnosis:
     seen: tuple[str, ...] = ()  # nodes on which ranks died of this very error
     unreported: frozenset[str] = frozenset()  # lost by a shared cause: nothing is held against them
     rule: str = ""  # id of the rule that has decided
+    tests: Literal["later", "now", "only", "never"] = "later"
+    """When the machines are tested. only: at once, and nothing else counts against the suspects;
+    never: the node itself has said that it is the program."""
+    exchange: bool = False
+    """The node is in doubt only because its rank died: its ranks move before it is evicted."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,8 @@ class Case:
     just_joined: Collection[str]
     """Nodes that have just taken a place."""
     catalogue: Catalogue
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """Names of the job's nodes by the addresses and names that logs may have for them."""
 
     @cached_property
     def ends(self) -> list[tuple[Failure, End]]:

@@ -19,7 +19,8 @@ from srun_wrapper.signatures.verdict import first_cause
 MOST = 128  # ends that are read: reading one takes about 4 ms
 NEAR = 2000  # characters before the end in which an echo of another rank's end counts
 CERTAIN = 85  # weight of the machine's own words, see the catalogue
-# A rank that one of these kills has not logged its cause; only the machine's own words count.
+# A rank that one of these kills has not logged its cause; only the machine's own words count,
+# which are mostly among the node's facts about the end.
 MUTE = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS})
 NETWORK = frozenset({"tcp", "ib"})  # layers whose vaguer errors name a symptom of another's end
 
@@ -69,7 +70,7 @@ class End:
 
 def read_end(failure: Failure, catalogue: Catalogue | None = None) -> End:
     """Return what the end of the rank says; None as catalogue: the built-in one."""
-    return _read(failure.tail, failure.node, killed_by(failure), catalogue or load())
+    return _read(failure.tail, failure.facts, failure.node, killed_by(failure), catalogue or load())
 
 
 def follows(failure: Failure, catalogue: Catalogue | None = None) -> bool:
@@ -87,10 +88,11 @@ def crashes(failures: Iterable[Failure]) -> list[Failure]:
 def signature(failure: Failure, catalogue: Catalogue | None = None) -> str:
     """Return a text that is equal for the same error on any rank, address or step."""
     end = read_end(failure, catalogue) if failure.symptom == "crash" else None
-    if end is not None and end.hit is not None and end.points:
+    killed = killed_by(failure) == signal.SIGKILL
+    if end is not None and end.hit is not None and (end.points or killed):
         return f"crash: {end.hit.signature.layer}"
     how = f"signal {failure.signal}" if failure.signal else f"exit {failure.code}"
-    if killed_by(failure) == signal.SIGKILL:
+    if killed:
         return f"{failure.symptom}: {how}"  # it cannot have logged a reason
     text = re.sub(r"^\[rank\d+\]:?\s*", "", last_error(failure.tail))
     text = re.sub(r"0x[0-9a-fA-F]+|\d+", "#", text)
@@ -109,9 +111,12 @@ def odd_collective(ends: Sequence[tuple[Failure, End]]) -> tuple[Failure, Line] 
 
 
 @lru_cache(maxsize=1024)
-def _read(tail: str, node: str, killer: int | None, catalogue: Catalogue) -> End:
-    lines = read_lines(tail)
-    near = len(lines) - tail[-NEAR:].count("\n")
+def _read(
+    tail: str, facts: tuple[str, ...], node: str, killer: int | None, catalogue: Catalogue
+) -> End:
+    said = "".join(f"\n{fact}" for fact in facts)  # by the node, so after all that the rank said
+    lines = read_lines(tail + said)
+    near = len(lines) - tail[-NEAR:].count("\n") - len(facts)
     hits = [
         hit
         for hit in find_hits(lines, catalogue)

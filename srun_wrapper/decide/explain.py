@@ -61,6 +61,15 @@ def follows(then: Then, config: Config) -> str:
     return {
         "evict": "the node is evicted now",
         "second": f"restart in place; {second}",
+        "exchange": "restart in place; the second time without progress: "
+        + (f"{tests}, and " if tests else "")
+        + "the node exchanges its ranks with another one; if a rank dies so on it again, it is "
+        "evicted the third time",
+        "test first": (f"{tests} now; " if tests else "restart in place; ")
+        + "the node is evicted the second time without progress"
+        + (", the third time if it has just passed them" if tests else ""),
+        "test only": (f"{tests} now; " if tests else "restart in place; ")
+        + "the node is evicted only if tests prove it bad",
         "test": (f"{tests} now; " if tests else "")
         + "the job stops at the second time unless a machine is proven bad",
         "stop": "restart in place; the job stops when the same error comes again without progress",

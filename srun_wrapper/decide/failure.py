@@ -30,6 +30,7 @@ class Failure:
     suspects: tuple[str, ...] = ()
     step: int | None = None  # of a NaN, as the training numbers it
     shared: bool = False  # the node is lost, by a cause that it shares with others
+    facts: tuple[str, ...] = ()  # lines of the node about a rank's end: the machine's words
 
 
 def last_error(tail: str) -> str:

@@ -7,12 +7,16 @@ is spent: recoveries in a row without progress. Only progress refills it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from srun_wrapper.decide.diagnosis import LIMIT, Diagnosis, shared
+from srun_wrapper.decide.budget import Budget as Budget
+from srun_wrapper.decide.budget import acquit as acquit
+from srun_wrapper.decide.budget import suspect_nodes as suspect_nodes
+from srun_wrapper.decide.budget import unproven_nan
+from srun_wrapper.decide.diagnosis import LIMIT, Diagnosis
 
 Action = Literal["restart", "swap_spare", "swap_companion", "requeue", "stop"]
 GAVE_UP = 120
@@ -22,57 +26,6 @@ NAN_AGAIN = (
     "the loss is not finite again at the same spot and no machine is proven to be at fault: the "
     "program's own (learning rate, data; if it gets over that by itself, --robust-nan=ignore)"
 )
-
-
-@dataclass(slots=True)
-class Budget:
-    """Failures since the last progress, by signature and by node."""
-
-    failures: int = 0
-    signatures: dict[str, int] = field(default_factory=dict)
-    nodes: dict[str, int] = field(default_factory=dict)  # root failures by node
-    seen: dict[str, set[str]] = field(default_factory=dict)  # nodes by the signature they showed
-    # Suspects that left, and what came in their places, by the signature of the error.
-    evicted: dict[str, dict[str, str]] = field(default_factory=dict)
-    spent: tuple[str, tuple[str, ...]] | None = None  # the last failure's signature, its nodes
-
-    def spend(self, diagnosis: Diagnosis) -> None:
-        self.failures += 1
-        self.seen.setdefault(diagnosis.signature, set()).update(diagnosis.seen)
-        self.signatures[diagnosis.signature] = self.signatures.get(diagnosis.signature, 0) + 1
-        blamed = tuple(node for node in diagnosis.suspects or (diagnosis.root.node,) if node)
-        if _innocent(diagnosis):
-            blamed = ()
-        for node in blamed:
-            self.nodes[node] = self.nodes.get(node, 0) + 1
-        self.spent = diagnosis.signature, blamed
-
-    def refund(self) -> None:
-        """Undo the last ``spend``: nothing was tried. Which nodes showed the error stays known."""
-        if self.spent is None:
-            return
-        signature, blamed = self.spent
-        self.spent = None
-        self.failures -= 1
-        self.signatures[signature] -= 1
-        for node in blamed:
-            if node in self.nodes:  # it may have been acquitted
-                self.nodes[node] -= 1
-
-    def refill(self) -> None:
-        self.failures, self.spent = 0, None
-        self.signatures.clear()
-        self.nodes.clear()
-        self.seen.clear()
-        self.evicted.clear()
-
-    def evict(
-        self, diagnosis: Diagnosis, swaps: Iterable[tuple[str, str]], sure: Collection[str]
-    ) -> None:
-        """Note which nodes left on suspicion; ``sure``: those that are lost."""
-        for old, new in swaps:
-            if old not in sure and old not in diagnosis.proven:
-                self.evicted.setdefault(diagnosis.signature, {})[old] = new
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +46,7 @@ class Plan:
     why: str
     code: int = 0  # exit code for stop; 0: the failing rank's own
     rung: str = ""  # id of the rung that was chosen
+    exchange: str = ""  # a node that gives its ranks to another one for that one's
 
 
 BACK = Plan("restart", (), "the lost nodes answer again", rung="back")
@@ -169,7 +123,7 @@ def _same_error(now: Situation) -> Plan | None:
 
 
 def _same_nan(now: Situation) -> Plan | None:
-    if now.repeats < 2 or not _unproven_nan(now.diagnosis):
+    if now.repeats < 2 or not unproven_nan(now.diagnosis):
         return None
     return Plan("stop", (), NAN_AGAIN, GAVE_UP)
 
@@ -180,6 +134,14 @@ def _no_progress(now: Situation) -> Plan | None:
         return None
     code = 0 if now.diagnosis.symptom == "crash" else GAVE_UP
     return Plan("stop", (), f"{most} recoveries in a row brought no progress", code)
+
+
+def _exchange(now: Situation) -> Plan | None:
+    node = now.diagnosis.root.node
+    if now.leave or not now.diagnosis.exchange or now.budget.nodes.get(node, 0) < 2:
+        return None
+    why = f"a rank on {node} died again without a known cause: its ranks move to another node"
+    return Plan("restart", (), why, exchange=node)
 
 
 def _in_place(now: Situation) -> Plan | None:
@@ -242,6 +204,13 @@ RUNGS = (
         f"stop with the rank's exit code; {GAVE_UP} if no rank ended by itself",
         _no_progress,
     ),
+    Rung(
+        "exchange",
+        "a rank was killed without a known cause, the second time on this node",
+        "restart; the node exchanges its ranks with another one: the next end shows whether it "
+        "follows the rank or the node",
+        _exchange,
+    ),
     Rung("in-place", "no node is to leave", "restart in place", _in_place),
     Rung(
         "spare",
@@ -276,60 +245,3 @@ RUNGS = (
     ),
     Rung("nothing-left", "always", f"stop with exit code {NOTHING_LEFT}", _nothing_left),
 )
-
-
-def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, ...]]:
-    """Acquit the nodes of an error that others have shown as well since the last progress.
-
-    Then it is the program, its data or a shared service. Two nodes in turn acquit each other,
-    but where the error itself names the machine only a replacement with the same error acquits
-    the node before it. Of a hang nobody knows for sure where it began: the next one acquits the
-    nodes that were evicted for it. Returns the diagnosis, and the nodes whose reports are wrong.
-    """
-    evicted = budget.evicted.get(diagnosis.signature, {})
-    nodes = budget.seen.get(diagnosis.signature, set())
-    if diagnosis.symptom == "hang":
-        again, why = bool(evicted), f"the same hang without {', '.join(sorted(evicted))}"
-    elif diagnosis.cause == "node":
-        again, why = not nodes.isdisjoint(evicted.values()), shared(sorted(nodes))
-    else:
-        again, why = diagnosis.cause == "unknown" and len(nodes) > 1, shared(sorted(nodes))
-    if again:
-        evidence = (*diagnosis.evidence, why)
-        diagnosis = replace(diagnosis, cause="shared", suspects=(), evidence=evidence)
-    if diagnosis.cause != "shared" or diagnosis.unreported:
-        return diagnosis, ()
-    for node in nodes.union(evicted):
-        budget.nodes.pop(node, None)
-    return diagnosis, tuple(sorted(evicted))
-
-
-def _unproven_nan(diagnosis: Diagnosis) -> bool:
-    """A NaN for which no machine is known to be the cause: nobody is blamed for it."""
-    return diagnosis.symptom == "nan" and diagnosis.cause != "node"
-
-
-def _innocent(diagnosis: Diagnosis) -> bool:
-    """True if the failure says nothing about any node.
-
-    Of ranks that died of another's death the first to notice is no more suspect than any other.
-    """
-    echo = diagnosis.symptom == "crash" and diagnosis.cause == "transient"
-    return echo or diagnosis.cause in ("shared", "user") or _unproven_nan(diagnosis)
-
-
-def suspect_nodes(diagnosis: Diagnosis, failures_by_node: Mapping[str, int]) -> tuple[str, ...]:
-    """Nodes to evict: blamed by the evidence, or failing twice without progress.
-
-    One that has just passed tests may fail once more: its program may be the cause.
-    """
-    if diagnosis.cause == "node":
-        return diagnosis.suspects
-    blamed = diagnosis.suspects or (diagnosis.root.node,)
-    if _innocent(diagnosis) or len(blamed) > 1:
-        return ()
-    return tuple(
-        node
-        for node in blamed
-        if node and failures_by_node.get(node, 0) >= 2 + (node in diagnosis.cleared)
-    )

@@ -13,6 +13,7 @@ from math import prod
 
 from robust_slurm.checkpoint.planning.topology import leaves
 from robust_slurm.slurm import SlurmError
+from srun_wrapper.command.input_rules import Feed
 from srun_wrapper.command.srun_options import UsageError
 from srun_wrapper.command.steps import Launch
 from srun_wrapper.command.torchrun import sorts_nodes, starts_ranks
@@ -147,6 +148,11 @@ class Topology:
     def ranks_of_places(self, mesh: Mapping[str, int]) -> Layout:
         """Return the ranks of each place; see ``layout``."""
         return layout(mesh, self._state.world.ranks, self._launch.command.command)
+
+    def movable(self) -> bool:
+        """True if a node's ranks can be given to another node without losing their input."""
+        own = self._launch.feed in (Feed.ONE, Feed.OWN)
+        return not own and not self._sorted_by_torchrun()
 
     def _sorted_by_torchrun(self) -> bool:
         return sorts_nodes(self._launch.command.command, self._launch.env)

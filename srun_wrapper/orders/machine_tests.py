@@ -60,12 +60,14 @@ def due(diagnosis: Diagnosis, failures: int, tested: bool) -> bool:
 
     ``failures``: in a row without progress, this one included; ``tested``: since the last
     progress. A loss that is not finite is asked about at once, a crash or hang without proof
-    against a node when it comes again: the first is mostly transient, and a restart is quicker
-    than a test.
+    against a node when it comes again, unless its rule wants a test at once: the first is mostly
+    transient, and a restart is quicker than a test.
     """
     if tested or diagnosis.cause in ("node", "shared") or not diagnosis.root.launched:
         return False
-    if diagnosis.symptom == "nan":
+    if diagnosis.tests == "never":
+        return False
+    if diagnosis.symptom == "nan" or diagnosis.tests != "later":
         return True
     if PROGRAM_ERRORS.match(last_error(diagnosis.root.tail)):
         return False

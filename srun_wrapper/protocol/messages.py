@@ -96,6 +96,7 @@ class Exited(Event):
     age: float
     tail: str  # the last lines of its stderr
     launched: bool = True  # False: the command could not be run at all
+    facts: tuple[str, ...] = ()  # what the node has recorded about it, see ``rank_facts``
 
 
 class Stopped(Event):

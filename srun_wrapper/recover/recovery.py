@@ -6,6 +6,7 @@ import itertools
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from srun_wrapper.checkpoints import flushing
@@ -180,7 +181,9 @@ class Recovery:
         state.progress.failed()
         budget.spent = None
         just_joined = self._nodes.replacement.just_joined()
-        diagnosis = diagnose(failures, len(state.world.places), just_joined, state.catalogue)
+        names = {text: n.name for n in state.nodes.values() for text in (n.name, n.address)}
+        places = len(state.world.places)
+        diagnosis = diagnose(failures, places, just_joined, state.catalogue, names)
         if just_joined.issuperset(diagnosis.suspects or ("",)):
             self._nodes.means.unfit(diagnosis.suspects)  # it costs no restart: none was tried
         elif not again:
@@ -221,6 +224,8 @@ class Recovery:
                     incident.plan = ladder.BACK
                 elif plan.replace:
                     await self._nodes.replacement.arrange()
+                elif plan.exchange:
+                    self._exchange(incident, plan.exchange)
                 incident.mark("replace")
                 budget.evict(diagnosis, incident.swaps, lost)
                 return True
@@ -248,6 +253,15 @@ class Recovery:
         ):
             return await self._stopping.end_world(incident)  # of a node that answers again
         return filled
+
+    def _exchange(self, incident: Incident, name: str) -> None:
+        other = self._nodes.replacement.exchange(name)
+        done = f"{name} exchanges its ranks with {other}"
+        line = done if other else f"no node can take the ranks of {name}: they stay"
+        say(line)
+        self._journal.event("exchanged", node=name, other=other)
+        diagnosis = incident.diagnosis
+        incident.diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, line))
 
     # -- the end of an incident
 

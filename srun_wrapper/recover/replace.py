@@ -85,6 +85,21 @@ class Replacement:
         came = await self._standby.take(dict.fromkeys(range(count), (slots, "")))
         return [came[place] for place in sorted(came)]
 
+    def exchange(self, name: str) -> str:
+        """Have a node exchange its place with the next one that fits; return that one, or ""."""
+        places, ranks = list(self._state.world.places), self._state.world.ranks
+        own = next((i for i, node in enumerate(places) if node.name == name), None)
+        if own is None or not self._topology.movable():
+            return ""
+        for step in range(1, len(places)):
+            other = (own + step) % len(places)
+            counts = len(ranks[own]), len(ranks[other])
+            if counts[0] == counts[1] and not places[other].gone:
+                places[own], places[other] = places[other], places[own]
+                self._state.members.arrange(places)
+                return places[own].name
+        return ""
+
     async def arrange(self) -> None:
         """Move nodes among the places so that neighbours in the network stay together."""
         await self._topology.arrange()

@@ -31,7 +31,7 @@ def due(diagnosis: Diagnosis, failures: int, blamed: Sequence[str], replayed: bo
     """True if the job must be replayed before the next rung; arguments as ``stop_tests.due``."""
     if replayed or blamed or not diagnosis.root.launched:
         return False
-    if diagnosis.cause in ("node", "shared"):
+    if diagnosis.cause in ("node", "shared") or diagnosis.tests == "never":
         return False
     return failures >= 2 and not PROGRAM_ERRORS.match(last_error(diagnosis.root.tail))
 

@@ -259,6 +259,7 @@ class Inbox:
                 message.signal,
                 message.tail,
                 message.launched,
+                facts=message.facts,
             )
         )
 

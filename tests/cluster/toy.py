@@ -118,6 +118,9 @@ def fault(step: int) -> None:
         sys.exit(1)
     elif args.fault == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+    elif args.fault == "asleep":  # until a test has seen it
+        (args.dir / f"asleep-{robust_slurm.epoch()}").touch()
+        time.sleep(3600)
     elif args.fault == "sleep":
         time.sleep(3600)
     elif args.fault == "pause":

@@ -15,6 +15,7 @@ import slot_driver
 
 from robust_slurm.record import BeatReader, record_path
 from srun_wrapper.agent.processes import process_tree
+from srun_wrapper.agent.processes.end_report import ERROR_FILE, error_env
 from srun_wrapper.protocol.messages import (
     Exited,
     Finish,
@@ -26,6 +27,7 @@ from srun_wrapper.protocol.messages import (
     Stopped,
 )
 
+WRITE_ERROR = 'echo \'{"message": "ValueError: x"}\' > "$TORCHELASTIC_ERROR_FILE"'
 IGNORES_TERM = "trap '' TERM; echo ready >&2; while :; do sleep 0.05; done"
 
 
@@ -77,6 +79,33 @@ def test_the_tail_of_stderr_is_kept_and_carried(drive: Any) -> None:
     assert len(exited.tail) <= 4096
     d.wait_stderr("last words\n")
     assert d.stderr().startswith("1\n2\n3\n")
+
+
+def test_the_nodes_facts_go_with_the_end(drive: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here torch's error file, which no other rank of the slot finds again."""
+    monkeypatch.delenv(ERROR_FILE, raising=False)
+    d = drive("sh", "-c", f'[ "$ROBUST_EPOCH" = 2 ] || {WRITE_ERROR}; exit 1')
+    for epoch, facts in ((1, ("ValueError: x",)), (2, ()), (3, ("ValueError: x",))):
+        d.start(epoch)
+        exited = d.get(Exited)
+        assert (exited.epoch, exited.code, exited.facts) == (epoch, 1, facts)
+
+
+def test_the_users_own_error_file_is_left_alone(
+    drive: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.json"
+    monkeypatch.setenv(ERROR_FILE, str(own))
+    d = drive("sh", "-c", f"{WRITE_ERROR}; exit 1")
+    d.start()
+    assert d.get(Exited).facts == () and own.exists()
+
+
+def test_torchrun_has_error_files_of_its_own() -> None:
+    file = Path("/run/error-0.json")
+    assert error_env({}, ["torchrun", "train.py"], file) == {}
+    assert error_env({ERROR_FILE: "x"}, ["python", "train.py"], file) == {}
+    assert error_env({}, ["python", "train.py"], file) == {ERROR_FILE: str(file)}
 
 
 @pytest.mark.parametrize("command", ["no-such-command-anywhere", "/etc/passwd", "/"])

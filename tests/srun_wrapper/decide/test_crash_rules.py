@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -59,10 +60,10 @@ def end(
         ([end(WORK.format(r, 9), r, signum=6) for r in range(4)], "follows", "transient", ()),
         ([end(WORK.format(r, r or 9), r, signum=6) for r in range(3)] + [end(ECC, 3)],
          "machine-error", "node", ("n2",)),
-        ([end(CLOSED, 0), end("", 3, 10.2, signum=9)], "signal", "unknown", ()),
+        ([end(CLOSED, 0), end("", 3, 10.2, signum=9)], "killed", "unknown", ()),
+        ([end(CLOSED, 0), end("", 3, 10.2, signum=11)], "signal", "unknown", ()),
         ([end("", code=3)], "exit-code", "user", ()),
-        ([end("Memory cgroup out of memory: Killed process 7 (python)")], "program-error", "user",
-         ()),
+        ([end("Memory cgroup out of memory: Killed process 7 (python)")], "host-oom", "user", ()),
         ([end("OSError: [Errno 122] Disk quota exceeded")], "program-error", "user", ()),
         ([end("OSError: [Errno 116] Stale file handle")], "points-to-node", "unknown", ()),
     ],
@@ -75,6 +76,93 @@ def test_the_rule_that_decides(
         assert (found.rule, found.cause, found.suspects) == (rule, cause, suspects)
         assert found.rule in [each.id for each in RULES]
         assert found.root in failures
+
+
+KERNEL = "kernel: Memory cgroup out of memory: Killed process 4203 (python) total-vm:81920kB"
+COUNTED = "cgroup /slurm/job_7/step_0/task_1: oom_kill events since the rank's start: 1"
+TAKEN = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
+    "capacity of 79.11 GiB of which 1.50 GiB is free. {}Process 999 has 66.00 GiB memory in use. "
+    "Including non-PyTorch memory, this process has {} GiB memory in use."
+)
+RETRY = "NET/IB : Got completion from peer {}<41000> with status=12 opcode=0 len=0 vendor err 129"
+NAMES = {"n1": "n1", "n2": "n2", "n3": "n3", "10.0.0.2": "n2"}
+
+
+@pytest.mark.parametrize(
+    ("failure", "rule", "cause"),
+    [
+        (replace(end("", signum=9), facts=(KERNEL,)), "host-oom", "user"),
+        (replace(end("", signum=9), facts=(COUNTED,)), "host-oom", "user"),
+        (replace(end("", signum=9), facts=(COUNTED, KERNEL)), "host-oom", "user"),
+        (replace(end("", code=137), facts=(KERNEL,)), "host-oom", "user"),
+        (replace(end("step 1\nstep 2\nstep 3\n", signum=9), facts=(KERNEL,)), "host-oom", "user"),
+        (replace(end("RuntimeError: worker is gone"), facts=(KERNEL,)), "host-oom", "user"),
+        (replace(end(CLOSED), facts=(KERNEL,)), "host-oom", "user"),
+        (replace(end(CLOSED), facts=(f"kernel: {OFF}",)), "machine-error", "node"),
+        (replace(end("", signum=6), facts=(f"kernel: {GRAPHICS}",)), "program-error", "user"),
+        (replace(end("", signum=9), facts=("ValueError: x",)), "killed", "unknown"),
+        (replace(end("", code=3), facts=("ValueError: x",)), "program-error", "user"),
+        (replace(end("", signum=9), facts=("kernel: python[4203]: segfault at 0",)), "killed",
+         "unknown"),
+    ],
+)  # fmt: skip
+def test_the_nodes_facts_decide_what_a_rank_cannot_say(
+    failure: Failure, rule: str, cause: str
+) -> None:
+    found = diagnose([failure, end(CLOSED, 4, 10.3)], 4)
+    assert (found.rule, found.cause, found.root) == (rule, cause, failure)
+
+
+def test_the_message_about_used_up_memory_says_what_to_do() -> None:
+    found = diagnose([replace(end("", signum=9), facts=(KERNEL,))], 4)
+    assert found.evidence[:2] == ("rank 0 on n1: killed by SIGKILL", KERNEL)
+    assert "--mem" in found.evidence[2] and "memory was used up" in found.evidence[2]
+    unsaid = diagnose([end("", signum=9)], 4)
+    assert found.signature != unsaid.signature  # an end without a cause is not its first time
+
+
+@pytest.mark.parametrize(
+    ("failures", "rule"),
+    [
+        ([end(TAKEN.format("", "9.00"))], "gpu-in-use"),
+        ([end(TAKEN.format("", "9.00")), end(TAKEN.format("", "8.00"), 1)], "gpu-in-use"),
+        ([end(TAKEN.format("", "9.00")), end(TAKEN.format("", "8.00"), 2)], "program-error"),
+        ([end(TAKEN.format("", "70.00"))], "program-error"),  # most of it is its own
+        ([end(TAKEN.format("Process 998 has 1.00 GiB memory in use. " * 2, "9.00"))],
+         "program-error"),  # all ranks on one GPU
+    ],
+)  # fmt: skip
+def test_memory_that_another_job_left_on_a_gpu(failures: list[Failure], rule: str) -> None:
+    found = diagnose(failures, 4)
+    assert found.rule == rule
+    if rule == "gpu-in-use":
+        assert (found.cause, found.tests, found.root.node) == ("unknown", "now", "n1")
+
+
+@pytest.mark.parametrize(
+    ("failures", "rule", "suspects"),
+    [
+        ([end(RETRY.format("n2"), 0), end(RETRY.format("n2"), 4)], "named-peer", ("n2",)),
+        ([end(RETRY.format("10.0.0.2"), 0), end(RETRY.format("n2"), 4)], "follows", ()),
+        ([end(RETRY.format("10.0.0.2"), r) for r in (0, 4)], "named-peer", ("n2",)),
+        ([end(RETRY.format("n2"), 0), end(RETRY.format("n2"), 1)], "follows", ()),  # one node
+        ([end(RETRY.format("n2"), 0), end(RETRY.format("n3"), 4)], "follows", ()),
+        ([end(RETRY.format("x9"), 0), end(RETRY.format("x9"), 4)], "follows", ()),  # of no node
+        ([end(RETRY.format("n2"), 0), end(RETRY.format("n2"), 4), end("ValueError: x", 2)],
+         "program-error", ()),
+    ],
+)  # fmt: skip
+def test_a_peer_that_all_name_is_tested_and_never_evicted_without(
+    failures: list[Failure], rule: str, suspects: tuple[str, ...]
+) -> None:
+    budget = Budget()
+    for _ in range(5):
+        found = diagnose(failures, 4, addresses=NAMES)
+        assert (found.rule, found.suspects) == (rule, suspects)
+        budget.spend(found)
+        assert suspect_nodes(found, budget.nodes) == ()
+    assert (found.tests == "only") is (rule == "named-peer")
 
 
 def test_the_line_that_matched_is_shown() -> None:

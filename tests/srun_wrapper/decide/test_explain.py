@@ -25,6 +25,13 @@ WORK = (
     "OpType=ALLREDUCE, NumelIn={1}, NumelOut={1}, Timeout(ms)=600000) ran for 600010 milliseconds"
 )
 
+RETRY = "NET/IB : Got completion from peer n2<41000> with status=12 opcode=0 len=0 vendor err 129"
+TAKEN = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
+    "capacity of 79.11 GiB of which 1.50 GiB is free. Process 999 has 68.00 GiB memory in use. "
+    "Including non-PyTorch memory, this process has 9.00 GiB memory in use."
+)
+
 
 def end(tail: str = "", rank: int = 0, **fields: Any) -> Failure:
     values: dict[str, Any] = {"code": 1, "rank": rank} | fields
@@ -48,14 +55,21 @@ EXAMPLES: dict[str, list[Failure]] = {
     "machine-error": [end(ECC)],
     "different-collectives": [end(WORK.format(r, 5 if r == 2 else 9), r) for r in range(4)],
     "points-to-node": [end(EIO)],
+    "named-peer": [end(RETRY), end(RETRY, 2)],
     "follows": [end(CLOSED)],
+    "gpu-in-use": [end(TAKEN)],
+    "host-oom": [end(code=None, signal=9, facts=("Out of memory: Killed process 7 (python)",))],
     "program-error": [end("ValueError: x\nRuntimeError: CUDA error: device-side assert triggered")],
+    "killed": [end(code=None, signal=9)],
     "signal": [end(code=None, signal=11)],
     "exit-code": [end(code=3)],
 }
 PLANS = {  # the actions of the first and of the second time, and the nodes that leave
     "evict": (("swap_spare", ("n1",)), ("swap_spare", ("n1",))),
     "second": (("restart", ()), ("swap_spare", ("n1",))),
+    "exchange": (("restart", ()), ("restart", ())),
+    "test first": (("restart", ()), ("swap_spare", ("n1",))),
+    "test only": (("restart", ()), ("restart", ())),
     "test": (("restart", ()), ("stop", ())),
     "stop": (("restart", ()), ("stop", ())),
     "stop now": (("stop", ()), ("stop", ())),
@@ -72,7 +86,7 @@ def test_the_ladder_does_what_is_printed_of_a_rule(rule: Any) -> None:
     """Without tests of the machines; these come before the second time."""
     budget, plans = Budget(), []
     for _ in range(2):
-        found = diagnose(EXAMPLES[rule.id], 9)
+        found = diagnose(EXAMPLES[rule.id], 9, addresses={"n2": "n2"})
         assert found.rule == ("machine-error" if rule.id == "nan-of-machine" else rule.id)
         budget.spend(found)
         vacant = ("n1",) if found.symptom == "node_lost" else ()
@@ -93,6 +107,9 @@ def found(example: str, **changes: Any) -> Diagnosis:
         (found("exit-code"), 2, (), Means(1, 0, True, 3), "same-error"),
         (found("nan"), 2, (), Means(1, 0, True, 3), "same-nan"),
         (found("follows"), 4, (), Means(1, 0, True, 3), "no-progress"),
+        (found("killed"), 2, (), Means(1, 0, True, 3), "exchange"),
+        (found("killed"), 1, (), Means(1, 0, True, 3), "in-place"),
+        (found("killed"), 3, (), Means(1, 0, True, 3), "spare"),
         (found("follows"), 3, (), Means(1, 0, True, 3), "in-place"),
         (found("machine-error"), 1, (), Means(1, 1, True, 3), "spare"),
         (found("machine-error"), 1, (), Means(0, 1, True, 3), "standby"),

@@ -49,6 +49,8 @@ def nan(*, step: int = 9, node: str = "n1", ranks: int = 1, cause: Cause = "unkn
 
 
 KILLED: dict[str, Any] = {"code": None, "signal": 9}
+SEGV: dict[str, Any] = {"code": None, "signal": 11}
+OOM = {**KILLED, "facts": ("kernel: Memory cgroup out of memory: Killed process 7 (python)",)}
 ECC = "CUDA error: uncorrectable ECC error encountered"
 
 
@@ -70,7 +72,9 @@ def decide(history: list[Diagnosis], vacant: tuple[str, ...], have: Means) -> Pl
     ("history", "vacant", "have", "action", "replace"),
     [
         ([crash(**KILLED)], (), means(), "restart", ()),
-        ([crash(**KILLED)] * 2, (), means(spares=1), "swap_spare", ("n1",)),
+        ([crash(**KILLED)] * 2, (), means(spares=1), "restart", ()),  # its ranks move first
+        ([crash(**KILLED)] * 3, (), means(spares=1), "swap_spare", ("n1",)),
+        ([crash(**SEGV)] * 2, (), means(spares=1), "swap_spare", ("n1",)),
         ([crash(**KILLED)] * 2, (), means(), "restart", ()),  # nothing to replace it with
         ([crash(**KILLED), crash(node="n2", **KILLED)], (), means(spares=1), "restart", ()),
         ([crash("ValueError: x")], (), means(spares=1), "restart", ()),
@@ -156,10 +160,18 @@ def hung(*suspects: str) -> list[Failure]:
         ([at_once(EIO, "n1", "n2"), at_once(EIO, "n1")], (), [], []),
         ([at_once(EIO, "n1")] * 2 + [at_once(EIO, "s1")], (), ["n1"], ["n1"]),
         ([at_once(LAUNCH, "n1")] * 2 + [at_once(LAUNCH, "s1")] * 2, (), ["n1"], ["n1"]),
-        ([at_once("", "n1", **KILLED)] * 2, (), ["n1"], []),
+        ([at_once("", "n1", **SEGV)] * 2, (), ["n1"], []),
+        ([at_once("", "n1", **SEGV)] * 3, ("n1",), ["n1"], []),
+        ([at_once("", "n1", **SEGV)] * 2 + [at_once("", "s1", **SEGV)], (), ["n1"], ["n1"]),
+        # A SIGKILL without a cause is mostly memory: the ranks move to another node first.
+        ([at_once("", "n1", **KILLED)] * 2, (), [], []),
+        ([at_once("", "n1", **KILLED)] * 3, (), ["n1"], []),
         ([at_once("", "n1", **KILLED)] * 3, ("n1",), ["n1"], []),
-        ([at_once("", "n1", **KILLED)] * 2 + [at_once("", "s1", **KILLED)], (), ["n1"], ["n1"]),
-        ([at_once("", "n1", **KILLED)] * 2 + [at_once(EIO, "s1")], (), ["n1"], []),
+        ([at_once("", "n1", **KILLED)] * 2 + [at_once("", "n2", **KILLED)] * 5, (), [], []),
+        ([at_once("", "n1", **KILLED)] * 3 + [at_once("", "s1", **KILLED)], (), ["n1"], ["n1"]),
+        ([at_once("", "n1", **KILLED)] * 3 + [at_once(EIO, "s1")], (), ["n1"], []),
+        ([at_once("", "n1", **OOM)] * 9, (), [], []),
+        ([at_once("", "n1", **KILLED), *[at_once("", "n1", **OOM)] * 9], (), [], []),
         ([at_once("", "n1", code=2, launched=False)], (), ["n1"], []),
         # Of a hang the next one acquits whoever was evicted for it.
         ([hung("n1")] * 2, (), ["n1"], []),
@@ -239,7 +251,9 @@ def test_a_refund_undoes_the_last_failure() -> None:
 def test_suspects_need_two_failures_or_evidence() -> None:
     assert suspect_nodes(crash(ECC), {}) == ("n1",)
     assert suspect_nodes(crash(**KILLED), {"n1": 1}) == ()
-    assert suspect_nodes(crash(**KILLED), {"n1": 2, "n2": 5}) == ("n1",)
+    assert suspect_nodes(crash(**SEGV), {"n1": 2, "n2": 5}) == ("n1",)
+    assert suspect_nodes(crash(**KILLED), {"n1": 2}) == ()
+    assert suspect_nodes(crash(**KILLED), {"n1": 3}) == ("n1",)
     assert suspect_nodes(crash("ValueError: x"), {"n1": 5}) == ()
     assert suspect_nodes(hang(), {"": 5}) == ()
     assert suspect_nodes(nan(), {"n1": 5}) == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,6 +46,20 @@ TRACE = "Traceback (most recent call last):\n  File 'train.py', line 3\n"
 )
 def test_due(failure: Failure, failures: int, tested: bool, expected: bool) -> None:
     assert due(diagnose([failure], 8), failures, tested) is expected
+
+
+@pytest.mark.parametrize("tests", ["now", "only"])
+def test_a_rule_may_want_a_test_at_once(tests: Any) -> None:
+    """Of a peer that others name, and of a GPU that another process uses."""
+    found = replace(diagnose([crash(code=None, signum=11)], 8), tests=tests)
+    assert due(found, 1, False) and not due(found, 1, True)
+
+
+def test_used_up_memory_is_no_reason_for_a_test() -> None:
+    fact = "Memory cgroup out of memory: Killed process 7 (python)"
+    failure = replace(crash(code=None, signum=9), facts=(fact,))
+    assert not due(diagnose([failure], 8), 2, False)
+    assert due(diagnose([replace(failure, facts=())], 8), 2, False)
 
 
 def judged(**more: Any) -> Judged:

@@ -111,7 +111,9 @@ def no_nodes(max_restarts: int) -> Any:
 
     means = SimpleNamespace(now=lambda standby_nodes=0: Means(0, 0, False, max_restarts))
     release = SimpleNamespace(evict=nothing, release=nothing)
-    replacement = SimpleNamespace(fill=fill, just_joined=lambda: set[str]())
+    replacement = SimpleNamespace(
+        fill=fill, just_joined=lambda: set[str](), exchange=lambda _node: ""
+    )
     reports = SimpleNamespace(report_silent=nothing)
     return SimpleNamespace(means=means, release=release, replacement=replacement, reports=reports)
 

@@ -14,6 +14,7 @@ import pytest
 from made_job import KeptJournal, made_launch
 
 from robust_slurm.config import Config
+from srun_wrapper.command.input_rules import Feed
 from srun_wrapper.command.steps import Secrets
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.failure import Failure
@@ -61,7 +62,7 @@ class StandbyPartition:
 class Scene:
     """A job on n1 and n2, n3 spare, n2 lost; n3's connection is broken."""
 
-    def __init__(self, tmp_path: Any, slots: int = 1) -> None:
+    def __init__(self, tmp_path: Any, slots: int = 1, feed: Feed = Feed.FILE) -> None:
         self.state = JobState(Config(), 7, "n1")
         self.nodes = [self.node(i, role) for i, role in enumerate("aas")]
         self.spare = self.nodes[2]
@@ -73,7 +74,8 @@ class Scene:
         self.ledger: Any = SimpleNamespace(dir=tmp_path, accuse=lambda *_report: None)
         self.slurm: Any = SimpleNamespace()
         self.journal = KeptJournal()
-        launch, watch = made_launch(), NodeWatch(self.state)
+        launch = dataclasses.replace(made_launch(), feed=feed)
+        watch = NodeWatch(self.state)
         watch.suspected = lambda node, _now: node.name in self.silent  # type: ignore[method-assign]
         topology = Topology(self.state, launch, self.journal, dict, dict)
         requester = Requester(launch, Secrets(b"", 1), self.slurm, topology.prefer)
@@ -149,6 +151,31 @@ def test_a_requeue_does_not_wait_for_a_state_directory_that_does_not_answer(
     assert asyncio.run(asyncio.wait_for(claimed, 10))
     assert f"{tmp_path} does not answer in 0.05 s: requeueing" in capfd.readouterr().err
     never.set()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "feed", "order"),
+    [
+        ([(0, 1), (2, 3), (4, 5)], Feed.FILE, "132"),
+        ([(0, 1), (2, 3), (4, 5)], Feed.EVERY, "132"),
+        ([(0, 1), (2, 3), (4,)], Feed.FILE, "213"),  # n3 has other numbers of ranks
+        ([(0,), (2, 3), (4,)], Feed.FILE, "123"),
+        ([(0, 1), (2, 3), (4, 5)], Feed.OWN, "123"),  # each task's input is its own
+    ],
+)
+def test_a_node_in_doubt_exchanges_its_ranks(
+    tmp_path: Any, ranks: list[tuple[int, ...]], feed: Feed, order: str
+) -> None:
+    """From the next epoch on; nobody leaves, and spares stay spares."""
+    scene = Scene(tmp_path, feed=feed)
+    nodes = [scene.node(index, "a") for index in range(10, 13)]
+    scene.state.members.world = World(1, list(nodes), ranks)
+    other = scene.replacement.exchange(nodes[1].name)
+    places = scene.state.world.places
+    assert "".join(str(nodes.index(node) + 1) for node in places) == order
+    assert other == ("" if order == "123" else places[1].name)
+    assert all(node.role is Role.ACTIVE for node in nodes)
+    assert scene.replacement.exchange("n99") == ""
 
 
 @pytest.mark.parametrize("proven", [True, False])

@@ -1,0 +1,74 @@
+"""Report the end of a slot's rank, with the facts that its node knows about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.processes.rank_facts import RankFacts
+from srun_wrapper.command.torchrun import starts_ranks
+from srun_wrapper.protocol.messages import Exited
+
+LIMIT = 0.3  # s for the facts: without them the end is reported as well
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+
+def error_file(run_dir: Path, local: int) -> Path:
+    """Return the file into which torch writes the exception of a slot's rank."""
+    return run_dir / f"error-{local}.json"
+
+
+def error_env(env: Mapping[str, str], command: Sequence[str], file: Path) -> dict[str, str]:
+    """Return the variable that names the file to torch; torchrun and the user have their own."""
+    return {} if ERROR_FILE in env or starts_ranks(command) else {ERROR_FILE: str(file)}
+
+
+class EndReport:
+    """Reports each end once. The facts are read in a thread, so that the loop never waits."""
+
+    def __init__(self, loop: Loop, error_file: Path, emit: Callable[[Exited], None]) -> None:
+        """``error_file``: where torch writes the rank's exception, unless the user said where."""
+        self._loop = loop
+        self._error_file = error_file
+        self._emit = emit
+        self._facts: RankFacts | None = None
+        self._end: Callable[[tuple[str, ...]], Exited] | None = None  # that is not reported yet
+
+    def begin(self, pid: int) -> None:
+        """Note the node's state at the start of a rank."""
+        self.drop()
+        self._facts = facts = RankFacts(pid, self._error_file)
+        self._loop.aside(facts.begin, lambda _none: None, None)
+
+    def ended(self, end: Callable[[tuple[str, ...]], Exited], *, well: bool) -> None:
+        """Report an end, given its facts; ``well``: it needs none."""
+        self.flush()
+        facts, self._facts = self._facts, None
+        self._end = end
+
+        def tell(found: tuple[str, ...]) -> None:
+            if self._end is end:
+                self._end = None
+                self._emit(end(found))
+
+        if facts is None:
+            tell(())
+        elif well:
+            tell(())
+            self._loop.aside(facts.close, lambda _none: None, None)
+        else:
+            self._loop.aside(facts.gather, tell, ())
+            self._loop.later(LIMIT, lambda: tell(()))
+
+    def flush(self) -> None:
+        """Report an end that waits for its facts, without them."""
+        end, self._end = self._end, None
+        if end is not None:
+            self._emit(end(()))
+
+    def drop(self) -> None:
+        """Forget a rank that was ended by an order."""
+        facts, self._facts = self._facts, None
+        if facts is not None:
+            self._loop.aside(facts.close, lambda _none: None, None)
