@@ -53,6 +53,8 @@ GRADIENTS_OF = re.compile(r"(?<=the gradients of )[^:]*")  # it names parameters
 LATE_NAME = "gradients"
 """With save() before the optimizer's step, all that the script does from that step on comes after
 it: the warning names the gradients that the step has yet to use."""
+TOLD = "nothing can warn of changes that come after save()"
+"""Part of the warning that the optimizer's steps are not seen: it names no object."""
 OUTCOMES = ("identical", "refused", "silent")
 
 
@@ -121,8 +123,16 @@ def draw(seed: int) -> Loop:
     )
     if drawn.partial == "off":
         return drawn
-    # A write that begins after the crash would test nothing.
-    return replace(drawn, crash_step=pick.randint(drawn.partial_since, steps - 1))
+    # A write that begins after the crash would test nothing, nor a late one that the copy misses.
+    drawn = replace(drawn, crash_step=pick.randint(drawn.partial_since, steps - 1))
+    if drawn.partial_since == EARLY:
+        return drawn
+    return replace(
+        drawn,
+        partial_at=pick.choice(["after save", "before forward", "before forward"]),
+        slow_ms=pick.choice([1.0, 5.0, 20.0]),
+        crash_at=pick.choice(["forward", "backward", "backward", "update"]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +288,10 @@ def loops(results: Results, tell: Callable[[str], None], first: int = 0) -> list
         )
     if silent := [one for one in found if one.outcome == "silent"]:
         seeds = "; ".join(f"{one.loop.seed} ({' '.join(one.unnamed) or '?'})" for one in silent)
+        told = sum(any(TOLD in line for line in one.warnings) for one in silent)
         others = sum(bool(one.warnings) for one in silent)
-        results.settings["silent seeds"] = f"{seeds}; warned of something else: {others}"
+        results.settings["silent seeds"] = (
+            f"{seeds}; warned of something else: {others}, of these in general words "
+            f"({TOLD!r}): {told}"
+        )
     return found
