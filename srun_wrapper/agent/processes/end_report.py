@@ -39,7 +39,7 @@ class EndReport:
         """Note the node's state at the start of a rank."""
         self.drop()
         self._facts = facts = RankFacts(pid, self._error_file)
-        self._loop.aside(facts.begin, lambda _none: None, None)
+        self._loop.run_in_thread(facts.begin, lambda _none: None, None)
 
     def ended(self, end: Callable[[tuple[str, ...]], Exited], *, well: bool) -> None:
         """Report an end, given its facts; ``well``: it needs none."""
@@ -56,9 +56,9 @@ class EndReport:
             tell(())
         elif well:
             tell(())
-            self._loop.aside(facts.close, lambda _none: None, None)
+            self._loop.run_in_thread(facts.close, lambda _none: None, None)
         else:
-            self._loop.aside(facts.gather, tell, ())
+            self._loop.run_in_thread(facts.gather, tell, ())
             self._loop.later(LIMIT, lambda: tell(()))
 
     def flush(self) -> None:
@@ -71,4 +71,4 @@ class EndReport:
         """Forget a rank that was ended by an order."""
         facts, self._facts = self._facts, None
         if facts is not None:
-            self._loop.aside(facts.close, lambda _none: None, None)
+            self._loop.run_in_thread(facts.close, lambda _none: None, None)
