@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gate_jobs import begin, finish, of
+from gate_jobs import WAITS, begin, finish, of
 from gate_lab import FREE, GateLab, gate_lab
 from jobs import Training, prepared
+from rival import RIVAL, add_rival, run_as
 from waiting import until
 
 from lab.spec import UID
@@ -32,13 +34,13 @@ def site(made: GateLab) -> Iterator[GateLab]:
     made.mend()
 
 
-def deeper_tests(site: GateLab, words: str, code: int) -> None:
+def deeper_tests(site: GateLab, words: str, code: int, lemon: str = "strikes = 100") -> None:
     path = site.etc / "deeper"
     path.unlink(missing_ok=True)
     path.write_text(TEST.format(words=words, code=code))
     path.chmod(0o755)
     tests = f'[accusations]\ntests = ["{path}"]\n'
-    site.settings(more=f"{tests}[lemon]\nstrikes = 100\n")
+    site.settings(more=f"{tests}[lemon]\n{lemon}\n")
 
 
 def outcome(site: GateLab, node: str, job: int) -> str:
@@ -93,6 +95,49 @@ def test_a_true_one_drains_with_the_evidence(site: GateLab) -> None:
     site.repaired("n1")
     site.sweep("n1")
     site.wait_node("n1", *FREE)
+
+
+def strike(site: GateLab, node: str, uid: int, account: str) -> int:
+    """A job of this user and account accuses its node, whose deeper tests find nothing."""
+    home = site.lab.shared / f"home-{uid}"
+    if not home.exists():
+        home.mkdir()
+        os.chown(home, uid, uid)
+    sbatch = ["sbatch", "--parsable", "-o", "/dev/null", f"-w{node}", f"--account={account}"]
+    submitted = run_as(site.lab, uid, home, sbatch, WAITS)
+    assert submitted.returncode == 0, submitted
+    job = int(submitted.stdout)
+    until((home / f"{job}.started").exists, f"job {job} running")
+    site.accuse(node, job)
+    argv = ["chown", "-R", f"{uid}:{uid}", str(site.state / "jobs" / str(job))]
+    site.lab.exec("head", argv, user=False, check=True)
+    (home / f"{job}.end").touch()
+    site.ended(job)
+    (event,) = of(site, node, job, "strike")
+    assert (event.data["uid"], event.data["account"]) == (uid, account)
+    return job
+
+
+def test_a_lemon_needs_strikes_of_two_users_and_two_accounts(site: GateLab) -> None:
+    deeper_tests(site, "all well", 0, "strikes = 3")
+    add_rival(site.lab)
+    own = site.lab.uid
+    for uid, account in ((own, "red"), (own, "blue"), (own, "blue"), (own, "red")):
+        strike(site, "n3", uid, account)
+        assert site.node("n3") == FREE  # one user, however many accounts it has
+    job = strike(site, "n3", RIVAL, "red")
+    assert site.reason("n3") == f"robust:node:lemon:-:service:job{job}"
+    site.repaired("n3")
+    site.sweep("n3")
+    site.wait_node("n3", *FREE)
+    for uid in (own, RIVAL, RIVAL, own):
+        strike(site, "n3", uid, "red")
+        assert site.node("n3") == FREE  # two users, but one account: a group's own program
+    job = strike(site, "n3", RIVAL, "blue")
+    assert site.reason("n3") == f"robust:node:lemon:-:service:job{job}"
+    site.repaired("n3")
+    site.sweep("n3")
+    site.wait_node("n3", *FREE)
 
 
 def test_a_late_one_is_the_sweeps(site: GateLab) -> None:

@@ -13,14 +13,13 @@ import pytest
 from conftest import LabFactory
 from holds import IN_PLACE, heard_of, held_back, let_go, roles, shims, tasks, wait_held
 from jobs import Training, prepared
+from rival import RIVAL, add_rival, run_as
 from waiting import until
 
 from lab import Lab
 from srun_wrapper.recover.settling import SETTLE_MAX
 
 # -- two users, one state directory -----------------------------------------------------------
-
-RIVAL = 20002
 
 
 @dataclass
@@ -35,11 +34,7 @@ class Mine(Training):
 
     def run(self, *argv: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run a command on the login node as its user."""
-        become = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
-        name = self.lab.user if self.uid == self.lab.uid else "rival"
-        env = {"USER": name, "LOGNAME": name, "HOME": str(self.dir)}
-        argv = (*become, *argv)
-        return self.lab.exec("head", argv, user=False, env=env, input=text, cwd=self.dir)
+        return run_as(self.lab, self.uid, self.dir, argv, text)
 
     def send(self, toy: str, sbatch: str) -> None:
         exports = [f"export {name}={value}" for name, value in self.exports().items()]
@@ -52,11 +47,7 @@ class Mine(Training):
 
 def two_users(lab: Lab) -> tuple[Mine, Mine]:
     """The lab's own user and another one, who share a directory as all share /tmp."""
-    for name in ("passwd", "group"):  # in place: the nodes have these very files mounted
-        with (lab.spec.dir / "etc" / name).open("a") as file:
-            file.write(
-                f"rival:x:{RIVAL}:" + (f"{RIVAL}::/:/bin/sh\n" if name == "passwd" else "\n")
-            )
+    add_rival(lab)
     (lab.shared / "all").mkdir()
     (lab.shared / "all").chmod(0o1777)
     found = []

@@ -75,3 +75,4 @@ def test_a_job_that_was_suspended_goes_on(new_lab: LabFactory) -> None:
         time.sleep(pause)
     undisturbed(training)
     assert not training.incidents(), training.story()
+    assert "Slurm ended the step" not in training.out(), training.story()  # it said so, with 137

@@ -16,6 +16,7 @@ from lab import Cluster
 NODES = "n[1-3]"
 WRAPPER = '#!/bin/sh\nexec python "$@"\n'
 STALL = 14.0  # s: longer than any time-out of detection and of ending ranks
+SAID = 10.0  # s until a stall is said
 QUICK = "--robust-hang-floor=4 --robust-interval=0.2"
 
 
@@ -49,9 +50,9 @@ def submit(lab: Cluster, program: Path, toy: str, steps: int = 30) -> Training:
 
 
 def wait_stalled(training: Training, what: str, nodes: str = NODES) -> None:
-    """It is said within 10 s, and a little for a machine that is busy."""
+    """It is said within 10 s of the stall, or of the ranks' start if that comes later."""
     where = re.escape(f"{what} on {nodes}: file system {training.lab.scratch} does not answer; ")
-    training.wait_says(f"^robust-srun: {where}waiting for up to 600 s", 15.0)
+    training.wait_says(f"^robust-srun: {where}waiting for up to 600 s", SAID)
 
 
 def check_done(training: Training) -> None:
@@ -70,6 +71,7 @@ def test_ranks_that_cannot_start(lab: Cluster) -> None:
     program = on_scratch(lab, "program", WRAPPER)
     lab.stall(NODES)
     training = submit(lab, program, "--hold 8")
+    training.until(lambda: training.events("epoch"), "start of the ranks")
     wait_stalled(training, "processes cannot start")
     lab.resume(NODES)
     training.wait_step(8)
@@ -77,7 +79,7 @@ def test_ranks_that_cannot_start(lab: Cluster) -> None:
     lab.stall(NODES)
     began = time.monotonic()
     training.kill("toy.py", rank=1)
-    training.until(lambda: "processes cannot start on" in training.out()[said:], "message", 15.0)
+    training.until(lambda: "processes cannot start on" in training.out()[said:], "message", SAID)
     time.sleep(max(0.0, began + STALL - time.monotonic()))
     lab.resume(NODES)
     check_done(training)

@@ -348,6 +348,25 @@ def test_a_supervisor_that_slept_blames_nobody(answers: list[str]) -> None:
     assert not any(node.probing for node in job.state.nodes.values())
 
 
+@pytest.mark.parametrize(("slept", "anew"), [(0.1, False), (1.0, True)])
+def test_sigcont_shows_a_sleep_too_short_to_be_noticed_at_a_look(slept: float, anew: bool) -> None:
+    """One of 1 s is less than SLEPT, but longer than a node may be silent."""
+    assert slept < node_watch.SLEPT
+    job, news = Job(3, 0), list[str]()
+    job.state.on_news = news.append
+    nodes = NodeWatch(job.state)
+    for index in range(3):
+        silent_nodes(job, index, since=slept)
+    nodes.look(time.monotonic() - slept)
+    nodes.continued()
+    silent = [time.monotonic() - node.last_word for node in job.state.live()]
+    assert all((seconds < slept) is anew for seconds in silent)
+    assert (time.monotonic() - nodes.disturbed < slept) is anew
+    assert [text.startswith("robust-srun was suspended for 1.0 s") for text in news] == [
+        True
+    ] * anew
+
+
 def test_a_node_that_was_given_up_for_its_silence_is_taken_back() -> None:
     job, back = Job(3, 1), list[str]()
     job.state.on_back = lambda node: back.append(node.name)

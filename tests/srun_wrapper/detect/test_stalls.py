@@ -8,6 +8,7 @@ import time
 import pytest
 from made_job import Job, as_connection
 
+from srun_wrapper.agent import node_files
 from srun_wrapper.detect.hang_watch import HangWatch
 from srun_wrapper.detect.stalls import AGAIN, SETTLE, Stalls
 from srun_wrapper.protocol.messages import Inspect, Inspected, Sample, Stalled
@@ -56,6 +57,12 @@ def test_it_is_said_once_for_all_nodes_and_again_now_and_then() -> None:
     told.report(0, 1, 2, mounts=())
     assert told.look(30.0) == ["file system /home answers again on n[0-2] after 30 s"]
     assert told.look(90.0) == []
+
+
+def test_a_stall_is_said_within_10_s() -> None:
+    """The slowest way: no step, and all file systems were asked just before."""
+    begun = max(node_files.SLOW, node_files.QUIET, node_files.AGAIN)
+    assert begun + node_files.ANSWER + SETTLE <= 8.0  # and 2 s for messages and a busy machine
 
 
 def test_each_file_system_is_named_with_its_nodes() -> None:

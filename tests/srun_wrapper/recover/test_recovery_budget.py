@@ -29,6 +29,7 @@ from srun_wrapper.protocol.messages import Hello, Message, Stop
 from srun_wrapper.protocol.server import Connection
 from srun_wrapper.recover import recovery, restarted
 from srun_wrapper.recover.localization import FaultLocalization
+from srun_wrapper.recover.machine_tests import Found, StopTests
 from srun_wrapper.recover.recovery import STEADY, Recovery, Restoration
 from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
@@ -51,8 +52,12 @@ async def no_leaves() -> dict[str, str]:
 class Recovering:
     """The real Recovery of one node with two ranks that obey at once; no node can replace it."""
 
-    def __init__(self, max_restarts: int, *, rank_env: bool = True) -> None:
-        self.config = Config(max_restarts=max_restarts, stop_tests=0, rank_env=rank_env)
+    def __init__(
+        self, max_restarts: int, *, rank_env: bool = True, tests: StopTests | None = None
+    ) -> None:
+        self.config = Config(
+            max_restarts=max_restarts, stop_tests=150 if tests else 0, rank_env=rank_env
+        )
         self.state = state = JobState(self.config, 12, "n0")
         hello = Hello(12, "0", 0, "n0", (0, 1), 1, 2, 7000, 7001, 0, 0)
         line = cast(Connection, SimpleNamespace(send=lambda _message: None))
@@ -74,7 +79,11 @@ class Recovering:
             state,
             Settling(state, NodeWatch(state), lambda: None, never),
             FaultLocalization(
-                state, cast(Any, None), cast(Any, None), stopping.end_world, none.release.evict
+                state,
+                cast(StopTests, tests),
+                cast(Any, None),
+                stopping.end_world,
+                none.release.evict,
             ),
             none,
             stopping,
@@ -149,6 +158,43 @@ def test_only_an_hour_refills_the_budget(
         return len(ran)
 
     assert asyncio.run(asyncio.wait_for(life(), 10)) == recovered
+
+
+@pytest.mark.parametrize(
+    ("second", "tested"),
+    [
+        ((300, None), False),
+        ((101, None), True),  # counted from the start of each epoch: taken for the same spot
+        ((101, 60), False),  # the saved steps tell
+        ((300, 40), True),
+    ],
+)
+def test_a_hang_after_progress_tests_no_machine(
+    monkeypatch: pytest.MonkeyPatch, second: tuple[int, int | None], tested: bool
+) -> None:
+    """``second``: steps, counted, until the second hang, and the newest that was saved.
+
+    The first came after 100 steps, of which 40 were saved where any are.
+    """
+    monkeypatch.setattr(restarted, "proving_time", lambda _lived: 0.0)
+    asked: list[str] = []
+
+    async def ask(_suspects: object, symptom: str) -> Found:
+        asked.append(symptom)
+        return Found({}, ("1 of 1 nodes passed",), frozenset({"n0"}))
+
+    job = Recovering(9, tests=cast(StopTests, SimpleNamespace(ask=ask)))
+    first = (100, None if second[1] is None else 40)
+
+    async def life() -> None:
+        for beats, saved in (first, second):
+            job.state.progress.beats, job.state.progress.saved = beats, saved
+            now = time.monotonic()
+            job.state.failures.append(Failure("hang", now, now, "", evidence=("no rank moves",)))
+            assert await job.recovery.handle() is None
+
+    asyncio.run(asyncio.wait_for(life(), 10))
+    assert asked == ["hang"] * tested
 
 
 def test_independent_tasks_end_with_their_node() -> None:
