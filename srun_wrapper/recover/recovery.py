@@ -181,7 +181,7 @@ class Recovery:
         state.progress.failed()
         budget.spent = None
         newcomers = self._nodes.replacement.newcomers()
-        names = {text: n.name for n in state.nodes.values() for text in (n.name, n.address)}
+        names = {text: n.name for n in state.live() for text in (n.name, n.address)}
         places = len(state.world.places)
         diagnosis = diagnose(failures, places, newcomers, state.catalogue, names)
         if newcomers.issuperset(diagnosis.suspects or ("",)):
