@@ -56,8 +56,8 @@ def follows(then: Then, config: Config) -> str:
     tests = f"tests of the machines (at most {config.stop_tests:g} s)" if config.stop_tests else ""
     second = "the node is evicted the second time without progress"
     if tests:
-        second = f"{tests} the second time without progress; a node that passes them is evicted "
-        second += "the third time"
+        second = f"the second time without progress {tests}, and the node is evicted; if it passed "
+        second += "them, the third time"
     return {
         "evict": "the node is evicted now",
         "second": f"restart in place; {second}",
@@ -66,8 +66,7 @@ def follows(then: Then, config: Config) -> str:
         + "the node exchanges its ranks with another one; if a rank dies so on it again, it is "
         "evicted the third time",
         "test first": (f"{tests} now; " if tests else "restart in place; ")
-        + "the node is evicted the second time without progress"
-        + (", the third time if it has just passed them" if tests else ""),
+        + "the node is evicted the second time without progress",
         "test only": (f"{tests} now; " if tests else "restart in place; ")
         + "the node is evicted only if tests prove it bad",
         "test": (f"{tests} now; " if tests else "")

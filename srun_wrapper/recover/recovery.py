@@ -181,7 +181,7 @@ class Recovery:
         state.progress.failed()
         budget.spent = None
         just_joined = self._nodes.replacement.just_joined()
-        names = {text: n.name for n in state.nodes.values() for text in (n.name, n.address)}
+        names = {text: n.name for n in state.live() for text in (n.name, n.address)}
         places = len(state.world.places)
         diagnosis = diagnose(failures, places, just_joined, state.catalogue, names)
         if just_joined.issuperset(diagnosis.suspects or ("",)):

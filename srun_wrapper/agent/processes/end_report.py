@@ -10,7 +10,8 @@ from srun_wrapper.agent.processes.rank_facts import RankFacts
 from srun_wrapper.command.torchrun import starts_ranks
 from srun_wrapper.protocol.messages import Exited
 
-LIMIT = 0.3  # s for the facts: without them the end is reported as well
+NONE: tuple[str, ...] = ()
+LIMIT = 0.15  # s for the facts: then the end is reported without, as it may be the first cause
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
@@ -58,7 +59,7 @@ class EndReport:
             tell(())
             self._loop.run_in_thread(facts.close, lambda _none: None, None)
         else:
-            self._loop.run_in_thread(facts.gather, tell, ())
+            self._loop.run_in_thread(facts.gather, tell, NONE)
             self._loop.later(LIMIT, lambda: tell(()))
 
     def flush(self) -> None:

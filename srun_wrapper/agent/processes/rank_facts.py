@@ -22,7 +22,7 @@ KMSG = Path("/dev/kmsg")
 CGROUPS = Path("/sys/fs/cgroup")
 LINES = 6  # of the kernel
 TEXT = 300  # characters of one fact
-READ_S = 0.2  # s for the kernel's log
+READ_S = 0.1  # s for the kernel's log
 READ_BYTES = 4 << 20  # of the kernel's log; its buffer is mostly smaller
 FILE_BYTES = 64 << 10  # of torch's error file
 # A driver's error that names no process has to do with an end that comes this soon after it.
@@ -47,7 +47,10 @@ class RankFacts:
         self._pid = pid
         self._error_file = error_file
         self._kmsg = kmsg
-        self._cgroup, self._counter = _oom_counter(cgroups, proc / "self" / "cgroup")
+        self._cgroups = cgroups
+        self._own = proc / "self" / "cgroup"
+        self._cgroup = ""
+        self._counter: Path | None = None
         self._lock = threading.Lock()
         self._kills: int | None = None  # OOM kills before this rank's start
         self._log = -1
@@ -58,6 +61,7 @@ class RankFacts:
         with self._lock:
             if self._closed:
                 return
+            self._cgroup, self._counter = _oom_counter(self._cgroups, self._own)
             self._kills = _oom_kills(self._counter)
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             try:

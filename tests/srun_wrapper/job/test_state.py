@@ -41,12 +41,13 @@ def test_a_job_comes_together() -> None:
 
 def test_a_crash_is_a_failure_once() -> None:
     job = Job()
-    crash = Exited(1, 1, 1, None, 9, 0.25, "last words")
+    crash = Exited(1, 1, 1, None, 9, 0.25, "last words", facts=("kernel: x",))
     job.say(1, crash)
     job.say(1, crash)
     (failure,) = job.state.failures
     assert (failure.symptom, failure.node, failure.rank) == ("crash", "n1", 3)
     assert (failure.signal, failure.tail) == (9, "last words")
+    assert failure.facts == ("kernel: x",)
     assert failure.at - failure.last_good == pytest.approx(0.25)
     assert job.lines[1].sent[-1] == Ack(1, 0.25)
 
