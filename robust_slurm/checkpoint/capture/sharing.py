@@ -10,6 +10,8 @@ import torch
 
 from ..copying import gpu
 from ..copying.sample import Sample, on_host
+from ..copying.snapshot import CHUNK, pieces
+from ..copying.watch import WHOLE
 from ..format.crc import crc32
 from ..format.layout import Entry
 from ..planning.alike import mark
@@ -151,7 +153,12 @@ class Fingerprint:
 
 
 def _sum(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum of all bytes, read four at a time where their number allows; 64 bits."""
-    flat = tensor.contiguous().view(-1)
-    words = flat.view(torch.int32 if flat.nbytes % 4 == 0 else torch.uint8)
-    return words.sum(dtype=torch.int64)
+    """Return the sum of the items' bits, in 64 bits, whatever their order in memory. It needs no
+    temporary memory over CHUNK; torch makes integers of 64 bits of what it adds up."""
+    bits = tensor.view(WHOLE[tensor.itemsize])
+    few = [
+        part.sum(dtype=torch.int64)
+        for piece, _ in pieces(bits, bits)
+        for part in piece.reshape(-1).split(CHUNK // 8)
+    ]
+    return torch.stack(few).sum()

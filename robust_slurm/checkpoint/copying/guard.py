@@ -57,6 +57,10 @@ class Guard:
         """
         return self._always or self._left > 0 or self._skipped
 
+    def suspect(self) -> None:
+        """A write was found that nothing announced: look as closely as at first for others."""
+        self._left = CAREFUL
+
     def took(self, copy: Copy, late: list[torch.Tensor]) -> Watch | None:
         """A snapshot has begun; the copy thread runs the Watch, if any, when it is complete."""
         self._copy, self._late, self._taken = copy, late, time.monotonic()

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from . import gpu
+from .expected import Expected
 from .one_thread import use_one_thread
-from .sample import Sample, on_host
 from .slots import Form, Slot
 
 CHUNK = 64 << 20
@@ -47,13 +47,13 @@ class Copy:
         values: Callable[[], str],
         same: Callable[[], int] = lambda: -1,
         *,
-        sample: Sample | None = None,
+        expected: Expected | None = None,
         at_once: bool = False,
     ) -> None:
         """Call it in the training thread: ``early`` is copied before it returns (into the slot if
         that fits already), and with ``at_once`` all else too. ``values`` gives the JSON for the
         header, later, in the copy thread, and ``same`` the checksum for it, before anything may
-        change. ``sample``: of ``late``; the slot must hold the same when all is copied."""
+        change. ``expected``: of ``late``; the slot must hold that when all is copied."""
         self.step, self.slot, self.form = step, slot, form
         self.late = late
         self.at_once = at_once
@@ -74,8 +74,7 @@ class Copy:
         self._versions = [t._version for t in late]
         self._torn: list[int] | None = None
         self._sources = late
-        self._sample = None if at_once else sample
-        self._taken = [] if self._sample is None else self._sample.take()
+        self._expected = expected
         if not slot.fits(form):
             if late and self._device is None and not at_once:
                 self._early = [t.clone() for t in early]  # the copy thread makes the file
@@ -138,7 +137,11 @@ class Copy:
             elif self._sources:
                 _copy(self.slot.late, self._sources)
             self._check()
-            if torn := self._torn or self._unlike():
+            torn = self._torn
+            if not torn and self._expected is not None:
+                # torch counts no writes through ``.data`` and the like, undone by now or not
+                torn = self._expected.unlike(self.slot)
+            if torn:
                 raise TornError(torn)
             self.seconds = time.perf_counter() - start
             self._copied.set()
@@ -147,8 +150,8 @@ class Copy:
             self.error = error
             with suppress(Exception):
                 self._drain()  # the slot's memory and the tensors' are still in use
-        self.late = self._sources = self._taken = []
-        self._sample = None
+        self.late = self._sources = []
+        self._expected = None
         self._issued.set()
         self._copied.set()
 
@@ -172,16 +175,6 @@ class Copy:
             if self._torn is None:
                 now = [t._version for t in self.late]
                 self._torn = [i for i, v in enumerate(now) if v != self._versions[i]]
-
-    def _unlike(self) -> list[int]:
-        """Indices of ``late`` tensors of which the slot holds something else than save() found:
-        torch counts no writes through ``.data`` and the like, which may be undone by now."""
-        if self._sample is None:
-            return []
-        slot, order = self.slot, self._sample.order
-        if slot.sample is None or slot.sample.order != order:
-            slot.sample = Sample(slot.late, order)
-        return self._sample.differing(on_host(self._taken), on_host(slot.sample.take()))
 
     def _issue(self) -> None:
         """Have each device copy what it holds, and copy all else here."""

@@ -15,7 +15,8 @@ import torch
 from .snapshot import CHUNK, pieces
 
 LEAST_PAUSE = 0.001  # s between two looks
-_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Bytes of an item → the type that holds its bits."""
 
 
 def differing(saved: Sequence[torch.Tensor], live: Sequence[torch.Tensor]) -> set[int]:
@@ -51,7 +52,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
-    return flat.view(_WHOLE[flat.itemsize])
+    return flat.view(WHOLE[flat.itemsize])
 
 
 class Watch:

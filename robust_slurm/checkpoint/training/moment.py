@@ -11,6 +11,8 @@ import torch
 
 from ..capture.sharing import Fingerprint
 from ..capture.state import Item, State
+from ..copying.expected import Expected
+from ..copying.portions import PORTIONS, Portions
 from ..copying.sample import Sample
 from ..copying.slots import Form
 from ..format.layout import Snapshot
@@ -64,6 +66,8 @@ class Moments:
         self._live: list[torch.Tensor] = []
         self._fingerprint = Fingerprint([])  # of those
         self._sample = Sample([])
+        self._portions = Portions([])  # of the tensors of that
+        self._turn = 0
 
     @property
     def steady(self) -> bool:
@@ -100,11 +104,12 @@ class Moments:
         moment = now._replace(early=[t.clone() if few else t for _, t, few in early])
         return Held(moment, self._fingerprint, whole=whole)
 
-    def sample(self, late: list[torch.Tensor]) -> Sample:
-        """Return the sample of these tensors; the same object as long as they are the same."""
+    def expected(self, late: list[torch.Tensor]) -> Expected:
+        """Read of these tensors what a copy of them will be compared with."""
         if not _same(late, self._sample.tensors):
-            self._sample = Sample(late)
-        return self._sample
+            self._sample, self._portions = Sample(late), Portions(late)
+        self._turn = (self._turn + 1) % PORTIONS
+        return Expected(self._sample, self._portions, self._turn)
 
     def distrust(self, names: Collection[str] | None = None) -> None:
         """Copy these tensors inside save() from now on; None: all."""
@@ -118,6 +123,7 @@ class Moments:
         """Let go of all tensors."""
         self._items, self._late, self._early, self._live = (), [], [], []
         self._fingerprint, self._sample = Fingerprint([]), Sample([])
+        self._portions = Portions([])
 
     def _form_of(self, items: Sequence[Item]) -> Form:
         form = self._form
@@ -140,7 +146,7 @@ class Moments:
         if not {*map(id, self._live)} <= {*map(id, self._late), *map(id, self._early)}:
             self._live, self._fingerprint = [], Fingerprint([])  # nobody keeps their memory
         if not _same(self._late, self._sample.tensors):
-            self._sample = Sample([])
+            self._sample, self._portions = Sample([]), Portions([])
         return form
 
     def follow(self, about: Snapshot) -> None:

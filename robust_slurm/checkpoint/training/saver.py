@@ -190,7 +190,7 @@ class Saver:
             copy = Copy(
                 step, slot, form, late, early, lambda: self._moments.encode(values),
                 self._state.fingerprint(whole=persist, beside=beside),
-                sample=None if careful else self._moments.sample(late), at_once=careful,
+                expected=None if careful else self._moments.expected(late), at_once=careful,
             )  # fmt: skip
         except OSError as error:
             if error.errno not in _FULL:
@@ -387,6 +387,7 @@ class Saver:
 
     def _copy_at_once(self, names: Collection[str], start: str) -> None:
         self._moments.distrust(names)
+        self._guard.suspect()
         self._say(
             f"{start}{some(names)} changed before the next optimizer step. From now on they are "
             "copied inside save(), which takes longer. If that was the end of a step, a restart "

@@ -17,6 +17,7 @@ from waiting import until
 from robust_slurm import Checkpointer
 from robust_slurm.checkpoint.copying import guard
 from robust_slurm.checkpoint.copying.guard import CAREFUL
+from robust_slurm.checkpoint.copying.portions import PORTIONS
 from robust_slurm.checkpoint.copying.slots import map_file
 from robust_slurm.checkpoint.copying.watch import same_bits
 from robust_slurm.checkpoint.format.layout import read_snapshot
@@ -41,7 +42,7 @@ def zero(weight: torch.Tensor) -> None:
 
 
 def zero_a_few(weight: torch.Tensor) -> None:
-    """Other items than those that are compared at each step."""
+    """Other items than those that are compared at each step, and than those of portion 40."""
     weight.data[0].zero_()
 
 
@@ -88,10 +89,15 @@ class Script:
         self.rest()
         self.ckpt.save(number)
 
-    def step_swapped_while_copied(self, number: int, change: Change = zero) -> torch.Tensor:
-        """A step, then other weights while the copy thread reads. Returns what save() found."""
+    def step_swapped_while_copied(
+        self, number: int, change: Change = zero, *, portion: int | None = None
+    ) -> torch.Tensor:
+        """A step, then other weights while the copy thread reads. Returns what save() found.
+        ``portion``: the one that save() sums up."""
         go = threading.Event()
         saver: Any = self.ckpt._session.saver  # type: ignore[union-attr]
+        if portion is not None:
+            saver._moments._turn = portion - 1
         saver._copier.submit(go.wait)
         self.step(number)
         kept = self.weight.detach().clone()
@@ -204,13 +210,34 @@ def test_a_write_while_a_step_is_copied_throws_it_away_before_the_next_hook(
     assert [m["step"] for m in store.said("saved")] == [*range(1, CAREFUL + 1), CAREFUL + 2]
 
 
+def test_a_write_to_a_few_items_while_steps_are_copied_is_found_before_long(
+    store: FakeStore, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins late, no sample shows it, and steps are too short to compare all in each."""
+    monkeypatch.setattr(guard, "CHECK_SHARE", 0.0)
+    script = Script()
+    for number in range(1, CAREFUL + 1):
+        script.step(number)
+    said = ""
+    while "was thrown away" not in said and number < CAREFUL + PORTIONS:
+        number += 1
+        kept = script.step_swapped_while_copied(number, zero_a_few)
+        script.weight.data.copy_(kept)
+        said += capfd.readouterr().err
+    assert f"step {number} was thrown away: {WEIGHT} changed before" in said
+    assert script.ckpt._session.saver._guard.careful  # type: ignore[union-attr] # of others too
+    kept = script.step_swapped_while_copied(number + 1, zero_a_few)
+    script.ckpt.close()
+    assert torch.equal(saved_weight(store), kept)
+
+
 def test_a_swap_back_that_counts_a_version_spoils_the_snapshot_too(
     store: FakeStore, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script = Script()
     for number in range(1, CAREFUL + 1):
         script.step(number)
-    kept = script.step_swapped_while_copied(CAREFUL + 1, zero_a_few)
+    kept = script.step_swapped_while_copied(CAREFUL + 1, zero_a_few, portion=40)
     with torch.no_grad():
         script.weight.copy_(kept)
     script.step(CAREFUL + 2)
@@ -237,7 +264,7 @@ def test_the_last_snapshot_is_compared_before_it_is_written(
     script = Script(directory=tmp_path / "durable")
     for number in range(1, CAREFUL + 1):
         script.step(number)
-    kept = script.step_swapped_while_copied(CAREFUL + 1, zero_a_few)
+    kept = script.step_swapped_while_copied(CAREFUL + 1, zero_a_few, portion=40)
     script.weight.data.copy_(kept)
     script.ckpt.close()
     said = capfd.readouterr().err

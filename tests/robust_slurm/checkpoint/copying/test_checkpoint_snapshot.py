@@ -10,6 +10,8 @@ import torch
 from torch.multiprocessing import get_context
 
 from robust_slurm.checkpoint.copying import snapshot as copying
+from robust_slurm.checkpoint.copying.expected import Expected
+from robust_slurm.checkpoint.copying.portions import Portions
 from robust_slurm.checkpoint.copying.sample import Sample
 from robust_slurm.checkpoint.copying.slots import Form, Slot, map_file
 from robust_slurm.checkpoint.copying.snapshot import Copier, Copy, TornError
@@ -31,12 +33,19 @@ def form_of(tensors: list[torch.Tensor], late: list[int]) -> Form:
     )  # fmt: skip
 
 
+def everything(tensors: list[torch.Tensor], sample: Sample | None = None) -> Expected:
+    """All portions at once."""
+    portions = Portions(tensors)
+    portions.runs = [[run for portion in portions.runs for run in portion]]
+    return Expected(sample or Sample(tensors), portions, 0)
+
+
 def begin(
     slot: Slot, form: Form, tensors: list[torch.Tensor], values: str = "{}", step: int = 1
 ) -> Copy:
     slot.invalidate()
     late, early = [tensors[i] for i in form.late], [tensors[i] for i in form.early]
-    return Copy(step, slot, form, late, early, lambda: values, sample=Sample(late))
+    return Copy(step, slot, form, late, early, lambda: values, expected=everything(late))
 
 
 def read(slot: Slot) -> dict[str, torch.Tensor]:
@@ -87,6 +96,21 @@ def test_a_tensor_that_changes_meanwhile_makes_it_torn(tmp_path: Path, counted: 
         read_snapshot(str(slot.path))
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.ones(40, 8), torch.ones(99, dtype=torch.bfloat16), torch.ones(9, dtype=torch.bool),
+     torch.ones(41)[1:][1:]],
+    ids=["rows", "an odd number", "bool", "within a buffer"],
+)  # fmt: skip
+def test_a_write_to_a_few_items_shows_in_the_sum(tmp_path: Path, tensor: torch.Tensor) -> None:
+    tensors = [torch.ones(64), tensor]
+    slot = Slot(tmp_path / "own-0-0.safetensors", 0)
+    copy = begin(slot, form_of(tensors, [0, 1]), tensors)
+    tensor.data[1] = 0
+    copy.run()
+    assert isinstance(copy.error, TornError) and copy.error.indices == [1]
+
+
 def test_a_tensor_whose_memory_moves_is_found_again(tmp_path: Path) -> None:
     """As when weights are sent to another process: the old memory is gone then."""
     tensor = torch.arange(1 << 20, dtype=torch.float32)
@@ -96,7 +120,7 @@ def test_a_tensor_whose_memory_moves_is_found_again(tmp_path: Path) -> None:
     get_context("spawn").SimpleQueue().put(tensor)
     assert tensor.data_ptr() != place
     slot = Slot(tmp_path / "own-0-0.safetensors", 0)
-    copy = Copy(5, slot, form, [tensor], [], lambda: "{}", sample=sample)
+    copy = Copy(5, slot, form, [tensor], [], lambda: "{}", expected=everything([tensor], sample))
     copy.run()
     assert copy.error is None
     assert torch.equal(read(slot)["t0"], tensor)
