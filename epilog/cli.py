@@ -64,7 +64,7 @@ def _find_accusations(gate: Gate, inquiry: Inquiry, until: float) -> None:
         return
     _, error = call_in_child(lambda: job_notes.save(gate.spool, note), LOCAL_S)
     if error:
-        say(f"the job is not noted: {error}")
+        say(f"the job is not recorded: {error}")
     try:
         same = [one for one in job_notes.notes(gate.spool, time.time()) if one.job == note.job]
     except OSError:

@@ -75,7 +75,7 @@ TESTS: tuple[Test, ...] = (
     ),
     Test(
         "pair",
-        "all-reduce between two nodes, result checked; who is slow by re-pairing",
+        "all-reduce between two nodes, result checked; finds slow nodes by pairing them again",
         {"quick": 2.0, "standard": 8.0, "long": 60.0},
         "pair",
         frozenset({"torch", "exclusive", "peer"}),

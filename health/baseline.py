@@ -46,7 +46,7 @@ def observe(system: System, host: bool) -> dict[str, Any]:
     elif not host:
         why = snapshot.get("error") or ("it hangs" if snapshot.get("hung") else "")
         said = f" ({why}, at: {snapshot.get('stage', '')})" if why else ""
-        raise BaselineError(f"NVML tells of no GPU here{said}; --host records the rest of a node")
+        raise BaselineError(f"NVML reports no GPU here{said}; --host records the rest of the node")
     if host:
         out |= _of_host(system)
     return out
@@ -174,7 +174,7 @@ def _load(directory: int) -> dict[str, Any]:
         try:
             found = json.loads(file.read(4 << 20))
         except ValueError as err:
-            raise OSError(f"it is not JSON ({err}); remove it and record anew") from None
+            raise OSError(f"it is not JSON ({err}); remove it and record again") from None
     if not isinstance(found, dict):
-        raise OSError("it is not a JSON object; remove it and record anew")
+        raise OSError("it is not a JSON object; remove it and record again")
     return found

@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     import argparse
 
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--config", metavar="FILE", help="read this file as the site's settings")
+    common.add_argument("--config", metavar="FILE", help="read the site's settings from this file")
     common.add_argument("--node", metavar="NAME", default="", help="the node's name in Slurm")
     top = argparse.ArgumentParser(
         prog="robust-health",
@@ -61,58 +61,76 @@ def _parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser("check", parents=[common], help="run the checks; drains nothing")
     check.add_argument(
-        "--where", default="deep", help="prolog, epilog, sweep or deep (the default)"
+        "--where",
+        default="deep",
+        help="run the checks of prolog, epilog, sweep or deep (default: deep)",
     )
-    check.add_argument("--only", metavar="FAMILY,...", default="", help="only these families")
-    check.add_argument("--json", action="store_true", help="report and verdict as JSON")
+    check.add_argument("--only", metavar="FAMILY,...", default="", help="run only these families")
+    check.add_argument("--json", action="store_true", help="print report and verdict as JSON")
 
     record = commands.add_parser(
-        "record", parents=[common], help="run the checks and keep all they saw in a directory"
+        "record",
+        parents=[common],
+        help="run the checks and record all that they read in a directory",
     )
-    record.add_argument("directory", metavar="DIR", help="must not exist, or be empty")
-    record.add_argument("--where", default="deep", help="as for check")
+    record.add_argument(
+        "directory", metavar="DIR", help="directory to create; must not exist, or be empty"
+    )
+    record.add_argument("--where", default="deep", help="the same as for check")
 
     replay = commands.add_parser("replay", help="run the checks on a recorded directory")
     replay.add_argument("directory", metavar="DIR")
-    replay.add_argument("--only", metavar="FAMILY,...", default="", help="only these families")
-    replay.add_argument("--json", action="store_true", help="report and verdict as JSON")
+    replay.add_argument("--only", metavar="FAMILY,...", default="", help="run only these families")
+    replay.add_argument("--json", action="store_true", help="print report and verdict as JSON")
 
-    listing = commands.add_parser("list", help="all families and what each can find")
+    listing = commands.add_parser("list", help="list all families and what each can find")
     listing.add_argument("--json", action="store_true")
 
-    explain = commands.add_parser("explain", help="the page on a check, a finding or an Xid")
+    explain = commands.add_parser("explain", help="print the page on a check, a finding or an Xid")
     explain.add_argument(
-        "topic", nargs="+", metavar="CHECK|XID", help="mounts, ecc-uncorrected, 79"
+        "topic", nargs="+", metavar="CHECK|XID", help="for example mounts, ecc-uncorrected or 79"
     )
 
     repaired = commands.add_parser(
-        "repaired", parents=[common], help="say that the node was repaired, or a GPU reset, by hand"
+        "repaired",
+        parents=[common],
+        help="record that the node was repaired, or a GPU reset, by hand",
     )
     repaired.add_argument(
         "--reset",
         metavar="GPU",
         help='only a reset: of a GPU ("gpu3", "3", its PCI address) or of "all"',
     )
-    repaired.add_argument("--note", default="", help="what was done, for the record")
+    repaired.add_argument("--note", default="", help="note of what was done")
 
     commands.add_parser(
-        "status", parents=[common], help="this node's drains of the last day, and what keeps them"
+        "status",
+        parents=[common],
+        help="show this node's drains of the last 24 h, and what each undrain waits for",
     )
 
     baseline = commands.add_parser(
-        "baseline", parents=[common], help="record this node's driver, VBIOS, ... as right for all"
+        "baseline",
+        parents=[common],
+        help="record this node's driver, VBIOS, ... as the reference for all nodes",
     )
     baseline.add_argument(
-        "--add", action="store_true", help="allow them beside what is recorded, not in its place"
+        "--add",
+        action="store_true",
+        help="add them to the recorded values instead of replacing those",
     )
     baseline.add_argument(
         "--host",
         action="store_true",
-        help="also memory, NVMe, InfiniBand and Ethernet: only where all nodes are alike",
+        help="record memory, NVMe, InfiniBand and Ethernet, too: only if all nodes are alike",
     )
-    commands.add_parser("sweep", help="the HealthCheckProgram: drain and undrain (see its --help)")
-    commands.add_parser("burn-in", help="active tests of idle nodes (see its --help)")
-    commands.add_parser("test", help="active tests of GPUs, memory, network (see its --help)")
+    commands.add_parser(
+        "sweep", help="run the HealthCheckProgram: drain and undrain (see its --help)"
+    )
+    commands.add_parser("burn-in", help="run active tests on idle nodes (see its --help)")
+    commands.add_parser(
+        "test", help="run active tests of GPUs, memory and network (see its --help)"
+    )
     return top
 
 

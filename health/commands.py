@@ -47,20 +47,23 @@ def record(options: Namespace) -> int:
     try:
         system = RecordingSystem(live, place)
     except (OSError, ValueError) as err:
-        raise BadInput(f"{_said(err, place)}; name a directory that can be made") from None
+        raise BadInput(f"{_said(err, place)}; name a directory that can be created") from None
     try:
         report = run(system, ALL, where, _deadline(live.settings, where), seen=system.saw)
         system.finish()
     except OSError as err:
-        said = f"{_said(err, place)}; the tree is not complete: remove it, record to another place"
+        said = (
+            f"{_said(err, place)}; the recording is incomplete: remove it, or record to "
+            "another directory"
+        )
         print(f"robust-health record: {said}", file=sys.stderr)
         return CLOSED
     _say_what_root_sees(report)
     _show(report, judge(report, live.settings), False)
     print(
-        f"\nrecorded in {place}: serial numbers, PCI addresses, names of processes, "
-        "mounts and hosts are in it; of the environment only SLURM_* is.\n"
-        f"The same again: robust-health replay {place}"
+        f"\nrecorded in {place}, with serial numbers, PCI addresses, names of processes, "
+        "mounts and hosts, and of the environment only SLURM_*.\n"
+        f"To run the checks on it: robust-health replay {place}"
     )
     return OPEN
 
@@ -136,7 +139,9 @@ def repaired(options: Namespace) -> int:
         print(f"robust-health repaired: not fully recorded: {failed}", file=sys.stderr)
         return CLOSED
     what = f"reset of {data['gpu'] or 'all GPUs'}" if options.reset else "repair"
-    print(f"{node}: {what} recorded; the next sweep checks it and undrains what is healthy")
+    print(
+        f"{node}: {what} recorded; the next sweep checks the node and undrains it if it is healthy"
+    )
     return OPEN
 
 
@@ -224,7 +229,7 @@ def _say_what_root_sees(report: Report) -> None:
         return
     unread = [f.check for f in report.findings if "PermissionError" in f.evidence]
     told = f"; not readable: {', '.join(unread)}" if unread else ""
-    print(f"robust-health: not root: the kernel's log may be closed to you{told}", file=sys.stderr)
+    print(f"robust-health: not root: the kernel's log may be unreadable{told}", file=sys.stderr)
 
 
 def _show(report: Report, verdict: Verdict, as_json_: bool) -> int:

@@ -14,21 +14,22 @@ PAGES = Path(__file__).with_name("pages")
 
 # What the runner itself finds, and so has no page of its own.
 _RUNNER = {
-    "config-unusable": "robust.toml cannot be used, and the last one that could stays in force "
-    "(robust.toml.last; without it the defaults); or a key in it cannot, and its default applies. "
-    "WARN: neither opens nor closes the gate. `robust-admin doctor` shows the fix.",
-    "gate-crashed": "the gate itself broke: ERROR of class tool, it stays closed. The evidence "
-    "is what Python raised; `robust-health check` on the node shows whether it does so again.",
-    "gate-deadline": "the time for all checks was over before some had run. ERROR of class tool: "
-    "the gate stays closed, for nobody knows. Look for what is slow (per-check times in "
+    "config-unusable": "robust.toml cannot be used, and the last usable version stays in force "
+    "(robust.toml.last; without it the defaults); or a key cannot be used, and its default "
+    "applies. This WARN neither opens nor closes the gate. `robust-admin doctor` shows the fix.",
+    "gate-crashed": "the gate itself failed (ERROR of class tool) and stays closed. The evidence "
+    "is the Python exception; `robust-health check` on the node shows whether it happens again.",
+    "gate-deadline": "the time for all checks ended before some had run (ERROR of class tool). "
+    "The gate stays closed because their results are unknown. Find the slow check (times in "
     "`robust-health check --json`) before you raise the deadline in [gate].",
 }
 _SUFFIXES = {
-    "hung": "The check did not end within its deadline, FAIL of class node: what it looked at "
-    "does not answer. The evidence says where in the kernel it waits. If it cannot be killed it "
-    "was left behind, and is not started again until it is gone.",
-    "error": "The check itself failed, ERROR of class tool: it could not tell. It closes the gate "
-    "unless `robust-health list` says that its ERROR does not.",
+    "hung": "The check did not finish within its deadline (FAIL of class node): a device or file "
+    "system that it reads does not answer. The evidence shows where in the kernel the check "
+    "waits. If its process cannot be killed, it is abandoned, and the check does not run again "
+    "until that process has exited.",
+    "error": "The check itself failed (ERROR of class tool) and has no result. This closes the "
+    "gate unless `robust-health list` says that its ERROR does not.",
     "many": "There were more findings than a report holds; the worst are in it.",
 }
 
@@ -90,7 +91,10 @@ def _code(number: int, switch: bool) -> str:
             f"action here: {_action(action)}",
         ]
         if branch:
-            lines.append(f"from driver branch {branch} on, Xid 154 beside it says what is needed")
+            lines.append(
+                f"from driver branch {branch} on, the accompanying Xid 154 names the "
+                f"required action"
+            )
         lines.append(f'a site sets its own: [xid] "{number}" = "{action}"')
         return "\n".join([*lines, "", "see also: robust-health explain xid"])
     if number in SXIDS and (switch or number not in XIDS):

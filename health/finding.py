@@ -28,7 +28,7 @@ class Action(NamedTuple):
 
 
 LADDER: tuple[Action, ...] = (
-    Action("none", "recheck", "nothing to do: it passes or it does not"),
+    Action("none", "recheck", "none: the node is undrained when its checks pass"),
     Action("clear-leftovers", "recheck", "remove what a job left: processes, memory, files"),
     Action(
         "restart-fabric-manager",
@@ -42,7 +42,7 @@ LADDER: tuple[Action, ...] = (
     ),
     Action("reset-gpu", "reset", "reset the GPU (nvidia-smi --gpu-reset -i N) or reboot"),
     Action("reboot", "reboot", "reboot the node (a power cycle where the device stays lost)"),
-    Action("service", "person", "reseat or replace the part, then say `robust-health repaired`"),
+    Action("service", "person", "reseat or replace the part, then run `robust-health repaired`"),
 )
 ACTIONS: dict[str, Action] = {action.name: action for action in LADDER}
 

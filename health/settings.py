@@ -20,16 +20,23 @@ SITE_FILE = "/etc/robust-slurm/robust.toml"
 
 GATE: Mapping[str, Setting] = {
     "enabled": Setting(True, "false: prolog, epilog and sweep do nothing and admit every job"),
-    "dry_run": Setting(False, "say what would be drained or undrained, and admit every job"),
+    "dry_run": Setting(False, "log what would be drained or undrained, and admit every job"),
     "prolog_deadline": Setting(
-        8.0, "all checks of the prolog; keep it below BatchStartTimeout", "s"
+        8.0, "time limit of all checks of the prolog; keep it below BatchStartTimeout", "s"
     ),
-    "epilog_deadline": Setting(30.0, "all checks of the epilog; keep it below EpilogTimeout", "s"),
-    "sweep_deadline": Setting(50.0, "all checks of the sweep; slurmd kills it at 60 s", "s"),
+    "epilog_deadline": Setting(
+        30.0, "time limit of all checks of the epilog; keep it below EpilogTimeout", "s"
+    ),
+    "sweep_deadline": Setting(
+        50.0, "time limit of all checks of the sweep; slurmd kills it at 60 s", "s"
+    ),
     "nvml_deadline": Setting(
-        5.0, "NVML's answers for all GPUs; without persistence mode each GPU may need seconds", "s"
+        5.0,
+        "time limit of NVML's answers for all GPUs; without persistence mode each GPU may "
+        "need seconds",
+        "s",
     ),
-    "allow_skip": Setting(True, "jobs may leave the checks out: --comment or --extra robust:skip"),
+    "allow_skip": Setting(True, "jobs may skip the checks with --comment or --extra robust:skip"),
     "disabled": Setting([], "families not to run, or ids of findings to drop: the kill switch"),
     "on_missing": Setting(
         "skip",
@@ -37,15 +44,22 @@ GATE: Mapping[str, Setting] = {
         'not mounted): "skip": log it, admit the job; "drain": drain the node. Takes effect at the '
         "next robust-admin install",
     ),
-    "spool": Setting("/var/lib/robust-slurm", "the node's own records (a local disk, root's)"),
+    "spool": Setting(
+        "/var/lib/robust-slurm", "directory of the node's own records (local disk, owned by root)"
+    ),
     "slurm_bin": Setting("", "directory of scontrol; empty: the standard places"),
-    "scontrol_deadline": Setting(3.0, "one scontrol call", "s"),
+    "scontrol_deadline": Setting(3.0, "time limit of one scontrol call", "s"),
 }
 BREAKER: Mapping[str, Setting] = {
     "max_nodes": Setting(
         5, "nodes drained for one cause within the window before draining stops", "nodes"
     ),
-    "max_percent": Setting(10.0, "share of the cluster's nodes, likewise", "%"),
+    "max_percent": Setting(
+        10.0,
+        "share of the cluster's nodes drained for one cause within the "
+        "window before draining stops",
+        "%",
+    ),
     "hard_nodes": Setting(
         20, "as max_nodes, for hard evidence (gpu-gone, gpu-missing, xid-79, …)", "nodes"
     ),
@@ -56,21 +70,26 @@ BREAKER: Mapping[str, Setting] = {
     ),
     "standing_percent": Setting(
         20.0,
-        "share of the cluster's nodes that may stand drained automatically at once: for what users "
-        "left, and for all but hard evidence, each",
+        "share of the cluster's nodes that may be drained automatically at the same time: once "
+        "for what users left, and once for all causes but hard evidence",
         "%",
     ),
-    "hard_standing_percent": Setting(30.0, "likewise, on hard evidence", "%"),
+    "hard_standing_percent": Setting(30.0, "the same share for hard evidence", "%"),
     "hold_down": Setting(
         600.0,
-        "least time of a drain that a re-check lifts; doubles with each drain more for the same "
-        "finding within 24 h",
+        "shortest time before checks that pass undrain a node; doubles with each further drain "
+        "for the same finding within 24 h",
         "s",
     ),
     "hold_times": Setting(
-        3, "drains for the same finding of class node within 24 h that mean service; 0: never"
+        3, "drains for the same finding of class node within 24 h that require service; 0: never"
     ),
-    "lemon_percent": Setting(2.0, "likewise, as lemons: users' word alone; at least one node", "%"),
+    "lemon_percent": Setting(
+        2.0,
+        "share of the cluster's nodes that may be drained as lemons, on "
+        "users' reports alone; at least one node",
+        "%",
+    ),
 }
 LEMON: Mapping[str, Setting] = {
     "strikes": Setting(3, "strikes within the window that make a node a lemon"),
@@ -79,7 +98,9 @@ LEMON: Mapping[str, Setting] = {
         2, "different accounts of Slurm's, where known; 1 where all users share one"
     ),
     "nodes_per_strike": Setting(
-        64, "one job may strike one node for so many of its nodes, and at least one", "nodes"
+        64,
+        "a job may give a strike to one node per this many of its nodes, and to at least one",
+        "nodes",
     ),
     "window_days": Setting(28.0, "the time over which strikes are counted", "days"),
 }
@@ -87,17 +108,17 @@ EPILOG: Mapping[str, Setting] = {
     "leftovers": Setting(
         "job",
         'end what the job left: "job": the processes in its cgroup, or with its id in their '
-        'environment; "user": all that Slurm started for its user, once that has no other job '
-        'here; never login sessions or services; "never"',
+        'environment; "user": all that Slurm started for its user, once the user has no other '
+        'job here; never login sessions or services; "never"',
     ),
     "clean_shm": Setting(True, "remove the job's files in /dev/shm"),
     "clean_dirs": Setting([], "directories whose files of the job's user are removed"),
 }
 ACCUSATIONS: Mapping[str, Setting] = {
     "tests": Setting(
-        [], "commands run as root on an accused node: exit 0 PASS, 1 FAIL, else ERROR"
+        [], "commands run as root on a reported node: exit 0 PASS, 1 FAIL, else ERROR"
     ),
-    "deadline": Setting(20.0, "all of these tests", "s"),
+    "deadline": Setting(20.0, "time limit of all these tests", "s"),
 }
 ACTIVE: Mapping[str, Setting] = {
     "python": Setting(
@@ -107,28 +128,28 @@ ACTIVE: Mapping[str, Setting] = {
     ),
     "user": Setting(
         "nobody",
-        "account of the processes that import torch, which the interpreter's environment must be "
-        'readable for; "root": none but root',
+        "account of the processes that import torch; it must be able to read the interpreter's "
+        'environment; "root": run them as root',
     ),
     "accused": Setting(
-        "quick", 'what an accused node is tested with once no job is on it: "quick" or "never"'
+        "quick", 'test level for a reported node once no job is on it: "quick" or "never"'
     ),
     "suspicious": Setting(
-        False, "test also where a job ended by a signal of its own (SIGSEGV, SIGBUS, SIGABRT, …)"
+        False, "test also after a job ended by a signal of its own (SIGSEGV, SIGBUS, SIGABRT, …)"
     ),
     "undrain": Setting(
         "never",
-        'what a drained node must pass before the sweep undrains it: "quick" or "never"; slurmd '
-        "gives the sweep 60 s, so longer levels are for `robust-health burn-in`",
+        'test level that a drained node must pass before the sweep undrains it: "quick" or '
+        '"never"; slurmd gives the sweep 60 s, so longer levels are for `robust-health burn-in`',
     ),
-    "deadline": Setting(25.0, "all active tests of one epilog or sweep", "s"),
+    "deadline": Setting(25.0, "time limit of all active tests of one epilog or sweep", "s"),
     "burn_in": Setting(
-        "standard", '`robust-health burn-in` without --level: "quick", "standard" or "long"'
+        "standard", 'default level of `robust-health burn-in`: "quick", "standard" or "long"'
     ),
     "floors": Setting(
         Numbers(),
-        "the least that a healthy GPU gives, a table for each model in place of the published "
-        'one: [active.floors."NVIDIA H200"] bf16_tflops = 600; 0: none',
+        "lowest results of a healthy GPU, one table per model in place of the published "
+        'values: [active.floors."NVIDIA H200"] bf16_tflops = 600; 0: none',
     ),
 }
 # The tables of the gate, as they stand in robust.toml; [xid], [health.*] and [nodes.*] come on top.
@@ -140,7 +161,9 @@ TABLES: Mapping[str, Mapping[str, Setting]] = {
     "accusations": ACCUSATIONS,
     "active": ACTIVE,
 }
-XID_HELP = 'a code and the action it calls for here: "79" = "reboot"; "none": do not drain'
+XID_HELP = (
+    'an Xid and the action that it requires at this site: "79" = "reboot"; "none": do not drain'
+)
 NODES_HELP = 'any of these tables for some nodes only: [nodes."gpu[1-8]".health.disk]; later wins'
 
 _CHOICES = {

@@ -63,7 +63,7 @@ def keep(path: str) -> str:
         _copy(path, text.encode(), info.st_mode & 0o644)
     except OSError as error:
         if error.errno not in _QUIET:
-            return f"{path}{SUFFIX}: not kept: {error.strerror}"
+            return f"{path}{SUFFIX}: no copy kept: {error.strerror}"
     return ""
 
 

@@ -77,7 +77,7 @@ class Merge:
             try:
                 inside = contains(expression, node)
             except ValueError as err:
-                self._say(origin, f"is no list of hosts: {err}")
+                self._say(origin, f"is not a list of hosts: {err}")
                 continue
             if not isinstance(tables, dict):
                 self._say(origin, "is not a table")
@@ -211,7 +211,7 @@ def _fit_commands(value: Any) -> tuple[Any, str]:
 
 def _wrong_command(name: str, table: Mapping[str, Any]) -> str:
     if not re.fullmatch(r"[a-z0-9-]{1,32}", name):
-        return "a name has small letters, digits and -, 32 at most"
+        return "a name may have lower-case letters, digits and -, at most 32 characters"
     unknown = set(table) - set(COMMAND) - {"argv"}
     if unknown:
         return f"unknown: {', '.join(sorted(unknown))}"

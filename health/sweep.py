@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 USAGE = """\
 usage: robust-health sweep [--dry-run]
-Checks this node; drains it, or takes back a drain of robust-slurm whose cause is gone.
+Check this node and drain it, or undrain it if robust-slurm drained it and the cause is gone.
 For HealthCheckProgram in slurm.conf (its node is SLURMD_NODENAME). Exit code 0; 2 bad input."""
 _CLEAN_S = 8.0  # for leftovers that a drain was about
 _LOOK_S = 5.0  # for accusations
@@ -174,7 +174,7 @@ class Sweep:
         except SlurmError as error:
             return f"not undrained: {error}"
         if now is None:
-            return "not undrained: Slurm knows the node no more"
+            return "not undrained: Slurm no longer has the node"
         return f"not undrained: it is {'+'.join(sorted(now.state))}, reason {now.reason}"
 
     # ---- checks

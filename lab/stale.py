@@ -90,6 +90,6 @@ def _mount(device: int, path: str, fstype: str, own: tuple[str, ...]) -> None:
     if any(path.startswith(f"{top}/") for top in own):
         target.mkdir(parents=True, exist_ok=True)
     if not target.is_dir():
-        raise LabError(f"{path} is no directory in the node; use one below {own[0]} or make it")
+        raise LabError(f"{path} is not a directory in the node; use one below {own[0]} or make it")
     quiet = linux.MS_NOSUID | linux.MS_NODEV
     linux.mount("lab", path, fstype, quiet, fuse.options(device))

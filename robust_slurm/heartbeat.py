@@ -228,7 +228,7 @@ def _step(step: Any) -> int:
     try:
         return step.__index__()  # type: ignore[no-any-return]
     except Exception as error:  # noqa: BLE001 - user objects; a heartbeat never raises into training
-        _warn(f"beat() got a step that is no integer ({error}); it is counted without a number")
+        _warn(f"beat() got a step that is not an integer ({error}); it is counted without a number")
         return layout.NO_STEP
 
 
@@ -238,7 +238,7 @@ def _number(value: Any) -> float:
     try:
         return float(value)
     except Exception as error:  # noqa: BLE001 - user objects; a heartbeat never raises into training
-        _warn(f"beat() got a loss or grad_norm that is no number ({error}); it is left out")
+        _warn(f"beat() got a loss or grad_norm that is not a number ({error}); it is left out")
         return _ABSENT
 
 
@@ -268,8 +268,8 @@ def _claim(local_rank: int | None = None, explicit: bool = False) -> bool:
         found = claim.claim(path, epoch(), local_rank)
     except Exception as error:  # noqa: BLE001 - whatever it is, training goes on without a heartbeat
         _warn(
-            f"no heartbeat from this process: {path or 'ROBUST_BEAT_DIR'}: {error}. Training goes "
-            "on; steps can still be seen with --robust-progress-regex"
+            f"no heartbeat from this process: {path or 'ROBUST_BEAT_DIR'}: {error}. Training "
+            f"continues; steps can still be seen with --robust-progress-regex"
         )
         return False
     if found is None:  # a live process owns it: this one is a helper of the rank
@@ -320,7 +320,9 @@ def _tell_imports() -> None:
 
         learnt.tell(learnt.path_beside(_path))
     except Exception as error:  # noqa: BLE001 - then the next start is a cold one
-        _warn(f"what this process has imported cannot be told: {error}. The next start is slower")
+        _warn(
+            f"the list of this process's imports cannot be sent: {error}. The next start is slower"
+        )
 
 
 def _detach() -> None:

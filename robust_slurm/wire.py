@@ -67,7 +67,7 @@ class Codec:
     def seal(self, payload: bytes) -> bytes:
         """Frame one message. ValueError above MAX_FRAME bytes."""
         if not self._session:
-            raise WireError("peer has not introduced itself yet")
+            raise WireError("peer has not authenticated yet")
         if len(payload) > MAX_FRAME:
             raise ValueError(f"message of {len(payload)} bytes is over the limit of {MAX_FRAME}")
         mac = self._mac(self._server, self._sent, payload)

@@ -37,7 +37,7 @@ PASSED, FAILED, UNTESTED = 0, 1, 3
 _RECORD_S = 1.0  # at the least, and the most beyond the limit
 INTERRUPTED = 130  # as a shell says it of SIGINT
 _EPILOG = """\
-exit codes: 0 all passed, 1 a node is bad, 3 nothing is bad but something could not be tested,
+exit codes: 0 all passed, 1 a node is bad, 3 no node is bad but something could not be tested,
 2 bad input. The tests use all of a GPU's memory and time: nothing else may run there."""
 _MISSING = re.compile("torch cannot be imported|No module named")
 # Seconds for everything, where nobody says so: of what the tests declare about twice, and of
@@ -66,34 +66,49 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()  # what read our output has gone; so does the complaint about it
         return UNTESTED
     except Exception as err:  # noqa: BLE001 - exit code 1 would say that a node is bad
-        _say(f"{type(err).__name__}: {err}; no node is judged by that")
+        _say(f"{type(err).__name__}: {err}; no node was judged")
         return UNTESTED
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="robust-health test",
-        description="Active tests of this machine, or of nodes of the job that this runs in.",
+        description="Run active tests on this machine, or on nodes of the current job.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("tests", nargs="*", metavar="TEST", help="only these (see --list)")
-    add("--list", action="store_true", help="the tests, what each takes and needs")
-    add("--level", choices=LEVELS, default="quick", help="how long each test is (default: quick)")
-    add("--limit", type=float, metavar="SECONDS", help="for everything; what does not fit is said")
-    add("--nodes", metavar="NODELIST", help='nodes of our job ("n[1-8]"), or "all" of them')
+    add("tests", nargs="*", metavar="TEST", help="run only these tests (see --list)")
+    add("--list", action="store_true", help="list the tests with their duration and requirements")
+    add("--level", choices=LEVELS, default="quick", help="length of each test (default: quick)")
+    add(
+        "--limit",
+        type=float,
+        metavar="SECONDS",
+        help="time limit of all tests; tests that do not fit are listed as skipped",
+    )
+    add(
+        "--nodes",
+        metavar="NODELIST",
+        help='test these nodes of the current job ("n[1-8]"), or "all" of them',
+    )
     add(
         "--dcgm-level",
         type=int,
         choices=sorted(dcgm.LEAST_S),
-        help="for dcgmi diag -r (default: by --level 1, 2, 3; 4 takes 45 minutes and more)",
+        help="level of dcgmi diag -r (default: 1, 2 or 3 by --level; 4 takes 45 minutes or more)",
     )
-    add("--suspect", action="append", default=[], metavar="NODELIST", help="tested first")
-    add("--python", metavar="PATH", help="interpreter with torch and robust-slurm (default: ours)")
-    add("--json", action="store_true", help="findings, verdict and measurements as JSON")
-    add("--keep", action="store_true", help="keep what the workers print in a file, and name it")
-    add("--config", metavar="FILE", help="read this file as the site's settings")
+    add("--suspect", action="append", default=[], metavar="NODELIST", help="nodes to test first")
+    add(
+        "--python",
+        metavar="PATH",
+        help="interpreter with torch and robust-slurm (default: the one that runs robust-health)",
+    )
+    add("--json", action="store_true", help="print findings, verdict and measurements as JSON")
+    add(
+        "--keep", action="store_true", help="write the workers' output to a file and print its path"
+    )
+    add("--config", metavar="FILE", help="read the site's settings from this file")
     add("--node", metavar="NAME", default="", help="this machine's name in Slurm")
     add("--claimed", action="store_true", help=argparse.SUPPRESS)  # whoever starts us has the claim
     return parser
@@ -134,7 +149,7 @@ def _test(options: argparse.Namespace, began: float) -> int:
         raise BadInput(str(err)) from None
     known, why = records.baselines(settings, limit / records.PART)
     if why:
-        _say(f"compared with no record: {why}")
+        _say(f"not compared with the fleet's record: {why}")
     own = tuple(name for name in tests if name in BY_NAME)
     with _log(options.keep) as log:
         plan = Plan(
@@ -155,7 +170,7 @@ def _test(options: argparse.Namespace, began: float) -> int:
                 with _alone(settings, options.claimed):
                     done = on_this_machine(plan)
         except Claimed as err:
-            _say(f"not tested: {err}; wait until that has ended")
+            _say(f"not tested: {err}; wait until it has ended")
             return UNTESTED
         except OSError as err:
             what = f"{err.filename}: " if err.filename else ""
@@ -194,9 +209,9 @@ def _alone(settings: Settings, claimed: bool) -> Iterator[None]:
             stack.enter_context(active_child.claimed(str(settings.gate["spool"])))
         except BlockingIOError as err:
             busy = err.errno == errno.EBUSY and err.strerror
-            raise Claimed(busy or "another run tests this machine") from err
+            raise Claimed(busy or "another test run is active on this machine") from err
         except OSError as err:
-            _say(f"a job that begins here will not end the tests: {err.filename}: {err.strerror}")
+            _say(f"a job that starts here cannot stop the tests: {err.filename}: {err.strerror}")
         yield
 
 
@@ -207,7 +222,10 @@ def _judged(done: Done, known: Baselines, floors: Floors) -> Judged:
     against = (f for of_node in judged.findings.values() for f in of_node if f.status == "FAIL")
     if not done.disturbed or not any(f.check.endswith("-slow") for f in against):
         return judged
-    why = f"slow beside others' work: {'; '.join(done.disturbed)}; free the GPUs and test again"
+    why = (
+        f"measured low while other processes used the GPUs: {'; '.join(done.disturbed)}; free "
+        "the GPUs and test again"
+    )
     measured = tuple(
         one._replace(values={}, error=one.error or why) if one.values else one
         for one in outcome.measured
@@ -254,11 +272,11 @@ def _nodes(asked: str | None, here: str) -> tuple[str, ...]:
     job, of_job = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NODELIST")
     if not job or not of_job:
         raise BadInput(
-            f"--nodes {asked}: works inside a job only (salloc, sbatch), which owns the nodes; "
-            "`robust-health burn-in` makes jobs of its own"
+            f"--nodes {asked}: requires a job that owns the nodes (salloc, sbatch); "
+            "`robust-health burn-in` starts its own job"
         )
     if shutil.which("srun") is None:
-        raise BadInput("--nodes: there is no srun in PATH to start the workers")
+        raise BadInput("--nodes: srun, which starts the workers, is not in PATH")
     theirs = expand(of_job)
     return tuple(theirs) if asked == "all" else _of(asked, "--nodes", theirs, f"job {job}")
 
@@ -276,7 +294,9 @@ def _of(text: str, option: str, known: Sequence[str], whose: str) -> tuple[str, 
         raise BadInput(f"{option} {text}: {err}") from None
     strange = [name for name in names if name not in set(known)]
     if strange or not names:
-        raise BadInput(f"{option} {text}: {', '.join(strange[:8]) or 'nothing'} is not of {whose}")
+        raise BadInput(
+            f"{option} {text}: {', '.join(strange[:8]) or 'nothing'} is not part of {whose}"
+        )
     return names
 
 
@@ -301,7 +321,7 @@ def _log(keep: bool) -> Iterator[IO[bytes] | None]:
         raise BadInput(f"--keep: {path}: {err.strerror}") from None
     with file:
         yield file
-    _say(f"what the workers printed is in {path}")
+    _say(f"the workers' output is in {path}")
 
 
 def _boot_id() -> str:

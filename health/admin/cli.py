@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     except KeyboardInterrupt:
-        print("robust-admin: interrupted; the same command again does the rest", file=sys.stderr)
+        print("robust-admin: interrupted; run the same command again to continue", file=sys.stderr)
         return 130
 
 
@@ -57,17 +57,19 @@ def _parser() -> argparse.ArgumentParser:
         default=ETC,
         metavar="DIR",
         type=_absolute,
-        help=f"where the stubs and robust.toml are (default: {ETC})",
+        help=f"directory of the stubs and robust.toml (default: {ETC})",
     )
     change = argparse.ArgumentParser(add_help=False, parents=[etc])
-    change.add_argument("--yes", action="store_true", help="do not ask")
+    change.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     change.add_argument("--dry-run", action="store_true", help="only show what would change")
     nodes = change.add_argument_group("nodes over SSH (default: this machine)")
-    nodes.add_argument("--nodes", metavar="n[1-99]", help="do it on these nodes instead of here")
-    nodes.add_argument("--ssh", action="store_true", help="reach them by SSH")
-    nodes.add_argument("--user", default="root", help="log in as (default: root)")
+    nodes.add_argument(
+        "--nodes", metavar="n[1-99]", help="run on these nodes instead of this machine"
+    )
+    nodes.add_argument("--ssh", action="store_true", help="connect to the nodes by SSH")
+    nodes.add_argument("--user", default="root", help="log in as this user (default: root)")
     nodes.add_argument("--port", type=_port, default=22, help="SSH port (default: 22)")
-    nodes.add_argument("--identity", default="", metavar="FILE", help="private key to use")
+    nodes.add_argument("--identity", default="", metavar="FILE", help="private key for SSH")
     nodes.add_argument(
         "--known-hosts",
         default="",
@@ -88,11 +90,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="directory of systemd's tmpfiles.d (default: %(default)s; empty: write none)",
     )
-    install = commands.add_parser("install", parents=[change, where], help="put the gate in place")
+    install = commands.add_parser("install", parents=[change, where], help="install the node gate")
     install.set_defaults(run=_install)
-    uninstall = commands.add_parser("uninstall", parents=[change, where], help="take it away")
+    uninstall = commands.add_parser(
+        "uninstall", parents=[change, where], help="uninstall the node gate"
+    )
     uninstall.set_defaults(run=_uninstall)
-    doctor = commands.add_parser("doctor", parents=[etc], help="say what is wrong, and the fix")
+    doctor = commands.add_parser(
+        "doctor", parents=[etc], help="report what is wrong and how to fix it"
+    )
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -124,7 +130,7 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
         )
     found = doctor.site_settings(str(own) if there else None)
     if args.nodes and found.problems:
-        raise InstallError(f"{own} has faults, put right first: {'; '.join(found.problems)}")
+        raise InstallError(f"{own} has errors; correct them first: {'; '.join(found.problems)}")
     prefix = render.find_prefix(args.prefix)
     gate = found.gate
     site = render.Site(prefix, args.etc, args.tmpfiles, gate["spool"], gate["on_missing"])
@@ -143,10 +149,13 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
     if not args.dry_run and not code:
         out.write("".join(f"{line}\n" for line in doctor.make_state(found.state_dir)))
     if lines and not code:
-        out.write(f"\nSlurm still wants (reasons in {args.etc}/{render.FRAGMENT}):\n")
+        out.write(
+            f"\nSlurm still needs these settings (reasons in {args.etc}/{render.FRAGMENT}):\n"
+        )
         out.write("".join(f"  {line}\n" for line in lines))
         out.write(
-            "Not before every node has the files (robust-admin install --nodes ... --ssh): a node "
+            "Apply them only after every node has the files (robust-admin install --nodes ... "
+            "--ssh): a node "
             "without\nthem is drained by its next job. Then: scontrol reconfigure; "
             "robust-admin doctor\n"
         )
@@ -160,14 +169,15 @@ def _uninstall(args: argparse.Namespace, out: IO[str]) -> int:
     used = doctor.in_use(args.etc)
     if used is None:
         print(
-            "robust-admin: Slurm could not be asked whether it still runs these scripts; if it "
-            "does, every job will drain its nodes once they are gone",
+            "robust-admin: Slurm did not answer whether it still runs these scripts; if it does, "
+            "every job will drain its nodes once the scripts are gone",
             file=sys.stderr,
         )
     if used:
         print(
-            f"robust-admin: Slurm still runs {', '.join(used)}, and without it every job would "
-            "drain its nodes: take them out of slurm.conf, scontrol reconfigure, try again",
+            f"robust-admin: Slurm still runs {', '.join(used)}, and without the scripts every job "
+            f"would drain its nodes: remove them from slurm.conf, run scontrol reconfigure, and "
+            f"try again",
             file=sys.stderr,
         )
         return 1
@@ -192,10 +202,12 @@ def _run(
 def _targets(args: argparse.Namespace) -> tuple[flow.Ask, list[str]]:
     """The function that asks the machines, and their names."""
     if bool(args.nodes) != args.ssh:
-        raise ValueError("--nodes and --ssh go together: --nodes 'n[1-99]' --ssh")
+        raise ValueError("--nodes and --ssh must be used together: --nodes 'n[1-99]' --ssh")
     if not args.nodes:
         if os.geteuid() != 0:
-            raise ValueError("slurmd runs these files as root, so they must be root's: use sudo")
+            raise ValueError(
+                "slurmd runs these files as root, so they must belong to root: use sudo"
+            )
         return _here, [flow.HERE]
     try:
         from health.admin import remote
@@ -214,7 +226,7 @@ def nodes_of(expression: str) -> list[str]:
     names = list(expand(expression))
     fold(names)  # so that a name of no node is refused before anything is done
     if not 0 < len(names) <= MOST_NODES:
-        raise ValueError(f"--nodes {expression[:80]!r}: 1 to {MOST_NODES} nodes, please")
+        raise ValueError(f"--nodes {expression[:80]!r}: must name 1 to {MOST_NODES} nodes")
     return names
 
 

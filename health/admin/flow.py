@@ -47,7 +47,7 @@ def run(
 def confirm(question: str) -> bool:
     """Ask on the terminal. Without one there is nobody to ask: the caller must have said --yes."""
     if not sys.stdin.isatty():
-        raise ValueError("no terminal to ask on: look with --dry-run, then say --yes")
+        raise ValueError("no terminal for the confirmation: check with --dry-run, then use --yes")
     try:
         return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
     except (EOFError, KeyboardInterrupt):

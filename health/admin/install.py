@@ -101,7 +101,9 @@ def read_manifest(etc: str) -> dict[str, Any]:
     there = read_path(path)
     if there.kind == "none":
         return {}
-    hint = "it says which files are robust-admin's: repair it, or move it and those files away"
+    hint = (
+        "it lists the files that robust-admin installed: repair it, or move it and those files away"
+    )
     if there.kind != "file" or there.uid not in (0, os.geteuid()) or there.mode & 0o022:
         raise InstallError(f"{path} can be written by others or is no file; {hint}")
     try:

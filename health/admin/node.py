@@ -95,7 +95,9 @@ def perform(request: Request) -> Reply:
         with _lock():
             plan = _plan(request)
             if identity(plan) != request.expect:
-                raise InstallError("the files changed since they were looked at: run it again")
+                raise InstallError(
+                    "the files changed since they were checked: run the command again"
+                )
             install.clear_drafts(request.etc, install.read_manifest(request.etc))
             left = install.apply(plan)
             kept = [keep(file.path) for file in request.files if file.settings]
@@ -145,7 +147,7 @@ def _lock() -> Iterator[None]:
         lock.acquire(timeout=LOCK_S)
     except Timeout:
         raise InstallError(
-            f"another robust-admin holds {lock.lock_file} for {LOCK_S:g} s: wait for its end"
+            f"another robust-admin holds {lock.lock_file} for {LOCK_S:g} s: wait until it ends"
         ) from None
     try:
         yield

@@ -142,9 +142,11 @@ class _Steps:
         offer = record.get("offered") != digest(file.text) and there.text != file.text
         if offer:
             self._write(beside, there)
-            self.notes.append(f"{file.path} was edited and stays; what is new is in {beside.path}")
+            self.notes.append(
+                f"{file.path} was edited and is kept; the new version is in {beside.path}"
+            )
         else:
-            self.notes.append(f"{file.path} was edited and stays")
+            self.notes.append(f"{file.path} was edited and is kept")
         if offer or there.kind == "file":
             self.files[beside.path] = {"sha256": digest(file.text)}
         self.files[file.path] = {**record, "offered": digest(file.text)}

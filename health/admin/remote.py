@@ -185,7 +185,8 @@ def _why(node: str, access: Access, error: Exception) -> str:
     scan = f"ssh-keyscan -p {access.port} {node}" if access.port != 22 else f"ssh-keyscan {node}"
     if isinstance(error, paramiko.BadHostKeyException):
         return (
-            f"its host key is not the one in known_hosts: a new machine, or somebody in between; "
+            f"its host key is not the one in known_hosts: a new machine, or a man-in-the-middle "
+            f"attack; "
             f"if it is new: ssh-keygen -R {shlex.quote(access.host(node))}, then add its key"
         )
     text = str(error) or type(error).__name__
@@ -205,6 +206,6 @@ def _why(node: str, access: Access, error: Exception) -> str:
     silent = text.startswith(("Error reading SSH protocol banner", "No existing session"))
     silent = silent or isinstance(error, TimeoutError)
     if silent or isinstance(error, OSError):
-        text = f"nothing that speaks SSH within {CONNECT_S:g} s" if silent else text
+        text = f"no SSH server answered within {CONNECT_S:g} s" if silent else text
         return f"no SSH answer at port {access.port}: {text}"
     return f"SSH failed: {text}"

@@ -65,7 +65,12 @@ class Stub(NamedTuple):
 
 STUBS = (
     Stub("prolog", "Slurm's Prolog: the node's gate", "prolog.cli", ""),
-    Stub("epilog", "Slurm's Epilog: clears, checks and follows accusations up", "epilog.cli", ""),
+    Stub(
+        "epilog",
+        "Slurm's Epilog: cleans up, checks the node and verifies reports against it",
+        "epilog.cli",
+        "",
+    ),
     Stub(
         "healthcheck",
         "Slurm's HealthCheckProgram: the sweep",

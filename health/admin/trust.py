@@ -39,7 +39,7 @@ def hole(path: str, owners: Collection[int] = ROOT) -> Hole | None:
         try:
             info = os.lstat(place)
         except OSError as error:
-            return Hole(place, f"cannot be looked at: {error.strerror}")
+            return Hole(place, f"cannot be checked: {error.strerror}")
         if info.st_uid not in owners:
             return Hole(place, f"belongs to uid {info.st_uid}")
         sticky = stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX
@@ -104,7 +104,9 @@ def demand(python: str, dirs: Sequence[str], places: Iterable[str]) -> None:
     holes = code(python, dirs, owners)
     if holes:
         command = repair(str(Path(python).parent.parent), holes)
-        raise InstallError(f"{holes[0]}: who writes there is root at the next job; {command}")
+        raise InstallError(
+            f"{holes[0]}: a user who can write there gains root at the next job; {command}"
+        )
     for place in places:
         there = next(p for p in (Path(place), *Path(place).parents) if os.path.lexists(p))
         at = hole(str(there), owners)

@@ -44,9 +44,9 @@ class Outcome(NamedTuple):
 
     def __str__(self) -> str:
         if self.bound:
-            return f"NOT drained, the circuit breaker holds: {self.bound}"
+            return f"NOT drained, the circuit breaker is at its limit: {self.bound}"
         if self.kept:
-            return f"not drained: it is already, by another's reason: {self.kept}"
+            return f"not drained: already drained for another reason: {self.kept}"
         if self.stood:
             return "is drained already"
         if self.drained and self.reason:
@@ -105,7 +105,7 @@ class Drainer:
         except SlurmError as error:
             return self._unheard(own, reason, str(error))
         if node is None:
-            return self._unheard(own, reason, f"Slurm knows no node {own.node}")
+            return self._unheard(own, reason, f"Slurm has no node {own.node}")
         standing = stands(node, reason)
         if standing is not None:
             return standing

@@ -36,9 +36,7 @@ _SUSPICIOUS = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 )
 
-BROKEN = Condition(
-    "active-error", "WARN", "tool", "none", "an active test could not be run to an answer"
-)
+BROKEN = Condition("active-error", "WARN", "tool", "none", "an active test could not be completed")
 
 
 class Answer(NamedTuple):
@@ -87,14 +85,14 @@ def answer(output: Output) -> Answer:
     """Read the process's output and exit code as an answer about its node."""
     said = one_line((output.err.strip() or output.out.strip())[-300:])
     if output.code == -signal.SIGKILL:
-        return Answer("owed", (), "the active tests were ended, as for a job that begins")
+        return Answer("owed", (), "the active tests were stopped, as when a job starts")
     if output.code not in (PASSED, FAILED, UNTESTED):
         return broken(f"the active tests ended with exit code {output.code}: {said}")
     try:
         data = json.loads(output.out)
         findings, cleared, ran = _findings(data), data.get("cleared"), _ran(data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        return broken(f"the active tests' answer is not understood: {error}; {said}"[:600])
+        return broken(f"the active tests gave an invalid answer: {error}; {said}"[:600])
     against = [one for one in findings if one.status == "FAIL"]
     if bool(against) != (output.code == FAILED):
         return broken(f"the active tests contradict their own exit code {output.code}: {said}")
@@ -104,13 +102,13 @@ def answer(output: Output) -> Answer:
     if output.code == PASSED and isinstance(cleared, list) and cleared:
         return Answer("passed", findings, f"passed: {', '.join(ran)}{_left_out(data)}"[:300], ran)
     why = "; ".join(one.evidence for one in findings) + _left_out(data)
-    told = f"not tested to the end: {why.removeprefix('; ')}"[:300]
+    told = f"not fully tested: {why.removeprefix('; ')}"[:300]
     return Answer("broken", findings or (BROKEN.found(told),), told, ran)
 
 
 def _left_out(data: Mapping[str, Any]) -> str:
     left = data.get("left_out")
-    return f"; left out: {one_line('; '.join(map(str, left)))}" if isinstance(left, list) else ""
+    return f"; skipped: {one_line('; '.join(map(str, left)))}" if isinstance(left, list) else ""
 
 
 def _ran(data: Mapping[str, Any]) -> tuple[str, ...]:
@@ -192,7 +190,7 @@ def lately_broken(events: Iterable[Event], since: float, now: float) -> str:
             continue
         if event.time > since and 0 <= age_s < RETRY_S:
             told = one_line(str(data.get("told", "")))
-            return f"tried {age_s / 60:.0f} min ago, once in an hour: {told}"
+            return f"tried {age_s / 60:.0f} min ago (at most once an hour): {told}"
     return ""
 
 

@@ -99,7 +99,7 @@ def test(gate: Gate, level: str, free: bool, until: float, tests: Sequence[str] 
     """Run the tests of a level here, or some. Never raises for what the tests or a disk do."""
     until = min(until, time.monotonic() + float(gate.settings.active["deadline"]))
     if not free:
-        return Answer("owed", (), "left out: a job is here")
+        return Answer("owed", (), "skipped: a job is on this node")
     return _test(gate, level, until, tests)
 
 
@@ -111,8 +111,12 @@ def _test(gate: Gate, level: str, until: float, tests: Sequence[str]) -> Answer:
     try:
         held = _claim(gate.spool)
     except BlockingIOError as error:
-        why = error.strerror if error.errno == errno.EBUSY else "another run tests the node"
-        return Answer("owed", (), f"left out: {why}")
+        why = (
+            error.strerror
+            if error.errno == errno.EBUSY
+            else "another test run is active on the node"
+        )
+        return Answer("owed", (), f"skipped: {why}")
     except OSError as error:
         return broken(f"the node cannot be claimed for a test: {_said(error)}")
     try:
@@ -123,7 +127,7 @@ def _test(gate: Gate, level: str, until: float, tests: Sequence[str]) -> Answer:
         why = _given_away(gate)
         seconds = until - time.monotonic()
         if why or seconds < _LEAST_S:
-            return Answer("owed", (), f"left out: {why or f'{seconds:.0f} s left'}")
+            return Answer("owed", (), f"skipped: {why or f'{seconds:.0f} s left'}")
         config = os.environ.get("ROBUST_SITE_CONFIG", "")
         config = config if os.path.isfile(config) else ""  # noqa: PTH113
         node = gate.system.context.node
@@ -156,7 +160,7 @@ def _claim(spool: str) -> int:
         os.close(directory)
     if not _ended(held, time.monotonic() + _WAY_S):
         os.close(held)
-        raise BlockingIOError(errno.EBUSY, "an earlier test cannot be ended")
+        raise BlockingIOError(errno.EBUSY, "an earlier test cannot be stopped")
     os.ftruncate(held, 0)
     return held
 
@@ -201,7 +205,7 @@ def _given_away(gate: Gate) -> str:
     try:
         found = open_door(gate.settings)(deadline_s).nodes([node]).get(node)
     except SlurmError as error:
-        return f"Slurm does not say whether a job has the node: {error.message}"
+        return f"Slurm did not report whether a job has the node: {error.message}"
     taken = found.state & {"ALLOCATED", "MIXED"} if found else {"unknown to Slurm"}
     return f"the node is {'+'.join(sorted(taken))}" if taken else ""
 
@@ -221,12 +225,12 @@ def give_way(spool: str) -> str:
         while not _is_free(fd):
             _end(os.pread(fd, 64, 0))
             if time.monotonic() > until:
-                return f"an active test did not end within {_WAY_S:g} s"
+                return f"an active test did not exit within {_WAY_S:g} s"
             time.sleep(_TICK_S)
         if not _ended(fd, until):
-            return f"an active test that nobody waits for did not end within {_WAY_S:g} s"
+            return f"an abandoned active test did not exit within {_WAY_S:g} s"
     except OSError as error:
-        return f"an active test was not ended: {_said(error)}"
+        return f"an active test could not be stopped: {_said(error)}"
     finally:
         os.close(fd)
     return ""

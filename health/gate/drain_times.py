@@ -35,7 +35,7 @@ def _line(drained: Event, events: Iterable[Event], now: float, rules: Rules) -> 
     until = held_until(reason, drained, known, rules)
     if until > now and not settled(drained, known):
         return f"{head}: held down until {_clock(until)}"
-    return f"{head}: until the checks pass and the action ({reason.action}) is seen to be done"
+    return f"{head}: until the checks pass and the action ({reason.action}) is confirmed"
 
 
 def _clock(at: float) -> str:

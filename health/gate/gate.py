@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from health.gate.act import Outcome
 
 CRASHED = Condition(
-    "gate-crashed", "ERROR", "tool", "none", "the gate itself broke; nothing is proven"
+    "gate-crashed", "ERROR", "tool", "none", "the gate itself failed; the node is not proven bad"
 )
 RECORD_S = 2.0  # for the history, here and on the shared file system
 LOCAL_S = 1.0  # for the history here alone
@@ -165,8 +165,8 @@ def refused(where: Where, words: Sequence[str]) -> int | None:
     text = (
         f"usage: robust-{where} [--dry-run]\n"
         f"Slurm's {where.capitalize()}: slurmd calls it as root for a job, by the stub that "
-        "robust-admin installs.\nBy hand it acts on this node as it would for slurmd; "
-        "`robust-health check` only looks."
+        "robust-admin installs.\nRun by hand, it acts on this node as it would for slurmd; "
+        "`robust-health check` changes nothing."
     )
     if odd[0] in ("-h", "--help"):
         print(text)
@@ -210,7 +210,7 @@ def alarm(seconds: float) -> None:
     """Raise Late in this process after so many seconds, whatever it does then; 0: no more."""
 
     def late(number: int, frame: object) -> None:
-        raise Late("the gate overran its own deadline")
+        raise Late("the gate exceeded its own deadline")
 
     signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -238,7 +238,7 @@ def serve(where: Where, words: Sequence[str], first_s: float, work: Callable[[Ga
         try:
             return crashed(where, error, words, gate)
         except Exception as worse:  # noqa: BLE001 - the last resort: closed, and Slurm drains
-            say(f"{where} broke: {error!r}, then {worse!r}")
+            say(f"{where} failed: {error!r}, then {worse!r}")
             return 1
 
 
@@ -268,7 +268,7 @@ def broke(where: Where, error: BaseException) -> dict[str, str]:
     import traceback
 
     text = f"{type(error).__name__}: {error}"
-    say(f"{where}: the gate itself broke: {text}")
+    say(f"{where}: the gate itself failed: {text}")
     trace = "".join(traceback.format_exception(error))[-1500:]
     for line in trace.splitlines():
         say(line)

@@ -38,21 +38,21 @@ FAILED = Condition(
     "FAIL",
     "node",
     "service",
-    "a job accused the node, and a test of [accusations] failed",
+    "a job reported the node, and a test of [accusations] failed",
 )
 BROKEN = Condition(
     "accusation-test-error",
     "WARN",
     "tool",
     "none",
-    "a test of [accusations] could not be run to an answer",
+    "a test of [accusations] could not be completed",
 )
 LEMON = Condition(
     "lemon",
     "FAIL",
     "node",
     "service",
-    "jobs of different users failed here again and again ([lemon]), and every check passes",
+    "jobs of different users failed here repeatedly ([lemon]), but every check passes",
 )
 CONDITIONS = (FAILED, BROKEN, LEMON)
 
@@ -85,7 +85,7 @@ class Inquiry:
         try:
             self._claim = claim(self._spool)
         except OSError as error:
-            self.errors.append(f"accusations are not followed up: {error}")
+            self.errors.append(f"reports against the node are not verified: {error}")
             return
         if self._claim is None:
             return
@@ -99,7 +99,7 @@ class Inquiry:
                     self._settings.state_dir, node, accused, note.known, min(FIND_S, left)
                 )
                 if failed:
-                    self.errors.append(f"accusations of job {accused.of}: {failed}")
+                    self.errors.append(f"reports of job {accused.of}: {failed}")
                     return  # the file system is dead: the others lie there too
                 self._take(note, accused, found)
 
@@ -115,7 +115,7 @@ class Inquiry:
         for rejection in found.rejections:
             self.events.append(self._event("rejected", of_rejection(rejection, accused)))
             self.errors.append(
-                f"refused accusation {one_line(rejection.name)} in job {accused.of} "
+                f"rejected report {one_line(rejection.name)} in job {accused.of} "
                 f"(owner uid {rejection.uid}): {rejection.why}"
             )
 
@@ -179,7 +179,10 @@ class Inquiry:
         if allowed:
             more = {"account": note.account} if note.account else {}
             return [self._event("strike", {**data, **more})]
-        why = failed or f"it has {_plural(note.nodes)} and has struck {_plural(most)} already"
+        why = (
+            failed
+            or f"the job has {_plural(note.nodes)} and has already given strikes to {_plural(most)}"
+        )
         self.errors.append(f"job {job} gives this node no strike: {why}")
         return []
 
@@ -189,7 +192,7 @@ class Inquiry:
             try:
                 save(self._spool, note)
             except OSError as error:
-                self.errors.append(f"not noted as dealt with: {error}")
+                self.errors.append(f"not marked as handled: {error}")
         if self._claim is not None:
             os.close(self._claim)
             self._claim = None
@@ -211,7 +214,7 @@ def run_tests(
     """
     tests: Sequence[str] = settings.accusations["tests"]
     if tests and not free:
-        return [], ["the tests of [accusations] were left out: another job is here"]
+        return [], ["the tests of [accusations] were skipped: another job runs here"]
     until = min(until, time.monotonic() + float(settings.accusations["deadline"]))
     findings: list[Finding] = []
     for test in tests:

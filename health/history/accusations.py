@@ -196,7 +196,7 @@ def _open_own(above: int, name: str, uid: int) -> int:
     fd = os.open(name, _DIRECTORY, dir_fd=above)
     if os.fstat(fd).st_uid != uid:  # exchanged since
         os.close(fd)
-        raise _Refused(name, -1, f"{name} was exchanged for another's")
+        raise _Refused(name, -1, f"{name} was replaced by another user's")
     return fd
 
 
@@ -204,13 +204,13 @@ def _content(directory: int, name: str, accused: Accused) -> bytes:
     """A small file of the user's own; _Refused if it is anything else."""
     info = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if not stat.S_ISREG(info.st_mode):
-        what = "a link" if stat.S_ISLNK(info.st_mode) else "no regular file"
+        what = "a link" if stat.S_ISLNK(info.st_mode) else "not a regular file"
         raise _Refused(name, info.st_uid, f"it is {what}")
     fd = os.open(name, _READ, dir_fd=directory)
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
-            raise _Refused(name, info.st_uid, "it is no regular file")
+            raise _Refused(name, info.st_uid, "it is not a regular file")
         if info.st_uid != accused.uid:
             why = f"it belongs to uid {info.st_uid}, not to the job's {accused.uid}"
             raise _Refused(name, info.st_uid, why)
@@ -243,7 +243,7 @@ def parse_withdrawal(raw: bytes, name: str, node: str, accused: Accused) -> With
     record = _record(raw, name, _WITHDRAWN, node, accused)
     why = record.get("withdrawn")
     if not isinstance(why, str):
-        raise ValueError("its reason is no text")
+        raise ValueError("invalid reason")
     of = name.removesuffix(_WITHDRAWN) + ".json"
     return Withdrawal(name, accused.job, accused.uid, of, one_line(why, _TEXT))
 
@@ -253,9 +253,9 @@ def parse(raw: bytes, name: str, node: str, accused: Accused) -> Accusation:
     record = _record(raw, name, ".json", node, accused)
     symptom, evidence = record.get("symptom"), record.get("evidence")
     if not isinstance(symptom, str) or not re.fullmatch(r"[a-z_]{1,32}", symptom, re.ASCII):
-        raise ValueError("its symptom is no word")
+        raise ValueError("invalid symptom")
     if not isinstance(evidence, list) or not all(isinstance(text, str) for text in evidence):
-        raise ValueError("its evidence is no list of texts")
+        raise ValueError("invalid evidence")
     lines = tuple(one_line(text, _TEXT) for text in evidence[:_EVIDENCE])
     return Accusation(name, accused.job, accused.uid, float(record["time"]), symptom, lines)
 
@@ -265,21 +265,21 @@ def _record(raw: bytes, name: str, end: str, node: str, accused: Accused) -> dic
     try:
         record = json.loads(raw)
     except (ValueError, RecursionError):
-        raise ValueError("it is no JSON") from None
+        raise ValueError("not valid JSON") from None
     if not isinstance(record, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("not a JSON object")
     if not _is(record.get("v"), int) or record["v"] != VERSION:
-        raise ValueError(f"its version (v) is not {VERSION}")
+        raise ValueError(f"the version (v) is not {VERSION}")
     if record.get("node") != node:
         raise ValueError("it is about another node")
     incident = record.get("incident")
     if not isinstance(incident, str) or name != f"{node}.{incident}{end}":
-        raise ValueError("its incident is not that of its name")
+        raise ValueError("its incident does not match the file name")
     if not _is(record.get("job"), int) or record["job"] != accused.job:
         raise ValueError(f"it is not of job {accused.job}")
     time: Any = record.get("time")
     if not (_is(time, int) or _is(time, float)) or not 0 <= time < 1e11:  # no NaN is
-        raise ValueError("its time is no time")
+        raise ValueError("invalid time")
     return record
 
 

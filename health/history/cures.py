@@ -64,15 +64,15 @@ def cured(
     if proof == "recheck" or any(event.kind == "repaired" for event in since):
         return ""
     if proof == "person":
-        return "nobody has said `robust-health repaired` since the drain"
+        return "`robust-health repaired` was not run since the drain"
     # The boot's id where it is known: a clock that is set makes any boot look younger.
     if (drained.boot != boot) if drained.boot else (booted > drained.time):
         return ""
     if proof == "reboot":
-        return "the node has not booted since the drain"
+        return "the node has not rebooted since the drain"
     for event in since:
         place = xid.word(event, "gpu")
         if event.kind == "driver" or (event.kind == "reset" and place in ("", gpu)):
             return ""
     what = gpu or "a GPU"
-    return f"no reset of {what}, no new load of the driver and no boot since the drain"
+    return f"no reset of {what}, reload of the driver or reboot since the drain"

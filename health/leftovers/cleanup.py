@@ -33,8 +33,8 @@ STUCK = Condition(
     "FAIL",
     "node",
     "reboot",
-    "processes of the job's user that hang in the kernel (state D) and take no signal; class user, "
-    "action none where they wait for a file server or a FUSE daemon",
+    "processes of the job's user that hang in the kernel (state D) and ignore signals; class "
+    "user, action none if they wait for a file server or a FUSE daemon",
 )
 HUNG = Condition(
     "cleanup-hung",
@@ -45,7 +45,11 @@ HUNG = Condition(
     "is on a file system that does not answer (one that hangs in a driver is process-stuck)",
 )
 FAILED = Condition(
-    "cleanup-error", "ERROR", "tool", "none", "the clean-up of processes broke; nothing is proven"
+    "cleanup-error",
+    "ERROR",
+    "tool",
+    "none",
+    "the clean-up of processes failed; the node is not proven bad",
 )
 FILES = Condition(
     "leftover-files",

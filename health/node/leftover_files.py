@@ -64,7 +64,7 @@ def judge(usage: Usage, total: int) -> Holdings:
         uid, size, files = max(users, key=lambda row: (row[1], row[2]))
         said.append(f"uid {uid} holds {min(size, total) / (1 << 30):.1f} GiB in {files} files")
     if not usage.whole:
-        said.append(f"the look at whose files fill it ended after {usage.entries} entries")
+        said.append(f"the search for the files' owners stopped after {usage.entries} entries")
     held = min(sum(row[1] for row in users), total)
     return Holdings(held, sum(row[2] for row in users), ", ".join(said), usage.whole)
 

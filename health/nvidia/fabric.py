@@ -88,19 +88,19 @@ def _state(device: Device, fabric: Fabric) -> list[Finding]:
     name, source = gpus.name(device), f"{gpus.identity(device)} (NVML fabric info)"
     state, status = fabric["state"], fabric.get("status", "NVML_SUCCESS")
     if state != "completed":
-        return [NOT_READY.found(f"fabric state {state}, wanted completed{source}", name)]
+        return [NOT_READY.found(f"fabric state {state}, expected completed{source}", name)]
     if status != "NVML_SUCCESS":
-        return [FAILED.found(f"fabric status {status}, wanted NVML_SUCCESS{source}", name)]
+        return [FAILED.found(f"fabric status {status}, expected NVML_SUCCESS{source}", name)]
     mask = fabric.get("health", 0)
     found = []
     bad = [text for shift, text in _BAD.items() if mask >> shift & 3 == 1]
     if bad:
-        text = f"fabric health 0x{mask:x}: {', '.join(bad)}, wanted none"
+        text = f"fabric health 0x{mask:x}: {', '.join(bad)}, expected none"
         found.append(UNHEALTHY.found(f"{text}{source}", name))
     setup = mask >> _SETUP_SHIFT & _SETUP_MASK
     if setup > 1:
         text = f"fabric health 0x{mask:x}: {_SETUP.get(setup, f'set-up error {setup}')}"
-        found.append(MISCONFIGURED.found(f"{text}, wanted none{source}", name))
+        found.append(MISCONFIGURED.found(f"{text}, expected none{source}", name))
     return found
 
 

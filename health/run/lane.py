@@ -96,12 +96,12 @@ class Lane:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if not self._take(line):
-                self._broken("wrote what is no answer")
+                self._broken("sent an invalid answer")
                 return
         if not self._pending:
             self._end_worker()
         elif len(self._rest) > _LINE_LIMIT:
-            self._broken("wrote too much")
+            self._broken("sent too much data")
         elif not data:
             code = child.ended(0.2)
             how = f"died of signal {-code}" if code is not None and code < 0 else f"ended ({code})"
@@ -116,7 +116,7 @@ class Lane:
             return
         check = self._pending.pop(0)
         where = where_it_hangs(self._child.pid)
-        text = f"no end within {check.deadline_s:g} s" + (f", {where}" if where else "")
+        text = f"did not finish within {check.deadline_s:g} s" + (f", {where}" if where else "")
         if not self._child.stop():
             self._stuck.remember(_key(check), self._child.pid, text)
         self._seen(check, _hung(check, text), (time.monotonic() - self._began) * 1000)
@@ -129,7 +129,7 @@ class Lane:
             if not self._child.stop() and self._pending:
                 where = where_it_hangs(self._child.pid)
                 check = self._pending[0]
-                self._stuck.remember(_key(check), self._child.pid, f"no end, {where}")
+                self._stuck.remember(_key(check), self._child.pid, f"did not finish, {where}")
             self._end_worker()
 
     def _take(self, line: bytes) -> bool:

@@ -141,7 +141,7 @@ def _late(checks: list[Check], deadline_s: float) -> list[Outcome]:
     One WARN if none of them could have closed it.
     """
     names = ", ".join(check.name for check in checks)
-    text = one_line(f"{deadline_s:g} s were over before these were done: {names}")
+    text = one_line(f"{deadline_s:g} s passed before these checks finished: {names}")
     status: Status = "WARN" if all(check.only_warns for check in checks) else "ERROR"
     return [
         Outcome(

@@ -37,8 +37,8 @@ _ENVIRON = dict(os.environ)  # before the script may change it
 def _warn(error: object) -> None:
     try:
         sys.stderr.write(
-            f"robust-slurm: automatic step counting is off in this process: {error!r}. "
-            "Training goes on; call robust_slurm.beat(step) to report progress\n"
+            f"robust-slurm: automatic step counting is off in this process: {error!r}. Training "
+            f"continues; call robust_slurm.beat(step) to report progress\n"
         )
     except (AttributeError, OSError, ValueError):
         pass  # no usable stderr: there is nobody to tell

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except (OSError, RuntimeError) as err:  # a directory on the way is locked, links in a circle
-        _complain(f"cannot be looked at: {err}")
+        _complain(f"cannot be read: {err}")
         return 2
 
 
@@ -58,11 +58,16 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("verify", help="read everything and compare it with its digests")
     check.add_argument("path", type=Path, metavar="PATH", help="a directory, a step, or a file")
     export = commands.add_parser("export", help="write one file of whole tensors (needs torch)")
-    export.add_argument("step_dir", type=Path, metavar="STEPDIR", help="as in .../step-00000100")
+    export.add_argument(
+        "step_dir",
+        type=Path,
+        metavar="STEPDIR",
+        help="directory of one step, as in .../step-00000100",
+    )
     export.add_argument("out", type=Path, metavar="OUT", help="a new .safetensors or .pt file")
     export.add_argument(
         "--only", default="", metavar="NAME",
-        help="what stands under NAME alone, without NAME in front: --only model",
+        help="export only the entries under NAME, with NAME removed from their names: --only model",
     )  # fmt: skip
     for each in (ls, check, export):
         each.add_argument("--json", action="store_true", help="print JSON")
@@ -114,13 +119,13 @@ def _verify(path: Path, as_json: bool, out: IO[str]) -> int:
 
 def _export(step_dir: Path, target: Path, only: str, as_json: bool, out: IO[str]) -> int:
     if not step_dir.is_dir():
-        raise listing.BadInput(f"{step_dir} is no directory")
+        raise listing.BadInput(f"{step_dir} is not a directory")
     if target.suffix not in _SUFFIXES:
         raise listing.BadInput(f"{target}: the name must end in {' or '.join(_SUFFIXES)}")
     if target.exists() or target.is_symlink():
         raise listing.BadInput(f"{target} is there already; name a new file")
     if not target.parent.is_dir():
-        raise listing.BadInput(f"{target.parent} is no directory")
+        raise listing.BadInput(f"{target.parent} is not a directory")
     if tier.step_of(step_dir.resolve()) is None and not tier.is_committed(step_dir):
         newest = _newest(step_dir)
         hint = f"; did you mean {newest}?" if newest else ""

@@ -88,7 +88,7 @@ class Checked(NamedTuple):
 def look(path: Path) -> Listing:
     """List a directory of steps or of snapshot files, or one step. Raises BadInput."""
     if not path.is_dir():
-        raise BadInput(f"{path} is no directory")
+        raise BadInput(f"{path} is not a directory")
     if tier.step_of(path.resolve()) is not None:
         return Listing(str(path), [_step_row(path)], [])
     try:

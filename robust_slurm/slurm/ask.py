@@ -241,7 +241,7 @@ class Questions:
         while True:
             left = until - time.monotonic()
             if left <= 0:
-                raise SlurmError("timeout", argv, f"not asked: {self._deadline_s:g} s are over")
+                raise SlurmError("timeout", argv, f"not asked: {self._deadline_s:g} s have passed")
             done = self._runner(argv, left, input, self._query_env if env is None else env, cwd)
             error = classify(argv, done.returncode, done.stdout, done.stderr)
             if error is None or error.kind in allow:
@@ -276,7 +276,7 @@ class Questions:
         argv = ("scontrol", "show", "node", node)
         found = self._nodes([node], until)
         if node not in found:
-            raise SlurmError("not_found", argv, f"Slurm knows no node {node}")
+            raise SlurmError("not_found", argv, f"Slurm has no node {node}")
         return found[node]
 
 

@@ -141,7 +141,7 @@ def _read_job(job: int, job_dir: Path, found: StateFiles) -> None:
         if roster is not None and roster.job_id == job:
             found.rosters.append(roster)
         else:
-            found.problems.append(f"{clean(str(path))} is no roster of this job; skipped")
+            found.problems.append(f"{clean(str(path))} is not a roster of this job; skipped")
     said: list[Accusation] = []
     wrong: dict[tuple[str, str], str] = {}
     for path in _listed(job_dir / "accusations", "", MAX_ACCUSATIONS, found.problems):
@@ -149,7 +149,7 @@ def _read_job(job: int, job_dir: Path, found: StateFiles) -> None:
             continue
         accusation = accusation_from(decode(raw))
         if accusation is None:
-            found.problems.append(f"{clean(str(path))} is no report against a node; skipped")
+            found.problems.append(f"{clean(str(path))} is not a report against a node; skipped")
         elif path.name.endswith(WITHDRAWN):
             wrong[accusation.node, accusation.incident] = accusation.withdrawn or "wrong"
         else:

@@ -67,7 +67,7 @@ class Link:
             return
         self._out += self._codec.seal(payload)
         if len(self._out) > MAX_BACKLOG:
-            self.close("peer does not take its messages")
+            self.close("peer does not read its messages")
             return
         self._write()
 

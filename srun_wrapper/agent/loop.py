@@ -198,7 +198,7 @@ class Loop:
             text = f"{type(error).__name__} in {where}: {error}"
             if text not in self._told:
                 self._told.add(text)
-                _log.error(f"internal error, going on: {text}")
+                _log.error(f"internal error, continuing: {text}")
             return False
         return True
 

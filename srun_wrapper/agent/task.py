@@ -219,7 +219,7 @@ class Shim:
             return interface.address(name) if name else ""
         except OSError as err:
             why = f"checkpoint_interface {name}: {err.strerror or err}"
-            self._emit(Alarm(0, -1, f"{why}; snapshots take the network of all messages"))
+            self._emit(Alarm(0, -1, f"{why}; snapshots use the network of the messages"))
             return ""
 
     def _paths(self) -> set[str]:

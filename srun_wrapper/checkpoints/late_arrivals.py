@@ -72,7 +72,10 @@ class LateArrivals:
                 await self._bring(plan, ranks)
             except Exception as err:  # noqa: BLE001 - nobody reads the exception of a task
                 text = f"{type(err).__name__}: {err}"
-                say(f"checkpoints: internal error; ranks lack what they resume from: {text}")
+                say(
+                    f"checkpoints: internal error; some ranks lack the snapshots to resume from: "
+                    f"{text}"
+                )
 
     async def _bring(
         self, plan: planner.Resume, ranks: list[tuple[int, planner.Seat, set[int]]]

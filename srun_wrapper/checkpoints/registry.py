@@ -158,8 +158,8 @@ class Checkpoints:
         who = ", ".join(map(str, missing[:8])) + (", …" if missing[8:] else "")
         has = f"ranks {who} have" if missing[1:] else f"rank {who} has"
         self._notices.once(
-            f"checkpoints: {has} no Checkpointer: nothing can be resumed. Every rank makes one and "
-            "calls resume()",
+            f"checkpoints: {has} no Checkpointer: nothing can be resumed. Create one in every "
+            f"rank and call resume()",
             "no Checkpointer",
         )
 

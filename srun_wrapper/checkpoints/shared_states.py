@@ -49,6 +49,6 @@ class SharedStates:
         self._journal.event("unshared", ranks=group, why=why)
         self._notices.once(
             f"checkpoints: ranks that shared their state no longer hold the same ({why}): each of "
-            f"the {len(group)} saves all of its own from now on",
+            f"the {len(group)} ranks saves its whole state from now on",
             f"unshared {lowest}",
         )

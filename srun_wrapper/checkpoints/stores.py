@@ -137,7 +137,7 @@ class Stores:
             self._state.lose(node, why, shared=True)
         elif nodes:  # what they share is slow: a source, or the network
             names = fold_hosts(sorted(node.name for node in nodes.values()))
-            what = f"no snapshots came to {names} in {FETCH:g} s"
+            what = f"no snapshots arrived at {names} in {FETCH:g} s"
             self._journal.news(f"{what}: other copies or durable checkpoints are used")
             late = {at.name for at in targets}
             return {(t.source, t.owner, t.step) for t in transfers if t.target in late}

@@ -11,8 +11,8 @@ from srun_wrapper.decide.ladder import Means
 from srun_wrapper.protocol.task_options import STDIN_KEPT
 
 SPENT = (
-    f"input that a rank has had through stdin is not kept (more than {STDIN_KEPT >> 20} MiB, or "
-    "its robust-task died): have the program read a file instead, or start it with --input=FILE"
+    f"stdin that a rank has read is not kept (more than {STDIN_KEPT >> 20} MiB, or its "
+    "robust-task died): let the program read a file instead, or start it with --input=FILE"
 )
 ONLY_HERE = "ranks have read stdin, which can be replayed only on nodes of the job's own step"
 

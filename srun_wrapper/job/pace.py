@@ -159,7 +159,7 @@ def judge(
     if silent < pace.limit():
         return HangVerdict(False, "within the limit")
     if ending and silent < pace.start_limit:
-        return HangVerdict(False, "the job is ending: some ranks have ended well")
+        return HangVerdict(False, "the job is ending: some ranks have exited with code 0")
     odd = () if ending else outliers(samples, steps)
     if pace.unknown:
         what = f"phase {pace.phase!r}" if pace.phase else "start-up"

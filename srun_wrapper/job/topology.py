@@ -74,7 +74,7 @@ class Topology:
         self._trained = trained
         self._minipods: dict[str, str] = {}
         self.leaf_of: Mapping[str, str] = {}  # node -> its leaf switch
-        self._unknown = "Slurm knows no topology (topology.conf)"
+        self._unknown = "Slurm has no topology (topology.conf)"
         self._learning: asyncio.Task[None] | None = None
 
     def learn(self) -> None:

@@ -98,11 +98,11 @@ def read(judged: Judged, active: Sequence[str], symptom: Symptom) -> Found:
     idle = tuple(name for name in bad if name not in named)
     lines = [f"{name}: {line}" for name, why in named.items() for line in why[:SHOWN]]
     lines += [
-        f"{name} is slow, which is not what went wrong: {why[0]}"
+        f"{name} is slow, which does not explain the failure: {why[0]}"
         for name, why in judged.named.items()
         if name not in bad
     ]
-    lines += [f"{name} had no ranks, and is not used from now on: {bad[name][0]}" for name in idle]
+    lines += [f"{name} had no ranks and is no longer used: {bad[name][0]}" for name in idle]
     took = f"in {judged.seconds:.1f} s"
     if named:
         lines.insert(0, f"stop-time tests name {','.join(named)} {took}")
@@ -119,7 +119,7 @@ def read(judged: Judged, active: Sequence[str], symptom: Symptom) -> Found:
         for finding in findings
         if finding.check == "active-undecided"
     ]
-    lines += [*undecided[:SHOWN], *(f"left out: {line}" for line in judged.left_out[:SHOWN])]
+    lines += [*undecided[:SHOWN], *(f"skipped: {line}" for line in judged.left_out[:SHOWN])]
     return Found(named, tuple(lines), judged.cleared, idle)
 
 
@@ -179,7 +179,7 @@ class StopTests:
         )
         limit, active = config.stop_tests, [node.name for node in state.world.places]
         began = time.monotonic()
-        say(f"testing {len(nodes)} nodes for up to {limit:g} s: no machine is to blame so far")
+        say(f"testing {len(nodes)} nodes for up to {limit:g} s: no node is proven faulty so far")
         try:
             port = await session.open()
             self._session = session

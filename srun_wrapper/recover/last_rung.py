@@ -42,7 +42,7 @@ class LastRung:
         self._reports.report_silent()
         restarts = int(self._launch.env.get("SLURM_RESTART_COUNT") or 0)
         if not await self._claim(restarts):
-            return "the other nodes bring the job back: they have lost this one"
+            return "the other nodes restart the job because they have lost this one"
         try:
             job, self.excluded = await self._wait.call(
                 "put the job back in the queue",

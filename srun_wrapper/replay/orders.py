@@ -65,7 +65,9 @@ def shape(mesh: Mapping[str, int], per_place: RanksPerNode, places: int, k: int 
         raise LayoutError("the nodes have different numbers of ranks")
     if not any(_is_data(name) for name in mesh):
         names = ", ".join(mesh)
-        raise LayoutError(f"no dimension of the mesh ({names}) is data-parallel: name one dp…")
+        raise LayoutError(
+            f"no dimension of the mesh ({names}) is data-parallel: name one of them dp…"
+        )
     replicas = _replicas(mesh, ranks)
     if len({len(nodes) for nodes in replicas}) != 1:
         raise LayoutError("replicas of the model take different numbers of nodes")

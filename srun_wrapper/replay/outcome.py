@@ -64,8 +64,8 @@ def compare(outcomes: Mapping[int, Outcome]) -> str:
     missing = sum(o.result == "good" for o in outcomes.values()) - len(told)
     if missing:
         return (
-            f"losses of {missing} groups are not compared: their ranks do not tell a loss, or do "
-            "not end after ROBUST_REPLAY_STEPS steps"
+            f"losses of {missing} groups are not compared: their ranks do not report a loss, or "
+            f"do not exit after ROBUST_REPLAY_STEPS steps"
         )
     if not told:
         return ""
@@ -75,7 +75,7 @@ def compare(outcomes: Mapping[int, Outcome]) -> str:
     for number, losses in told.items():
         if losses != common:
             outcomes[number].result = "bad"
-            outcomes[number].why = f"its loss is not that of the {votes} other groups"
+            outcomes[number].why = f"its loss differs from that of the {votes} other groups"
     return ""
 
 
@@ -111,7 +111,10 @@ def read(
         line += f"; it may be {maybe}"
     elif rounds and not any(each.unknown for each in rounds):
         chance = least_chance(len(rounds))
-        line += f"; what shows in more than {chance:.0%} of replays would have shown (95 % sure)"
+        line += (
+            f"; a fault that appears in more than {chance:.0%} of replays would have appeared "
+            f"(95 % confidence)"
+        )
     return Found({}, (line,))
 
 

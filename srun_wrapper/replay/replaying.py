@@ -76,7 +76,7 @@ class Replay:
         while not (why := over(cut.layout, rounds, asked.quiet)):
             groups = next_groups(cut.layout, rounds)
             if time.monotonic() >= until:
-                why = f"{ALL_ROUNDS * asked.limit:g} s are over"
+                why = f"{ALL_ROUNDS * asked.limit:g} s have passed"
                 break
             if not groups:
                 why = "too few nodes are left for a group"
@@ -101,6 +101,6 @@ class Replay:
     def _shape(self) -> Shape:
         mesh = self._topology.mesh()
         if not mesh:
-            raise LayoutError("its mesh is not known: say --robust-mesh=pp=2,dp=8")
+            raise LayoutError("the parallel mesh is unknown; set --robust-mesh=pp=2,dp=8")
         per_place = self._topology.ranks_of_places(mesh)
         return shape(mesh, per_place, len(self._state.world.places))

@@ -109,7 +109,7 @@ class SmallWorlds:
         await self._stopping.end_ranks([node for node, _ in orders], self._interrupted)
         if self._interrupted():
             return None
-        late = f"not at its end after {asked.limit:g} s"
+        late = f"not finished after {asked.limit:g} s"
         found = {
             number: each.outcome or Outcome("unknown", late) for number, each in running.items()
         }

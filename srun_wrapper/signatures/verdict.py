@@ -152,7 +152,7 @@ def _unknown(lines: Sequence[Line]) -> Verdict:
         "unknown",
         "unknown",
         "unknown",
-        "Nobody is evicted. Look at the stacks and at the kernel logs of the nodes.",
+        "No node is evicted. Look at the stacks and at the kernel logs of the nodes.",
         first,
         evidence=(first,) if first else (),
     )

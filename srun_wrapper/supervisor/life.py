@@ -168,7 +168,7 @@ class FirstWorld:
                 say(f"{short} of the nodes released by an earlier step could not be replaced")
                 return ladder.NOTHING_LEFT
             names = ", ".join(node.name for node in came)
-            say(f"{names} replaced what an earlier step of this job released")
+            say(f"{names} replaced nodes released in an earlier step of this job")
         nodes, planned = list(state.nodes.values()), self._launch.plan.ranks_per_active_node
         try:
             places, ranks = first_places(nodes, planned)

@@ -50,7 +50,7 @@ def read_pool(state_dir: Path) -> tuple[Pool | None, str]:
         return None, ""
     except OSError as error:
         return None, f"cannot read {path}: {clean(error.strerror or str(error))}"
-    return found, "" if found else f"{path} is no record of a pool; skipped"
+    return found, "" if found else f"{path} is not a record of a pool; skipped"
 
 
 def pool_from(data: object) -> Pool | None:

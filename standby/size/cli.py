@@ -158,7 +158,9 @@ def _measure(args: argparse.Namespace) -> Observed:
         raise _Usage(str(error)) from None
     state_dir: Path = config.state_dir
     if not state_dir.is_dir():
-        raise _Usage(f"{state_dir} is no directory: name the state directory with --state-dir DIR")
+        raise _Usage(
+            f"{state_dir} is not a directory: name the state directory with --state-dir DIR"
+        )
     now = time.time()
     since = now - args.since * DAY if args.since else 0.0
     seen = Ledger(state_dir, now).observed(args.node_days, since)

@@ -66,7 +66,7 @@ class Ledger:
             self.problems.append(f"cannot read {jobs}: {error.strerror or error}")
             return
         if older:
-            self.problems.append(f"not looked into: {older} of the older jobs in {jobs}")
+            self.problems.append(f"not read: {older} of the older jobs in {jobs}")
         for job, directory in found:
             self._job(job, directory)
             if self._bytes <= 0 or self._entries <= 0:
@@ -90,7 +90,7 @@ class Ledger:
         spans = [span for span in told if believable(span, self._now)]
         if len(spans) < len(told):
             self.problems.append(
-                f"{directory}: {len(told) - len(spans)} nodes' times cannot be; left out"
+                f"{directory}: {len(told) - len(spans)} nodes' times are impossible; skipped"
             )
         if spans:
             self.spans[job] = spans
@@ -121,7 +121,7 @@ class Ledger:
                 found.append(roster)
             elif raw is not None:
                 shown = clean(str(directory / name))
-                self.problems.append(f"{shown} is no roster of this job; skipped")
+                self.problems.append(f"{shown} is not a roster of this job; skipped")
         return found
 
     def _of_job(self, path: Path, limit: int) -> Sequence[Mapping[str, Any]]:

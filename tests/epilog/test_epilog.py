@@ -217,7 +217,7 @@ def test_a_forged_one_is_refused_and_recorded(
     refused = site.event("rejected")
     assert (refused["owner"], refused["job"], refused["uid"]) == (666, 7, GONE)
     assert "belongs to uid 666" in refused["why"]
-    assert "refused accusation n1.e3.json" in capfd.readouterr().err
+    assert "rejected report n1.e3.json" in capfd.readouterr().err
     main([])
     assert len(site.events("rejected")) == 1
 
@@ -273,7 +273,7 @@ def test_tests_are_not_run_beside_another_job(site: GateSite) -> None:
     (site.path / "n1_9.0").touch()
     site.accuse()
     main([])
-    assert "another job is here" in site.event("accusation")["why"][0]
+    assert "another job runs here" in site.event("accusation")["why"][0]
     assert site.slurm.drained == []
 
 

@@ -83,7 +83,7 @@ def test_without_gpus_only_the_host_is_recorded(
 ) -> None:
     gpus(monkeypatch)
     assert cli.main(["baseline"]) == 2
-    assert "--host records the rest of a node" in capsys.readouterr().err
+    assert "--host records the rest of the node" in capsys.readouterr().err
     assert cli.main(["baseline", "--host"]) == 0
     found = json.loads((tmp_path / "spool/fleet.json").read_text())
     host = {"memory", "nvme", "infiniband", "ethernet", "services", "modules", "topology"}

@@ -66,7 +66,7 @@ def test_json_has_every_family_with_its_milliseconds(
         (["explain", "xid", "99999"], "Xid 99999: not in the catalogue"),
         (["explain", "sxid99999"], "SXid 99999: not in the catalogue"),
         (["repaired", "--reset", "gpu9"], "NVML shows no GPU"),
-        (["baseline"], "NVML tells of no GPU here"),
+        (["baseline"], "NVML reports no GPU here"),
     ],
 )
 def test_bad_input_is_2_and_says_what_to_do(

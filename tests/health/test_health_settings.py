@@ -100,7 +100,7 @@ def test_the_sites_word_is_laid_over_the_defaults(
         ('[xid]\n79 = "explode"', "'explode' is none of none, clear-leftovers"),
         ("[xid]\n79 = []", "is none of none"),
         ('[xid]\n"seventy" = "none"', "is not the number of an Xid"),
-        ('[nodes."gpu[1-".gate]\nenabled = false', "is no list of hosts"),
+        ('[nodes."gpu[1-".gate]\nenabled = false', "is not a list of hosts"),
         ("nodes = 3", "[nodes] is not a table"),
         ("[nodes]\ngpu3 = 3", "is not a table"),
         ("[nodes.gpu3]\ngate = 3", '[nodes."gpu3".gate] is not a table'),

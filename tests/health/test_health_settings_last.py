@@ -183,7 +183,11 @@ def test_a_good_file_costs_no_look_at_the_copy(toml: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("number", "said"),
-    [(errno.EROFS, ""), (errno.EACCES, ""), (errno.ENOSPC, "not kept: No space left on device")],
+    [
+        (errno.EROFS, ""),
+        (errno.EACCES, ""),
+        (errno.ENOSPC, "no copy kept: No space left on device"),
+    ],
 )
 def test_where_the_copy_cannot_be_written(
     toml: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str

@@ -93,9 +93,9 @@ def test_beyond_the_breaker_the_job_runs_and_it_is_loud(
         syslog.bind(str(site.path / "log"))
         assert main([]) == 0
         line = syslog.recv(4096).decode()
-    assert line.startswith("<26>robust-slurm[") and "the circuit breaker holds" in line
+    assert line.startswith("<26>robust-slurm[") and "the circuit breaker is at its limit" in line
     assert site.slurm.drained == []
-    assert "NOT drained, the circuit breaker holds" in capfd.readouterr().err
+    assert "NOT drained, the circuit breaker is at its limit" in capfd.readouterr().err
     assert "circuit breaker" in site.event("run")["did"]
     assert site.events("drain") == []
 

@@ -108,7 +108,7 @@ def test_processes_of_ours_run_in_such_a_project(installed: Path, project: Path)
     python = str(installed / "python")
     door = ("-m", "robust_slurm.commands")
     done = run(project, python, *door, "health.active.worker.main")
-    assert done.returncode == 2 and "start it by robust-health test" in done.stderr, done.stderr
+    assert done.returncode == 2 and "start it with robust-health test" in done.stderr, done.stderr
     door_of_ours = next(installed.parent.glob("lib/*/site-packages/robust_slurm/commands.py"))
     for way in (door, (str(door_of_ours),)):
         done = run(project, python, "-I", *way, "srun_wrapper.agent.task", "{}", "--", "true")

@@ -132,7 +132,7 @@ def test_a_slow_preface_is_awaited() -> None:
 
 
 def test_sealing_before_the_preface() -> None:
-    with pytest.raises(WireError, match="not introduced"):
+    with pytest.raises(WireError, match="not authenticated"):
         Codec(KEY, server=True).seal(b"x")
 
 

@@ -53,12 +53,16 @@ def planned(options: argparse.Namespace, settings: Settings, level: Level, slurm
     least = math.ceil((START_S + limit + _SPARE_S) / 60)
     minutes = least if options.time_limit is None else options.time_limit
     if minutes * 60 < limit:
-        raise BadInput(f"--time-limit {minutes}: the tests may take {limit:g} s, say {least}")
+        raise BadInput(
+            f"--time-limit {minutes}: the tests may take {limit:g} s; set at least {least}"
+        )
     refuse_busy(slurm, nodes)
     wanted = Wanted(usual(level), level, limit, leaf_of=leaves(slurm.topology()), states=True)
     python = options.python or str(settings.active["python"]) or sys.executable
     if not python.startswith("/"):
-        raise BadInput(f"--python {python}: an absolute path is needed, as it is on the nodes")
+        raise BadInput(
+            f"--python {python}: must be the absolute path of the interpreter on the nodes"
+        )
     wrong = distrusted(python, TRUST_S) if os.geteuid() == 0 else ""
     if wrong:
         raise BadInput(f"--python {python}: root runs it on the nodes, but {wrong}")
@@ -85,13 +89,16 @@ def partition_of(slurm: Slurm, nodes: Sequence[str], asked: str | None = None) -
     """A partition that is up and has all the nodes: ``asked``, or the default one. BadInput."""
     known = slurm.partitions()
     if asked is not None and asked not in known:
-        raise BadInput(f"--partition {asked}: Slurm knows {', '.join(sorted(known)) or 'none'}")
+        raise BadInput(
+            f"--partition {asked}: no such partition; Slurm has "
+            f"{', '.join(sorted(known)) or 'none'}"
+        )
     partitions = known.values() if asked is None else [known[asked]]
     fit = [p for p in partitions if p.state == "UP" and set(nodes) <= set(p.nodes)]
     if not fit:
         if asked is not None:
-            raise BadInput(f"--partition {asked}: is not up, or has not all these nodes")
-        raise BadInput("no partition that is up has all these nodes: test them in several runs")
+            raise BadInput(f"--partition {asked}: not UP, or does not contain all these nodes")
+        raise BadInput("no UP partition contains all these nodes; test them in several runs")
     return max(fit, key=lambda p: p.default).name
 
 

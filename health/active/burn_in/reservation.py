@@ -27,7 +27,7 @@ def refuse_busy(slurm: Slurm, nodes: Sequence[str]) -> None:
         node = known.get(name)
         held = [f"{number} of {job.user}" for number, job in jobs.items() if name in job.nodes]
         if node is None:
-            wrong.append(f"{name}: Slurm knows no such node")
+            wrong.append(f"{name}: no such node in Slurm")
         elif "DRAIN" in node.state:
             wrong.append(
                 f"{name}: drained ({node.reason or 'no reason'}), and drained nodes run no jobs, "
@@ -35,7 +35,7 @@ def refuse_busy(slurm: Slurm, nodes: Sequence[str]) -> None:
                 "undrain it first"
             )
         elif held:
-            wrong.append(f"{name}: busy with job {', '.join(held)}; wait for its end")
+            wrong.append(f"{name}: busy with job {', '.join(held)}; wait until it ends")
         elif not node.idle:
             wrong.append(f"{name}: {'+'.join(sorted(node.state))}")
     if wrong:
@@ -63,7 +63,9 @@ def reserved(
     try:
         try:
             slurm.create_reservation(name, settings)
-            said(f"reservation {name}, {minutes} min at most; by hand: {_by_hand(name)}")
+            said(
+                f"reservation {name}, {minutes} min at most; to remove it by hand: {_by_hand(name)}"
+            )
             yield name
         finally:
             for number in _SIGNALS:
@@ -110,7 +112,7 @@ def _end(slurm: Slurm, name: str, keep: bool, said: Callable[[str], None]) -> No
         if time.monotonic() > until or not (error.transient or error.kind == "conflict"):
             break
         time.sleep(_TICK_S)
-    said(f"reservation {name} may still be there: {error}; to remove it: {_by_hand(name)}")
+    said(f"reservation {name} may still exist: {error}; to remove it: {_by_hand(name)}")
 
 
 def _by_hand(name: str) -> str:

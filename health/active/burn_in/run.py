@@ -43,7 +43,7 @@ from robust_slurm.slurm.run import without_slurm
 PASSED, FAILED, UNTESTED, INTERRUPTED = 0, 1, 3, 130
 SLURM_S = 20.0
 _EPILOG = """\
-exit codes: 0 every node passed, 1 a node is bad, 3 nothing is bad but something could not be
+exit codes: 0 every node passed, 1 a node is bad, 3 no node is bad but something could not be
 tested or Slurm failed, 2 bad input or busy nodes: nothing was started."""
 
 
@@ -66,21 +66,35 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="robust-health burn-in",
-        description="Active tests of nodes that no job has, in a maintenance reservation.",
+        description="Run active tests on nodes without jobs, in a maintenance reservation.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("nodes", metavar="NODES", help='"n[1-8]"')
-    add("--level", choices=LEVELS, help="how long each test is (default: [active] burn_in)")
-    add("--limit", type=float, metavar="SECONDS", help="for all tests; what does not fit is said")
-    add("--partition", metavar="P", help="in which the job runs (default: one with all nodes)")
-    add("--time-limit", type=int, metavar="MINUTES", help="of the job and the reservation")
+    add("--level", choices=LEVELS, help="length of each test (default: [active] burn_in)")
+    add(
+        "--limit",
+        type=float,
+        metavar="SECONDS",
+        help="time limit of all tests; tests that do not fit are listed as skipped",
+    )
+    add(
+        "--partition",
+        metavar="P",
+        help="partition of the test job (default: one that contains all nodes)",
+    )
+    add(
+        "--time-limit",
+        type=int,
+        metavar="MINUTES",
+        help="time limit of the job and the reservation",
+    )
     add("--python", metavar="PATH", help="interpreter with torch (default: [active] python)")
-    add("--json", action="store_true", help="findings, verdict and measurements as JSON")
-    add("--no-drain", action="store_true", help="leave bad nodes in service")
+    add("--json", action="store_true", help="print findings, verdict and measurements as JSON")
+    add("--no-drain", action="store_true", help="do not drain bad nodes")
     add("--keep-reservation", action="store_true", help="do not remove the reservation")
-    add("--config", metavar="FILE", help="read this file as the site's settings")
+    add("--config", metavar="FILE", help="read the site's settings from this file")
     return parser
 
 
@@ -94,7 +108,7 @@ def _burn_in(options: argparse.Namespace, slurm: Slurm) -> int:
     plan = planned(options, settings, level, slurm)
     known, why = records.baselines(settings)
     if why:
-        say(f"compared with no record: {why}")
+        say(f"not compared with the fleet's record: {why}")
     with reserved(slurm, plan.nodes, plan.minutes, options.keep_reservation, say) as name:
         ends = time.monotonic() + START_S + plan.wanted.limit
         outcome, about = asyncio.run(_tested(plan, name, known))

@@ -128,8 +128,8 @@ class _Run:
             asked[node] -= {"pair"}
         for name, nodes in self._not_begun.items():
             self._left_out.append(
-                f"{name}: not begun on {_count(len(nodes), 'node')} ({_some(nodes)}): "
-                f"{self._wanted.limit:g} s were over before"
+                f"{name}: not started on {_count(len(nodes), 'node')} ({_some(nodes)}): "
+                f"{self._wanted.limit:g} s had passed"
             )
             for node in nodes:
                 asked[node] -= {name}
@@ -159,7 +159,7 @@ class _Run:
                 self._more[node] = tuple(finding(row) for row in answer["findings"])
                 took.append(node)
             except (WorkerError, ValueError, TypeError, KeyError) as err:
-                said = str(err) if isinstance(err, WorkerError) else "its worker does not tell it"
+                said = str(err) if isinstance(err, WorkerError) else "its worker did not report it"
                 self._left_out.append(f"state of the GPUs of {node}: {said}")
         return took
 
@@ -180,7 +180,7 @@ class _Run:
         if "bitwise" in shares.seconds and few:
             self._left_out.append(
                 f"bitwise between machines: {len(self._able)} of them and no recorded reference "
-                f"cannot tell which one is wrong; {COMPARABLE} can"
+                f"cannot show which one is wrong; {COMPARABLE} machines can"
             )
         return shares.seconds
 
@@ -245,7 +245,7 @@ class _Run:
         groups = {kind: nodes for kind, nodes in groups.items() if len(nodes) > 1}
         groups = self._those_that_fit(groups, suspects, seconds)
         if not groups:
-            self._left_out.append("pair: fewer than two nodes are left that may take part")
+            self._left_out.append("pair: fewer than two testable nodes are left")
         self._unpaired |= set(able).difference(*groups.values())
         if not groups:
             return None
@@ -257,7 +257,7 @@ class _Run:
         while pairs := pairing.next_round():
             if self._clock() + seconds + OVERHEAD_S > self._until:
                 self._left_out.append(
-                    f"pair: no time for round {done + 1}; the verdict is that of {done}"
+                    f"pair: no time for round {done + 1}; the verdict uses the first {done}"
                 )
                 break
             done += 1
@@ -291,7 +291,7 @@ class _Run:
             self._ringed.update(*chosen)
         self._measured += meetings.measured
         if not self._ringed:
-            self._left_out.append(f"ring: fewer than {rings.LEAST} like nodes that have passed")
+            self._left_out.append(f"ring: fewer than {rings.LEAST} nodes of one kind have passed")
 
     def _proven(self) -> tuple[set[str], set[str]]:
         """Nodes that have shown wrong arithmetic, and those of which nobody knows who is wrong."""

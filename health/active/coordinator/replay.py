@@ -99,7 +99,7 @@ def layout(nodes: int, unit: int, k: int = 0) -> Layout:
     whose optimizer state is spread over more replicas than one. Raises LayoutError.
     """
     if unit < 1 or nodes < unit or nodes % unit:
-        raise LayoutError(f"{nodes} machines are no whole number of replicas of {unit}")
+        raise LayoutError(f"{nodes} machines cannot be divided into whole replicas of {unit}")
     replicas = nodes // unit
     if replicas < 2:
         raise LayoutError(
@@ -232,9 +232,9 @@ def over(layout: Layout, rounds: Sequence[Round], quiet: int) -> str:
         return ""
     last = rounds[-1]
     if len(last.unknown) == len(last.groups):
-        return "no group came to an end in time"
+        return "no group finished in time"
     if len(last.bad | last.unknown) == len(last.groups):
-        return "every group fails: it is the program, or it cannot run in a smaller world"
+        return "every group fails: the program is at fault, or cannot run in a smaller world"
     known = verdict(layout, rounds)
     showed = [number for number, each in enumerate(rounds) if each.bad]
     if showed and not known.undecided:

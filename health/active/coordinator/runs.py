@@ -70,7 +70,8 @@ def tools_on_step(
     """NVIDIA's tools on the plan's nodes; ``step_argv``: srun's words for nodes and a command."""
     if seconds < job_tools.START_S:
         line = (
-            f"{', '.join(plan.tools)}: {max(0.0, seconds):.0f} s left, the step alone may take 30"
+            f"{', '.join(plan.tools)}: {max(0.0, seconds):.0f} s left, but starting the step may "
+            f"take 30 s"
         )
         return {node: job_tools.Found(left_out=(line,)) for node in plan.nodes}
     plan.said(f"{', '.join(plan.tools)} on {len(plan.nodes)} nodes, where they are installed")

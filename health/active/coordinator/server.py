@@ -40,11 +40,11 @@ class Link(Framed):
     def received(self, payload: bytes) -> None:
         message = json.loads(payload)
         if not isinstance(message, dict):
-            raise ValueError("no JSON object")
+            raise ValueError("not a JSON object")
         self._server.on_message(self, message)
 
     def misunderstood(self, err: Exception) -> None:
-        self.broken = f"it sent what is not understood: {err}"
+        self.broken = f"invalid message: {err}"
 
     def send(self, message: dict[str, Any]) -> None:
         """Nothing is sent on a connection that is closed. ValueError: too long for a frame."""

@@ -131,10 +131,10 @@ class Session:
     def _why(self, slot: _Slot) -> str:
         if slot.link is None:
             return (
-                f"{slot.who} has not come within {self._waited:g} s; see that the node reaches "
-                f"this one (port {self.port}) and what its step printed"
+                f"{slot.who} did not connect within {self._waited:g} s; check that the node can "
+                f"reach this one (port {self.port}) and read the output of its step"
             )
-        return f"{slot.who} came, but torch was not imported within {self._waited:g} s"
+        return f"{slot.who} connected, but did not import torch within {self._waited:g} s"
 
     def about(self, node: str, local: int = 0) -> About:
         """Return the description of a worker that is or was ready. KeyError for another."""
@@ -174,7 +174,7 @@ class Session:
                 return await self._send(slot, task, test)
         except TimeoutError:
             still = f": it is still busy with {before}" if before else ""
-            said = f"{slot.who} gave no answer to {test} within {timeout:.3g} s{still}"
+            said = f"{slot.who} did not answer {test} within {timeout:.3g} s{still}"
             raise WorkerError(said) from None
 
     async def _send(self, slot: _Slot, task: Mapping[str, Any], test: str) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class Session:
         """Tell all to end, and close what does not within so many seconds."""
         await self._server.close({"quit": True}, patience)
         for slot in self._slots.values():
-            slot.end(f"{slot.who} was told to end")
+            slot.end(f"{slot.who} was asked to exit")
 
     # -- what comes from workers
 
@@ -233,7 +233,9 @@ class Session:
                 str(ready.get("host") or slot.link.peer)[:255],
             )
         else:
-            why = unable if unable else f"it said {str(message)[:100]}, and not that it is ready"
+            why = (
+                unable if unable else f'its first message was not "ready" but {str(message)[:100]}'
+            )
             slot.end(f"{slot.who} cannot test: {str(why)[:500]}")
         self._settle()
 

@@ -174,7 +174,7 @@ class Started:
         with contextlib.suppress(OSError):
             print(
                 f"robust-slurm: {self._what} (process {process.pid} {where}) did not "
-                f"end within {KILL_S:g} s of SIGKILL and is left: the node may need a reboot",
+                f"end within {KILL_S:g} s of SIGKILL and is abandoned; the node may need a reboot",
                 file=sys.stderr,
             )
 
@@ -256,7 +256,8 @@ def main() -> int:
         os.environ.update(task_env(os.environ))
     except KeyError as err:
         print(
-            f"health.active.coordinator.start: {err.args[0]} is not set: no step of ours",
+            f"health.active.coordinator.start: {err.args[0]} is not set: not started by "
+            f"robust-health",
             file=sys.stderr,
         )
         return 2

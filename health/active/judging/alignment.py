@@ -83,8 +83,8 @@ def deviants(measured: Sequence[Measured], reference: Mapping[str, str] = {}) ->
         if split > 1 and 2 * split >= len(key.nodes):
             tally.doubt(
                 key,
-                f"the devices of {split} of {len(key.nodes)} nodes differ among themselves: the "
-                "test does not give the same bits every time here, which is its own fault",
+                f"the devices of {split} of {len(key.nodes)} nodes differ from each other: the "
+                f"test is not reproducible here, and the nodes are not at fault",
             )
             continue
         right, source = _right(key, whole, reference.get(key.key))
@@ -126,7 +126,10 @@ def _self_proven(measured: Sequence[Measured], tally: _Tally) -> None:
             ran.add(one.node)
             found[one.node].update(f"{one.device}: {text}".lstrip(": ") for text in one.wrong)
     if len(found) >= EVERYBODY and set(found) == ran:
-        why = f"all {len(ran)} nodes gave other bits the second time: the test's fault, not theirs"
+        why = (
+            f"all {len(ran)} nodes gave different bits in the second run: the test is not "
+            "reproducible here, and the nodes are not at fault"
+        )
         for node in found:
             tally.undecided[node].append(why)
         return
@@ -158,9 +161,9 @@ def _right(key: _Key, whole: Mapping[str, str], known: str | None) -> tuple[str,
     if len(said) == 1:
         return "", (
             f"{said[0][:_DIGITS]} is not the fleet's {known[:_DIGITS]}, and no other device here "
-            "shows which software is meant: test it with two others"
+            f"can confirm either: test it together with two others"
         )
-    return "", f"nobody gave the fleet's {known[:_DIGITS]}: other software than was recorded?"
+    return "", f"no node gave the fleet's {known[:_DIGITS]}: was it recorded with other software?"
 
 
 def _compare(key: _Key, right: str, source: str, tally: _Tally) -> None:
@@ -191,7 +194,7 @@ def _among_themselves(key: _Key, whole: Mapping[str, str], tally: _Tally) -> Non
         shown = ", ".join(
             f"{node} {digest[:_DIGITS]}" for node, digest in list(whole.items())[:_SHOWN]
         )
-        why = f"{len(whole)} nodes, no majority ({shown}): nobody here to say which is right"
+        why = f"{len(whole)} nodes, no majority ({shown}): the right result is unknown"
         for node in whole:
             tally.undecided[node].append(f"{key.key}: {why}")
 

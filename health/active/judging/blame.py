@@ -236,13 +236,13 @@ def verdict(
                 named[node] = lines
         elif node in suspected:
             undecided[node] = (
-                f"slow ({_lines(bad)}), but so are most nodes, so nothing says what is right: "
-                "give a lowest bandwidth, or test the network"
+                f"slow ({_lines(bad)}), but so are most nodes, so the right speed is unknown: set "
+                f"a minimum bandwidth, or test the network"
             )
         elif _in_doubt(doubts := [bad[p] for p in known.contradicted(node, suspected)]):
             undecided[node] = (
-                f"{'; '.join(entry.why for entry in doubts)}; but good with others, and so are "
-                "these: one of them fails now and then; test them longer"
+                f"{'; '.join(entry.why for entry in doubts)}; but all of them are good with "
+                f"others: one of them fails intermittently; test them longer"
             )
         elif passed:
             cleared.add(node)
@@ -254,7 +254,9 @@ def verdict(
                 "that are known to be good"
             )
         else:
-            undecided[node] = "not judged: no partner or no time was left; test it with another"
+            undecided[node] = (
+                "not judged: no partner or no time was left; test it with another node"
+            )
     slow = [node for node in named if not any(known.bad[node][p].wrong for p in solid[node])]
     if len(slow) > max(1, int(FEW * len(nodes))):
         for node in slow:

@@ -135,7 +135,7 @@ def _wrong(measured: Sequence[Measured], found: _Found) -> None:
         # Machines do not break together: what all of them compute wrongly the test gets wrong.
         if len(bad) >= EVERYBODY and bad == ran:
             for node in bad:
-                why = f"{test}: wrong on all {len(bad)} nodes, which is its own fault, not theirs"
+                why = f"{test}: wrong on all {len(bad)} nodes: the test is at fault, not the nodes"
                 found.error(node, "", f"{why}: compare the versions of torch, driver and libraries")
             continue
         for one in results:
@@ -158,9 +158,9 @@ def _errors(
             found.error(one.node, one.device, f"{one.test} could not be run: {one.error}")
     for node, tests in asked.items():
         for test in sorted(tests - ran[node] - {"pair"}):
-            found.error(node, "", f"{test} did not run: the worker gave no result of it")
+            found.error(node, "", f"{test} did not run: the worker sent no result")
         if "pair" in tests and not (pairs is not None and node in _known(pairs)):
-            found.error(node, "", "pair did not run: the node was in no pair that came to its end")
+            found.error(node, "", "pair did not run: no pair with this node finished")
 
 
 def _known(pairs: PairVerdict) -> frozenset[str]:

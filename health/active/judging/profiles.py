@@ -162,7 +162,7 @@ def with_site(overrides: Mapping[str, Any]) -> Floors:
             raise ValueError(f"{where} is not a table of floors, such as bf16_tflops = 600")
         for value, limit in values.items():
             if value not in VALUES:
-                raise ValueError(f"{where} {value}: known are {', '.join(VALUES)}")
+                raise ValueError(f"{where} {value}: unknown; use one of {', '.join(VALUES)}")
             number = isinstance(limit, int | float) and not isinstance(limit, bool)
             if not number or not math.isfinite(limit) or limit < 0:
                 raise ValueError(f"{where} {value} = {limit!r}: must be a number, 0 or more")

@@ -71,8 +71,12 @@ def remarks(
         whole = len(speeds) == len(nodes) and not SHARED.issuperset(one.model for one in sides)
         what = f"all-reduce among {fold(nodes)}"
         if wrong:
-            next_ = "their pairs did not: test the switches" if paired else "test them in pairs"
-            text = f"{what} came out wrong ({wrong[0]}); {next_}"
+            next_ = (
+                "their pairs gave right results: test the switches"
+                if paired
+                else "test them in pairs"
+            )
+            text = f"{what} gave a wrong result ({wrong[0]}); {next_}"
             found.append(Remark(nodes, True, text))
         elif whole and usual_gbps is not None and min(speeds) < SHARE_GPU * usual_gbps:
             text = f"{what}: {min(speeds):.3g} GB/s, pairs {usual_gbps:.3g}: test the switches"

@@ -118,7 +118,10 @@ def _by_standard(
     ):
         # A power cap, a hot room, a limit that does not fit here: nothing is wrong with one node.
         # That some node is far worse than the rest is seen by the comparison within the run.
-        more = f'; so is every other here: see [active.floors."{model}"] in robust.toml'
+        more = (
+            f'; every other device in this run is, too: see [active.floors."{model}"] in '
+            "robust.toml"
+        )
         found = [(speed, ("WARN", text + more)) for speed, (_, text) in found]
     return found
 

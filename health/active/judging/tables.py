@@ -118,7 +118,7 @@ def verdict(judged: Judged, nodes: Sequence[str]) -> list[str]:
         same.setdefault(tuple(text.replace(node, "the node") for text in why), []).append(node)
     for of in same.values():
         lines.append(f"could not test {fold(of)}: {'; '.join(judged.errors[of[0]])}")
-    lines += [f"left out: {line}" for line in judged.left_out]
+    lines += [f"skipped: {line}" for line in judged.left_out]
     passed = len(judged.cleared)
     rest = len(set(nodes) - judged.cleared - set(judged.named))
     total = f"{len(nodes)} nodes" if len(nodes) != 1 else nodes[0]

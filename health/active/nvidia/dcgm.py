@@ -102,7 +102,11 @@ def run(
     except OSError as err:
         return [_error(f"{what}: {program}: {err.strerror}")], []
     if ran.cut:
-        return [_error(f"{what} {ran.cut}; look at /var/log/nvidia-dcgm and for nvvs")], []
+        return [
+            _error(
+                f"{what} {ran.cut}; read /var/log/nvidia-dcgm and look for a running nvvs process"
+            )
+        ], []
     found, left_out = judge(ran.out, f"{ran.err} (exit code {ran.code})", what)
     if ran.code and not found and not left_out:
         found.append(_error(f"{what}: exit code {ran.code}, but every test in its JSON passed"))

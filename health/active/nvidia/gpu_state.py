@@ -179,7 +179,10 @@ def _gone(before: State, after: State) -> list[Finding]:
         if _key(gpu) not in there:
             error = after.lost.get(gpu.number, "")
             action: ActionName = "reset-gpu" if "RESET_REQUIRED" in error else "reboot"
-            text = f"answered before the tests, does not after: {error or 'NVML counts it no more'}"
+            text = (
+                "answered before the tests but not after them: "
+                f"{error or 'NVML no longer lists it'}"
+            )
             found.append(Finding("FAIL", "node", CHANGED, f"gpu{gpu.number}", text, action))
     return found
 
@@ -192,8 +195,8 @@ def _not_told(before: State, after: State) -> list[Finding]:
             "tool",
             CHANGED,
             f"gpu{gpu.number}",
-            f"{ITEMS[item].words} {_say(item, gpu.values[item])} before the tests, "
-            f"not told after: {why}",
+            f"{ITEMS[item].words} {_say(item, gpu.values[item])} before the tests, not reported "
+            f"after: {why}",
             "none",
         )
         for gpu in before.gpus

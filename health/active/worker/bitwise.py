@@ -107,7 +107,9 @@ def _one(device: Device, models: Sequence[str], steps: int, seconds: float, seed
 def _not_finite(name: str, got: Trained) -> list[str]:
     for step, loss in enumerate(got.losses):
         if not math.isfinite(loss):
-            return [f"{name} model: the loss of step {step} is {loss}; on a sound device none is"]
+            return [
+                f"{name} model: the loss of step {step} is {loss}, which no healthy device produces"
+            ]
     return []
 
 

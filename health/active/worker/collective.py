@@ -127,7 +127,7 @@ class _Side:
         if not 0 <= self._rank < self._world == len(peers):
             raise Failed(f"rank {self._rank} of {self._world} does not fit {len(peers)} nodes")
         if (self._rank == 0) != (own is not None):
-            raise Failed("rank 0 must have been told to listen just before, and no other rank")
+            raise Failed("rank 0, and no other rank, must be asked to listen first")
         self._own = own  # kept: the server ends with it
         self._store = Sealed(own, self._secret) if own else self._connect()
 
@@ -215,7 +215,7 @@ def _together(ranks: Ranks, work: Work, answer: Measured) -> Measured:
             one = ended.get(timeout=max(0.01, until - time.monotonic()))
         except queue.Empty:
             waited = len(ranks.here) - len(timed) - len(raised)
-            what = f"{waited} of {len(ranks.here)} ranks here had not ended when time was over"
+            what = f"{waited} of {len(ranks.here)} ranks here had not finished at the time limit"
             raised.append(Failed(f"{what}: {work.limit:.1f} s"))
             for progress in all_progress:  # what aborts a hanging rank may hang itself
                 threading.Thread(target=progress.abort, daemon=True).start()

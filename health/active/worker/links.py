@@ -22,7 +22,7 @@ LEAST = 3  # copies of each kind
 def run(devices: Sequence[Device], seconds: float, seed: int) -> list[Measured]:
     """One device after the other: they share the host's memory and often its bus."""
     if not devices[0].cuda:
-        error = "links are those of GPUs: needs CUDA, and torch sees none"
+        error = "the links test needs CUDA, but torch finds no GPU"
         return [Measured("links", "", device.name, device.model, error=error) for device in devices]
     return [_attempt(device, devices, seconds / len(devices), seed) for device in devices]
 

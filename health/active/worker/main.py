@@ -85,7 +85,9 @@ def main() -> int:
     try:
         started = take_environment()
     except ValueError as err:
-        print(f"health.active.worker.main: {err}; start it by robust-health test", file=sys.stderr)
+        print(
+            f"health.active.worker.main: {err}; start it with robust-health test", file=sys.stderr
+        )
         return 2
     _live(started.life)
     where = f"{started.host} port {started.port}"
@@ -95,7 +97,7 @@ def main() -> int:
     except (OSError, EOFError, WireError) as err:
         print(
             f"health.active.worker.main: on {started.node}: the coordinator at {where} cannot be "
-            f"reached: {err}; see that this node may connect to it",
+            f"reached: {err}; check that this node can connect to it",
             file=sys.stderr,
         )
         return 1
@@ -200,7 +202,9 @@ class Worker:
                 return {"findings": [one.as_dict() for one in self._changed()]}
             if name not in self._tests:
                 known = ", ".join(self._tests)
-                raise ValueError(f"no such test; this version has {known}: use one on all nodes")
+                raise ValueError(
+                    f"no such test; this version has {known}: use the same version on all nodes"
+                )
             found = self._tests[name](task_of(name, asked))
         except Exception as err:  # noqa: BLE001 - a test's bug is an answer, not our end
             wrong, error = self._failed(err)

@@ -59,7 +59,7 @@ def one(device: Device, level: Level, seconds: float) -> Measured:
     chunks = _take(device, _wanted(device, level, free))
     covered = sum(chunk.numel() for chunk in chunks) * WORD
     if not covered:
-        error = f"no memory could be taken: {free} bytes are free"
+        error = f"no memory could be allocated: {free} bytes are free"
         return Measured("memory", "", error=error)
     wrong: list[str] = []
     done = 0
@@ -72,7 +72,7 @@ def one(device: Device, level: Level, seconds: float) -> Measured:
     gbps, differ = _bandwidth(device, chunks[0])
     error = ""
     if device.cuda and covered < LEAST_SHARE * free:
-        error = f"only {covered} of {free} free bytes could be taken and tested"
+        error = f"only {covered} of {free} free bytes could be allocated and tested"
     values = {
         "memory_gbps": gbps,
         "covered_bytes": float(covered),

@@ -145,7 +145,7 @@ def _ends(facts: Facts) -> Iterator[Want]:
     level: Level = "ok" if limit >= max(180, least) else "fix" if limit < least else "advice"
     why = (
         "a process that is still writing when it is killed gets this long; then Slurm drains the "
-        "node with a reason of its own, which the sweep never takes back"
+        "node with a reason of its own, which the sweep never undrains"
     )
     value = f"{limit if level == 'ok' else max(180, least):g}"
     yield Want("UnkillableStepTimeout", now, value, level, why, False)
@@ -176,8 +176,9 @@ def _return(facts: Facts) -> Iterator[Want]:
     yield Want("ReturnToService", now, value, level, why, False)
     now = value_of(facts.config, "RebootProgram")
     why = (
-        "what `scontrol reboot NODE` runs; a node that we drained keeps its drain over it, and "
-        "the sweep undrains it when it passes (ASAP and nextstate= would take the drain away)"
+        "what `scontrol reboot NODE` runs; a node drained by robust-slurm stays drained across "
+        "the reboot, and the sweep undrains it when it passes (ASAP and nextstate= would remove "
+        "the drain)"
     )
     yield Want("RebootProgram", now, now or "/sbin/reboot", "ok" if now else "advice", why, False)
     now = value_of(facts.config, "ProctrackType")

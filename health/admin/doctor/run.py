@@ -60,7 +60,7 @@ def main(
         ]
     except SlurmError as error:
         code = 2
-        what = f"could not be asked; only this machine's files were looked at: {error}"
+        what = f"did not answer; only this machine's files were checked: {error}"
         remarks = [Remark("fix", "Slurm", what, "shell", "scontrol ping")]
         problems = _settings(etc).problems
         remarks += site_rules.of_settings(_toml(etc), os.path.lexists(_toml(etc)), problems)

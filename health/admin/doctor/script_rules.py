@@ -16,7 +16,11 @@ def scripts(facts: Facts) -> Iterator[Want]:
     """Prolog and Epilog."""
     for key, name, why in (
         ("Prolog", "prolog", "checks the node before a job starts on it, and drains it"),
-        ("Epilog", "epilog", "clears what a job left, checks the node, follows up accusations"),
+        (
+            "Epilog",
+            "epilog",
+            "removes what a job left, checks the node, verifies reports against it",
+        ),
     ):
         ours, now = f"{facts.etc}/{name}", scripts_of(facts.config, key)
         if ours in facts.runs.get(key, now):
@@ -50,7 +54,10 @@ def health_program(facts: Facts) -> Iterator[Want]:
     """The sweep's script."""
     key, ours = "HealthCheckProgram", f"{facts.etc}/healthcheck"
     now = value_of(facts.config, key)
-    why = "the sweep: checks between jobs, and undrains what we drained when it passes again"
+    why = (
+        "the sweep: checks nodes between jobs, and undrains nodes that robust-slurm drained "
+        "once they pass"
+    )
     good = ours in facts.runs.get(key, [now])
     want = Want(key, now, ours, "ok" if good else "fix", why, True)
     yield _beside(want, now) if now and not good else want

@@ -41,7 +41,7 @@ def of_release(release: tuple[int, int] | None, text: str) -> Remark:
     if release is not None and OLDEST <= release <= NEWEST:
         return Remark("ok", "Slurm", text)
     span = " to ".join(f"{major}.{minor:02}" for major, minor in (OLDEST, NEWEST))
-    return Remark("advice", "Slurm", f"{text or 'release not told'}: known are {span}")
+    return Remark("advice", "Slurm", f"{text or 'unknown release'}: robust-slurm knows {span}")
 
 
 class Bare(NamedTuple):
@@ -94,8 +94,8 @@ class StateDir(NamedTuple):
 def of_state_dir(state: StateDir, toml: str) -> list[Remark]:
     if not state.path:
         text = (
-            "not set to an absolute path: no ledger of nodes over the cluster, no circuit breaker "
-            "over all nodes, and accusations of robust-srun are not followed up"
+            "not set to an absolute path: no cluster-wide ledger of nodes, no cluster-wide "
+            "circuit breaker, and reports by robust-srun are not verified"
         )
         line = 'state_dir = "/shared/robust-slurm"'
         return [Remark("advice", "state_dir", text, toml, line)]
@@ -104,11 +104,24 @@ def of_state_dir(state: StateDir, toml: str) -> list[Remark]:
         return [Remark("fix", name, state.problem, "shell", f"install -d -m 0755 {state.path}")]
     found = []
     if state.fstype and not state.remote:
-        text = f"lies on {state.fstype}, which is this machine's own: all nodes must see the same"
+        text = (
+            f"lies on {state.fstype}, which is local to this machine: all nodes must see the "
+            "same directory"
+        )
         found.append(Remark("advice", name, text))
     for sub, there, mode, why in (
-        ("nodes", state.nodes, 0o755, "the nodes' ledger: root's, and writable by nobody else"),
-        ("jobs", state.jobs, 0o1777, "the jobs' records: everybody's, as /tmp is"),
+        (
+            "nodes",
+            state.nodes,
+            0o755,
+            "the ledger of nodes must belong to root and be writable by root only",
+        ),
+        (
+            "jobs",
+            state.jobs,
+            0o1777,
+            "the jobs' records must be writable by all users, with the sticky bit, as /tmp is",
+        ),
     ):
         if there != there._replace(kind="dir", mode=mode, uid=0):
             now = "missing" if there.kind == "none" else f"{there.kind}, mode {there.mode:04o}"
@@ -125,8 +138,8 @@ def of_refused(refused: Sequence[Sequence[Any]]) -> list[Remark]:
         Remark(
             "advice",
             f"{node} was NOT drained",
-            f"for {reason or cause}: {why}; it takes jobs. Many nodes with the same reason "
-            "share a cause: look for that; else drain the node by hand",
+            f"for {reason or cause}: {why}; the node accepts jobs. Many nodes with the same "
+            f"reason share a cause: find it first; otherwise drain the node by hand",
             "shell",
             f"scontrol update nodename={node} state=drain reason=...",
         )
@@ -143,7 +156,9 @@ def of_standby(
     """``partitions``: the nodes and the state of each."""
     subject = f"standby partition {name}" if name else "standby partition"
     if not name:
-        return Remark("ok", subject, "none wanted: lost nodes are replaced by spares or a requeue")
+        return Remark(
+            "ok", subject, "none configured: lost nodes are replaced by spares or a requeue"
+        )
     nodes, state = partitions.get(name, ((), ""))
     if state == "UP" and nodes:
         return Remark("ok", subject, f"{len(nodes)} nodes")
@@ -187,7 +202,7 @@ def of_gpus(nodes: Iterable[NodeGpus], toml: str) -> list[Remark]:
         for (count, expected), names in wrong.items()
     ]
     if not total:
-        text = "Slurm knows of no GPU in any node: a lost one would not be missed"
+        text = "Slurm has no GPU configured on any node: a lost GPU would not be noticed"
         line = "GresTypes=gpu, and Gres=gpu:<type>:<count> on the NodeName lines"
         found.append(Remark("advice", "GPUs", text, "slurm.conf", line))
     return found or [Remark("ok", "GPUs", f"{total} configured")]
@@ -219,7 +234,7 @@ def of_files(
     again = install_command(etc)
     if not manifest and not is_node:
         what = (
-            "nothing is installed here, and this machine is no node of Slurm's; look at the nodes "
+            "nothing is installed here, and this machine is not a Slurm node; check the nodes "
             "from here, or run the doctor on one of them"
         )
         line = f"{again} --nodes <nodes> --ssh --dry-run"
@@ -252,7 +267,7 @@ def of_active(python: str, hole: Hole | None, problem: str) -> list[Remark]:
         what = f"root runs it, but {hole}; the gate does not use it"
         return [Remark("fix", name, what, "shell", close([hole.place]))]
     if problem:
-        return [Remark("fix", name, f"its files cannot be looked at: {problem}")]
+        return [Remark("fix", name, f"its files cannot be checked: {problem}")]
     return [Remark("ok", name, "only root can change what it runs")]
 
 
@@ -269,7 +284,7 @@ def of_code(
     if broken:
         found.append(Remark("fix", "the stubs' python", broken))
     if untrusted:
-        what = f"who writes there is root at the next job: {'; '.join(untrusted[:3])}"
+        what = f"a user who can write there gains root at the next job: {'; '.join(untrusted[:3])}"
         found.append(Remark("fix", prefix, what, "shell", repair))
     found += [Remark("advice", "the stubs' python", note) for note in notes]
     return found or [Remark("ok", prefix, "the stubs start, and only root can change them")]

@@ -1,6 +1,6 @@
 """GPU clocks that are held down: throttle reasons, application and maximum clocks.
 
-One moment is seen, so only what is wrong at any moment fails: a GPU without work that is slowed
+One moment is seen, so only what is wrong at any moment fails: an idle GPU that is slowed
 down by its thermal or power protection. That its clocks are low when idle, capped by its power
 limit or by settings is ordinary. The plain "HW slowdown" may also show while the GPU changes its
 performance state (nvml.h, nvmlClocksEventReasonHwSlowdown): alone it is a warning.
@@ -22,20 +22,20 @@ THERMAL = Condition(
     "FAIL",
     "node",
     "none",
-    "HW thermal slowdown on a GPU without work (a WARN on one at work)",
+    "HW thermal slowdown on an idle GPU (WARN on a busy GPU)",
 )
 BRAKE = Condition(
     "clocks-power-brake",
     "FAIL",
     "node",
     "none",
-    "HW power brake (the power supply's alarm) on a GPU without work (a WARN on one at work)",
+    "HW power brake (the power supply's alarm) on an idle GPU (WARN on a busy GPU)",
 )
 SLOWDOWN = Condition(
-    "clocks-slowdown", "WARN", "node", "none", "HW slowdown without a reason that NVML names"
+    "clocks-slowdown", "WARN", "node", "none", "HW slowdown for which NVML reports no reason"
 )
 SW_THERMAL = Condition(
-    "clocks-sw-thermal", "WARN", "node", "none", "SW thermal slowdown on a GPU without work"
+    "clocks-sw-thermal", "WARN", "node", "none", "SW thermal slowdown on an idle GPU"
 )
 APPLICATION = Condition(
     "clocks-application",
@@ -49,18 +49,20 @@ BELOW_DEFAULT = Condition(
     "WARN",
     "node",
     "none",
-    "application clocks below the board's default, and none set here",
+    "application clocks below the board's default, and no setting for them",
 )
 MAXIMUM = Condition(
     "clocks-max", "FAIL", "node", "none", "maximum clocks below what the fleet recorded"
 )
 UNREADABLE = Condition(
-    "clocks-unreadable", "WARN", "node", "none", "NVML failed to tell clocks or throttle reasons"
+    "clocks-unreadable", "WARN", "node", "none", "NVML did not report clocks or throttle reasons"
 )
 
 SETTINGS = {
     "application_sm": Setting(0, "application clock of the SMs; 0: the board's default", "MHz"),
-    "application_memory": Setting(0, "application clock of the memory, likewise", "MHz"),
+    "application_memory": Setting(
+        0, "application clock of the memory; 0: the board's default", "MHz"
+    ),
 }
 
 # nvmlClocksEventReason*
@@ -88,8 +90,9 @@ def _throttled(device: Device) -> list[Finding]:
     mask, name = device.get("throttle", 0), gpus.name(device)
     idle = gpus.idle(device)
     heat = device.get("temperature", {}).get("gpu")
-    work = "without work" if idle else "at work"
-    text = f"on a GPU {work}{f' at {heat} °C' if heat is not None else ''}, wanted none"
+    work = "an idle" if idle else "a busy"
+    at = f" at {heat} °C" if heat is not None else ""
+    text = f"active on {work} GPU{at} (expected: none)"
     source = f"{gpus.identity(device)} (NVML clocks event reasons 0x{mask:x})"
     found = []
     for bit, reason, condition in (
@@ -114,7 +117,7 @@ def _application(device: Device, options: Mapping[str, Any]) -> list[Finding]:
         if now is None:
             continue
         if wanted and now < wanted:
-            text = f"{kind} application clock {now} MHz, wanted {wanted}"
+            text = f"{kind} application clock {now} MHz, expected {wanted}"
             source = f"[health.gpu_clocks] application_{kind}"
             found.append(APPLICATION.found(f"{text} ({source})", gpus.name(device)))
         elif not wanted and default and now < default:

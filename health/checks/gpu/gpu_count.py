@@ -19,8 +19,8 @@ UNKNOWN = Condition(
     "ERROR",
     "tool",
     "none",
-    "neither Slurm's files nor `expected` say how many GPUs there should be (a WARN where no "
-    "NVIDIA device is on the PCI bus, unless a driver or the job speaks of one in the prolog)",
+    "neither Slurm's files nor `expected` give the number of GPUs (WARN if no NVIDIA device is on "
+    "the PCI bus, unless a driver or, in the prolog, the job implies one)",
 )
 UNREADABLE = Condition(
     "gpu-pci-unreadable", "ERROR", "tool", "none", "/sys/bus/pci/devices cannot be read"
@@ -51,11 +51,13 @@ OTHERS = Condition(
     "WARN",
     "tool",
     "none",
-    "Slurm's GPUs are another vendor's: they are not checked; `expected = 0` silences it",
+    "Slurm's GPUs are another vendor's: they are not checked; `expected = 0` silences this",
 )
 
 SETTINGS = {
-    "expected": Setting(-1, "GPUs that this node must have; -1: as Slurm's files say", "GPUs"),
+    "expected": Setting(
+        -1, "number of GPUs that this node must have; -1: the number in Slurm's files", "GPUs"
+    ),
 }
 
 _DRIVER = "/proc/driver/nvidia/version"
@@ -80,8 +82,10 @@ def run(system: System) -> list[Finding]:
     if wanted is None:
         found += _unknown(system, conf, pci)
     elif len(pci) < wanted and gpus.of_others(system):
-        text = f"{wanted} GPUs configured ({source}), which are not NVIDIA's: no check knows them"
-        return [OTHERS.found(f"{text}; say [health.gpu_count] expected = 0")]
+        text = (
+            f"{wanted} GPUs configured ({source}), which are not NVIDIA's: no check supports them"
+        )
+        return [OTHERS.found(f"{text}; set [health.gpu_count] expected = 0")]
     elif len(pci) < wanted:
         text = f"{len(pci)} GPUs on the PCI bus, {wanted} configured ({source})"
         found.append(MISSING.found(f"{text}{_gone(system, pci)}"))

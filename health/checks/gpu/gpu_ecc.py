@@ -21,8 +21,8 @@ UNCORRECTED = Condition(
     "FAIL",
     "node",
     "reset-gpu",
-    "uncorrectable errors since the last reset, on a GPU that does not contain them or more than "
-    "`contained`",
+    "uncorrectable errors since the last reset, on a GPU without error containment, or more than "
+    "`contained` of them",
 )
 CONTAINED = Condition(
     "ecc-contained",
@@ -50,18 +50,18 @@ SRAM = Condition(
     "FAIL",
     "node",
     "service",
-    "the board says that its SRAM has had too many uncorrectable errors (a criterion for return)",
+    "the board reports too many uncorrectable errors in its SRAM (a criterion for return)",
 )
 UNREADABLE = Condition(
-    "ecc-unreadable", "ERROR", "node", "reboot", "NVML failed to tell the ECC counters"
+    "ecc-unreadable", "ERROR", "node", "reboot", "NVML did not report the ECC counters"
 )
 
 SETTINGS = {
-    "uncorrected": Setting(0, "uncorrectable errors since the last reset that are still right"),
+    "uncorrected": Setting(0, "tolerated uncorrectable errors since the last reset"),
     "contained": Setting(
         3,
-        "the same where the GPU contains such errors: each ends a program, and a reset repairs "
-        "the memory behind them",
+        "the same for GPUs that contain such errors: each error ends one program, and a reset "
+        "repairs the memory",
     ),
     "corrected_per_hour": Setting(10000.0, "corrected errors, on average since the last reset"),
     "lifetime_uncorrected": Setting(100, "uncorrectable errors over the life of the board"),
@@ -90,7 +90,7 @@ def run(system: System) -> list[Finding]:
         if problem:
             found.append(UNREADABLE.found(f"NVML {problem}{board}", name))
         if ecc.get("sram_threshold_exceeded"):
-            text = "SRAM threshold exceeded: yes, wanted no"
+            text = "SRAM threshold exceeded: yes, expected no"
             found.append(SRAM.found(f"{text}{board} (NVML SRAM ECC error status)", name))
         count = ecc.get("volatile_uncorrected", 0)
         if count > options["uncorrected"]:

@@ -47,11 +47,11 @@ UNREADABLE = Condition(
     "ERROR",
     "node",
     "reboot",
-    "NVML failed to tell processes or memory in use",
+    "NVML did not report processes or memory in use",
 )
 
 SETTINGS = {
-    "memory": Setting(1024, "memory in use that is still right without a process", "MiB"),
+    "memory": Setting(1024, "tolerated memory use without a process", "MiB"),
     "services": Setting(
         [
             "nv-hostengine",
@@ -61,7 +61,7 @@ SETTINGS = {
             "Xorg",
             "gnome-shell",
         ],
-        "root's processes that may stay on a GPU, by the beginning of their name",
+        "name prefixes of root's processes that may stay on a GPU",
     ),
 }
 

@@ -26,7 +26,7 @@ PENDING_UNSAFE = Condition(
     "FAIL",
     "node",
     "reset-gpu",
-    "the same after an uncorrectable error, on a GPU that does not contain them",
+    "the same after an uncorrectable error, on a GPU without error containment",
 )
 NO_SPARE = Condition(
     "remap-no-spare",
@@ -59,13 +59,13 @@ PAGES_UNSAFE = Condition(
     "the same after an uncorrectable error: the driver starts no new work before a reset",
 )
 UNREADABLE = Condition(
-    "remap-unreadable", "ERROR", "node", "reboot", "NVML failed to tell remapped rows or pages"
+    "remap-unreadable", "ERROR", "node", "reboot", "NVML did not report remapped rows or pages"
 )
 
 SETTINGS = {
     "remapped": Setting(512, "rows remapped for uncorrectable errors; the hardware has 512"),
     "retired": Setting(63, "retired pages (before Ampere); the hardware has 64"),
-    "retired_double": Setting(15, "of these for double-bit errors"),
+    "retired_double": Setting(15, "retired pages for double-bit errors"),
 }
 
 
@@ -98,11 +98,11 @@ def _remapped(device: Device, limit: int, name: str, source: str) -> list[Findin
     remap = device.get("remap", {})
     found = []
     if remap.get("failed"):
-        found.append(FAILED.found(f"remapping failure: yes, wanted no{source}", name))
+        found.append(FAILED.found(f"remapping failure: yes, expected no{source}", name))
     if remap.get("pending"):
         unsafe = _after_uncorrectable(device) and not contains_errors(device)
         condition = PENDING_UNSAFE if unsafe else PENDING
-        found.append(condition.found(f"remapping pending: yes, wanted no{source}", name))
+        found.append(condition.found(f"remapping pending: yes, expected no{source}", name))
     banks = remap.get("spare_none", 0)
     if banks:
         found.append(NO_SPARE.found(f"{banks} banks without a spare row, limit 0{source}", name))
@@ -127,7 +127,7 @@ def _retired(
         found.append(RETIRED_DOUBLE.found(f"{text}{source}", name))
     if retired.get("pending"):
         condition = PAGES_UNSAFE if _after_uncorrectable(device) else PAGES_PENDING
-        found.append(condition.found(f"page retirement pending: yes, wanted no{source}", name))
+        found.append(condition.found(f"page retirement pending: yes, expected no{source}", name))
     return found
 
 

@@ -14,11 +14,11 @@ from health.nvidia import gpus
 PERSISTENCE = Condition(
     "persistence-off", "WARN", "node", "none", "persistence mode is off and `persistence` is true"
 )
-MIG = Condition("mig-mode", "FAIL", "node", "reset-gpu", "MIG is not as `mig` says")
+MIG = Condition("mig-mode", "FAIL", "node", "reset-gpu", "the MIG mode differs from `mig`")
 MIG_PENDING = Condition(
     "mig-pending", "WARN", "node", "reset-gpu", "another MIG mode takes effect at the next reset"
 )
-ECC = Condition("ecc-mode", "FAIL", "node", "reset-gpu", "ECC is not as `ecc` says")
+ECC = Condition("ecc-mode", "FAIL", "node", "reset-gpu", "the ECC mode differs from `ecc`")
 ECC_PENDING = Condition(
     "ecc-mode-pending", "WARN", "node", "reset-gpu", "another ECC mode takes effect at the reset"
 )
@@ -34,12 +34,12 @@ COMPUTE = Condition(
     "FAIL",
     "node",
     "none",
-    "the compute mode is not as `compute_mode` says, or forbids all work",
+    "the compute mode differs from `compute_mode`, or prohibits all work",
 )
 SETTING = Condition(
-    "modes-setting", "WARN", "tool", "none", "a setting of this family has no such value"
+    "modes-setting", "WARN", "tool", "none", "a setting of this family has an invalid value"
 )
-UNREADABLE = Condition("modes-unreadable", "WARN", "node", "none", "NVML failed to tell a mode")
+UNREADABLE = Condition("modes-unreadable", "WARN", "node", "none", "NVML did not report a mode")
 
 _SWITCH = ("any", "on", "off")
 _COMPUTE_MODES = ("any", "default", "exclusive_process", "prohibited")
@@ -74,7 +74,7 @@ def run(system: System) -> list[Finding]:
 
 def _persistence(device: Device, options: Mapping[str, Any]) -> list[Finding]:
     if options["persistence"] and device.get("persistence") is False:
-        text = "persistence mode off, wanted on: start nvidia-persistenced (NVML)"
+        text = "persistence mode off, expected on: start nvidia-persistenced (NVML)"
         return [PERSISTENCE.found(text, gpus.name(device))]
     return []
 
@@ -84,7 +84,7 @@ def _mig(device: Device, wanted: str) -> list[Finding]:
     if now is None:
         return []
     if wanted != "any" and _word(now) != wanted:
-        text = f"MIG {_word(now)}, wanted {wanted} ([health.gpu_modes] mig)"
+        text = f"MIG {_word(now)}, expected {wanted} ([health.gpu_modes] mig)"
         return [MIG.found(text, gpus.name(device))]
     if pending is not None and pending != now:
         text = f"MIG {_word(now)}, {_word(pending)} after the next reset (NVML)"
@@ -98,7 +98,7 @@ def _ecc(device: Device, devices: list[Device], wanted: str) -> list[Finding]:
     if now is None:
         return []
     if wanted != "any" and _word(now) != wanted:
-        text = f"ECC {_word(now)}, wanted {wanted} ([health.gpu_modes] ecc)"
+        text = f"ECC {_word(now)}, expected {wanted} ([health.gpu_modes] ecc)"
         return [ECC.found(text, name)]
     if pending is not None and pending != now:
         text = f"ECC {_word(now)}, {_word(pending)} after the next reset or boot (NVML)"
@@ -115,7 +115,7 @@ def _compute(device: Device, wanted: str) -> list[Finding]:
     if now is None or now == wanted or (wanted == "any" and now != "prohibited"):
         return []
     allowed = "anything but prohibited" if wanted == "any" else wanted
-    text = f"compute mode {now}, wanted {allowed} ([health.gpu_modes] compute_mode)"
+    text = f"compute mode {now}, expected {allowed} ([health.gpu_modes] compute_mode)"
     return [COMPUTE.found(text, gpus.name(device))]
 
 

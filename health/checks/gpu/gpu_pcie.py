@@ -24,7 +24,8 @@ WIDTH_ALL = Condition(
     "WARN",
     "node",
     "none",
-    "the same, but most GPUs of the model in this node have that width and none is set or recorded",
+    "the same, but most GPUs of the model in this node have that width, and no width is set or "
+    "recorded",
 )
 UPSTREAM = Condition(
     "pcie-upstream-width",
@@ -53,7 +54,7 @@ SLOW = Condition(
     "WARN",
     "node",
     "none",
-    "a GPU at work has a lower generation than it reaches",
+    "a busy GPU runs at a lower generation than it supports",
 )
 GONE = Condition(
     "pcie-gone", "FAIL", "node", "reboot", "the GPU's configuration space reads as all ones"
@@ -62,12 +63,15 @@ REPLAYS = Condition(
     "pcie-replays", "WARN", "node", "none", "more replays per minute than `replays_per_minute`"
 )
 UNREADABLE = Condition(
-    "pcie-unreadable", "ERROR", "node", "reboot", "NVML failed to tell the link's state"
+    "pcie-unreadable", "ERROR", "node", "reboot", "NVML did not report the link's state"
 )
 
 SETTINGS = {
-    "width": Setting(0, "lanes of every GPU's link; 0: what the fleet recorded, else the most"),
-    "generation": Setting(0, "PCIe generation that GPU and slot must reach; 0: as recorded"),
+    "width": Setting(
+        0,
+        "lanes of every GPU's link; 0: the recorded width, else the most that GPU and slot support",
+    ),
+    "generation": Setting(0, "PCIe generation that GPU and slot must reach; 0: the recorded one"),
     "replays_per_minute": Setting(
         8.0, "on average since the driver was loaded; NVIDIA's limit in DCGM"
     ),
@@ -112,7 +116,7 @@ def _width(system: System, device: Device, devices: list[Device], setting: int) 
     condition = WIDTH
     if not wanted and gpus.majority([width for width in same if width]) == now:
         condition = WIDTH_ALL
-    text = f"PCIe width x{now}, wanted x{limit} ({why or 'the most of GPU and slot'})"
+    text = f"PCIe width x{now}, expected x{limit} ({why or 'the most of GPU and slot'})"
     return [condition.found(f"{text}{gpus.identity(device)} ({source})", gpus.name(device))]
 
 
@@ -135,7 +139,7 @@ def _generation(
     if not most:
         return []
     if most < wanted:
-        text = f"PCIe generation {most} at the most, wanted {wanted} ({why})"
+        text = f"PCIe generation at most {most}, expected {wanted} ({why})"
         return [GENERATION.found(f"{text}{board} (NVML)", name)]
     found = []
     for key, value in (("max_generation", most), ("max_width", pcie.get("max_width", 0))):
@@ -147,7 +151,7 @@ def _generation(
             text = f"PCIe {key.replace('_', ' ')} {value}, most {model} of this node have {usual}"
             found.append(UNEVEN.found(f"{text}{board} (NVML)", name))
     if now and now < most and not gpus.idle(device) and not device.get("throttle", 1) & 1:
-        text = f"PCIe generation {now} at work, wanted {most}"
+        text = f"PCIe generation {now} on a busy GPU, expected {most}"
         found.append(SLOW.found(f"{text}{board} (NVML)", name))
     return found
 

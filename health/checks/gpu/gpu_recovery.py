@@ -25,7 +25,7 @@ IMEX = Condition(
 BUS_RESET = Condition("recovery-bus-reset", "FAIL", "node", "reboot", "the action is 6: bus reset")
 UNKNOWN = Condition("recovery-unknown", "FAIL", "node", "reboot", "the action is another number")
 UNREADABLE = Condition(
-    "recovery-unreadable", "ERROR", "node", "reboot", "NVML failed to tell the action"
+    "recovery-unreadable", "ERROR", "node", "reboot", "NVML did not report the action"
 )
 
 # nvmlDeviceGpuRecoveryAction_t of nvml.h 13, and what NVIDIA asks for
@@ -35,11 +35,15 @@ UNREADABLE = Condition(
 ACTIONS = {
     1: (RESET, "end its processes and reset it"),
     2: (REBOOT, "the operating system may be inconsistent"),
-    3: (DRAIN_P2P, "end every process that talks to other GPUs; then the driver says what follows"),
-    4: (DRAIN_RESET, "it runs with less than it has: no new work until it is reset"),
+    3: (
+        DRAIN_P2P,
+        "end every process that communicates with other GPUs; then the driver reports the next "
+        "action",
+    ),
+    4: (DRAIN_RESET, "it runs with reduced resources: start no new work until it is reset"),
     5: (IMEX, "restart nvidia-imex on the nodes of its IMEX domain"),
     6: (BUS_RESET, "its PCIe bus must be reset"),
-    7: (REBOOT, "the whole system must boot anew"),
+    7: (REBOOT, "the whole system must reboot"),
 }
 
 
@@ -53,9 +57,9 @@ def run(system: System) -> list[Finding]:
             found.append(UNREADABLE.found(f"NVML {problem}{board}", name))
         number = device.get("recovery_action", 0)
         if number:
-            condition, text = ACTIONS.get(number, (UNKNOWN, "an action that is not known here"))
+            condition, text = ACTIONS.get(number, (UNKNOWN, "an unknown action"))
             found.append(
-                condition.found(f"NVML recovery action {number}, wanted 0: {text}{board}", name)
+                condition.found(f"NVML recovery action {number}, expected 0: {text}{board}", name)
             )
     return found
 

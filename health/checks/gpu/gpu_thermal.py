@@ -17,16 +17,14 @@ GPU = Condition(
     "FAIL",
     "node",
     "none",
-    "a GPU without work at its slowdown threshold less `margin`, or at `gpu_limit` (a WARN on one "
-    "at work)",
+    "an idle GPU at its slowdown threshold minus `margin`, or at `gpu_limit` (WARN on a busy GPU)",
 )
 MEMORY = Condition(
     "temperature-memory",
     "FAIL",
     "node",
     "none",
-    "memory of a GPU without work hotter than its maximum, or at `memory_limit` (a WARN on one at "
-    "work)",
+    "memory of an idle GPU hotter than its maximum, or at `memory_limit` (WARN on a busy GPU)",
 )
 HBM = Condition(
     "temperature-hbm",
@@ -41,14 +39,14 @@ LIMIT_LOW = Condition(
     "WARN",
     "node",
     "none",
-    "the power limit is below the board's default, and none is set or recorded",
+    "the power limit is below the board's default, and no limit is set or recorded",
 )
 RECORDED = Condition(
     "power-recorded",
     "WARN",
     "node",
     "none",
-    "the power limit in force is below what the fleet recorded, and none is set here",
+    "the power limit in force is below what the fleet recorded, and no limit is set here",
 )
 UNEVEN = Condition(
     "power-uneven",
@@ -62,23 +60,32 @@ ENFORCED = Condition(
     "WARN",
     "node",
     "none",
-    "a lower limit than the one set is enforced (power cables, the chassis), and none is recorded",
+    "a lower limit than the one set is enforced (power cables, the chassis), and no limit is "
+    "recorded",
 )
 NO_POWER = Condition(
-    "power-unreadable", "WARN", "node", "none", "the board does not tell its power draw, or 0 W"
+    "power-unreadable",
+    "WARN",
+    "node",
+    "none",
+    "the board does not report its power draw, or reports 0 W",
 )
 UNREADABLE = Condition(
-    "temperature-unreadable", "WARN", "node", "none", "NVML failed to tell a temperature"
+    "temperature-unreadable", "WARN", "node", "none", "NVML did not report a temperature"
 )
 
 SETTINGS = {
-    "margin": Setting(5, "how near to the slowdown threshold the GPU may be", "°C"),
-    "gpu_limit": Setting(0, "too hot for a GPU; 0: its own threshold less the margin", "°C"),
-    "memory_limit": Setting(0, "too hot for its memory; 0: above its own maximum", "°C"),
+    "margin": Setting(5, "smallest distance to the slowdown threshold that is not reported", "°C"),
+    "gpu_limit": Setting(
+        0, "GPU temperature limit; 0: the board's slowdown threshold minus the margin", "°C"
+    ),
+    "memory_limit": Setting(0, "memory temperature limit; 0: the board's maximum", "°C"),
     "hbm_limit": Setting(
         95, "highest HBM temperature of a board that reports no maximum; 0: none", "°C"
     ),
-    "power_limit": Setting(0.0, "the limit that the site sets; 0: as recorded or the default", "W"),
+    "power_limit": Setting(
+        0.0, "power limit required by the site; 0: the recorded limit or the board's default", "W"
+    ),
 }
 
 # Thresholds below this are not temperatures: some boards answer 0 or a margin.
@@ -109,7 +116,7 @@ def run(system: System) -> list[Finding]:
 def _temperature(device: Device, options: Mapping[str, Any]) -> list[Finding]:
     values, name = device.get("temperature", {}), gpus.name(device)
     idle = gpus.idle(device)
-    work = "without work" if idle else "at work"
+    work = "idle" if idle else "busy"
     found = []
     problem = gpus.refused(device, "temperature")
     if problem:
@@ -123,8 +130,12 @@ def _temperature(device: Device, options: Mapping[str, Any]) -> list[Finding]:
         (memory, values.get("memory"), most, known),
     ):
         if now is not None and limit and now >= limit:
-            what = "GPU" if condition is GPU else "memory of a GPU"
-            text = f"{what} {work} at {now} °C, limit below {limit} °C ({source})"
+            what = (
+                f"{work} GPU"
+                if condition is GPU
+                else f"memory of {'an' if idle else 'a'} {work} GPU"
+            )
+            text = f"{what} at {now} °C, limit below {limit} °C ({source})"
             status = condition.status if idle else "WARN"
             found.append(
                 condition.found(f"{text}{gpus.identity(device)} (NVML)", name, status=status)
@@ -147,7 +158,7 @@ def _power_draw(device: Device) -> list[Finding]:
     if problem:
         return [NO_POWER.found(f"NVML {problem}", name)]
     if power.get("draw", 1.0) <= 0:
-        return [NO_POWER.found(f"power draw {power.get('draw')} W, wanted more (NVML)", name)]
+        return [NO_POWER.found(f"power draw {power.get('draw')} W, expected more (NVML)", name)]
     return []
 
 
@@ -169,7 +180,7 @@ def _power_limit(device: Device, wanted: float, recorded: int, usual: int) -> li
         return [RECORDED.found(f"{text} (fleet power_limits)", name)]
     found = []
     if wanted and limit and limit < wanted:
-        text = f"power limit {limit:.0f} W, wanted {wanted:.0f} W"
+        text = f"power limit {limit:.0f} W, expected {wanted:.0f} W"
         found.append(LIMIT.found(f"{text} ([health.gpu_thermal] power_limit)", name))
     elif not wanted and limit and limit < default:
         text = f"power limit {limit:.0f} W, the board's default is {default:.0f} W (NVML)"

@@ -19,14 +19,14 @@ MIXED = Condition(
     "NVML's driver version is not that of the loaded kernel module",
 )
 DRIVER = Condition(
-    "driver-fleet", "FAIL", "node", "none", "the driver is none of those the fleet recorded"
+    "driver-fleet", "FAIL", "node", "none", "the driver is not one that the fleet recorded"
 )
 VBIOS = Condition(
     "vbios-fleet",
     "FAIL",
     "node",
     "none",
-    "a VBIOS is none of those the fleet recorded for the model",
+    "a VBIOS is not one that the fleet recorded for the model",
 )
 
 _MODULE = "/sys/module/nvidia/version"

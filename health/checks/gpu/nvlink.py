@@ -50,11 +50,13 @@ ERRORS = Condition(
     "nvlink-errors", "WARN", "node", "none", "more errors since the last reset than `errors`"
 )
 UNREADABLE = Condition(
-    "nvlink-unreadable", "ERROR", "node", "reboot", "NVML failed to tell links or fabric state"
+    "nvlink-unreadable", "ERROR", "node", "reboot", "NVML did not report links or fabric state"
 )
 
 SETTINGS = {
-    "links": Setting(-1, "active links of every GPU; -1: as recorded, else as the others have"),
+    "links": Setting(
+        -1, "active links of every GPU; -1: the recorded number, else that of the other GPUs"
+    ),
     "retries_per_hour": Setting(
         60.0, "replays, recoveries or bad packets of a GPU, on average since the last reset"
     ),
@@ -120,7 +122,7 @@ def _links(system: System, model: str, same: list[Device], setting: int) -> list
         condition = FEWER
     return [
         condition.found(
-            f"{count} NVLinks active, wanted {wanted} ({source}){_which(device)}"
+            f"{count} NVLinks active, expected {wanted} ({source}){_which(device)}"
             f"{gpus.identity(device)} (NVML)",
             gpus.name(device),
         )

@@ -15,7 +15,8 @@ HUNG = Condition(
     "FAIL",
     "node",
     "reboot",
-    "NVML did not answer within its deadline, and what asked it could not be killed (state D)",
+    "NVML did not answer within its deadline, and the process that queried it could not be killed "
+    "(state D)",
 )
 # Not reboot: most often a driver that starts every GPU anew. It passes once NVML is in time.
 SLOW = Condition(
@@ -23,7 +24,7 @@ SLOW = Condition(
     "FAIL",
     "node",
     "none",
-    "NVML did not answer within its deadline; what asked it could be killed",
+    "NVML did not answer within its deadline; the process that queried it could be killed",
 )
 # Not reboot: slurmd may start, and sweep, before the module is loaded. Once it is, the checks tell.
 NOT_LOADED = Condition(
@@ -47,7 +48,9 @@ FAILED = Condition("nvml-failed", "FAIL", "node", "reboot", "NVML's start or cou
 GONE = Condition(
     "gpu-gone", "FAIL", "node", "reboot", "NVML counts the GPU but cannot reach it any more"
 )
-RESET = Condition("gpu-reset-required", "FAIL", "node", "reset-gpu", "NVML: the GPU wants a reset")
+RESET = Condition(
+    "gpu-reset-required", "FAIL", "node", "reset-gpu", "NVML: the GPU requires a reset"
+)
 CABLE = Condition(
     "gpu-power-cable", "FAIL", "node", "service", "NVML: the GPU's power cables are not attached"
 )
@@ -115,7 +118,7 @@ def _whole(snapshot: Snapshot) -> list[Finding]:
     if error == "NVML_ERROR_DRIVER_NOT_LOADED":
         return [NOT_LOADED.found(f"NVML {stage}: {error}")]
     if error == "NVML_ERROR_LIB_RM_VERSION_MISMATCH":
-        text = "the driver was updated and not loaded anew; reboot, or install one version"
+        text = "the driver was updated and not reloaded; reboot, or install one version"
         return [MISMATCH.found(f"NVML {stage}: {error}: {text}")]
     if error.startswith(_TOOL):
         return [UNUSABLE.found(f"NVML {stage}: {error}: {_cure(error)}")]
@@ -130,7 +133,8 @@ def _haste(stage: str) -> str:
     if stage.startswith("slurm.conf"):
         return "the collector reads it first; is its file system slow?"
     return (
-        "persistence mode off? nvidia-persistenced saves the start; or raise [gate] nvml_deadline"
+        "is persistence mode off? nvidia-persistenced avoids the slow start; or raise [gate] "
+        "nvml_deadline"
     )
 
 
@@ -139,7 +143,7 @@ def _cure(error: str) -> str:
         return "install nvidia-ml-py for the gate's Python"
     if error == "no-library":
         return "libnvidia-ml.so.1 is not where the loader looks; install the driver's libraries"
-    return "the collecting process ended before it had told everything"
+    return "the collecting process ended before it had reported everything"
 
 
 def _of_device(device: Device) -> list[Finding]:

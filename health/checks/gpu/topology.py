@@ -22,7 +22,7 @@ PROCESSORS = Condition(
     "WARN",
     "node",
     "none",
-    "other NUMA nodes with processors than the fleet recorded for this model of server",
+    "the NUMA nodes with processors differ from the fleet's record for this server model",
 )
 NUMA = Condition(
     "topology-numa",

@@ -17,20 +17,22 @@ if TYPE_CHECKING:  # a healthy node does not need it
     from health.history.state import Driver, Fault, NodeState, Note, Rules
 
 SETTINGS = {
-    "recent": Setting(3600.0, "messages that ask for nothing are told so long", "s"),
+    "recent": Setting(3600.0, "how long Xids without a required action are reported", "s"),
     "wear": Setting(
-        4, "signs of wear (63, 92, …) of one GPU in wear_days that are told", "messages"
+        4, "signs of wear (63, 92, …) of one GPU in wear_days that raise a warning", "messages"
     ),
-    "wear_days": Setting(28.0, "for wear", "days"),
-    "contained": Setting(3, "contained memory errors (94) since the last reset that want one"),
-    "returns": Setting(2, "times a fault may come back after its cure before the next rung"),
-    "return_days": Setting(14.0, "for returns and reboots", "days"),
-    "reboots": Setting(2, "reboots for a cause in return_days; one more means service"),
-    "app_users": Setting(
-        3, "users whose programs had Xid 13 or 31 on one GPU alone from which on it is told"
+    "wear_days": Setting(28.0, "window of wear", "days"),
+    "contained": Setting(
+        3, "contained memory errors (94) since the last reset after which a reset is required"
     ),
-    "app_days": Setting(14.0, "for app_users", "days"),
-    "overrides": Setting({}, "the site's [xid] table; set it there"),
+    "returns": Setting(
+        2, "recurrences of a fault after its repair before the next stronger action"
+    ),
+    "return_days": Setting(14.0, "window of returns and reboots", "days"),
+    "reboots": Setting(2, "reboots for a cause in return_days; one more requires service"),
+    "app_users": Setting(3, "users with Xid 13 or 31 on one GPU only that raise a warning"),
+    "app_days": Setting(14.0, "window of app_users", "days"),
+    "overrides": Setting({}, "actions per Xid; set them in the [xid] table"),
 }
 # NVIDIA's catalogue covers Ampere and later (docs.nvidia.com/deploy/xid-errors); before, memory
 # retires pages (docs.nvidia.com/deploy/dynamic-page-retirement), and these are the two messages.
@@ -56,7 +58,9 @@ def _numbered() -> tuple[Condition, ...]:
 CONDITIONS = (
     *_numbered(),
     Condition("xid-45", "WARN", "node", "restart-fabric-manager", "45 with no other Xid near"),
-    Condition("xid-94", "WARN", "node", "none", "contained memory error; FAIL from `contained` on"),
+    Condition(
+        "xid-94", "WARN", "node", "none", "contained memory error; FAIL at `contained` of them"
+    ),
     Condition("xid-wear", "WARN", "node", "none", "`wear` signs of wear of one GPU in wear_days"),
     Condition("xid-app", "WARN", "user", "none", "an Xid of a program, not older than `recent`"),
     Condition(

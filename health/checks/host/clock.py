@@ -12,21 +12,17 @@ from health.finding import Finding
 from health.node.sysfs import text
 from health.node.system import System
 
-WRONG = Condition(
-    "clock-wrong", "FAIL", "node", "none", "the clock may be further off than `wrong`"
-)
-DRIFT = Condition(
-    "clock-drift", "WARN", "node", "none", "the clock may be further off than `drift`"
-)
+WRONG = Condition("clock-wrong", "FAIL", "node", "none", "the clock error may exceed `wrong`")
+DRIFT = Condition("clock-drift", "WARN", "node", "none", "the clock error may exceed `drift`")
 UNSYNCHRONISED = Condition(
-    "clock-unsynchronised", "WARN", "node", "none", "nobody synchronises the clock"
+    "clock-unsynchronised", "WARN", "node", "none", "no daemon synchronises the clock"
 )
 SOURCE = Condition(
     "clocksource-slow",
     "WARN",
     "node",
     "none",
-    "the kernel gave up the processor's own counter: each look at the clock is slow",
+    "the kernel no longer uses the processor's time-stamp counter: reading the clock is slow",
 )
 
 PHASE_LIMIT = 16.0  # s
@@ -37,7 +33,7 @@ _SLOW = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
 def judge_offset(offset: float | None, drift: float, wrong: float) -> list[Finding]:
     """Seconds by which the clock may be off; None: nobody knows."""
     if offset is None:
-        return [UNSYNCHRONISED.found("adjtimex says STA_UNSYNC: is chronyd or ntpd running?")]
+        return [UNSYNCHRONISED.found("adjtimex reports STA_UNSYNC: is chronyd or ntpd running?")]
     off = abs(offset)
     if off >= PHASE_LIMIT:
         off -= PHASE_LIMIT
@@ -65,10 +61,10 @@ CHECK = Check(
     run=_run,
     conditions=(WRONG, DRIFT, UNSYNCHRONISED, SOURCE),
     settings={
-        "synchronised": Setting(True, "the clock of this node must be kept right by a daemon"),
-        "drift": Setting(0.5, "how far off it may be before that is reported", "s"),
+        "synchronised": Setting(True, "a daemon must synchronise the clock of this node"),
+        "drift": Setting(0.5, "largest clock error that is not reported", "s"),
         "wrong": Setting(
-            10.0, "how far off it may be before the node is refused (munge ends at 300 s)", "s"
+            10.0, "largest clock error at which the node accepts jobs (munge fails at 300 s)", "s"
         ),
     },
     closes_on_error=False,

@@ -14,10 +14,10 @@ OFFLINE = Condition(
     "cpu-offline", "WARN", "node", "none", "processors are offline, and SMT is not switched off"
 )
 GOVERNOR = Condition(
-    "cpu-governor", "WARN", "node", "none", "another frequency governor than the wanted one"
+    "cpu-governor", "WARN", "node", "none", "the frequency governor is not the expected one"
 )
 CAPPED = Condition(
-    "cpu-capped", "WARN", "node", "none", "the frequency is limited below what the processor can"
+    "cpu-capped", "WARN", "node", "none", "the frequency is limited below the processor's maximum"
 )
 
 BASE = "/sys/devices/system/cpu"
@@ -36,7 +36,7 @@ def _run(system: System) -> list[Finding]:
     wanted = system.options("cpu")["governor"]
     governor = text(system, f"{policy}/scaling_governor")
     if wanted and governor and governor != wanted:
-        found.append(GOVERNOR.found(f"governor {governor}, wanted {wanted}"))
+        found.append(GOVERNOR.found(f"governor {governor}, expected {wanted}"))
     limit = number(system, f"{policy}/scaling_max_freq")
     can = number(system, f"{policy}/cpuinfo_max_freq")
     if limit and can and limit < can:

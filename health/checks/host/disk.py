@@ -27,27 +27,27 @@ FULL = Condition(
     "FAIL",
     "node",
     "none",
-    "less free than the limit, and not by users' files; class user where 1 s was not enough to see "
-    "whose files they are, and on a network file system",
+    "less free space than the limit, and users' files are not the cause; class user if 1 s was "
+    "too short to find the files' owners, and on a network file system",
 )
 LEFTOVERS = Condition(
     "disk-full-leftovers",
     "FAIL",
     "user",
     "clear-leftovers",
-    "less free than the limit, and users' files are what fills it; "
-    "WARN while a job runs here that may own them (not in the prolog)",
+    "less free space than the limit because of users' files; WARN while a job that may own them "
+    "runs here (not in the prolog)",
 )
-LOW = Condition("disk-low", "WARN", "node", "none", "little free")
+LOW = Condition("disk-low", "WARN", "node", "none", "little free space")
 INODES_FULL = Condition(
-    "inodes-full", "FAIL", "node", "none", "hardly any inodes free; the class as for disk-full"
+    "inodes-full", "FAIL", "node", "none", "almost no free inodes; class as for disk-full"
 )
-INODES_LOW = Condition("inodes-low", "WARN", "node", "none", "few inodes free")
+INODES_LOW = Condition("inodes-low", "WARN", "node", "none", "few free inodes")
 BROKEN = Condition(
     "disk-broken", "FAIL", "node", "reboot", "the file system fails when asked for its size"
 )
 NVME_DEAD = Condition(
-    "nvme-dead", "FAIL", "node", "reboot", "the driver gave an NVMe controller up"
+    "nvme-dead", "FAIL", "node", "reboot", "the driver gave up an NVMe controller"
 )
 NVME_MISSING = Condition(
     "nvme-missing", "FAIL", "node", "reboot", "fewer NVMe controllers than configured"
@@ -88,7 +88,7 @@ def judge_space(disk: Disk, minimum: int | None) -> Shortage:
     if minimum is not None:
         if disk.free >= minimum:
             return ENOUGH
-        return Shortage("full", f"{said}, wanted {size(minimum)}", minimum - disk.free)
+        return Shortage("full", f"{said}, expected {size(minimum)}", minimum - disk.free)
     if disk.free < FULL_BYTES and share < FULL_SHARE:
         limit = min(FULL_BYTES, int(FULL_SHARE * disk.total))
         said = f"{said}, limit {size(FULL_BYTES)} and {FULL_SHARE:.0%}"
@@ -218,7 +218,7 @@ def _space(room: _Room, node: _Node) -> list[Finding]:
         return found
     mount = holding(node.mounts, room.real)
     if mount is not None and mount.may_hang:
-        held = Holdings(0, 0, "a network file system: no node's own fault", False)
+        held = Holdings(0, 0, "a network file system: not the node's fault", False)
     else:
         total, look_s = room.disk.total, node.look_s
         held = holdings(node.system, room.real, node.mounts, total, node.systems, look_s)
@@ -272,7 +272,7 @@ def _minimum(table: Mapping[str, Any], found: list[Finding]) -> dict[str, int]:
         if path.startswith("/") and isinstance(value, int | float) and value >= 0:
             out[posixpath.normpath(path)] = int(value * GIB)
         else:
-            said = f"disk.minimum: {path!r} = {value!r}: want an absolute path and GiB"
+            said = f"disk.minimum: {path!r} = {value!r}: use an absolute path and GiB"
             found.append(SETTING.found(said))
     return out
 
@@ -302,7 +302,7 @@ CHECK = Check(
     settings={
         "paths": Setting(
             ["/", "/tmp", "/var", "/var/tmp", "/dev/shm"],
-            "file systems with room to look at, beside SlurmdSpoolDir",
+            "file systems whose free space is checked, besides SlurmdSpoolDir",
         ),
         "minimum": Setting(
             {}, 'free space that a path must have: {"/scratch" = 100, "/tmp" = 20}', "GiB"

@@ -22,8 +22,8 @@ IO_ERROR = Condition("io-error", "WARN", "node", "none", "an I/O error of a disk
 IO_ERRORS = Condition("io-errors", "FAIL", "node", "service", "`io_errors` of one disk")
 NVME_RESET = Condition("nvme-reset", "WARN", "node", "none", "an NVMe was reset in `disk_window`")
 NVME_RESETS = Condition("nvme-resets", "FAIL", "node", "service", "`nvme_resets` of one NVMe")
-NVME_DOWN = Condition("nvme-down", "FAIL", "node", "reboot", "an NVMe or RAID was given up")
-FS_ERROR = Condition("fs-error", "FAIL", "node", "reboot", "a file system found itself damaged")
+NVME_DOWN = Condition("nvme-down", "FAIL", "node", "reboot", "the kernel gave up an NVMe or RAID")
+FS_ERROR = Condition("fs-error", "FAIL", "node", "reboot", "a file system detected damage")
 FS_READONLY = Condition("fs-readonly", "FAIL", "node", "reboot", "remounted read-only by an error")
 FLAPS = Condition("link-flaps", "WARN", "node", "none", "a link went down `flaps` times in an hour")
 FLAPPING = Condition("link-flapping", "FAIL", "node", "service", "… `flapping` times in an hour")
@@ -31,7 +31,9 @@ HUNG = Condition("hung-task", "WARN", "node", "none", "a task hung in the last `
 LOCKUP = Condition("soft-lockup", "WARN", "node", "none", "a processor hung in the last `recent`")
 LOCKUPS = Condition("soft-lockups", "FAIL", "node", "reboot", "`lockups` of them")
 HARD = Condition("hard-lockup", "FAIL", "node", "reboot", "a processor hung with interrupts off")
-OOPS = Condition("kernel-oops", "FAIL", "node", "reboot", "the kernel itself failed and went on")
+OOPS = Condition(
+    "kernel-oops", "FAIL", "node", "reboot", "the kernel itself failed (oops) and continued"
+)
 LOST = Condition(
     "log-overrun",
     "WARN",
@@ -201,7 +203,7 @@ def overrun(records: Sequence[LogRecord], uptime: float, reach: float) -> list[F
     text = text or ("1 record overwritten while the log was read" if lost else "")
     first = records[0]
     if not text and first.seq > 0 and uptime - first.time < reach:
-        text = f"the log reaches back {ago(uptime - first.time)} only, wanted {ago(reach)}"
+        text = f"the log reaches back {ago(uptime - first.time)} only, expected {ago(reach)}"
         text += f", {first.seq} records before were overwritten"
     if not text:
         return []
@@ -245,13 +247,15 @@ CHECK = Check(
         LOST,
     ),
     settings={
-        "recent": Setting(3600.0, "how long memory, hangs and lockups are told", "s"),
+        "recent": Setting(
+            3600.0, "how long out-of-memory kills, hangs and lockups are reported", "s"
+        ),
         "disk_window": Setting(86400.0, "how long errors of disks count", "s"),
         "io_errors": Setting(10, "I/O errors of one disk in disk_window that close the gate"),
         "nvme_resets": Setting(3, "resets of one NVMe in disk_window that close the gate"),
-        "flaps": Setting(3, "times a link goes down in an hour that are told"),
-        "flapping": Setting(10, "times a link goes down in an hour that close the gate"),
-        "reach": Setting(300.0, "the least that the log has to reach back, 0: not checked", "s"),
+        "flaps": Setting(3, "link-down events per hour that raise a warning"),
+        "flapping": Setting(10, "link-down events per hour that close the gate"),
+        "reach": Setting(300.0, "shortest period that the log must cover; 0: not checked", "s"),
         "lockups": Setting(5, "soft lockups and RCU stalls in `recent` that close the gate"),
     },
     cost_ms=3.0,

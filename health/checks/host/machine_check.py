@@ -135,8 +135,8 @@ CHECK = Check(
     run=run,
     conditions=(UNCORRECTED, STORM, CORRECTED, PREVIOUS),
     settings={
-        "corrected": Setting(10, "corrected errors in an hour that are told", "errors"),
-        "storm": Setting(1000, "corrected errors in an hour that close the gate", "errors"),
+        "corrected": Setting(10, "corrected errors per hour that raise a warning", "errors"),
+        "storm": Setting(1000, "corrected errors per hour that close the gate", "errors"),
     },
     cost_ms=1.0,
 )

@@ -13,14 +13,18 @@ from health.node.sysfs import fleet, names, number, text
 from health.node.system import System
 
 MISSING = Condition(
-    "memory-missing", "FAIL", "node", "reboot", "less memory than Slurm or the fleet's record says"
+    "memory-missing",
+    "FAIL",
+    "node",
+    "reboot",
+    "less memory than slurm.conf or the fleet's record states",
 )
 TAKEN = Condition(
     "memory-taken",
     "FAIL",
     "user",
     "clear-leftovers",
-    "no job runs here, and hardly any memory is available",
+    "no job runs here, and almost no memory is available",
 )
 HELD = Condition(
     "memory-held", "WARN", "user", "none", "no job runs here, and much memory is in use"
@@ -169,8 +173,8 @@ CHECK = Check(
     run=_run,
     conditions=(MISSING, TAKEN, HELD, SWAP, HUGEPAGES, UNCORRECTED, CORRECTED),
     settings={
-        "tolerance": Setting(2.0, "memory that may be missing against what was configured", "%"),
-        "taken": Setting(20.0, "available memory below which an idle node is refused", "%"),
+        "tolerance": Setting(2.0, "tolerated shortfall from the configured memory", "%"),
+        "taken": Setting(20.0, "available memory below which an idle node accepts no jobs", "%"),
         "held": Setting(50.0, "available memory below which an idle node is reported", "%"),
         "hugepages": Setting(1.0, "huge pages that may be in use on an idle node", "GiB"),
         "corrected_per_day": Setting(1000, "corrected memory errors of one controller", "a day"),

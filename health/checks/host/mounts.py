@@ -23,16 +23,16 @@ MISSING = Condition(
     "FAIL",
     "node",
     "none",
-    "a wanted mount is not there; WARN if only fstab wants it, with nofail",
+    "an expected mount is missing; WARN if only fstab lists it, with nofail",
 )
 READ_ONLY = Condition(
-    "mount-read-only", "FAIL", "node", "none", "mounted read-only, wanted read-write"
+    "mount-read-only", "FAIL", "node", "none", "mounted read-only, expected read-write"
 )
 WRITABLE = Condition(
-    "mount-writable", "WARN", "node", "none", "mounted read-write, wanted read-only"
+    "mount-writable", "WARN", "node", "none", "mounted read-write, expected read-only"
 )
 WRONG = Condition(
-    "mount-wrong", "FAIL", "node", "none", "another type of file system than the wanted one"
+    "mount-wrong", "FAIL", "node", "none", "the file system type is not the expected one"
 )
 HUNG = Condition(
     "mount-hung",
@@ -42,10 +42,14 @@ HUNG = Condition(
     "no answer within the deadline; WARN for a mount that neither `required` nor fstab names",
 )
 STALE = Condition(
-    "mount-stale", "FAIL", "node", "none", "stale file handle: the server forgot what is mounted"
+    "mount-stale",
+    "FAIL",
+    "node",
+    "none",
+    "stale file handle: the server no longer knows the mounted directory",
 )
 BROKEN = Condition(
-    "mount-broken", "FAIL", "node", "none", "reading (or writing, where wanted) it fails"
+    "mount-broken", "FAIL", "node", "none", "reading it (or writing to it, where required) fails"
 )
 FAILED = Condition(
     "filesystem-failed",
@@ -54,9 +58,7 @@ FAILED = Condition(
     "reboot",
     "the kernel shut a local file system down or made it read-only after errors",
 )
-SETTING = Condition(
-    "mount-setting", "WARN", "tool", "none", "an entry of `required` cannot be used as it stands"
-)
+SETTING = Condition("mount-setting", "WARN", "tool", "none", "an entry of `required` is invalid")
 
 DEADLINE_S = 6.0
 OTHERS = 16  # mounts probed that nobody names
@@ -113,11 +115,11 @@ def judge(wanted: Wanted, mount: Mount | None) -> Finding | None:
         return None  # its probe mounts it, or not
     what = f"{mount.fstype} {mount.source}"
     if wanted.fstype and not _same_type(wanted.fstype, mount.fstype):
-        return WRONG.found(f"{what}, wanted type {wanted.fstype}", wanted.point)
+        return WRONG.found(f"{what}, expected type {wanted.fstype}", wanted.point)
     if mount.read_only and not wanted.read_only:
-        return READ_ONLY.found(f"{what} is mounted ro, wanted rw", wanted.point)
+        return READ_ONLY.found(f"{what} is mounted ro, expected rw", wanted.point)
     if wanted.read_only and not mount.read_only:
-        return WRITABLE.found(f"{what} is mounted rw, wanted ro", wanted.point)
+        return WRITABLE.found(f"{what} is mounted rw, expected ro", wanted.point)
     return None
 
 
@@ -207,7 +209,7 @@ def _run(system: System) -> list[Finding]:
             unsure = slow or options["required"]
             found.append(finding._replace(status="WARN") if unsure else finding)
     if probes.skipped:
-        found.append(HUNG.found(f"no time left to ask {' '.join(probes.skipped)}", status="WARN"))
+        found.append(HUNG.found(f"no time left to probe {' '.join(probes.skipped)}", status="WARN"))
     return found
 
 
@@ -274,8 +276,8 @@ CHECK = Check(
             'mounts that must be there: "/scratch", "/data:ro", "/home:rw,type=nfs4"; "write" '
             "proves it by writing a file; empty: the network file systems of /etc/fstab",
         ),
-        "ignore": Setting([], "mount points that are nobody's business here"),
-        "deadline": Setting(3.0, "the longest that one mount may take to answer", "s"),
+        "ignore": Setting([], "mount points to ignore"),
+        "deadline": Setting(3.0, "time limit for the answer of one mount", "s"),
     },
     deadline_s=DEADLINE_S,
     cost_ms=1.0,

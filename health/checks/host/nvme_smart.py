@@ -25,7 +25,7 @@ WORN = Condition(
     "nvme-worn", "WARN", "node", "none", "the drive has used up `used` % of its rated writes"
 )
 MEDIA = Condition(
-    "nvme-media-errors", "WARN", "node", "none", "more than `media_errors` errors of data integrity"
+    "nvme-media-errors", "WARN", "node", "none", "more than `media_errors` data integrity errors"
 )
 UNREAD = Condition(
     "nvme-smart-unread", "WARN", "tool", "none", "the drive's health log could not be read"
@@ -65,7 +65,7 @@ def parse(said: str) -> Health:
         raise ValueError("brackets without end") from None
     log = found.get(_SMARTCTL_LOG, found) if isinstance(found, dict) else None
     if not isinstance(log, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     warning = log.get("critical_warning")
     if isinstance(warning, dict):  # nvme-cli 2 with verbose output
         warning = warning.get("value")
@@ -116,7 +116,7 @@ def _run(system: System) -> list[Finding]:
         if text(system, f"{here}/transport") not in ("pcie", ""):
             continue  # over a network: not this node's hardware
         if time.monotonic() >= until:
-            return [*found, UNREAD.found(f"not asked: {_ALL_S:g} s went to other drives", name)]
+            return [*found, UNREAD.found(f"not read: other drives took all {_ALL_S:g} s", name)]
         try:
             said = _ask(system, f"/dev/{name}")
             if said is None:
@@ -148,8 +148,8 @@ CHECK = Check(
     run=_run,
     conditions=(WARNING, WORN, MEDIA, UNREAD),
     settings={
-        "used": Setting(100, "rated writes used up that are a warning", "%"),
-        "media_errors": Setting(10, "errors of data integrity of a drive that are no warning yet"),
+        "used": Setting(100, "share of the rated writes used that raises a warning", "%"),
+        "media_errors": Setting(10, "data integrity errors of a drive that raise no warning"),
     },
     where=frozenset({"sweep", "deep"}),
     closes_on_error=False,

@@ -264,7 +264,9 @@ CHECK = Check(
     run=run,
     conditions=(FATAL, MANY, NONFATAL, CORRECTED, OTHER),
     settings={
-        "corrected": Setting(100.0, "corrected errors per hour of a device that are told", "1/h"),
+        "corrected": Setting(
+            100.0, "corrected errors per hour of a device that raise a warning", "1/h"
+        ),
         "many": Setting(100, "non-fatal errors of a device since boot that close the gate"),
     },
     cost_ms=3.0,

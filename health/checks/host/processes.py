@@ -24,15 +24,15 @@ STUCK = Condition(
     "FAIL",
     "node",
     "reboot",
-    "a process of no running job was killed and does not die (state D); class user, action none "
-    "where it waits for a file server or a FUSE daemon",
+    "a killed process of no running job does not exit (state D); class user and action none if it "
+    "waits for a file server or a FUSE daemon",
 )
 BLOCKED = Condition(
     "process-blocked",
     "WARN",
     "node",
     "none",
-    "a process of no running job stays in state D, but nobody killed it yet",
+    "a process of no running job stays in state D but has not been killed",
 )
 LEFT = Condition(
     "processes-left",

@@ -18,32 +18,35 @@ from health.node.sysfs import fleet, names, text
 from health.node.system import System
 
 DOWN = Condition(
-    "service-down", "FAIL", "node", "none", "systemd says that a wanted unit is not active"
+    "service-down", "FAIL", "node", "none", "systemd reports that a required unit is not active"
 )
 FABRIC_MANAGER = Condition(
     "service-fabric-manager",
     "FAIL",
     "node",
     "restart-fabric-manager",
-    "the node has NVSwitches and systemd says that nvidia-fabricmanager is not active",
+    "the node has NVSwitches, and systemd reports that nvidia-fabricmanager is not active",
 )
 UNKNOWN = Condition(
-    "service-unknown", "WARN", "tool", "none", "whether a wanted unit runs could not be seen"
+    "service-unknown", "WARN", "tool", "none", "the state of a required unit could not be read"
 )
 IMEX = Condition(
     "service-imex",
     "WARN",
     "node",
     "none",
-    "nvidia-imex is enabled and systemd says that it failed, or stopped where the fleet has it run",
+    "nvidia-imex is enabled, and systemd reports that it failed, or that it stopped although the "
+    "fleet's record has it running",
 )
-MODULE = Condition("module-missing", "FAIL", "node", "none", "a wanted kernel module is not loaded")
+MODULE = Condition(
+    "module-missing", "FAIL", "node", "none", "a required kernel module is not loaded"
+)
 PEERMEM = Condition(
     "peermem-missing",
     "WARN",
     "node",
     "none",
-    "the fleet's record has nvidia_peermem, and this node with GPUs and RDMA ports has not",
+    "the fleet's record has nvidia_peermem, but this node with GPUs and RDMA ports does not",
 )
 
 FABRIC_UNIT = "nvidia-fabricmanager.service"
@@ -187,7 +190,7 @@ def _ask(system: System, units: list[str]) -> dict[str, tuple[str, str]]:
                 break
             if len(shown) == len(units):
                 return dict(zip(units, map(judge_unit, shown), strict=True))
-            said = f"systemctl spoke of {len(shown)} units, {len(units)} were asked"
+            said = f"systemctl reported {len(shown)} of {len(units)} units"
             break
     return dict.fromkeys(units, ("unknown", said))
 

@@ -24,7 +24,7 @@ UNKNOWN = Condition(
     "WARN",
     "tool",
     "none",
-    "a command ended with another exit code, not in time, or is not root's alone",
+    "a command exited with another code, timed out, or is writable by users other than root",
 )
 SETTINGS = {
     "commands": Setting(

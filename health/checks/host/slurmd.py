@@ -26,17 +26,17 @@ MUNGE_MISSING = Condition(
     "FAIL",
     "node",
     "none",
-    "Slurm uses munge, and there is no socket where AuthInfo says; WARN in munge's own directory",
+    "Slurm uses munge, and its socket (AuthInfo) is missing; WARN in munge's default directory",
 )
 MUNGE_DEAD = Condition(
-    "munge-dead", "FAIL", "node", "none", "munged left its socket and its pid file, and is gone"
+    "munge-dead", "FAIL", "node", "none", "munged has exited and left its socket and pid file"
 )
 LOOPBACK = Condition(
     "hostname-loopback",
     "WARN",
     "node",
     "none",
-    "/etc/hosts gives the node's name a loopback address: ranks tell it to other nodes",
+    "/etc/hosts gives the node's name a loopback address: ranks pass it on to other nodes",
 )
 
 MUNGE_SOCKETS = ("/run/munge/munge.socket.2", "/var/run/munge/munge.socket.2")

@@ -14,13 +14,15 @@ from health.finding import Finding
 from health.node.sysfs import fleet, names, number, text
 from health.node.system import System
 
-MISSING = Condition("ethernet-missing", "FAIL", "node", "reboot", "a wanted interface is not there")
+MISSING = Condition(
+    "ethernet-missing", "FAIL", "node", "reboot", "an expected interface is missing"
+)
 DOWN = Condition(
     "ethernet-down",
     "FAIL",
     "node",
     "none",
-    "a wanted interface, or every interface of the default route, has no link; WARN if another "
+    "an expected interface, or every interface of the default route, has no link; WARN if another "
     "default route has one",
 )
 SLOW = Condition(
@@ -28,7 +30,7 @@ SLOW = Condition(
     "FAIL",
     "node",
     "none",
-    "slower than the setting or the fleet's record says",
+    "slower than the setting or the fleet's record requires",
 )
 HALF = Condition("ethernet-half-duplex", "WARN", "node", "none", "the link is half duplex")
 BOND = Condition("bond-degraded", "WARN", "node", "none", "a member of a bond has no link")
@@ -49,7 +51,7 @@ def parse_expected(entry: str) -> tuple[str, int]:
     """ "eth0" or "eth0:25000" -> (name, Mb/s; 0: any). ValueError says what is wrong."""
     name, _, speed = entry.partition(":")
     if not name or "/" in name or (speed and not speed.isdigit()) or entry.endswith(":"):
-        raise ValueError(f"{entry!r}: want INTERFACE or INTERFACE:MBITS")
+        raise ValueError(f"{entry!r}: use INTERFACE or INTERFACE:MBITS")
     return name, int(speed or 0)
 
 
@@ -159,7 +161,7 @@ def _quality(system: System, name: str, wanted: int, uptime: float) -> list[Find
     found = []
     speed = number(system, f"{base}/speed") or -1  # -1, or unreadable, where there is none
     if 0 < speed < wanted:
-        found.append(SLOW.found(f"{speed} Mb/s, wanted {wanted} Mb/s", name))
+        found.append(SLOW.found(f"{speed} Mb/s, expected {wanted} Mb/s", name))
     if text(system, f"{base}/duplex") == "half":
         found.append(HALF.found(f"{base}/duplex is half", name))
     members = text(system, f"{base}/bonding/slaves").split() or [name]

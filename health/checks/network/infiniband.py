@@ -19,13 +19,13 @@ from health.node.sysfs import fleet
 from health.node.system import System
 from robust_slurm.hostlist import expand
 
-MISSING = Condition("ib-missing", "FAIL", "node", "reboot", "a wanted port is not there")
+MISSING = Condition("ib-missing", "FAIL", "node", "reboot", "an expected port is missing")
 DOWN = Condition(
     "ib-down",
     "FAIL",
     "node",
     "none",
-    "a wanted port, or one that was up since boot, has no physical link",
+    "an expected port, or one that was up since boot, has no physical link",
 )
 UNEXPECTED = Condition(
     "ib-down-unexpected",
@@ -39,15 +39,16 @@ NOT_ACTIVE = Condition(
     "FAIL",
     "node",
     "none",
-    "a wanted port has a link and no subnet manager made it active (INIT, ARMED); WARN if nobody "
-    "says that it is wanted",
+    "an expected port has a link, but no subnet manager activated it (INIT, ARMED); WARN if no "
+    "list names the port",
 )
 RATE = Condition(
     "ib-rate",
     "FAIL",
     "node",
     "none",
-    "slower than wanted, or one lane where its like have more; WARN if only slower than its like",
+    "slower than expected, or one lane where similar ports have more; WARN if only slower than "
+    "similar ports",
 )
 ERRORS = Condition("ib-errors", "WARN", "node", "none", "errors of the link, per hour since boot")
 FLAPS = Condition("ib-flaps", "WARN", "node", "none", "the link went down often since boot")
@@ -59,7 +60,7 @@ FIRMWARE = Condition(
     "WARN",
     "node",
     "none",
-    "firmware other than the fleet's record says, or than that of the same board beside it",
+    "firmware differs from the fleet's record, or from that of the same board model in this node",
 )
 SETTING = Condition("ib-setting", "WARN", "tool", "none", "an entry of `expected` cannot be used")
 
@@ -96,7 +97,7 @@ def parse_expected(entries: Sequence[str]) -> dict[str, Wanted]:
         try:
             gbits = float(rate)
         except ValueError:
-            raise ValueError(f"{entry!r}: want PORT or PORT:GBITS") from None
+            raise ValueError(f"{entry!r}: use PORT or PORT:GBITS") from None
         for port in expand(name):
             out[port.removesuffix("/1")] = Wanted(gbits, (), "infiniband.expected")
     return out
@@ -120,7 +121,7 @@ def judge(found: Sequence[Port], wanted: Mapping[str, Wanted], uptime: float) ->
     """All findings about the ports of a node."""
     here = {port.name: port for port in found}
     out = [
-        MISSING.found(f"not in /sys/class/infiniband, {want.source} wants it", name)
+        MISSING.found(f"not in /sys/class/infiniband, {want.source} lists it", name)
         for name, want in wanted.items()
         if name not in here
     ]
@@ -146,7 +147,7 @@ def judge_down(
     said = f"state {port.state}, physical {port.physical}"
     if want is None and (others_wanted or port.physical == "Disabled"):
         return []
-    reason = f"{want.source} wants it up" if want else ""
+    reason = f"{want.source} requires it up" if want else ""
     if port.physical == "LinkUp":
         if want:
             return [NOT_ACTIVE.found(f"{said}: no subnet manager? {reason}", port.name)]

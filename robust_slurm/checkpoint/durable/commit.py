@@ -107,8 +107,8 @@ def _other_runs(request: Request) -> list[str]:
         return []
     return [
         f"another run ({', '.join(others)}) commits checkpoints to {request.directory} as well: "
-        "each resumes from the other's newest step and removes its older ones. Give each run a "
-        "directory"
+        "each resumes from the other's newest step and removes the other's older ones. Give each "
+        "run its own directory"
     ]
 
 
@@ -138,7 +138,7 @@ def _gather(
         if not awaited:
             break
         if stop.is_set() or time.monotonic() > deadline:
-            why = "given up" if stop.is_set() else f"{request.wait:g} s are over"
+            why = "given up" if stop.is_set() else f"{request.wait:g} s have passed"
             missing = list(awaited.values())
             said = ", ".join(map(str, missing[:16])) + (", ..." if missing[16:] else "")
             raise DurableError(

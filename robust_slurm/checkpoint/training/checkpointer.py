@@ -26,8 +26,8 @@ __all__ = ["CheckpointError", "Checkpointer"]
 
 FLUSH_DEADLINE = 600.0  # s for the last step to reach the durable tier at the end
 NOT_FINITE = (
-    "the loss is not finite: no step is saved until it is again (this is said once; "
-    "ROBUST_NAN=ignore saves whatever the loss)"
+    "the loss is not finite: no step is saved until it is again (this is logged once; "
+    "ROBUST_NAN=ignore saves at any loss)"
 )
 CRASH_DEADLINE = 60.0  # s for that when the script ends by an exception
 
@@ -123,7 +123,7 @@ class Checkpointer:
         checkpoint that cannot be used, and TypeError when something is given that cannot be saved.
         """
         if self._resumed or self._closed or self.stats.saves:
-            raise CheckpointError("resume() is called once, before the first save()")
+            raise CheckpointError("call resume() once, before the first save()")
         self._resumed = True
         heartbeat._expect_saves()
         try:

@@ -60,7 +60,7 @@ class Client:
                 self._hear(message)
             self.welcome = message
             if self.welcome.get("op") != "welcome":
-                raise OSError(str(self.welcome.get("why", "it does not welcome this rank")))
+                raise OSError(str(self.welcome.get("why", "it rejects this rank")))
         except (OSError, ValueError) as error:
             self._socket.close()
             raise StoreGoneError(f"no checkpoint store at {path}: {error}") from None
@@ -149,7 +149,7 @@ class Client:
         if answer is None:
             return self.dead
         if not answer.get("ok"):
-            return str(answer.get("why") or "the store does not say why")
+            return str(answer.get("why") or "the store gives no reason")
         written = int(answer.get("step", step))  # not this one if the store could not keep it
         if written == step:
             return ""
@@ -182,7 +182,7 @@ class Client:
                     view = view[self._socket.send(view, socket.MSG_DONTWAIT) :]
                 except BlockingIOError:
                     if time.monotonic() > end:
-                        raise TimeoutError("the store does not read") from None
+                        raise TimeoutError("the store does not read its messages") from None
                     time.sleep(0.01)
 
     def _read(self) -> dict[str, Any]:

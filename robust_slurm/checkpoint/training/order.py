@@ -43,7 +43,7 @@ class Order:
         if missing := self._state.schedulers_missing():
             found.append(
                 f"{', '.join(missing)}: a learning-rate scheduler steps with it and is not in "
-                "extra: after a restart it would begin anew. Pass "
+                "extra: after a restart it would start from the beginning. Pass "
                 'extra={"scheduler": scheduler}, unless the script computes it from the step'
             )
         return found

@@ -42,7 +42,7 @@ class Patience:
         self._stats.replica_s += time.perf_counter() - start
         if lags and not self._lags:
             self._say(
-                f"step {step} has no replica after {patience:.0f} s; training goes on without "
-                "waiting until the store has caught up: more than one step can be lost meanwhile"
+                f"step {step} has no replica after {patience:.0f} s; training continues without "
+                f"waiting until the store has caught up: more than one step can be lost meanwhile"
             )
         self._lags = lags

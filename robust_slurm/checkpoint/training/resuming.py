@@ -40,8 +40,8 @@ def from_memory(state: State, client: Client, plan: Mapping[str, Any]) -> int:
         try:
             if not name:
                 raise CheckpointError(
-                    f"step {step} cannot be restored: rank {rank}'s snapshot was not brought to "
-                    f"this node, where rank {state.rank} was not expected; at the next start it is"
+                    f"step {step} cannot be restored: rank {rank}'s snapshot was not copied to "
+                    f"this node, where rank {state.rank} was not expected; the next start copies it"
                 )
             if Path(name).name != name:
                 raise OSError(f"the plan names {name!r}")
@@ -98,7 +98,7 @@ def from_durable(
         except (StateError, tier.DurableError) as error:
             raise CheckpointError(_other_model(step, error)) from None
         bad = [rank for rank, each in enumerate(outcomes) if each != _GOOD]
-        say(f"durable step {step} is passed over: {why or f'rank {bad[0]} cannot read it'}")
+        say(f"durable step {step} is skipped: {why or f'rank {bad[0]} cannot read it'}")
     if steps:
         raise CheckpointError(
             f"none of the checkpoints in {directory} can be used (steps "

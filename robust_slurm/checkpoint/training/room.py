@@ -80,7 +80,7 @@ def choose(
     )
     if rung is None:
         return None, head
-    kept = f"{head}. Kept are {rung}"
+    kept = f"{head}. Kept: {rung}"
     if ladder is not LADDER:
         return rung, f"{kept}; steps are left out while one is written"
     costs = [_COSTS[rung.replicas]] + ([_COSTS[1]] if rung.own == 1 else [])

@@ -183,7 +183,7 @@ class Saver:
             slot = ring.take(self._client.held(), self._client.everywhere)
         if slot is None:
             self._client.skipped(step)
-            raise RuntimeError(f"step {step} is left out: all slots are still being written")
+            raise RuntimeError(f"step {step} is skipped: all slots are still being written")
         # What a device copies may change before the host has come to read the rest.
         beside = self._moments.steady and not careful and gpu.current() is None
         try:
@@ -265,7 +265,7 @@ class Saver:
         if copy is None or (copy.copied and self._waited):
             return
         if not copy.before_change(COPY_DEADLINE):
-            self._say(f"the copy of step {copy.step} hangs; training goes on, it is thrown away")
+            self._say(f"the copy of step {copy.step} hangs and is discarded; training continues")
         elif not self._waited:
             self._waited = True
             if self._over.wait(COPY_DEADLINE) and copy.error is None:
@@ -307,7 +307,7 @@ class Saver:
         if verdict.spoilt and self._newest is not None:
             step = self._newest.step
             self._withdraw(self._newest)
-            return f"step {step} was thrown away: {some(verdict.names)} changed after save({step})"
+            return f"step {step} was discarded: {some(verdict.names)} changed after save({step})"
         if not self._on_disk and self._taken != self.last:
             self._take_held(persist=False)  # not every step is saved
         if self._on_disk and self._ring is not None:
@@ -363,7 +363,7 @@ class Saver:
     def _torn(self, copy: Copy, error: TornError) -> None:
         names = [copy.form.entries[copy.form.late[i]].name for i in error.indices]
         self._stats.torn += 1
-        self._copy_at_once(names, f"step {copy.step} was thrown away: ")
+        self._copy_at_once(names, f"step {copy.step} was discarded: ")
 
     def _act_on(self, verdict: Verdict) -> None:
         """Act on the guard's verdict on the newest snapshot."""
@@ -372,7 +372,7 @@ class Saver:
             return
         start = ""
         if verdict.spoilt:
-            start = f"step {copy.step} was thrown away: "
+            start = f"step {copy.step} was discarded: "
             self._withdraw(copy)
         if not verdict.unseen:
             self._copy_at_once(verdict.names, start)
@@ -412,12 +412,12 @@ class Saver:
         if ring is None:
             return
         if self._on_disk:
-            self._say(f"{why}: this rank's state is NOT saved. Training goes on")
+            self._say(f"{why}: this rank's state is NOT saved. Training continues")
             return
         ring.remove()
         self._ring, how = by_disk(self._options, self._about)
         self._on_disk = self._ring is not None
         self._say(
             f"{why}: no snapshots in memory, so a restart begins at the last durable step. {how}. "
-            f"Make {holds(ring)} larger, or save less; training goes on"
+            f"Make {holds(ring)} larger, or save less; training continues"
         )

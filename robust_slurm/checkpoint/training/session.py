@@ -105,13 +105,16 @@ class Session:
         if self._apart(step):
             self.say(
                 f"ranks {self._state.share.ranks if self._state.share else ()} no longer hold the "
-                "same parameters and optimizer state: each saves all of its own from now on"
+                f"same parameters and optimizer state: each saves its whole state from now on"
             )
             self._unshare()
         if self.saver is None:
             return
         if step <= self.saver.last:
-            self.say(f"save({step}) after step {self.saver.last} is left out: steps rise")
+            self.say(
+                f"save({step}) ignored: step {self.saver.last} was saved already; steps must "
+                f"increase"
+            )
             return
         self.saver.save(step)
         if self.client is not None and self.client.stands_at(step):
@@ -275,8 +278,8 @@ class Session:
         if share is None or len({all_crcs[rank][0] for rank in share.ranks}) == 1:
             return
         self.say(
-            f"parameters or optimizer state differ between data-parallel ranks {share.ranks}: each "
-            "rank saves all of its own. If that is not meant, the model was not broadcast"
+            f"parameters or optimizer state differ between data-parallel ranks {share.ranks}: "
+            f"each rank saves its whole state. If this is not intended, the model was not broadcast"
         )
         self._unshare()
 

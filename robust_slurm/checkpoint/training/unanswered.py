@@ -61,8 +61,8 @@ def _ask(directory: str, what: str, say: Callable[[str], None], over: threading.
     def late() -> None:
         if not over.is_set():
             say(
-                f"{what} waits: {directory} has not answered for {SILENT:.0f} s; {what} goes on "
-                "when its file system answers"
+                f"{what} waits: {directory} has not answered for {SILENT:.0f} s; {what} continues "
+                f"when its file system answers"
             )
 
     while not over.is_set():

@@ -309,7 +309,7 @@ class Pusher:
         if newly:
             self._alarm(
                 f"no replica of rank {self._rank} at rank {target.rank} on {target.node} "
-                f"({target.host}:{target.port}): {why}. Training goes on; a loss of this rank's "
+                f"({target.host}:{target.port}): {why}. Training continues; a loss of this rank's "
                 "node now costs all steps since the last durable checkpoint"
             )
             if newest is not None:

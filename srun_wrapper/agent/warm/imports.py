@@ -43,7 +43,7 @@ def unpack(data: bytes) -> Learnt:
     try:
         return msgspec.json.decode(zlib.decompressobj().decompress(data, _MOST), type=Learnt)
     except (zlib.error, msgspec.MsgspecError) as err:
-        raise ValueError(f"a list of imports that makes no sense: {err}") from None
+        raise ValueError(f"invalid list of imports: {err}") from None
 
 
 def is_interpreter(words: Sequence[str], command: Sequence[str], env: Mapping[str, str]) -> bool:

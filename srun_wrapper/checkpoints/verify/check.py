@@ -57,7 +57,7 @@ class Check:
         if base is None or other is None:
             alone = len(here) + len(self._state.spares()) < 2
             why = UNEVEN if not alone else ONE_NODE
-            self._miss(step, why if other is None else "memory does not hold a step before it")
+            self._miss(step, why if other is None else "no earlier step is in memory")
             return "unknown"
         self._missed = 0
         names = (f"{new.name} in place of {old.name}" for new, old in zip(other, here, strict=True))
@@ -82,8 +82,8 @@ class Check:
             assert third is not None
             _, what = compare(first, third)
             self.off = (
-                f"step {step} comes out differently on the same nodes, too ({what}): the program "
-                "is not deterministic, and nobody is to blame"
+                f"step {step} has a different result on the same nodes, too ({what}): the program "
+                f"is not deterministic, and no node is blamed"
             )
             return "program"
         if found == "machine" or found == "once":
@@ -96,7 +96,7 @@ class Check:
         self._missed += 1
         self._journal.news(f"step {step} is not computed again: {why}")
         if self._missed >= MISSED:
-            self.off = f"it could not be done {MISSED} times in a row: {why}"
+            self.off = f"the check failed {MISSED} times in a row: {why}"
 
     async def _test(
         self, step: int, other: Sequence[Node], outcome: Literal["machine", "once"]
@@ -104,12 +104,15 @@ class Check:
         """Test the machines of the first result after one that depends on the node, or came only
         once: all of them, since one wrong gradient is in the state of every rank. ``other``: those
         of the second result."""
-        what = f"step {step} depends on the node: twice the same on some, differently on others"
+        what = (
+            f"step {step} depends on the node: two equal results on some nodes, another result "
+            f"on others"
+        )
         if outcome == "once":
             names = ",".join(node.name for node in self._state.world.places)
             what = (
-                f"step {step} came out differently once, on {names}, and then twice the "
-                "same, on other nodes and on these: a device computes wrongly now and then"
+                f"step {step} had a different result once, on {names}, and then the same result "
+                f"twice, on other nodes and on these: a device computes wrongly intermittently"
             )
         say(f"{what}; it is not certified")
         if why := self._recomputing.hindrance():
@@ -129,7 +132,10 @@ class Check:
                 self._unproven = 0
                 return "proven"  # and what the ranks go on from is not its work
         if self._unproven >= UNPROVEN:
-            self.off = f"{UNPROVEN} times in a row it depended on the node, and no test proves any"
+            self.off = (
+                f"{UNPROVEN} times in a row the result depended on the node, and no test "
+                f"names a faulty one"
+            )
         else:
             say("no machine is proven faulty, so no node is evicted")
         return outcome

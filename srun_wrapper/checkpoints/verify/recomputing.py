@@ -113,7 +113,7 @@ class Recomputing:
     def hindrance(self) -> str:
         """Reason why ranks that stand must not be stopped now, or they would lose something."""
         if self._state.passed_at >= self._from:
-            return "a signal has come for the ranks, which may not have acted on it"
+            return "the ranks received a signal that they may not have handled yet"
         if self.spent():
             return SPENT
         return "ranks have ended" if self._state.world.is_ending() else ""

@@ -54,7 +54,7 @@ def refused(*, tasks: bool, checkpoint: bool, nodes: int, numbered: bool, source
     return ""
 
 
-ONE_NODE = "a step is computed again on other nodes, and this job has one"
+ONE_NODE = "a step is recomputed on other nodes, and this job has only one node"
 UNEVEN = "some node has no partner with as many ranks, nor a spare with room for them"
 
 
@@ -113,7 +113,7 @@ def compare(one: Results, two: Results) -> tuple[Verdict, str]:
     Unknown where they are not of the same ranks, or where a rank kept another part of the state.
     """
     if not one or one.keys() != two.keys():
-        return "unknown", "not all ranks have told their results"
+        return "unknown", "not all ranks have reported their results"
     apart = [rank for rank in one if one[rank].parts != two[rank].parts]
     if apart:
         return "unknown", f"{_ranks(apart)} kept another part of the state"

@@ -158,6 +158,6 @@ class Verify:
             newest = f", newest step {step}" if outcome == "agree" else f"; step {step}: {outcome}"
             times = "step" if self._agreed == 1 else "steps"
             self.text = (
-                f"{self._agreed} {times} computed alike on other nodes{newest}; "
+                f"{self._agreed} {times} the same result on other nodes{newest}; "
                 f"{self.seconds:.1f} s in all"
             )

@@ -226,7 +226,7 @@ class StandbyRequests:
         """Learn what became of a request whose srun has ended before robust-task reported."""
         lasted = time.monotonic() - request.since
         try:
-            jobs = await self._slurm.call("learn which standby node was allotted", self._allotted)
+            jobs = await self._slurm.call("read which standby node Slurm allocated", self._allotted)
         except SlurmError:
             return "refused"
         away = self._slurm.outage.count != request.outages
@@ -270,7 +270,7 @@ class StandbyRequests:
                 "get a standby node", lambda: self._requester.slurm.waiting_reasons(name), over
             )
         except SlurmError:
-            return "Slurm does not say why"
+            return "Slurm gives no reason"
         if self._slurm.outage.count != before:
             return ""
         told = ", ".join(sorted(reasons - BUSY))

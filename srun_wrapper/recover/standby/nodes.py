@@ -90,7 +90,7 @@ class StandbyNodes:
             self._requests.look(chosen, LOOK)
             await state.until(news, min(LOOK, left))
             if self._refused(chosen):
-                why = "srun says why, above"
+                why = "srun's message above has the reason"
                 break
             lacking = set(filter(vacant, self._review(chosen, came())))
             tries += bool(lacking)

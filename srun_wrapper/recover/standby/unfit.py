@@ -33,7 +33,7 @@ class UnfitNodes:
 
     def note_silent(self, request: Request, now: float) -> None:
         seconds = now - (request.runs_since or now)
-        what = f"no word of robust-task {seconds:.0f} s after Slurm had started it "
+        what = f"no message from robust-task {seconds:.0f} s after Slurm started it "
         what += "(if it is only slow, raise standby_start_limit)"
         self.note(request.node, request.job, what)
 

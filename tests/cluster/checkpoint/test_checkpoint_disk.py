@@ -71,11 +71,11 @@ def test_little_memory(
     training.kill(ddp.program, rank=0)
     training.check_ended()
     # After the restart what was fetched takes room of its own for a while.
-    said, *_ = [text for text in training.said_alarms() if "Kept are" in text]
+    said, *_ = [text for text in training.said_alarms() if "Kept:" in text]
     numbers = r"snapshots of about 1\.5 MB each: 7 .* take 11 MB of /dev/shm .*, (\S+) MB are free"
     found = re.match(numbers, said)
     assert found is not None and files * 1.5 <= float(found[1]) < (files + 1) * 1.5, said
-    assert f"Kept are {kept}: " in said and costs in said
+    assert f"Kept: {kept}: " in said and costs in said
     assert training.says(f"^robust-srun: checkpoints, rank 1 on n2: {re.escape(said)}$")
     first, again = training.resumed()
     # While step 5 is written to disk, what comes after it may be left out.

@@ -210,7 +210,7 @@ def test_install_over_ssh_and_run_a_job(ready: Site) -> None:
     pasted = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     assert asked_for(lab).items() <= pasted.items()
     reconfigure(lab, pasted)
-    assert "still wants" not in ready.install().stdout
+    assert "still needs" not in ready.install().stdout
 
     found = ready.doctor()
     assert {subject for subject, r in found.items() if r["level"] == "fix"} == set(), found

@@ -129,7 +129,7 @@ def test_busy_and_drained_nodes_are_refused(site: GateLab) -> None:
     assert done.returncode == 2 and done.stdout == ""
     assert f"n1: busy with job {job} of {site.lab.user}" in done.stderr
     assert "n2: drained (the fan)" in done.stderr and "n3" not in done.stderr
-    assert "n9: Slurm knows no such node" in burn_in(site, "n9").stderr
+    assert "n9: no such node in Slurm" in burn_in(site, "n9").stderr
     denied = site.lab.exec("head", argv(site, "n3"))
     assert denied.returncode == 3 and "denied" in denied.stderr
     site.lab.exec("head", ["scancel", str(job)], check=True)

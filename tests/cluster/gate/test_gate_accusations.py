@@ -154,7 +154,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, int]] = {
     "e1": ({"owner": STRANGER}, f"belongs to uid {STRANGER}", STRANGER),
     "e2": ({"job": 1}, "not of job", UID),
     "e3": ({"node": "n1"}, "about another node", UID),
-    "e4": ({"text": "[" * 30000}, "no JSON", UID),
+    "e4": ({"text": "[" * 30000}, "not valid JSON", UID),
     "e5": ({"text": "x" * 70000}, "larger than", UID),
     "e6": ({"link": "/etc/passwd"}, "a link", UID),
 }

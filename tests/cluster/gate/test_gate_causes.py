@@ -60,7 +60,7 @@ def test_a_dead_network_leaves_drains_for_a_dead_gpu(site: GateLab) -> None:
         site.lab.link(node, up=False)
     site.sweep("n1")
     assert site.reason("n1") == DOWN
-    assert "NOT drained, the circuit breaker holds" in site.sweep("n2")
+    assert "NOT drained, the circuit breaker is at its limit" in site.sweep("n2")
     assert site.reason("n2") == ""
     site.lab.gpu("n2", 1, lost=True)
     site.sweep("n2")

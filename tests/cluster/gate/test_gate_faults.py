@@ -58,7 +58,7 @@ FAULTS = (
         "pcie-width",
         lambda lab, n: lab.gpu(n, 1, pcie_width=8),
         "node:pcie-width:gpu1:reboot",
-        "width x8, wanted x16",
+        "width x8, expected x16",
     ),
     Fault(
         "recovery-action",
@@ -76,7 +76,7 @@ FAULTS = (
         "nvlink-down",
         lambda lab, n: lab.gpu(n, 1, set={"nvlink4.active": "0"}),
         "node:nvlink-down:gpu1:reboot",
-        "17 NVLinks active, wanted 18",
+        "17 NVLinks active, expected 18",
     ),
     Fault("hot", lambda lab, n: lab.gpu(n, 0, temp=95), "node:temperature-gpu:gpu0:none", "95 °C"),
     Fault(

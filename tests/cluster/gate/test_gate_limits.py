@@ -55,7 +55,10 @@ def test_a_fault_of_the_whole_fleet(site: GateLab) -> None:
     drained, admitted = all_at_once(site)
     assert (len(drained), len(admitted)) == (2, 3)
     for node in admitted:
-        words = "NOT drained, the circuit breaker holds: 2 other nodes were drained automatically"
+        words = (
+            "NOT drained, the circuit breaker is at its limit: 2 other nodes were drained "
+            "automatically"
+        )
         assert any(words in event.data["did"] for event in site.shared(node, "run"))
     site.sweep(admitted[0])  # the sweep is bound as well
     assert site.reason(admitted[0]) == ""

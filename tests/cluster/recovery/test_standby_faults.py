@@ -35,7 +35,7 @@ def test_bad_standby_nodes_are_passed_over(new_lab: LabFactory) -> None:
     assert set(found) == {"n2", "s1", "s2"}
     assert found["s1"]["symptom"] == found["s2"]["symptom"] == "standby_unfit"
     assert "srun ended before robust-task reported (exit code 2)" in found["s1"]["evidence"][0]
-    assert "no word of robust-task" in found["s2"]["evidence"][0]
+    assert "no message from robust-task" in found["s2"]["evidence"][0]
     assert found["s1"]["job"] != training.job  # it is the standby allocation's to be looked for
 
 

@@ -122,7 +122,7 @@ def test_help_needs_no_allocation(here: Cluster) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("-N1 hostname", "this job has one"),
+        ("-N1 hostname", "this job has only one node"),
         ("--robust-no-checkpoint hostname", "--robust-no-checkpoint"),
         ("--robust-no-rank-env hostname", "independent tasks"),
         ("--input=in.%t hostname", "each task, a file"),

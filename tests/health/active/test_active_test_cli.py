@@ -33,8 +33,8 @@ def test_a_healthy_machine_is_0(python: str, capsys: pytest.CaptureFixture[str])
     assert run(python) == 0
     out = capsys.readouterr().out
     assert "fp32_tflops 2.5" in out and "n1: 1 passed, 0 bad, 0 not decided" in out
-    assert "left out: links: no node has a GPU that torch can use" in out and "\x1b" not in out
-    assert "left out: dcgmi diag -r 1: dcgmi is not installed" in out
+    assert "skipped: links: no node has a GPU that torch can use" in out and "\x1b" not in out
+    assert "skipped: dcgmi diag -r 1: dcgmi is not installed" in out
 
 
 def test_results_are_recorded_by_root_and_compared_with_the_fleet(
@@ -103,7 +103,7 @@ def test_what_cannot_be_tested_is_3(
 
 def test_tests_that_cannot_run_here_are_3(python: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(python, "pair") == 3
-    assert "left out: pair: needs two nodes" in capsys.readouterr().out
+    assert "skipped: pair: needs two nodes" in capsys.readouterr().out
     assert run(python, "dcgm") == 3
     assert run(python, "nccl-tests") == 3
 
@@ -237,8 +237,8 @@ def test_a_state_that_changed_is_a_finding(
         (["qqqq"], "see robust-health test --list"),
         (["--limit", "0"], "--limit 0: seconds"),
         (["--limit", "nan"], "--limit nan: seconds"),
-        (["--nodes", "n[1-2]"], "inside a job only (salloc, sbatch)"),
-        (["--suspect", "n2"], "--suspect n2: n2 is not of the test"),
+        (["--nodes", "n[1-2]"], "requires a job that owns the nodes (salloc, sbatch)"),
+        (["--suspect", "n2"], "--suspect n2: n2 is not part of the test"),
         (["--suspect", "n[2"], "brackets do not match"),
         (["--python", "/nowhere/python"], "no such program"),
         (["--config", "/nowhere.toml"], "no such file"),
@@ -259,7 +259,7 @@ def test_nodes_that_are_not_of_the_job(
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-4]")
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     assert cli.main(["test", "--nodes", "n[3-5]"]) == 2
-    assert "--nodes n[3-5]: n5 is not of job 7" in capsys.readouterr().err
+    assert "--nodes n[3-5]: n5 is not part of job 7" in capsys.readouterr().err
 
 
 def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,4 +85,4 @@ def test_what_nobody_thought_of_blames_no_node(
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-")
     monkeypatch.setattr("shutil.which", lambda _name: "/bin/true")
     assert active_cli.main(["--nodes", "all"]) == active_cli.UNTESTED
-    assert "no node is judged by that" in capsys.readouterr().err
+    assert "no node was judged" in capsys.readouterr().err

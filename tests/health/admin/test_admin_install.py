@@ -72,7 +72,7 @@ def test_a_change_since_it_was_shown_stops_it(tmp_path: Path, request_for: Reque
     looked = perform(request_for)
     (tmp_path / "etc").mkdir()
     late = perform(request_for._replace(expect=looked.identity))
-    assert "changed since they were looked at" in late.error
+    assert "changed since they were checked" in late.error
     assert list(tree(tmp_path)) == ["etc"]
 
 

@@ -28,7 +28,9 @@ def test_what_others_could_change_is_not_installed(tmp_path: Path, request_for: 
     assert not perform(request).error
     os.chown(module, 7, 7)
     error = perform(request).error
-    assert error.startswith(f"{module} belongs to uid 7: who writes there is root at the next job")
+    assert error.startswith(
+        f"{module} belongs to uid 7: a user who can write there gains root at the next job"
+    )
     assert error.endswith(f"chown -h root:root {module} && chmod go-w {module}")
     os.chown(module, 0, 0)
     packages.chmod(0o777)

@@ -181,7 +181,7 @@ def test_dry_run_changes_nothing(fleet: Fleet) -> None:
 
 def test_without_a_terminal_it_wants_yes(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
     code, _ = fleet.admin("install", yes=False)
-    assert code == 2 and "say --yes" in capsys.readouterr().err
+    assert code == 2 and "use --yes" in capsys.readouterr().err
     assert not there(fleet.own(1))
 
 
@@ -197,7 +197,7 @@ def test_only_what_differs_is_changed(fleet: Fleet) -> None:
     assert there(fleet.own(3)) == [*INSTALLED, "robust.toml.new"]
     for path in (fleet.own(1) / "robust.toml", fleet.own(3) / "robust.toml.new"):
         assert "dry_run = true" in path.read_text()
-    assert "=== on 127.0.0.1\n" in text and "was edited and stays" in text
+    assert "=== on 127.0.0.1\n" in text and "was edited and is kept" in text
 
 
 def test_a_broken_robust_toml_goes_nowhere(
@@ -224,7 +224,7 @@ def test_one_dead_node_stops_no_other(fleet: Fleet, monkeypatch: pytest.MonkeyPa
     assert f"ssh-keyscan -p {fleet.port} {STRANGER}" in failed[STRANGER]
     assert "is not the one in known_hosts" in failed[SWAPPED]
     assert failed[REFUSED].startswith(f"no SSH answer at port {fleet.port}: Unable to connect")
-    assert failed[MUTE].endswith("nothing that speaks SSH within 6 s")
+    assert failed[MUTE].endswith("no SSH server answered within 6 s")
     assert [there(fleet.own(last)) for last in (1, 2, 3)] == [INSTALLED] * 3
 
 
@@ -258,8 +258,8 @@ def test_a_stub_that_would_not_start_is_installed_nowhere(fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["install", "--nodes", "n1"], "--nodes and --ssh go together"),
-        (["install", "--ssh"], "--nodes and --ssh go together"),
+        (["install", "--nodes", "n1"], "--nodes and --ssh must be used together"),
+        (["install", "--ssh"], "--nodes and --ssh must be used together"),
         (["install", "--nodes", "n[1-", "--ssh"], "n[1-"),
         (["install", "--nodes", "n[1-29999]", "--ssh"], "1 to 20000 nodes"),
         (["install", "--nodes", "n1", "--ssh", "--known-hosts", "/nope"], "/nope: No such file"),

@@ -107,4 +107,4 @@ def test_no_scontrol_at_all(site: BreakerSite) -> None:
 
 
 def test_a_node_that_slurm_does_not_know(site: BreakerSite) -> None:
-    assert "knows no node n9" in site.drain("n9").error
+    assert "has no node n9" in site.drain("n9").error

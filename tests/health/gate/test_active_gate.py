@@ -112,7 +112,7 @@ def test_without_slurms_word_nothing_is_started(site: GateSite) -> None:
     site.accuse()
     site.slurm.die()
     epilog([])
-    assert python.asked == [] and "Slurm does not say" in site.event("active-run")["told"]
+    assert python.asked == [] and "Slurm did not report whether" in site.event("active-run")["told"]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_half_of_the_tests_are_no_proof_and_the_others_follow(
     sweep([])
     assert site.slurm.drained == ["n1"] and results(site) == [("partly", "undrain")]
     err = capfd.readouterr().err
-    assert "local, memory still to be run; passed: bitwise, gemm; left out: memory: needs" in err
+    assert "local, memory still to be run; passed: bitwise, gemm; skipped: memory: needs" in err
     python.says(0, ran=["local", "memory"])
     sweep([])
     assert site.slurm.drained == [] and len(python.asked) == 2
@@ -238,7 +238,8 @@ def test_a_node_that_cannot_be_tested_stays_and_is_tried_once_in_an_hour(
     python.passes()
     sweep([])
     assert site.slurm.drained == ["n1"] and len(python.asked) == 1
-    assert "once in an hour: the active tests ended with exit code 7" in capfd.readouterr().err
+    tried = "(at most once an hour): the active tests ended with exit code 7"
+    assert tried in capfd.readouterr().err
     monkeypatch.setattr(active_answer, "RETRY_S", 0.0)
     sweep([])
     assert site.slurm.drained == []

@@ -49,7 +49,7 @@ def test_a_job_that_begins_ends_what_a_person_started(
     with subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL) as mine:
         waiting.until(lambda: noted.exists() and noted.read_text(), "a task")
         assert run(python, "bitwise") == 3
-        assert "not tested: another run tests this machine" in capsys.readouterr().err
+        assert "not tested: another test run is active on this machine" in capsys.readouterr().err
         assert active_child.give_way(spool) == ""
         assert mine.wait(30) == -signal.SIGKILL
         waiting.until(lambda: gone(Path(f"/proc/{noted.read_text()}")), "the worker's end")
@@ -66,7 +66,7 @@ def test_a_spool_that_is_not_roots_alone_is_said(
         pytest.skip("only root has the node's claim")
     (tmp_path / "spool").chmod(0o777)
     assert run(python, "bitwise") == 0
-    assert "a job that begins here will not end the tests: " in capsys.readouterr().err
+    assert "a job that starts here cannot stop the tests: " in capsys.readouterr().err
 
 
 def note(tmp_path: Path) -> Path:

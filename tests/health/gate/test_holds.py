@@ -204,8 +204,7 @@ def test_status_names_what_keeps_a_drain() -> None:
         "within 24 h: until `robust-health repaired`, or a burn-in that passes"
     )
     assert shown[3].endswith(
-        "drain 1 for xid-79 within 24 h: until the checks pass and the action (reboot) is seen to "
-        "be done"
+        "drain 1 for xid-79 within 24 h: until the checks pass and the action (reboot) is confirmed"
     )
     assert lines("n1", [drain(25 * H)], NOW, Rules()) == [
         "n1: not drained by robust-slurm within 24 h"

@@ -35,7 +35,7 @@ def test_what_wants_a_reboot_waits_for_it(
     site.find()
     main([])
     assert site.slurm.drained == ["n1"]
-    assert "stays drained: the node has not booted since" in capfd.readouterr().err
+    assert "stays drained: the node has not rebooted since" in capfd.readouterr().err
     # The same drain, made during another boot.
     path = site.spool / "history.jsonl"
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

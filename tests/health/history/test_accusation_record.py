@@ -23,10 +23,10 @@ def test_what_robust_srun_writes_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "no JSON"),
-        (b"\xff\xfe", "no JSON"),
-        (b"[" * 60000, "no JSON"),
-        (b"[]", "no JSON object"),
+        (b"", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b"[" * 60000, "not valid JSON"),
+        (b"[]", "not a JSON object"),
         (raw(v=2), "version"),
         (raw(v=True), "version"),
         (raw(v="1"), "version"),
@@ -47,7 +47,7 @@ def test_what_robust_srun_writes_is_accepted() -> None:
         (raw(symptom={"a": 1}), "symptom"),
         (raw(evidence="none"), "evidence"),
         (raw(evidence=[1]), "evidence"),
-        (b'{"v":1,"job":' + b"7" * 5000 + b"}", "no JSON"),
+        (b'{"v":1,"job":' + b"7" * 5000 + b"}", "not valid JSON"),
     ],
 )
 def test_what_is_refused(content: bytes, why: str) -> None:

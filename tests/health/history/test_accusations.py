@@ -160,13 +160,13 @@ def test_links_are_not_followed(state: AccusationFiles, what: str) -> None:
 def test_a_fifo_does_not_hold_it(state: AccusationFiles) -> None:
     os.mkfifo(state.dir / NAME)
     state.own(state.dir / NAME)
-    assert rejected(state.find())[2] == "it is no regular file"
+    assert rejected(state.find())[2] == "it is not a regular file"
 
 
 def test_a_directory_is_no_file(state: AccusationFiles) -> None:
     (state.dir / NAME).mkdir()
     state.own(state.dir / NAME)
-    assert rejected(state.find())[2] == "it is no regular file"
+    assert rejected(state.find())[2] == "it is not a regular file"
 
 
 def test_a_file_too_large(state: AccusationFiles) -> None:

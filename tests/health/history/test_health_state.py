@@ -289,9 +289,9 @@ DRAINED = did("drain", 1000, "now", action="reset-gpu")
         ("reset-gpu", [did("driver", 500)], "now", 0, ""),
         ("reset-gpu", [], "later", 0, ""),
         ("reset-gpu", [], "now", NOW - 900, "no reset"),  # the clock jumped: it is the same boot
-        ("reboot", [did("driver", 500)], "now", 0, "has not booted"),
+        ("reboot", [did("driver", 500)], "now", 0, "has not rebooted"),
         ("reboot", [], "later", 0, ""),
-        ("reboot", [], "now", NOW - 900, "has not booted"),
+        ("reboot", [], "now", NOW - 900, "has not rebooted"),
         ("service", [did("driver", 500)], "later", 0, "robust-health repaired"),
         ("service", [did("repaired", 500)], "now", 0, ""),
         ("service", [did("repaired", 2000)], "now", 0, "robust-health repaired"),
@@ -306,7 +306,7 @@ def test_proofs(action: Any, events: list[Event], boot: str, booted: float, miss
 def test_a_drain_of_which_only_slurm_knows_is_judged_by_the_clock() -> None:
     unknown = DRAINED._replace(boot="")
     assert cured("reboot", GPU, unknown, [], "now", NOW - 900) == ""
-    assert "has not booted" in cured("reboot", GPU, unknown, [], "now", NOW - 1100)
+    assert "has not rebooted" in cured("reboot", GPU, unknown, [], "now", NOW - 1100)
 
 
 def test_every_recovery_action_is_known() -> None:

@@ -25,10 +25,10 @@ def test_an_xid_is_explained(topic: str, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("topic", "said"),
     [
-        ("mounts-hung", "did not end within its deadline"),
+        ("mounts-hung", "did not finish within its deadline"),
         ("gpu-count-error", "The check itself failed"),
         ("gate-deadline", "the time for all checks"),
-        ("gate-crashed", "the gate itself broke"),
+        ("gate-crashed", "the gate itself failed"),
         ("config-unusable", "cannot be used"),
         ("sxid10003", "SXid 10003 (NVSwitch)"),
         ("10003", "SXid 10003 (NVSwitch)"),

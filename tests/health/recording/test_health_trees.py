@@ -144,7 +144,7 @@ def test_a_full_disk_while_recording_is_1_and_no_tree(
     monkeypatch.setattr("health.recording.record.os.write", full_write)
     assert cli.main(["record", str(tmp_path / "tree")]) == 1
     told = capsys.readouterr()
-    assert "tree: No space left on device; the tree is not complete" in told.err
+    assert "tree: No space left on device; the recording is incomplete" in told.err
     assert told.out == ""
     assert any(p.name.startswith(tree.UNFINISHED) for p in (tmp_path / "tree").iterdir())
     assert cli.main(["replay", str(tmp_path / "tree")]) == 2

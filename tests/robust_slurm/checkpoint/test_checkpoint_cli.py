@@ -222,10 +222,10 @@ def test_export(tier: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "target", "says"),
     [
-        ("absent", "x.pt", "is no directory"),
+        ("absent", "x.pt", "is not a directory"),
         ("step", "x.bin", "must end in .safetensors or .pt"),
         ("step", "there.pt", "is there already"),
-        ("step", "no/x.pt", "is no directory"),
+        ("step", "no/x.pt", "is not a directory"),
         ("tier", "x.pt", "did you mean"),
     ],
 )

@@ -147,7 +147,7 @@ def test_a_slip_in_a_callback_is_reported_once(capfd: pytest.CaptureFixture[str]
     assert sorted(calls) == ["call"] * 3 + ["socket"] + ["timer"] * 3 + ["well"]
     said = capfd.readouterr().err
     assert said.count("\n") == 1
-    assert said.startswith("robust-task: internal error, going on: RuntimeError in fails:")
+    assert said.startswith("robust-task: internal error, continuing: RuntimeError in fails:")
     one.forget(ours)
     ours.close()
     theirs.close()

@@ -220,7 +220,7 @@ def test_a_peer_that_takes_nothing_is_given_up(
     turn_until(loop, lambda: server.link.ready)
     for _ in range(100):
         server.link.send_payload(bytes(100_000))
-    assert server.closed == ["peer does not take its messages"]
+    assert server.closed == ["peer does not read its messages"]
     server.link.send_payload(b"nothing happens")
     server.link.close()
     assert len(server.closed) == 1
@@ -288,7 +288,7 @@ def test_work_aside_that_raises_has_a_result(loop: Loop, capfd: pytest.CaptureFi
     loop.run_in_thread(lambda: str(1 // 0), results.append, "otherwise")
     turn_until(loop, lambda: bool(results))
     assert results == ["otherwise"]
-    assert "internal error, going on: ZeroDivisionError" in capfd.readouterr().err
+    assert "internal error, continuing: ZeroDivisionError" in capfd.readouterr().err
 
 
 def test_work_aside_for_which_there_is_no_thread_has_a_result(

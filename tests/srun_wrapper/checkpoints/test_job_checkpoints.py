@@ -143,7 +143,7 @@ def test_ranks_that_no_longer_hold_the_same_are_told_once_to_share_nothing(
     orders = [order for _, order in job.sent if isinstance(order, Unshare)]
     assert {order.ranks for order in orders} == {(0, 1)}
     (line,) = said
-    assert "(ranks 1 and 0 differ at step 4): each of the 2 saves all of its own" in line
+    assert "(ranks 1 and 0 differ at step 4): each of the 2 ranks saves its whole state" in line
 
 
 def test_the_record_is_what_every_rank_has() -> None:

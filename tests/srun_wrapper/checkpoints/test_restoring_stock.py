@@ -141,7 +141,7 @@ def test_several_stores_that_fetch_nothing_cost_no_node(monkeypatch: pytest.Monk
     assert job.state.failures == []
     assert bad == {(source, 1, 7), (source, 2, 7)}
     assert told == [
-        "no snapshots came to n[1-2] in 0.05 s: other copies or durable checkpoints are used"
+        "no snapshots arrived at n[1-2] in 0.05 s: other copies or durable checkpoints are used"
     ]
 
 

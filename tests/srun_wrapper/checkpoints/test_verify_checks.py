@@ -137,7 +137,7 @@ def test_what_cannot_be_computed_again_is_left_out_once(said: list[str], lacking
         for node in site.state.spares():
             site.state.lose(node, "no word")
     texts = {"a partner": rules.UNEVEN, "any node": rules.ONE_NODE}
-    why = texts.get(lacking, "memory does not hold a step before it")
+    why = texts.get(lacking, "no earlier step is in memory")
     assert check(site) == "unknown" and site.told[-1].endswith(why) and said == []
     assert check(site) == "unknown" and why in said[-1] and site.verify.text.startswith("off: ")
     assert len(site.places) == 1

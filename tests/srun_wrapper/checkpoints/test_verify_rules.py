@@ -24,7 +24,7 @@ from srun_wrapper.command.input_rules import Feed
         ({}, ""),
         ({"tasks": True}, "independent tasks"),
         ({"checkpoint": False}, "--robust-no-checkpoint"),
-        ({"nodes": 1}, "this job has one"),
+        ({"nodes": 1}, "this job has only one node"),
         ({"numbered": True}, "--rdzv-backend=static"),
         ({"source": Feed.OWN}, "each task, a file"),
         ({"source": Feed.ONE}, "one task"),

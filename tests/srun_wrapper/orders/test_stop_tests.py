@@ -124,7 +124,7 @@ def test_the_slow_is_to_blame_for_a_hang_only() -> None:
     }
     found = read(judged(named=named), ["n1", "n2", "n3"], "nan")
     assert found.named == {"n3": ("active-gemm-wrong",)}
-    assert "n2 is slow, which is not what went wrong: active-pair-slow: 0.1" in found.lines
+    assert "n2 is slow, which does not explain the failure: active-pair-slow: 0.1" in found.lines
     assert set(read(judged(named=named), ["n1", "n2", "n3"], "hang").named) == {"n2", "n3"}
 
 
@@ -137,7 +137,7 @@ def test_a_bad_spare_is_no_cause_and_takes_no_place() -> None:
 
 def test_what_was_not_tested_is_said() -> None:
     left = judged(cleared=frozenset({"n1"}), left_out=("pair: no time",))
-    assert "left out: pair: no time" in read(left, ["n1"], "nan").lines
+    assert "skipped: pair: no time" in read(left, ["n1"], "nan").lines
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def test_a_group_that_does_not_end_says_nothing() -> None:
     assert found is not None and found.named == {}
     (unclear,) = [g for g in job.journal.named("replay")[0]["groups"] if g["result"] != "good"]
     assert unclear == {"nodes": ["n3", "n7"], "result": "unknown",
-                       "why": "not at its end after 0.3 s"}  # fmt: skip
+                       "why": "not finished after 0.3 s"}  # fmt: skip
 
 
 def test_a_lost_node_is_left_to_the_recovery() -> None:
@@ -224,4 +224,4 @@ def test_losses_that_differ() -> None:
     job.say = altered  # type: ignore[method-assign]
     found = job.replay(fixed=True)
     assert found is not None and list(found.named) == ["n5"]
-    assert "not that of the 3 other groups" in found.named["n5"][0]
+    assert "its loss differs from that of the 3 other groups" in found.named["n5"][0]

@@ -137,7 +137,7 @@ TRAIN = FakeJob("train", "s1")
          sight("s1/IDLE+DRAIN s2 s3"), {"s1": OLD}, "s1 s2", ""),
         ("members need no new proof", WISH, sight(proofs={}), {"s1": OLD}, "s1", ""),
         ("nor while the ledger is away", WISH, sight(unread="dead"), {"s1": OLD}, "s1", ""),
-        ("busy nodes come when their jobs are over", WISH, sight(jobs={1: TRAIN}), {},
+        ("busy nodes come when their jobs have passed", WISH, sight(jobs={1: TRAIN}), {},
          "s2 s3", "s1"),
         ("and are not asked when idle ones do", Wish("standby", WISH.nodes, 2),
          sight(jobs={1: TRAIN}), {}, "s2 s3", ""),

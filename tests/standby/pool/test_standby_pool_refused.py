@@ -164,7 +164,7 @@ def test_a_broken_record(site: Site, content: str, capsys: pytest.CaptureFixture
     assert "pool.json" in capsys.readouterr().err
     out = io.StringIO()
     assert robust_status(["--state-dir", str(site.state)], site.slurm.door(), out) == 0
-    assert "is no record of a pool" in out.getvalue()
+    assert "is not a record of a pool" in out.getvalue()
 
 
 def test_one_at_a_time(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

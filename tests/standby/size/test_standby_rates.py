@@ -237,7 +237,7 @@ def test_times_that_cannot_be_are_left_out(tmp_path: Path) -> None:
     job.roster(1, -30, "z1")  # still runs next month
     found = seen(tmp_path)
     assert found.node_days == pytest.approx(40.0)
-    assert sum("cannot be; left out" in text for text in found.problems) == 3
+    assert sum("are impossible; skipped" in text for text in found.problems) == 3
 
 
 def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:

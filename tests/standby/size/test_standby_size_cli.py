@@ -115,7 +115,7 @@ def test_the_papers_table() -> None:
         ("size --nodes 10 --rate 1 --group 0 --group-rate 1", "not a number of nodes"),
         ("size --nodes 10 --rate 1 --node-days 5 --since 3", "--node-days, --since: only with"),
         ("size --nodes 10 --from-ledger --group-rate 900", "are the units right?"),
-        ("size --nodes 10 --from-ledger --state-dir /no/such", "/no/such is no directory"),
+        ("size --nodes 10 --from-ledger --state-dir /no/such", "/no/such is not a directory"),
         ("size --nodes 10 --rate 1 --quant 0.9", "unrecognized arguments"),
         ("size --nodes 10 --rate 1 7", "unrecognized arguments: 7"),
         ("size --table --rate 0", "--table takes no --rate"),

@@ -106,7 +106,7 @@ class FakeSlurm:
     ("state", "job", "why"),
     [
         ("IDLE", "n1", ""),
-        ("ALLOCATED", "n2", "n2: busy with job 5 of ada; wait for its end"),
+        ("ALLOCATED", "n2", "n2: busy with job 5 of ada; wait until it ends"),
         ("IDLE+DRAIN", "n1", "n2: drained (why), and drained nodes run no jobs"),
         ("DOWN", "n1", "n2: DOWN"),
         ("IDLE+MAINT", "n1", "n2: IDLE+MAINTENANCE"),
@@ -125,7 +125,7 @@ def test_only_idle_nodes(state: str, job: str, why: str) -> None:
 
 
 def test_a_node_that_slurm_does_not_know() -> None:
-    with pytest.raises(BadInput, match="x9: Slurm knows no such node"):
+    with pytest.raises(BadInput, match="x9: no such node in Slurm"):
         refuse_busy(FakeSlurm(n1="IDLE").door(), ["n1", "x9"])
 
 
@@ -199,7 +199,7 @@ def test_what_cannot_be_removed_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     slurm, said = FakeSlurm(n1="IDLE"), list[str]()
     with reserved(slurm.door(), ["n1"], 7, False, said.append) as name:
         slurm.down = True
-    assert "may still be there" in said[-1]
+    assert "may still exist" in said[-1]
     assert f"scontrol delete ReservationName={name}" in said[-1]
 
 
@@ -217,7 +217,11 @@ def test_the_partition() -> None:
     with pytest.raises(BadInput, match="several runs"):
         partition_of(slurm, ["n1", "n9"])
     assert partition_of(slurm, ["n1"], "long") == "long"
-    for asked, why in (("odd", "knows long, old, train"), ("old", "not up"), ("train", "not all")):
+    for asked, why in (
+        ("odd", "Slurm has long, old, train"),
+        ("old", "not UP"),
+        ("train", "contain all"),
+    ):
         with pytest.raises(BadInput, match=why):
             partition_of(slurm, ["n4"], asked)
 
@@ -255,8 +259,11 @@ def options(*words: str) -> argparse.Namespace:
         (["n1", "--limit", "0"], "above 0"),
         (["n1", "--limit", "nan"], "above 0"),
         (["n1", "--time-limit", "1", "--limit", "90"], "the tests may take 90 s"),
-        (["n1", "--python", "python3"], "--python python3: an absolute path is needed"),
-        (["n1", "--partition", "odd"], "--partition odd: Slurm knows long, old, train"),
+        (["n1", "--python", "python3"], "--python python3: must be the absolute path"),
+        (
+            ["n1", "--partition", "odd"],
+            "--partition odd: no such partition; Slurm has long, old, train",
+        ),
     ],
 )
 def test_bad_input_starts_nothing(words: list[str], why: str) -> None:

@@ -185,7 +185,7 @@ def test_a_node_that_hangs_is_an_error_and_the_run_ends(monkeypatch: pytest.Monk
     monkeypatch.setattr(meeting, "GRACE_S", -3.0)  # gemm 3 s, a pair 1 s
     monkeypatch.setattr(procedure, "patience", lambda seconds, *_: meeting.patience(seconds))
     judged = judged_of({**healthy(), "n2": lambda task: SILENT}, ("gemm", "pair"))
-    assert "gave no answer to gemm within 3 s" in judged.errors["n2"][0]
+    assert "did not answer gemm within 3 s" in judged.errors["n2"][0]
     assert judged.cleared == set(NAMES) - {"n2"} and not judged.named
 
 
@@ -207,7 +207,7 @@ def test_a_test_that_was_never_begun_is_left_out_and_no_error() -> None:
 
     judged = asyncio.run(body())
     assert not judged.errors and judged.cleared == set(NAMES)
-    assert judged.left_out == ("gemm: not begun on 8 nodes (n1,n2,n3,n4,…): 9 s were over before",)
+    assert judged.left_out == ("gemm: not started on 8 nodes (n1,n2,n3,n4,…): 9 s had passed",)
 
 
 def test_what_does_not_fit_is_left_out() -> None:
@@ -225,7 +225,7 @@ def test_two_nodes_that_disagree_are_undecided() -> None:
     judged = judged_of({"n1": passed, "n2": other}, ("bitwise",))
     assert not judged.named and not judged.cleared
     assert judged.findings["n1"][0].check == "active-undecided"
-    assert "3 can" in judged.left_out[0]
+    assert "3 machines can" in judged.left_out[0]
     known = Baselines({}, {"dense/cpu": "aa"})
     judged = judged_of({"n1": passed, "n2": other}, ("bitwise",), baselines=known)
     assert list(judged.named) == ["n2"] and judged.cleared == {"n1"} and not judged.left_out
@@ -349,6 +349,6 @@ def test_states_of_gpus_are_compared_around_the_tests() -> None:
     judged = judged_of(answers, ("gemm",), ready=gpu, states=True)
     assert order == ["state", "gemm", "state"]
     assert judged.findings == {"n2": (changed,)} and judged.cleared == {"n1", "n3"}
-    assert judged.left_out == ("state of the GPUs of n3: its worker does not tell it",)
+    assert judged.left_out == ("state of the GPUs of n3: its worker did not report it",)
     judged = judged_of(dict.fromkeys(answers, passed), ("gemm",), states=True)
     assert not judged.left_out, "there is none to compare"

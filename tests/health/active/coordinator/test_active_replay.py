@@ -76,9 +76,9 @@ def test_layouts(nodes: int, unit: int, k: int, m: int, n: int, phases: int) -> 
     ("nodes", "unit", "k", "text"),
     [
         (4, 4, 0, "one replica"),
-        (6, 4, 0, "no whole number"),
-        (0, 1, 0, "no whole number"),
-        (4, 0, 0, "no whole number"),
+        (6, 4, 0, "cannot be divided into whole replicas"),
+        (0, 1, 0, "cannot be divided into whole replicas"),
+        (4, 0, 0, "cannot be divided into whole replicas"),
         (8, 2, 3, "use 1 to 2"),
         (8, 2, -1, "use 1 to 2"),
     ],
@@ -182,7 +182,7 @@ def test_every_group_fails() -> None:
 def test_no_group_ends() -> None:
     layout = replay.layout(8, 2)
     rounds = [Round(replay.groups(layout, 0), frozenset(), frozenset(range(4)))]
-    assert replay.over(layout, rounds, 2) == "no group came to an end in time"
+    assert replay.over(layout, rounds, 2) == "no group finished in time"
     assert replay.verdict(layout, rounds) == Verdict((), (), tuple(range(8)))
 
 

@@ -56,7 +56,7 @@ def test_a_worker_that_takes_no_signal_is_left(
         started._process.wait()
 
     asyncio.run(body())
-    assert f"(process {pids[0]} " in (err := capfd.readouterr().err) and "is left" in err
+    assert f"(process {pids[0]} " in (err := capfd.readouterr().err) and "is abandoned" in err
     assert open_files() <= before
 
 

@@ -71,10 +71,10 @@ def test_gather_ends_at_its_time_and_says_who_is_missing() -> None:
         slow.say({"hello": {"node": "n3", "local": 0, "pid": 1}})
         await session.gather(0.3)
         assert session.ready("n1") == (0,) and session.ready("n2") == ()
-        assert "n2 has not come within 0.3 s" in session.missing("n2")[0]
-        assert "n3 came, but torch was not imported" in session.missing("n3")[0]
+        assert "n2 did not connect within 0.3 s" in session.missing("n2")[0]
+        assert "n3 connected, but did not import torch" in session.missing("n3")[0]
         (got,) = await session.ask("n2", GEMM, 1)
-        assert "has not come" in got.error
+        assert "did not connect" in got.error
         await session.close()
         assert await one.hear() == {"quit": True}
 
@@ -134,10 +134,10 @@ def test_a_late_answer_is_dropped_and_the_next_task_waits_for_it() -> None:
         said = await introduce(session.worker_env("127.0.0.1", "n1"))
         await session.gather(5)
         (got,) = await session.ask("n1", GEMM, 0.1)
-        assert got.error == "the worker on n1 gave no answer to gemm within 0.1 s"
+        assert got.error == "the worker on n1 did not answer gemm within 0.1 s"
         assert not session.idle("n1") and session.ready("n1") == (0,)
         (got,) = await session.ask("n1", {**GEMM, "test": "memory"}, 0.1)
-        assert got.error.endswith("to memory within 0.1 s: it is still busy with gemm")
+        assert got.error.endswith("memory within 0.1 s: it is still busy with gemm")
         waiting = asyncio.create_task(session.ask("n1", {**GEMM, "test": "memory"}, 5))
         first = await said.hear()
         assert first and first["test"] == "gemm"
@@ -164,9 +164,9 @@ def test_a_late_answer_is_dropped_and_the_next_task_waits_for_it() -> None:
         ({"measured": [{"values": {"x": 10**400}}]}, "too large"),
         ({"measured": [{"values": {"x": float("nan")}}]}, "not finite"),
         ({"measured": [{"wrong": 3}]}, "not iterable"),
-        (b"no json", "what is not understood"),
-        (b"[1, 2]", "no JSON object"),
-        (b"[" * 60_000, "what is not understood"),
+        (b"no json", "invalid message"),
+        (b"[1, 2]", "not a JSON object"),
+        (b"[" * 60_000, "invalid message"),
     ],
 )
 def test_nonsense_is_an_error_of_that_test(answer: Any, said: str) -> None:
@@ -212,7 +212,7 @@ def test_strangers_are_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
         await reader.readexactly(21)
         assert await reader.read() == b""
         writer.close()
-        assert "has not come" in session.missing("n1")[0]
+        assert "did not connect" in session.missing("n1")[0]
         await session.close()
 
     run(body())
@@ -227,7 +227,7 @@ def test_close_ends_also_those_that_do_not_listen(monkeypatch: pytest.MonkeyPatc
         asked = asyncio.create_task(session.ask("n1", GEMM, 30))
         assert (await said.hear() or {})["test"] == "gemm"
         await session.close()
-        assert (await asked)[0].error == "the worker on n1 was told to end"
+        assert (await asked)[0].error == "the worker on n1 was asked to exit"
         assert await said.hear() == {"quit": True} and await said.hear() is None
 
     run(body())

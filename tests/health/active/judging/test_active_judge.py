@@ -145,7 +145,7 @@ def test_what_could_not_run_is_an_error_and_names_nobody() -> None:
         "ERROR", "tool", "active-error", "gpu0",
         "gemm could not be run: torch cannot be imported: no module", "none",
     )  # fmt: skip
-    assert judged.errors["n2"] == ("gemm did not run: the worker gave no result of it",)
+    assert judged.errors["n2"] == ("gemm did not run: the worker sent no result",)
     assert not judged.named and judged.cleared == {"n0"}
 
 
@@ -185,7 +185,7 @@ def test_pairs() -> None:
     assert only(judged, "n3").check == "active-undecided"
     assert judged.errors == {
         "n5": ("pair could not be run: connection refused",),
-        "n6": ("pair did not run: the node was in no pair that came to its end",),
+        "n6": ("pair did not run: no pair with this node finished",),
     }
 
 

@@ -92,7 +92,7 @@ def test_a_site_sets_and_removes_floors() -> None:
     ("overrides", "said"),
     [
         ({"NVIDIA H200": 600}, "is not a table"),
-        ({"NVIDIA H200": {"bf16": 600}}, "known are fp64_tflops"),
+        ({"NVIDIA H200": {"bf16": 600}}, "use one of fp64_tflops"),
         ({"NVIDIA H200": {"bf16_tflops": "600"}}, "must be a number"),
         ({"NVIDIA H200": {"bf16_tflops": True}}, "must be a number"),
         ({"NVIDIA H200": {"bf16_tflops": -1}}, "must be a number"),

@@ -80,8 +80,16 @@ def sides(*speeds: float, model: str = "H100", wrong: str = "") -> list[Measured
         (sides(10, 10, 5.4, model="cpu"), 11.0, None),  # cores that others use
         (sides(10, 10, 5.4), None, None),  # of several kinds: no standard
         (sides(10, 10, 0), 11.0, None),  # it did not end: an error, and that is told elsewhere
-        (sides(10, 10, 10, wrong="all-reduce 1: got 3"), 11.0, (True, "wrong (n2: all-reduce 1:")),
-        (sides(1, 1, 1, wrong="all-reduce 1: got 3"), 11.0, (True, "their pairs did not")),
+        (
+            sides(10, 10, 10, wrong="all-reduce 1: got 3"),
+            11.0,
+            (True, "wrong result (n2: all-reduce 1:"),
+        ),
+        (
+            sides(1, 1, 1, wrong="all-reduce 1: got 3"),
+            11.0,
+            (True, "their pairs gave right results"),
+        ),
     ],
 )
 def test_what_a_ring_shows(
@@ -183,7 +191,7 @@ def test_messages_grow_with_the_ring() -> None:
 def test_two_nodes_are_no_ring() -> None:
     judged = judged_of(answers({}, NAMES[:2]), ("pair", "ring"))
     assert judged.cleared == {"n1", "n2"}
-    assert judged.left_out == ("ring: fewer than 3 like nodes that have passed",)
+    assert judged.left_out == ("ring: fewer than 3 nodes of one kind have passed",)
 
 
 def test_without_time_it_is_left_out() -> None:

@@ -32,6 +32,6 @@ def test_a_large_table_shows_what_did_not_pass(monkeypatch: pytest.MonkeyPatch) 
     tables.show(judged, nodes, fleet.NO_BASELINES, floor, tables.console(file))
     text = file.getvalue()
     assert "5 values that passed are not shown" in text and "n4" in text and "n5" not in text
-    assert "n1: active-undecided: who knows" in text and "left out: x" in text
+    assert "n1: active-undecided: who knows" in text and "skipped: x" in text
     assert "could not test n[7-9]: the worker on n7 has not come" in text
     assert "10 nodes: 1 passed, 1 bad, 8 not decided, 1.0 s" in text

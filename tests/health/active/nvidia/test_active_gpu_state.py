@@ -99,7 +99,7 @@ def test_what_is_not_told_any_more_is_a_warning_and_what_never_was_is_none() -> 
     less = {key: value for key, value in WELL.items() if key != "power_limit"}
     after = Gpu(0, "GPU-0", less, {"power_limit": "NVML_ERROR_UNKNOWN"})
     [one] = told(State((gpu(),)), State((after,)))
-    assert one[0] == "WARN" and "not told after: NVML_ERROR_UNKNOWN" in one[4]
+    assert one[0] == "WARN" and "not reported after: NVML_ERROR_UNKNOWN" in one[4]
     assert told(State((after,)), State((after,))) == told(State((after,)), State((gpu(),))) == []
 
 

@@ -94,7 +94,9 @@ def test_all_experts_get_tokens_and_gradients() -> None:
 def test_a_loss_that_is_no_number_is_wrong(monkeypatch: pytest.MonkeyPatch, loss: float) -> None:
     monkeypatch.setattr(bitwise, "train", lambda *args: Trained((1.0, loss), "d"))
     (found,) = bitwise.run([CPU], ["dense"], 2, 0.0, 1)
-    assert found.wrong == (f"dense model: the loss of step 1 is {loss}; on a sound device none is",)
+    assert found.wrong == (
+        f"dense model: the loss of step 1 is {loss}, which no healthy device produces",
+    )
     assert not found.digests
 
 

@@ -155,7 +155,7 @@ def test_a_rank_that_hangs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allreduce._Rank, "_plan", lambda *args: until.wait(30))
     (one,) = local([CPU], 0.2, 1)
     until.set()
-    assert "2 of 2 ranks here had not ended when time was over" in one.error
+    assert "2 of 2 ranks here had not finished at the time limit" in one.error
     assert not one.wrong
 
 
@@ -182,7 +182,7 @@ def test_nodes_with_and_without_gpus_are_no_pair(monkeypatch: pytest.MonkeyPatch
     [
         ({"rank": 2, "world": 2, "peers": ["a", "b"]}, "does not fit"),
         ({"rank": 1, "world": 2, "peers": ["a"]}, "does not fit"),
-        ({"rank": 0, "world": 2, "peers": ["a", "b"]}, "told to listen"),
+        ({"rank": 0, "world": 2, "peers": ["a", "b"]}, "asked to listen"),
     ],
 )
 def test_a_task_that_does_not_fit_is_an_error(task: dict[str, Any], why: str) -> None:

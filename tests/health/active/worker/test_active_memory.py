@@ -85,7 +85,7 @@ def test_no_memory_is_an_error_and_nothing_wrong(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch, "empty", none)
     (found,) = memory.run([CPU], "quick", 0.1)
     assert found.wrong == ()
-    assert "no memory could be taken" in found.error
+    assert "no memory could be allocated" in found.error
 
 
 @pytest.mark.parametrize(("cuda", "times"), [(False, 1), (True, memory.AT_ONCE_GPU)])

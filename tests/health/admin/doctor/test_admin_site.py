@@ -108,7 +108,7 @@ def test_nodes_that_were_not_drained_are_named() -> None:
     ]
     first, second = site_rules.of_refused(rows)
     assert (first.subject, second.subject) == ("n1 was NOT drained", "n2 was NOT drained")
-    assert f"for {gone}: 20 other nodes stand; it takes jobs" in second.what
+    assert f"for {gone}: 20 other nodes stand; the node accepts jobs" in second.what
     assert second.level == "advice" and "nodename=n2" in second.line
     assert site_rules.of_refused([]) == []
 

@@ -282,7 +282,7 @@ def test_one_change(
     for finding in found:
         assert finding.device in ("gpu0", "")
         assert "\n" not in finding.evidence and len(finding.evidence) < 400
-        assert re.search("wanted|limit|default|after the next|none of", finding.evidence)
+        assert re.search("expected|limit|default|after the next|none of", finding.evidence)
         assert finding.check in {condition.check for condition in check(family).conditions}
 
 

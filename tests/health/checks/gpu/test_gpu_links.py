@@ -226,7 +226,7 @@ def test_active_links(system: FakeSystem, expected: list[str]) -> None:
 
 def test_the_evidence_names_the_links() -> None:
     found = NVLINK.run(links(8, {2: [5, 7]}))
-    assert "16 NVLinks active, wanted 18" in found[0].evidence and "5,7" in found[0].evidence
+    assert "16 NVLinks active, expected 18" in found[0].evidence and "5,7" in found[0].evidence
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_a_look_that_did_not_see_everything_blames_no_node(which: str) -> None:
     [finding] = run(system)
     name = {"space": "disk-full", "inodes": "inodes-full"}[which]
     assert (finding.check, finding.cls, finding.action) == (name, "user", "clear-leftovers")
-    assert "the look at whose files fill it ended after" in finding.evidence
+    assert "the search for the files' owners stopped after" in finding.evidence
 
 
 @pytest.mark.parametrize("uid", [1003, 0])
@@ -370,7 +370,7 @@ def test_a_look_that_cannot_see_everything_says_so(tmp_path: Path, why: str) -> 
     os.close(here)
     usage = leftover_files.walk([str(tmp_path)], 30.0 if why == "depth" else 0.0)
     assert not usage.whole
-    assert "ended after" in leftover_files.judge(usage, GIB).said
+    assert "stopped after" in leftover_files.judge(usage, GIB).said
 
 
 def test_names_are_not_repeated() -> None:

@@ -160,7 +160,7 @@ def test_the_evidence_is_one_clean_line() -> None:
     [
         (0, 60.0, 0, {}, ""),  # a young node whose log begins with its boot
         (90_000, 86_000.0, 0, {}, ""),  # the boot's messages are gone, as on any old node
-        (90_000, 60.0, 0, {}, "reaches back 60 s only, wanted 5 min, 90000 records"),
+        (90_000, 60.0, 0, {}, "reaches back 60 s only, expected 5 min, 90000 records"),
         (90_000, 60.0, 0, {"reach": 0.0}, ""),
         (90_000, 86_000.0, 1, {}, "1 record overwritten while"),
         (0, 60.0, 38, {"reach": 0.0}, "38 records overwritten while"),

@@ -90,7 +90,7 @@ def test_all_together_have_a_time() -> None:
         ({"home": {"argv": ["/bin/true"], "class": "tool"}}, "home: class: use node, user"),
         ({"home": {"argv": ["/bin/true"], "action": "burn"}}, "home: action: 'burn' is none of"),
         ({"home": {"argv": ["/bin/true"], "shell": True}}, "home: unknown: shell"),
-        ({"Home!": {"argv": ["/bin/true"]}}, "Home!: a name has small letters"),
+        ({"Home!": {"argv": ["/bin/true"]}}, "Home!: a name may have lower-case letters"),
         ({"home": 3}, "home: not a table"),
         (["/bin/true"], "not a table"),
     ],

@@ -185,7 +185,7 @@ def test_a_write_that_begins_later_spoils_one_snapshot(
     script.weight.data.mul_(0.5)
     script.step(CAREFUL + 2)
     said = capfd.readouterr().err
-    assert f"step {CAREFUL + 1} was thrown away: {WEIGHT} changed before" in said
+    assert f"step {CAREFUL + 1} was discarded: {WEIGHT} changed before" in said
     (told,) = store.wait("unusable")
     assert told["step"] == CAREFUL + 1
     script.ckpt.close()
@@ -201,7 +201,7 @@ def test_a_write_while_a_step_is_copied_throws_it_away_before_the_next_hook(
     kept = script.step_swapped_while_copied(CAREFUL + 1)
     assert [m["step"] for m in store.wait("skipped")] == [CAREFUL + 1]
     said = capfd.readouterr().err
-    assert f"step {CAREFUL + 1} was thrown away: {WEIGHT} changed before" in said
+    assert f"step {CAREFUL + 1} was discarded: {WEIGHT} changed before" in said
     assert "0.bias" not in said
     script.weight.data.copy_(kept)
     kept = script.step_swapped_while_copied(CAREFUL + 2)
@@ -241,7 +241,7 @@ def test_a_swap_back_that_counts_a_version_spoils_the_snapshot_too(
     with torch.no_grad():
         script.weight.copy_(kept)
     script.step(CAREFUL + 2)
-    assert f"step {CAREFUL + 1} was thrown away: {WEIGHT}" in capfd.readouterr().err
+    assert f"step {CAREFUL + 1} was discarded: {WEIGHT}" in capfd.readouterr().err
     assert store.wait("unusable")[0]["step"] == CAREFUL + 1
     script.ckpt.close()
 
@@ -268,7 +268,7 @@ def test_the_last_snapshot_is_compared_before_it_is_written(
     script.weight.data.copy_(kept)
     script.ckpt.close()
     said = capfd.readouterr().err
-    assert f"the last step is not in {tmp_path}/durable: step {CAREFUL + 1} was thrown away" in said
+    assert f"the last step is not in {tmp_path}/durable: step {CAREFUL + 1} was discarded" in said
     assert WEIGHT in said
     assert store.wait("unusable")[0]["step"] == CAREFUL + 1
     assert not store.said("flush")

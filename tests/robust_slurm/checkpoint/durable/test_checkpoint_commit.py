@@ -186,5 +186,5 @@ def test_two_runs_that_share_a_directory_are_told(tmp_path: Path, tier: Path) ->
     manifest = where / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"step":5', '"step":8'))
     (said,) = notes(9, "77.e1")
-    assert "another run (76) commits" in said and "Give each run a directory" in said, said
+    assert "another run (76) commits" in said and "Give each run its own directory" in said, said
     assert notes(10, "77.e1") == []

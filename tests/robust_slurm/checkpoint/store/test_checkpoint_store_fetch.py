@@ -152,7 +152,7 @@ def test_fetching_in_parallel_with_failures(tmp_path: Path) -> None:
         assert [(o.owner, o.step) for o in outcomes] == [
             (3, 4), (0, 4), (1, 4), (2, 4), (2, 5), (9, 4)
         ]  # fmt: skip
-        assert "nobody listens" in outcomes[0].why
+        assert "no process listens" in outcomes[0].why
         assert "differs from its digest" in outcomes[2].why
         assert "step 5 of rank 2 is not there" in outcomes[4].why
         assert sorted(p.name for p in d.socket_path.parent.glob("*f*")) == [

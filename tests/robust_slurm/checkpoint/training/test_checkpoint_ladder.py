@@ -21,9 +21,9 @@ GB = 10**9
     ("room", "rung", "says"),
     [
         (56 * GB, Rung(3, 1, 3), ""),
-        (55 * GB, Rung(2, 1, 2), "take 56 GB of /dev/shm (a tmpfs), 55 GB are free. Kept are 3"),
-        (39 * GB, Rung(2, 0, 2), "Kept are 2 own and 2 replicas: each step waits until all ranks"),
-        (31 * GB, Rung(2, 0, 0), "Kept are 2 own and 0 replicas: no node keeps replicas here"),
+        (55 * GB, Rung(2, 1, 2), "take 56 GB of /dev/shm (a tmpfs), 55 GB are free. Kept: 3"),
+        (39 * GB, Rung(2, 0, 2), "Kept: 2 own and 2 replicas: each step waits until all ranks"),
+        (31 * GB, Rung(2, 0, 0), "Kept: 2 own and 0 replicas: no node keeps replicas here"),
         (8 * GB, Rung(1, 0, 0), "not every step is saved"),
         (7 * GB, None, "7.0 GB are free"),
     ],

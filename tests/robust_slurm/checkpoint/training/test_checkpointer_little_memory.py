@@ -74,8 +74,8 @@ def test_memory_that_is_full_later_holds_fewer_snapshots(
     assert len(list(store.path.parent.glob("own-*.safetensors"))) == 2
     assert store.said("slots")[-1]["replicas"] == 2
     said = capfd.readouterr().err
-    assert "finds no room" in said and "Kept are 2 own and 2 replicas" in said
-    assert "Kept are 3" not in said and "no snapshots in memory" not in said
+    assert "finds no room" in said and "Kept: 2 own and 2 replicas" in said
+    assert "Kept: 3" not in said and "no snapshots in memory" not in said
     training.ckpt.close()
 
 
@@ -112,7 +112,7 @@ def test_where_not_all_snapshots_fit_fewer_are_kept(
         store.tell("complete", step=step, passed=step)
     assert len(list(store.path.parent.glob("own-*.safetensors"))) == files
     assert store.said("slots")[-1]["replicas"] == 0
-    assert f"Kept are {files} own and 0 replicas" in capfd.readouterr().err
+    assert f"Kept: {files} own and 0 replicas" in capfd.readouterr().err
     training.ckpt.close()
 
 

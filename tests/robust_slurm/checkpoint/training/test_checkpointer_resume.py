@@ -87,7 +87,7 @@ def test_a_file_of_the_plan_that_cannot_be_used_is_told_and_ends_the_rank(
 def test_a_rank_without_a_file_in_the_plan_calls_none_bad(store: FakeStore) -> None:
     store.welcome["restore"] = {"step": 2, "shards": {"1": "own-1-2.safetensors"}, "tier": "memory"}
     training = Training()
-    with pytest.raises(CheckpointError, match="rank 0's snapshot was not brought to this node"):
+    with pytest.raises(CheckpointError, match="rank 0's snapshot was not copied to this node"):
         training.ckpt.resume()
     training.ckpt.close()
     assert not store.said("unusable")

@@ -67,7 +67,7 @@ def test_its_node_dies_while_another_is_awaited(standby_job: StandbyJob) -> None
     [
         (["Resources", "Priority"], "(none became free)"),
         ([], "(none became free)"),
-        (None, "(Slurm does not say why)"),
+        (None, "(Slurm gives no reason)"),
         (["QOSMaxNodePerUserLimit", "Priority"], "(Slurm's reason: QOSMaxNodePerUserLimit)"),
     ],
 )
