@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 from made_job import KeptJournal, SentBus
+from srun_wrapper.recover.machine_tests import Found, StopTests
 
 from robust_slurm.config import Config
 from srun_wrapper.checkpoints.flushing import Flushing
@@ -29,7 +30,6 @@ from srun_wrapper.protocol.messages import Hello, Message, Stop
 from srun_wrapper.protocol.server import Connection
 from srun_wrapper.recover import recovery, restarted
 from srun_wrapper.recover.localization import FaultLocalization
-from srun_wrapper.recover.machine_tests import Found, StopTests
 from srun_wrapper.recover.recovery import STEADY, Recovery, Restoration
 from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
