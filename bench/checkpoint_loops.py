@@ -5,7 +5,7 @@ until it is killed; and once more, resumed from what the real Store kept. The la
 resumed run must be the reference's to the bit. Where it is not, the objects to blame are those
 that came back from resume() unlike the reference's at that save(), and those that the reference
 changed after save() and before its next step. The Checkpointer must have warned of each of them by
-its name: anything else is a silent difference.
+its name, of the first kind before the resume: anything else is a silent difference.
 
 The loops run in forks of one process that has imported torch (``bench.checkpoint_loop``).
 """
@@ -155,15 +155,14 @@ class Found:
 
 
 def judge(
-    loop: Loop, reference: dict[str, Any], resumed: dict[str, Any] | None, said: str
+    loop: Loop, reference: dict[str, Any], resumed: dict[str, Any] | None, said: str, again: str
 ) -> Found:
-    """``resumed``: what the second run left, None if it refused; ``said``: all on stderr."""
-    names = {
-        line: {n for n, how in NAMES.items() if re.search(how, GRADIENTS_OF.sub("", line))}
-        for line in said.splitlines() if line.startswith("robust-slurm:")
-    }  # fmt: skip
+    """``resumed``: what the second run left, None if it refused; ``said``, ``again``: all that the
+    run that crashed and the second one wrote to stderr."""
+    before = _names(said)
+    names = before | _names(again)
     warnings = tuple(line for line, those in names.items() if those)
-    named = set().union(*names.values())
+    warned, named = set().union(*before.values()), set().union(*names.values())
     if resumed is None:
         return Found(loop, "refused", -1, warnings)
     began = int(resumed["began"])
@@ -175,9 +174,18 @@ def judge(
     lost, late = _differing(saved, resumed["resumed"]), _differing(saved, ended)
     if loop.save_at == "early" and LATE_NAME in named:
         named |= late - lost
-    unnamed = tuple(sorted((lost | late) - named))
+    unnamed = tuple(sorted((lost - warned) | (late - named)))
     outcome = "refused" if lost | late and not unnamed else "silent"
     return Found(loop, outcome, began, warnings, unnamed)
+
+
+def _names(said: str) -> dict[str, set[str]]:
+    """The Checkpointer's lines, with the objects that each names."""
+    lines = (line for line in said.splitlines() if line.startswith("robust-slurm:"))
+    return {
+        line: {n for n, how in NAMES.items() if re.search(how, GRADIENTS_OF.sub("", line))}
+        for line in lines
+    }
 
 
 def _differing(one: dict[str, int], other: dict[str, int]) -> set[str]:
@@ -250,7 +258,7 @@ def try_loop(loop: Loop, run: Runner) -> Found:
             store.close()
     if code and "robust-slurm" not in again and "CheckpointError" not in again:
         raise BenchError(f"{loop}: resumed, it ended with {code}: {again[-2000:]}")
-    return judge(loop, reference, resumed, said + again)
+    return judge(loop, reference, resumed, said, again)
 
 
 def _ignore(event: Event) -> None:

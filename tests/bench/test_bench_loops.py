@@ -27,15 +27,14 @@ GRADIENTS = (
 
 
 def judged(
-    said: str, *, end: int = 6, back: dict[str, int] = STEP, ended: dict[str, int] = STEP,
-    save_at: str = "end",
+    said: str, again: str = "", *, end: int = 6, back: dict[str, int] = STEP,
+    ended: dict[str, int] = STEP, save_at: str = "end",
 ) -> Found:  # fmt: skip
     """``back``: the state that resume() gave; ``ended``: the reference's after that step."""
     loop = replace(draw(1), save_at=save_at)
     reference = {"state": {"model": 5}, "saved": {"3": STEP}, "ended": {"3": ended}}
-    return judge(
-        loop, reference, {"state": {"model": end}, "began": 3, "step": 3, "resumed": back}, said
-    )
+    resumed = {"state": {"model": end}, "began": 3, "step": 3, "resumed": back}
+    return judge(loop, reference, resumed, said, again)
 
 
 @pytest.mark.parametrize(
@@ -70,13 +69,18 @@ def test_gradients_that_are_not_used_name_the_step_that_comes_after_save() -> No
     )
 
 
+def test_what_came_back_wrong_must_have_been_named_before() -> None:
+    assert judged("", MODEL, back=STEP | {"model": 9}).outcome == "silent"
+    assert judged("", EMA, ended=STEP | {"ema": 2}).outcome == "refused"
+
+
 def test_what_comes_to_the_same_is_identical() -> None:
     assert judged("", end=5).outcome == judged(EMA, end=5).outcome == "identical"
     assert judged(EMA, end=5).needless and not judged("", end=5).needless
 
 
 def test_a_run_that_does_not_go_on_has_refused() -> None:
-    found = judge(draw(1), {"state": {}}, None, "CheckpointError: step 3 does not fit")
+    found = judge(draw(1), {"state": {}}, None, "", "CheckpointError: step 3 does not fit")
     assert found.outcome == "refused"
 
 
