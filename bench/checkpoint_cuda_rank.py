@@ -74,7 +74,7 @@ class DeviceWork(Work):
         return super().crc()
 
     def tensors(self) -> list[torch.Tensor]:
-        """All that a checkpoint must hold, on the host."""
+        """Return all tensors of a checkpoint, on the host."""
         return [tensor.cpu() for tensor in super().tensors()]
 
     def sync(self) -> None:

@@ -42,7 +42,7 @@ class Work:
         return sum(tensor.nbytes for tensor in self.tensors())
 
     def tensors(self) -> list[torch.Tensor]:
-        """All that a checkpoint must hold; the moments are there after the first step."""
+        """Return all tensors of a checkpoint; the moments exist after the first step."""
         found = list(self.model.state_dict().values())
         for state in self.optimizer.state_dict()["state"].values():
             found += state.values()

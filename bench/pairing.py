@@ -102,7 +102,7 @@ def ours(world: World) -> Outcome:
 
 
 def all_pairs(world: World) -> Outcome:
-    """Everybody with everybody: bad is who is bad with a quarter of all others.
+    """Pair every machine with every other: bad are those that fail with a quarter of the others.
 
     Only the pairs with a bad node are drawn: two healthy ones would have to be bad by noise alone.
     """

@@ -173,7 +173,7 @@ class Judged(NamedTuple):
 
 
 def fails(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Those that say that the node is bad."""
+    """Return the findings that prove the node bad."""
     return tuple(f for f in findings if f.status == "FAIL" and f.cls == "node")
 
 

@@ -320,9 +320,7 @@ def _tell_imports() -> None:
 
         learnt.tell(learnt.path_beside(_path))
     except Exception as error:  # noqa: BLE001 - then the next start is a cold one
-        _warn(
-            f"the list of this process's imports cannot be sent: {error}. The next start is slower"
-        )
+        _warn(f"this process's imports cannot be reported: {error}. The next start is slower")
 
 
 def _detach() -> None:

@@ -82,7 +82,7 @@ class JobRow:
 
 @dataclass(frozen=True)
 class Report:
-    """All that robust-status says. ``slurm_error`` is empty when Slurm answered."""
+    """Everything that robust-status prints. ``slurm_error`` is empty when Slurm answered."""
 
     time: float
     slurm_error: str
@@ -94,7 +94,7 @@ class Report:
 
 @dataclass(frozen=True)
 class JobReport:
-    """All that robust-status says about one job."""
+    """Everything that robust-status prints about one job."""
 
     time: float
     slurm_error: str

@@ -217,7 +217,7 @@ def losses(out: Path) -> dict[int, float]:
 
 
 def durable_steps(out: Path) -> list[int]:
-    """Of the checkpoints that count."""
+    """Read the steps of the committed checkpoints."""
     return [each.step for each in tier.committed(out / "checkpoints")]
 
 

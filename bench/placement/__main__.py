@@ -71,7 +71,7 @@ def cluster(setting: Setting, chance: random.Random) -> list[int]:
 
 
 def compare(setting: Setting, name: str, results: Results) -> None:
-    """Everybody's weighted spread on the same clusters."""
+    """Print each method's weighted spread on the same clusters."""
     runs = results.runs or (2 if results.quick else MIN_SAMPLES)
     # Megatron's order of ranks (tensor fastest, then data), and the one with pipelines consecutive.
     usual = {"pp": setting.pp, "dp": setting.dp, "tp": setting.tp}

@@ -113,7 +113,7 @@ def find_prefix(prefix: str) -> Prefix:
 
 
 class Site(NamedTuple):
-    """All that the files depend on. ``tmpfiles`` empty: no such file; ``on_missing``: [gate]'s."""
+    """The files' inputs. ``tmpfiles`` empty: no such file; ``on_missing``: [gate]'s."""
 
     prefix: Prefix
     etc: str

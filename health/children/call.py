@@ -51,7 +51,7 @@ def _answer(work: Callable[[], Any]) -> bytes:
 
 
 def _read(child: Child, until: float) -> bytes | None:
-    """All that the child's pipe brings until its end; None at the deadline."""
+    """Read the child's pipe until its end; None at the deadline."""
     poll = select.poll()
     poll.register(child.fd, select.POLLIN)
     parts: list[bytes] = []

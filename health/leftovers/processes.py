@@ -288,7 +288,7 @@ def alive(process: Process) -> bool:
 
 
 def wait_gone(processes: Iterable[Process], until: float) -> list[Process]:
-    """Those that still run at ``until`` (monotonic seconds), or none as soon as all are gone."""
+    """Return processes that still run at ``until`` (monotonic seconds); none once all are gone."""
     left = [p for p in processes if alive(p)]
     while left and time.monotonic() < until:
         time.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""All that a Python interpreter runs as it starts and imports, and whether only root can change it.
+"""The files that a Python interpreter runs at start and import, and who can change them.
 
 Nothing of it is executed to find out: an interpreter that starts runs the ``import`` lines of every
 *.pth file of its environment. Looked at are the program with each link on the way to it,

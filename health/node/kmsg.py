@@ -70,7 +70,7 @@ def format_record(record: LogRecord) -> str:
 
 
 def read(path: str = DEVICE) -> list[LogRecord]:
-    """All that the kernel still has, oldest first. Never waits. Raises OSError."""
+    """Return all records in the kernel's buffer, oldest first. Never waits. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         device = stat.S_ISCHR(os.fstat(fd).st_mode)

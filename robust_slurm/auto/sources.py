@@ -49,7 +49,7 @@ class Sources:
         self._check(_SLICE, time.monotonic() - IDLE)
 
     def _check(self, seconds: float, before: float) -> None:
-        """Those that were seen before this moment, the longest ago first."""
+        """Check the files that were seen before this moment, the longest ago first."""
         begin = now = time.monotonic()
         for path, stamp, seen in list(self._seen):
             if seen > before or now > begin + seconds:

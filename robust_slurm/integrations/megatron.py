@@ -44,7 +44,7 @@ class MegatronOptimizerState:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Those of all optimizers."""
+        """Return the parameter groups of all optimizers."""
         return [group for each in self._optimizers for group in each.param_groups]
 
     def state_dict(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ MAX_ENTRIES = 1_000_000  # of the jobs' directory, listed
 
 @dataclass
 class StateFiles:
-    """All that was read, and what could not be. ``directory``: of the job that was read last."""
+    """Records that were read, and the problems. ``directory``: of the last job that was read."""
 
     rosters: list[Roster] = field(default_factory=list)
     accusations: list[Accusation] = field(default_factory=list)

@@ -97,7 +97,7 @@ def _taken_now(jobs: Path, job: int, uid: int) -> str:
 
 
 def _make_everybodys(jobs: Path) -> None:
-    """Nobody ever sees it with other rights than those of /tmp."""
+    """Create the directory so that it never has other rights than those of /tmp."""
     mask = os.umask(0)
     try:
         jobs.mkdir(0o1777)

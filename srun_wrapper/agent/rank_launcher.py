@@ -56,7 +56,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """All that is needed to run a rank, and who is told what became of it."""
+    """Everything needed to run a rank, and the receiver of its end."""
 
     order: Start
     rank: RankStart

@@ -197,7 +197,7 @@ class NodeWatch:
     def _scene(
         self, now: float
     ) -> tuple[dict[AgentKey, Silence], list[AgentKey], AgentKey | None, float]:
-        """All that a verdict needs: silent nodes, all nodes, robust-srun's, word from outside."""
+        """Return what a verdict needs: silent nodes, all nodes, robust-srun's, outside contact."""
         live = self._state.live()
         silent = {n.key: s for n in live if (s := self._silence(n, now)) is not None}
         here = self._state.own_node

@@ -58,7 +58,7 @@ def test_all_cases(
     monkeypatch.setattr(checkpoint, "SIZES", {"2MB": 2 * MB})
 
     def run_forked(argv: Sequence[str], env: dict[str, str], killed: bool = False) -> Any:
-        """As run_json; the processes are many."""
+        """Run the module in a fork, like run_json; the processes are many."""
         (python, option, module, *rest) = argv
         assert (python, option) == (sys.executable, "-m")
         code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"

@@ -81,7 +81,7 @@ def test_all_cases_on_the_cpu(
     one_at_a_time = threading.Lock()
 
     def run_forked(argv: Sequence[str], env: dict[str, str], killed: bool = False) -> Any:
-        """As run_json; the processes are many."""
+        """Run the module in a fork, like run_json; the processes are many."""
         (_, _, module, *rest) = argv
         code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
         with one_at_a_time:

@@ -41,7 +41,7 @@ def t(seconds: float, p95: float | None = None) -> Term:
 
 
 def record(**cases: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """As in the JSON: medians as given, p95s twice as long."""
+    """Build a record as in the JSON: medians as given, p95s twice as long."""
     return {
         f"{case}.{phase}_s": {"median": s, "p95": 2 * s, "n": 20}
         for case, phases in cases.items()
@@ -165,7 +165,7 @@ ordered = st.lists(st.floats(0.001, 1000.0), min_size=4, max_size=4).map(sorted)
 
 @given(ordered, st.sampled_from([128, 256, 512, 1024]), st.integers(0, 40))
 def test_order_of_the_strategies(four: list[float], machines: int, pool: int) -> None:
-    """Whatever the pool: the slower its means, the slower a strategy, if all find machines."""
+    """With any pool, slower means make a slower strategy, if all find machines."""
     spare, companion, reschedule, requeue = (t(s) for s in four)
     times = Times({1: spare}, {1: companion}, reschedule, requeue, requeue)
     lost = losses(machines, [Source(1, P)])

@@ -81,7 +81,7 @@ class Undisturbed(NamedTuple):
     options: Sequence[str]
     """For every run of the program."""
     curves: Sequence[Curve]
-    """Of each rank."""
+    """One curve for each rank."""
 
     def job(self, lab: Lab) -> CheckpointJob:
         """A training that must do the same; its directory exists, nothing is started."""
@@ -106,7 +106,7 @@ class Copy(NamedTuple):
     kind: str
     """own, replica, fetched"""
     path: Path
-    """As the host sees it, while the process that shows it lives."""
+    """The path on the host, while the process that shows it lives."""
 
 
 class Start(NamedTuple):
@@ -217,7 +217,7 @@ class CheckpointJob(Training):
         return here[0] if here else None
 
     def wait_replicas(self, step: int) -> None:
-        """Of every rank's snapshot of a step."""
+        """Wait for the replica of every rank's snapshot of a step."""
         for owner in self.ranks:
             self.wait_copy("replica", owner, step)
 

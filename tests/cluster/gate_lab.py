@@ -95,7 +95,7 @@ class GateLab:
 
     @property
     def spool(self) -> Path:
-        """Of the gate, as a node sees it: on its own disk, which outlives a crash."""
+        """The gate's spool as a node sees it: on its own disk, which outlives a crash."""
         return self.lab.disk / "gate"
 
     def node_spool(self, node: str) -> Path:
@@ -191,7 +191,7 @@ class GateLab:
         until(lambda: self.reason(node) == reason, f"{node}: {reason or 'no drain'}", timeout)
 
     def others(self, *but: str) -> dict[str, tuple[frozenset[str], str]]:
-        """Those of the other nodes that carry a flag or a reason."""
+        """Return the other nodes that carry a flag or a reason."""
         quiet = {"IDLE", "MIXED", "ALLOCATED", "COMPLETING"}
         found = {node: self.node(node) for node in self.lab.spec.compute_names if node not in but}
         return {n: (flags, why) for n, (flags, why) in found.items() if flags - quiet or why}

@@ -141,7 +141,7 @@ class Journal:
 
 
 def fingerprint(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Of parameters, buffers, the optimizer's state and torch's generator, all of this rank."""
+    """Digest this rank's parameters, buffers, optimizer state and torch generator."""
     total = 0
     tensors = [*model.state_dict().values()]
     for state in optimizer.state_dict()["state"].values():

@@ -41,7 +41,7 @@ def test_it_goes_with_its_owner(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["7.0", "ckpt-1000"])
 def test_the_next_one_removes_what_the_dead_have_left(tmp_path: Path, name: str) -> None:
-    """Of a shim and of a training's own store alike; those of the living stay."""
+    """Directories of dead shims and of dead trainings' stores go; those of the living stay."""
     living, kept = holder("ckpt-1000", tmp_path)
     other, kept_too = holder("8.1", tmp_path)
     dead, left = holder(name, tmp_path)

@@ -1,4 +1,4 @@
-"""What is installed owns one import name, and no file of the user's gets in its way."""
+"""An installation owns one import name, and no file of the user's gets in its way."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_the_working_directory_is_no_place_for_modules(installed: Path, project:
 def test_an_installation_that_only_pythonpath_names(
     made: Path, project: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """As an environment module has it: robust-task runs isolated all the same."""
+    """Put the package on PYTHONPATH like an environment module: robust-task still runs isolated."""
     top = tmp_path_factory.mktemp("module")
     with zipfile.ZipFile(made) as archive:
         archive.extractall(top)

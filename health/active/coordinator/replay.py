@@ -150,7 +150,7 @@ def verdict(layout: Layout, rounds: Sequence[Round]) -> Verdict:
 
 
 def _least(group: Iterable[int], good: Counter[int]) -> frozenset[int]:
-    """Those that went well least often."""
+    """Return the members that passed least often."""
     fewest = min(good[x] for x in group)
     return frozenset(x for x in group if good[x] == fewest)
 

@@ -82,7 +82,7 @@ def slow(measured: Iterable[Measured], floors: Floors, baselines: fleet.Baseline
 
 
 def _alike(name: str, speeds: Sequence[_Speed]) -> list[list[_Speed]]:
-    """Those that may be compared with each other: of two devices only the same two elsewhere."""
+    """Group speeds that are comparable: of two devices only the same two elsewhere."""
     groups: dict[str, list[_Speed]] = defaultdict(list)
     for speed in speeds:
         groups[speed.device if name.startswith(BETWEEN) else ""].append(speed)

@@ -88,7 +88,7 @@ class Device:
 
 
 def devices() -> list[Device]:
-    """Those that this process may use: every GPU, or without one the CPU.
+    """Return the devices that this process may use: every GPU, or without one the CPU.
 
     RuntimeError where the node has GPUs that torch cannot use: the CPU would speak for them.
     """

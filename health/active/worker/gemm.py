@@ -50,7 +50,7 @@ FP16 = Kind("fp16", torch.float16, 1 << 11, 10)
 
 
 def kinds(cuda: bool) -> tuple[Kind, ...]:
-    """Those worth testing; TF32 is arithmetic of GPUs only."""
+    """Return the kinds worth testing; TF32 exists on GPUs only."""
     return (FP32, TF32, BF16, FP16) if cuda else (FP32, BF16)
 
 

@@ -151,7 +151,7 @@ def _gather(
 
 
 def _present(request: Request, where: Path, names: Container[str]) -> list[str]:
-    """Those of ``names`` that are there. FileNotFoundError when a newer step has removed it all."""
+    """Return the existing ``names``. FileNotFoundError: a newer step has removed them."""
     try:
         with os.scandir(where) as entries:
             return [entry.name for entry in entries if entry.name in names]
@@ -183,7 +183,7 @@ class _Reader:
         self._lock = threading.Lock()
 
     def read(self, ranks: Sequence[int]) -> list[tuple[Outline, tier.PartFile]]:
-        """Those that are (still) there. Raises DurableError, OSError."""
+        """Read the parts that (still) exist. Raises DurableError, OSError."""
         with ThreadPoolExecutor(min(_READERS, len(ranks) or 1)) as pool:
             return [came for came in pool.map(self._part, ranks) if came is not None]
 

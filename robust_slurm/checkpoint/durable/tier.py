@@ -200,7 +200,7 @@ def read_rank(path: Path, manifest: Manifest, rank: int) -> Part:
 
 
 def read_outlines(path: Path, manifest: Manifest) -> list[Outline]:
-    """Those of all ranks' parts, checked against the manifest. Raises DurableError."""
+    """Read the outlines of all ranks' parts, checked against the manifest. Raises DurableError."""
     known: dict[bytes, Any] = {}
     return [read_outline(path, manifest, rank, known) for rank in range(manifest.world)]
 

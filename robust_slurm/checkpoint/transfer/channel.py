@@ -28,7 +28,7 @@ class BrokenError(Exception):
 
 
 class RefusedError(BrokenError):
-    """Nobody listens there."""
+    """No process listens at that address."""
 
 
 class Channel:

@@ -87,7 +87,7 @@ def flip_a_bit(copy: Copy) -> None:
 
 
 def tear(copy: Copy) -> None:
-    """As if it were still being written."""
+    """Make the copy look as if it were still being written."""
     with copy.path.open("r+b") as file:
         file.write(bytes(8))
 

@@ -31,7 +31,7 @@ def site(made: GateLab) -> Iterator[GateLab]:
 
 
 def interpreter(site: GateLab, *rows: Any, before: str = "") -> None:
-    """One that does not test, but says so; and settings with it."""
+    """Install an interpreter that only claims to test, and settings with it."""
     ran = [{"test": name} for name in ("bitwise", "gemm", "memory", "links", "local")]
     cleared = [] if rows else ["n"]
     answer = json.dumps({"findings": {"n": rows}, "cleared": cleared, "measured": ran})

@@ -74,7 +74,7 @@ def test_what_needs_a_reboot_and_what_needs_a_person(site: GateLab) -> None:
 
 
 def reboot(site: GateLab, *nodes: str) -> None:
-    """As an administrator does it, by Slurm (whose RebootProgram does nothing in this lab)."""
+    """Reboot nodes through Slurm, whose RebootProgram does nothing in this lab."""
     site.admin("reboot", ",".join(nodes))
     for node in nodes:
         site.wait_flag(node, "REBOOT_ISSUED")

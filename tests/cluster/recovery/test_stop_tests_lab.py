@@ -22,7 +22,7 @@ class StopJob(CheckpointJob):
 
     bad = "-"
     alone = True
-    """Nobody shares the GPUs, so all tests may run; else only the bitwise one, which is quicker."""
+    """True: no one shares the GPUs, so all tests may run; else only the quicker bitwise one."""
     installed = project = ""
     """The ``bin`` of a robust-slurm that is installed, and a user's directory on PYTHONPATH."""
 

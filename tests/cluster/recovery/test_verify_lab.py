@@ -104,7 +104,7 @@ def test_a_step_that_depends_on_the_node_proves_nothing(lab: Cluster, two: Undis
 
 
 def test_a_program_that_is_not_deterministic(lab: Cluster, two: Undisturbed) -> None:
-    """That is said once, nothing is tested, and no other step is checked."""
+    """Report it once, test nothing, and check no other step."""
     training = job(lab, two)
     training.start(
         f"--robust-verify-every={EVERY}", f"{PACE} --vary=always", sbatch=TWO_NODES, durable=False

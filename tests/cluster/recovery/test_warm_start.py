@@ -27,7 +27,7 @@ def wait_warm(training: Training, **nodes: int) -> None:
 
 
 def interpreters(training: Training) -> list[int]:
-    """Those that wait below the job's shims."""
+    """Return the interpreters that wait below the job's shims."""
     tasks = {process.pid for process in training.processes("srun_wrapper.agent.task")}
     return [p.pid for p in scan() if p.ppid in tasks and waits(p.pid)]
 

@@ -144,7 +144,7 @@ def ready(training: Ddp) -> dict[str, int]:
 
 
 def forked(training: Ddp) -> list[int]:
-    """Those of torchrun's ranks that robust-task has forked."""
+    """Return torchrun's ranks that robust-task has forked."""
     tasks = {process.pid for process in training.processes("srun_wrapper.agent.task")}
     parents = {process.pid: process.ppid for process in scan()}
     return [rank for rank, pid in inner_ranks(training).items() if parents.get(pid) in tasks]

@@ -47,7 +47,7 @@ def recorded(found: Plan) -> dict[str, Any]:
 
 
 def manifest_of(wanted: Wanted, text: str, **more: str) -> dict[str, Any]:
-    """As after an install of ``text`` at the path of ``wanted``."""
+    """Build the manifest after an install of ``text`` at the path of ``wanted``."""
     return {"v": 1, "files": {wanted.path: {"sha256": digest(text), **more}}, "dirs": []}
 
 

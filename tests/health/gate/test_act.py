@@ -227,7 +227,7 @@ def test_the_event_says_what_is_needed_to_undo_it() -> None:
 
 
 def test_the_failure_path_needs_the_standard_library_only(tmp_path: Path) -> None:
-    """As slurmd starts it on a node: no site-packages, no PATH."""
+    """Start the gate like slurmd on a node: no site-packages, no PATH."""
     slurm = FakeSlurm(tmp_path, "n1")
     code = (
         f"import sys; sys.path[:0] = [{str(REPOSITORY)!r}]\n"

@@ -61,7 +61,7 @@ def test_the_hold_doubles_with_each_drain(before: list[Event], hold: float) -> N
 
 
 def test_records_of_one_drain_count_once() -> None:
-    """Of jobs that start together, each prolog may drain before it sees the other's drain."""
+    """The prologs of jobs that start together may each drain before they see the other's drain."""
     reason = parse_reason(HUNG)
     undrained = Event(NOW - 0.1, "undrain", "b", {"reason": HUNG})
     together = [drain(2 * H), drain(2 * H - 1), drain(0.2)]

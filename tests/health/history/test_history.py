@@ -177,7 +177,7 @@ def test_what_is_said_elsewhere_about_the_node_arrives(spool: Path, state: Path)
 def test_both_files_end_up_the_same(
     tmp_path_factory: pytest.TempPathFactory, steps: list[str]
 ) -> None:
-    """Whatever is written where, in any order: after two rounds both have it all, once."""
+    """After two rounds both copies hold every event once, in any order of writes."""
     base = tmp_path_factory.mktemp("both")
     spool, state = base / "spool", base / "state"
     (state / "nodes").mkdir(parents=True)

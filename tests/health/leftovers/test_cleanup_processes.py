@@ -160,7 +160,7 @@ def test_what_a_zombie_has_forked_behind_the_look_is_seen(monkeypatch: pytest.Mo
 
 
 def fake_identity(pid: int) -> processes.Process:
-    """Of a user's process if it is this one."""
+    """Return a user's identity for this process."""
     if pid != os.getpid():
         raise ProcessLookupError(pid)
     return processes.Process(pid, 1, UID, 5, "S", "python")

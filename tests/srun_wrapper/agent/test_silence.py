@@ -83,7 +83,7 @@ KINDS = st.sampled_from(["heard", "refused", "unreachable", "accepted"])
 @settings(deadline=None)
 @given(st.lists(st.tuples(KINDS, st.floats(0.01, 3.0)), max_size=40), st.floats(0.0, LOST_HOST / 2))
 def test_recent_words_are_always_fine(events: list[tuple[str, float]], later: float) -> None:
-    """Whatever came before: a word less than LOST_HOST ago rules every bad verdict out."""
+    """A message less than LOST_HOST ago rules out every bad verdict, after any history."""
     contact, now = Contact(since=100.0), 100.0
     for kind, gap in events:
         now += gap

@@ -27,7 +27,7 @@ class Slot:
 
     @property
     def pid(self) -> int:
-        """Of its worker; 0: it has none."""
+        """The worker's pid; 0: it has none."""
         while self.tester._starting is not None:
             self.loop.turn(1.0)
         return self.tester._worker

@@ -58,7 +58,7 @@ def test_after_a_recovery_from_memory_the_ranks_write_at_once() -> None:
 
 
 def test_a_step_that_every_rank_has_written_is_over_without_a_commit() -> None:
-    """Nobody commits if there is only the nodes' own disk."""
+    """No store commits if there is only the nodes' own disk."""
     steps = by_step(10)
     for _ in range(3):
         steps.written(10, 4)
@@ -105,7 +105,7 @@ def test_without_either_nothing_is_asked_for() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_rank_is_asked_while_another_writes(seed: int) -> None:
-    """Whatever the times of writing: steps asked for by ``every`` never overlap, none is lost."""
+    """With any times of writing, steps asked for by ``every`` never overlap and none is lost."""
     chance = random.Random(seed)
     steps = by_step(chance.choice([1, 3, 10]))
     ranks = 5

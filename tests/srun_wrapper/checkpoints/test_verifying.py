@@ -1,4 +1,4 @@
-"""When robust-srun has the ranks stand, and sees that they do, or do not."""
+"""The times when robust-srun makes the ranks stand, and sees whether they do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Job(CheckpointedJob):
         )  # where replicas go is not asked here
 
     def save(self, *steps: int) -> None:
-        """Of each rank."""
+        """Report these steps as saved by each rank."""
         epoch = self.state.world.epoch
         for rank, step in enumerate(steps):
             saved = Saved(epoch, rank, step, None, 1000, 0.0, 0.0)
@@ -152,7 +152,7 @@ def test_ranks_that_wait_for_a_slow_one_do_not_hang(job: Job) -> None:
 
 @pytest.mark.parametrize("durable", [19, 20])
 def test_a_step_on_its_way_to_disk_is_not_thrown_away(durable: int) -> None:
-    """That of the check itself is written by the ranks that compute it again."""
+    """The ranks that recompute the step write the step of the check itself."""
     job = Job()
     for rank in range(4):
         job.enrol(rank, directory="/scratch/run", every=durable)

@@ -129,7 +129,7 @@ def test_a_mark_is_set_once() -> None:
     st.dictionaries(st.sampled_from(PHASES[1:]), st.floats(-10, 1e3)),
 )
 def test_phases_add_up(start: float, detect: float, marks: dict[str, float]) -> None:
-    """Whatever was marked, in any order: no negative phase, and the sum is the total."""
+    """Any marks in any order give no negative phase, and the sum is the total."""
     failure = Failure("node_lost", start + detect, start, "n1")
     it = Incident("0-1", 1, diagnose([failure]), start, start + detect)
     it.marks = {name: start + detect + at for name, at in marks.items()}

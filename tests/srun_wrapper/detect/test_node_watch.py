@@ -144,7 +144,7 @@ def test_one_that_speaks_while_it_is_asked(
 def test_one_that_answers_is_not_asked_all_the_time(
     answers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody takes what a stopped process was sent out of its queue, and that is short."""
+    """A stopped process reads nothing from its accept queue, which is short."""
     monkeypatch.setattr(node_watch, "ASK_AGAIN", 60.0)
     job = Job(3, 0)
     job.node(1).second_way = True
@@ -158,7 +158,7 @@ def test_one_that_answers_is_not_asked_all_the_time(
 def test_a_node_that_falls_silent_while_it_is_asked_whether_it_can_be_asked(
     answers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That was no second way yet: it is asked anew."""
+    """A probe before the silence is no second way: another one is made."""
     job = Job(3, 0)
     asked = node_watch.probe
 

@@ -59,7 +59,7 @@ def test_a_host_that_does_not_answer(full: socket.socket) -> None:
 def test_the_first_attempt_fails_at_once(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the network is down for a moment; and nothing is left over in the end."""
+    """The network is down for a moment; nothing is left over in the end."""
     connect = asyncio.open_connection
     failing = [OSError(errno.ENETUNREACH, "Network is unreachable")]
 

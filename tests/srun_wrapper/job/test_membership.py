@@ -1,4 +1,4 @@
-"""Who takes part in the job: nobody but Membership writes it."""
+"""The members of the job, which only Membership writes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_nobody_else_writes_roles_places_and_epochs() -> None:
 
 
 def test_nodes_that_lose_their_seats_become_spares() -> None:
-    """One that has left keeps its role, wherever it sits."""
+    """A node that has left keeps its role in any seat."""
     members = Membership(lambda _text: None)
     first, second, spare = (made_node(i, role=Role.SPARE) for i in range(3))
     for node in (first, second, spare):

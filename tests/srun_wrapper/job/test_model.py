@@ -64,7 +64,7 @@ def test_a_node_with_fewer_tasks_than_ranks() -> None:
 
 
 def test_how_every_shim_ends() -> None:
-    """As its rank did; with 0 where it had none."""
+    """A shim ends like its rank; with 0 if it had none."""
     first, spare = node(0, (0, 1, 2)), node(1, (3, 4, 5), Role.SPARE)
     world = World(0, [first], [(0, 1)])
     world.begin(1)

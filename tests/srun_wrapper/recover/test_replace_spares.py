@@ -182,7 +182,7 @@ def test_a_node_in_doubt_exchanges_its_ranks(
 def test_a_node_whose_own_mount_is_silent_is_excluded_and_its_mount_reported(
     tmp_path: Any, proven: bool
 ) -> None:
-    """That it waits alone at this moment is not enough: its server may be away."""
+    """A node that waits alone at this moment is no proof: its server may be away."""
     scene, reports = Scene(tmp_path), []
     scene.ledger.accuse = lambda name, _incident, record: reports.append(
         (name, record["symptom"], *record["evidence"], record["rule"])

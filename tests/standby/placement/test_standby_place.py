@@ -91,7 +91,7 @@ def test_heuristic_is_never_better_than_the_exact_program(
 
 
 def test_the_exact_program_betters_the_heuristic() -> None:
-    """One that the heuristic does not find, so that the programs are really solved."""
+    """A case that the heuristic does not find, so that the programs are really solved."""
     rows, columns, room = EXACT_ONLY
     near = fill(rows, columns, room, 0.5)
     solved = exact(rows, columns, room, 0.5, limit_s=60)

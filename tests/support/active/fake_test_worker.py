@@ -47,7 +47,7 @@ class Spoken:
 
 
 async def connect(env: Mapping[str, str], key: bytes | None = None) -> Spoken:
-    """As far as a worker's preface; ``key``: another one than the session's."""
+    """Connect up to a worker's preface; ``key``: another one than the session's."""
     host, _, port = env["ROBUST_TEST_SERVER"].rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     said = Spoken(reader, writer, key or bytes.fromhex(env["ROBUST_TEST_KEY"]))
@@ -57,7 +57,7 @@ async def connect(env: Mapping[str, str], key: bytes | None = None) -> Spoken:
 
 
 async def introduce(env: Mapping[str, str], **ready: Any) -> Spoken:
-    """As far as a worker that is ready, of a machine with one CPU device unless said otherwise."""
+    """Connect up to a worker that is ready, with one CPU device unless given otherwise."""
     said = await connect(env)
     local = int(env["ROBUST_TEST_LOCAL"])
     said.say({"hello": {"node": env["ROBUST_TEST_NODE"], "local": local, "pid": 1}})

@@ -32,8 +32,9 @@ def write_snapshot(
     frozen: bytes = b"",
     line: int = 0,
 ) -> bytes:
-    """As a rank does it: torn first, the header's length last. Returns the content. ``frozen``: the
-    end of the data; ``line``: see ``Snapshot.line``."""
+    """Write a snapshot like a rank: torn first, the header's length last. Returns the content.
+
+    ``frozen``: the end of the data; ``line``: see ``Snapshot.line``."""
     entry = Entry("t", "U8", (size,), "t", (size,), (0,), "private")
     about = Snapshot(
         step, rank, world, epoch, "job7", {}, (rank,), {"step": step}, (entry,), line=line
@@ -117,7 +118,7 @@ class FakeRank:
         return data
 
     def begin(self, step: int, line: int = 0) -> None:
-        """As a rank does it that resumes this step: its later snapshots are made invalid first."""
+        """Resume this step like a rank: its later snapshots are made invalid first."""
         for own in self.wait("welcome")["own"]:
             if own["step"] > step:
                 path = self.directory / f"own-{self.rank}-{own['slot']}.safetensors"

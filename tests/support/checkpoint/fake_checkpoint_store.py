@@ -26,7 +26,7 @@ class FakeStore:
         """The number of times that it asks a rank to wait before it welcomes it."""
         self.arrived = threading.Condition()
         self.over = threading.Event()
-        """All that a rank said before it closed its connection has been read."""
+        """Set once everything that a rank sent before it closed its connection has been read."""
         self._connection: socket.socket | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(self.path))
@@ -51,7 +51,7 @@ class FakeStore:
         return [m for m in self.messages if m["op"] == op]
 
     def die(self) -> None:
-        """As when robust-task is killed."""
+        """End like a killed robust-task."""
         try:
             self._listener.shutdown(socket.SHUT_RDWR)  # close() would not wake accept()
         except OSError:

@@ -46,7 +46,7 @@ class FakeRuntime:
     def __init__(self, cuda: FakeCuda) -> None:
         self.cuda = cuda
         self.error = 0
-        """What cudaHostRegister returns."""
+        """The return value of cudaHostRegister."""
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
         self.cuda.note(f"register with flags {flags} on device {self.cuda.current_device()}")
@@ -90,7 +90,7 @@ class FakeCuda:
         self.calls.append((threading.current_thread().name, call))
 
     def of(self, thread: str) -> list[str]:
-        """What one thread has asked for."""
+        """Return the calls of one thread."""
         return [call for name, call in self.calls if name == thread]
 
     def is_initialized(self) -> bool:

@@ -19,7 +19,7 @@ class Stalling:
         self._server = server
 
     def stall(self) -> None:
-        """Who asks from now on waits, and cannot be killed."""
+        """Stop the server: processes that use the mount wait, and cannot be killed."""
         os.kill(self._server, signal.SIGSTOP)
 
     def resume(self) -> None:

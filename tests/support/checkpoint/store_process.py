@@ -52,7 +52,7 @@ class StoreProcess:
         self._ask("save_every", every=every, first=first)
 
     def costs(self) -> list[tuple[int, Cost]]:
-        """Of every Saved so far: its step, and what it cost."""
+        """Return step and cost of every Saved so far."""
         return [(step, Cost(*cost)) for step, cost in self._ask("costs")]
 
     def open_link(self) -> None:

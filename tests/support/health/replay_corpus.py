@@ -207,7 +207,7 @@ def _within(path: str, top: str) -> bool:
 
 
 def _remove(bundle: dict[str, Any], top: str) -> None:
-    """As if the path and what is below it had not been there."""
+    """Remove the path and everything below it."""
     files, calls = bundle["files"], bundle.get("calls", {})
     gone = [path for path in files if _within(path, top)]
     kept = {kind: [key for key in calls.get(kind, {}) if _within(key, top)] for kind in tree.KINDS}
@@ -225,7 +225,7 @@ def _remove(bundle: dict[str, Any], top: str) -> None:
 
 
 def _appear(bundle: dict[str, Any], path: str) -> None:
-    """As if there were such a path: no recorded failure to read or list it, named by its parent."""
+    """Let the path exist: no recorded failure to read or list it, named by its parent."""
     names = bundle.setdefault("calls", {}).setdefault("names", {})
     for kind in ("read", "entry", "link"):
         if tree.is_failure(bundle["calls"].get(kind, {}).get(path)):

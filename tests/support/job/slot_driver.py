@@ -110,7 +110,7 @@ class Driver:
         return self.get(Started)
 
     def stop_while_asked(self, pid: int) -> None:
-        """Whoever is asked for the second start hangs, and then all is stopped: nobody is left."""
+        """The process asked for the second start hangs, then all is stopped: no process is left."""
         os.kill(pid, signal.SIGSTOP)
         self.start(2)
         self.get(Stopped)

@@ -106,7 +106,7 @@ class LocalDisk:
         return offer
 
     def stock(self, threads: int, only: int | None = None) -> list[Holding]:
-        """All that is there (or of one step), its digest verified now (not with 0 threads)."""
+        """Return all files (or one step's), with digests verified now (not with 0 threads)."""
         names = [name for name in self._names() if only is None or name[1] == only]
         return [self._verify(owner, step, threads) for owner, step in names]
 

@@ -20,7 +20,7 @@ _MASK = (1 << 64) - 1
 
 
 def splitmix(seed: int, index: int) -> int:
-    """As in the paper, with Python's integers."""
+    """Compute splitmix64 like the paper, with Python's integers."""
     x = (index + seed * 0xBF58476D1CE4E5B9) * 0x9E3779B97F4A7C15 & _MASK
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK

@@ -180,7 +180,7 @@ class Odd(torch.optim.Optimizer):
 
 
 class Asking(Odd):
-    """One that has its own methods, as wrappers of optimizers do."""
+    """An object with methods of its own, as wrappers of optimizers do."""
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()

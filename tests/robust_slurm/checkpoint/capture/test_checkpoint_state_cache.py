@@ -41,7 +41,7 @@ def step(found: dict[str, Any]) -> None:
 
 
 def contents(captured: tuple[list[Item], Any]) -> tuple[dict[str, Any], str]:
-    """All that would be in a snapshot."""
+    """Return the content of a snapshot."""
     items, values = captured
     found = {
         i.entry.name: (i.entry, i.late, i.tensor.shape, i.tensor.contiguous().tolist())

@@ -18,7 +18,7 @@ def model() -> torch.nn.Module:
 
 
 class Wrapper(torch.optim.Optimizer):
-    """As accelerate's AcceleratedOptimizer: a subclass that never calls Optimizer.__init__."""
+    """Imitate accelerate's AcceleratedOptimizer: a subclass that never calls Optimizer.__init__."""
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer

@@ -175,7 +175,7 @@ def test_weights_that_are_swapped_for_a_moment_are_found_too(
 def test_a_write_that_begins_later_spoils_one_snapshot(
     store: FakeStore, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody can tell whether the copy came before it: the snapshot is withdrawn."""
+    """The copy may have come before or after it: the snapshot is withdrawn."""
     monkeypatch.setattr(guard, "CHECK_SHARE", 1e9)  # as after a pause
     script = Script()
     for number in range(1, CAREFUL + 2):
@@ -278,7 +278,7 @@ def test_the_last_snapshot_is_compared_before_it_is_written(
 def test_steps_that_no_hook_sees_end_the_copy_in_the_background(
     store: FakeStore, since: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As a CUDA graph replays them."""
+    """Repeat the steps like a CUDA graph."""
     script = Script()
     for number in range(1, since + 4):
         if number < since:

@@ -38,14 +38,14 @@ class World(NamedTuple):
     own_slots: int
     replica_slots: int
     programs: Programs
-    """Of each rank between save(s) returning and optimizer step s + 1."""
+    """The program of each rank between save(s) returning and optimizer step s + 1."""
     hook_waits_for_replica: bool
     waits_for_all: bool = False
     """A copy begins only when all ranks have the step before, and its replicas."""
 
 
 def all_reduce(ranks: int) -> Programs:
-    """Everybody gives a gradient and needs all of them."""
+    """Every rank gives a gradient and needs all of them."""
     return tuple(
         (("give", f"gradient {r}"), *(("take", f"gradient {o}") for o in range(ranks) if o != r))
         for r in range(ranks)

@@ -112,7 +112,7 @@ def test_a_write_to_a_few_items_shows_in_the_sum(tmp_path: Path, tensor: torch.T
 
 
 def test_a_tensor_whose_memory_moves_is_found_again(tmp_path: Path) -> None:
-    """As when weights are sent to another process: the old memory is gone then."""
+    """Move a tensor like weights sent to another process: the old memory is gone then."""
     tensor = torch.arange(1 << 20, dtype=torch.float32)
     form, sample = form_of([tensor], [0]), Sample([tensor])
     sample.take()

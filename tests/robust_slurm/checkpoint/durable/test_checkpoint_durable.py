@@ -180,7 +180,7 @@ def test_what_cannot_be_read_neither_counts_nor_goes(tmp_path: Path) -> None:
 
 
 def test_a_step_of_another_user_is_said_and_is_not_absent() -> None:
-    """As nobody; root may read everything."""
+    """Run as user nobody; root may read everything."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         tier = Path(name)
         tier.chmod(0o755)

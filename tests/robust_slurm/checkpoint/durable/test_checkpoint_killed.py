@@ -46,7 +46,7 @@ def in_child(work: Callable[[], object], die_at: int) -> bool:
 
 
 def test_killed_before_any_change_of_a_file(tmp_path: Path) -> None:
-    """Whatever point a writer dies at, all that is committed verifies, the older step is kept
+    """Wherever a writer dies, every committed step verifies, the older step is kept
     until the newer one is committed, and the next try succeeds."""
     torch.set_num_threads(1)
     sources = [tiny(tmp_path / f"{r}.safetensors", 20, r, 2, fill=2.0) for r in range(2)]

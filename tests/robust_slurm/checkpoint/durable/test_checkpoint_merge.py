@@ -18,7 +18,7 @@ from robust_slurm.checkpoint.format.layout import Entry
 
 
 def outlines(parts: Iterable[Part]) -> list[Outline]:
-    """As the commit has them: what the ranks' files say, each form parsed once."""
+    """Parse outlines like the commit: from the ranks' files, each form once."""
     known: dict[bytes, Any] = {}
     return [parse_outline(encode_part(part), known) for part in parts]
 

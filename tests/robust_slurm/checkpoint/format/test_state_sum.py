@@ -25,7 +25,7 @@ def summed(
     step: int = 5,
     room: int = 0,
 ) -> StateSum:
-    """Of a file with these tensors; ``room``: more bytes kept free in its header."""
+    """Sum a file with these tensors; ``room``: more bytes kept free in its header."""
     entries = [entry(name, "U8", len(data)) for name, data in content.items()]
     about = Snapshot(step, 3, 4, epoch, f"job.{epoch}", {}, (3,), values, ())
     plan = lay_out(entries, len(encode_header(about._replace(entries=tuple(entries)))) + room)

@@ -32,7 +32,7 @@ def _start(made: Made, seats: Sequence[int], **more: Any) -> list[FakeRank]:
 def _anew(
     made: Made, old: list[FakeRank], seats: Sequence[int], step: int, **more: Any
 ) -> list[FakeRank]:
-    """As a launcher and the ranks do it, which agree on the highest number that a store named."""
+    """Restart like a launcher and ranks that agree on the highest number of any store."""
     for rank in old:
         rank.die()
     ranks = _start(made, seats, **more)

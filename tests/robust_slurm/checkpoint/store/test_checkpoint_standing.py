@@ -55,7 +55,7 @@ def test_the_word_that_comes_while_it_trains(store: FakeStore) -> None:
 
 
 def test_a_rank_that_has_no_memory_does_not_stand(store: FakeStore) -> None:
-    """Nobody would see that it does."""
+    """No store would see it stand."""
     store.welcome["stand"] = 2
     training = Training()
     training.ckpt.resume()

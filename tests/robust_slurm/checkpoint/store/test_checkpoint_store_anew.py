@@ -96,7 +96,7 @@ def test_a_rank_that_does_not_resume_begins_with_the_first_step_that_it_saves(
 
 
 def test_a_rank_that_only_enrols_again_gives_nothing_up(tmp_path: Path) -> None:
-    """One that found that it shares its state no longer."""
+    """The rank found that it no longer shares its state."""
     with stores(tmp_path, 2) as [(a, _), (b, _)]:
         rank = FakeRank(a, 0, world=2)
         a.place({0: target(b)})

@@ -95,7 +95,7 @@ def test_fewer_slots_than_before_give_their_files_back(tmp_path: Path) -> None:
 
 
 def test_an_empty_slot_beyond_the_limit_is_not_filled(tmp_path: Path) -> None:
-    """As where its file found no room."""
+    """The slot's file found no room."""
     fill(Slot(tmp_path / "own-0-1.safetensors", 1), 5)
     ring = Ring(tmp_path, 0, {1: 5})
     ring.limit(1, 0)

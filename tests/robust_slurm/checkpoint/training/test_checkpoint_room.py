@@ -288,7 +288,7 @@ def test_room_that_is_of_no_use_is_given_up_where_space_is_short(
     free = os.statvfs(tmp_path)
 
     class Full:
-        """All that is free is what the other room files have."""
+        """Free space only in the other room files."""
 
         f_frsize = free.f_frsize
 

@@ -51,8 +51,8 @@ def test_closed_it_lets_go_of_everything(store: FakeStore) -> None:
 def test_ended_it_holds_nothing(
     store: FakeStore, how: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever keeps it keeps no training; no thread is left. A schedule refers to its optimizer,
-    which refers to itself: that is left to the garbage collector."""
+    """A reference to it keeps no training alive; no thread is left. A schedule refers to its
+    optimizer, which refers to itself: that is left to the garbage collector."""
     threads = set(threading.enumerate())
     training = Training(directory=store.path.parent, every=2)
     checkpointer = training.ckpt
@@ -81,7 +81,7 @@ def interrupted(_saver: Saver, _timeout: float) -> str:
 def test_closed_again_while_it_closes(
     store: FakeStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As a signal handler does, or another thread: it is over when the first one is."""
+    """Close twice, like a signal handler or another thread: both end together."""
     training = Training(directory=store.path.parent, every=2)
     training.ckpt.resume()
     training.run(1, 3)

@@ -1,4 +1,4 @@
-"""What a resume really moves: real trainings and stores, every byte between nodes counted."""
+"""Bytes that a resume really moves: real trainings and stores, every byte between nodes counted."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def start(forks: TorchForks, kind: str, last: int, epoch: int, at: list[Store]) 
 
 
 def held(ranks: list[Fork]) -> list[dict[int, tuple[int, int]]]:
-    """When all are done: for each rank, step → (checksum, bytes) of what it holds."""
+    """Return, once all are done, for each rank: step → (checksum, bytes) of what it holds."""
     until(lambda: all("held" in r.out() for r in ranks), "".join(r.err() for r in ranks), 120)
     found = [re.findall(r"step (\d+) (\d+) (\d+)", r.out()) for r in ranks]
     return [{int(s): (int(crc), int(size)) for s, crc, size in lines} for lines in found]

@@ -224,7 +224,7 @@ def test_a_stop_while_it_is_asked(job: Any) -> None:
 
 
 def test_the_launcher_dies_while_it_is_asked(job: Any) -> None:
-    """Nobody is left who asked for it, and the next start is as always."""
+    """No requester is left, and the next start is normal."""
     d = job()
     os.kill(warm(d), signal.SIGSTOP)
     go(d, "one.py")

@@ -120,7 +120,7 @@ def test_killed_it_is_not_missed(waiting: tuple[Driver, int, int]) -> None:
 
 @pytest.mark.parametrize("of", ["stand-in", "interpreter"])
 def test_stuck_it_is_given_up(waiting: tuple[Driver, int, int], of: str) -> None:
-    """Whoever is asked; a stand-in needs nobody else to become a rank."""
+    """Stop either process; a stand-in needs no other process to become a rank."""
     d, interpreter, own = waiting
     os.kill(own if of == "stand-in" else interpreter, signal.SIGSTOP)
     started = d.launch(epoch=2)
@@ -165,7 +165,7 @@ def test_a_stop_while_it_is_asked(waiting: tuple[Driver, int, int]) -> None:
 
 
 def test_a_stop_while_it_is_made(drive: Any, tmp_path: Path) -> None:
-    """Whoever is on the way is ended with all others, and one is made after the next start."""
+    """A stand-in on its way ends with all others; a new one is made after the next start."""
     path = tmp_path / "script.py"
     path.write_text(WAITS)
     d = drive(sys.executable, str(path), warm=True, stand_in=3.0)

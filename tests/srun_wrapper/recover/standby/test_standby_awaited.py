@@ -74,7 +74,7 @@ def test_its_node_dies_while_another_is_awaited(standby_job: StandbyJob) -> None
 def test_why_none_came_in_time(
     standby_job: StandbyJob, capfd: pytest.CaptureFixture[str], reasons: list[str] | None, said: str
 ) -> None:
-    """As Slurm says it of what we have asked for."""
+    """Report the reason that Slurm gives for our requests."""
 
     def waiting(name: str) -> set[str]:
         if reasons is None:

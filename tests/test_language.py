@@ -1,0 +1,85 @@
+"""Plain English and small files: docstrings open with a subject or a verb, and no file grows large.
+
+The lists of exceptions may only become shorter.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from places import REPOSITORY
+
+PRODUCT = ("robust_slurm", "srun_wrapper", "health", "standby", "status", "prolog", "epilog")
+ROOMS = (*PRODUCT, "lab", "bench", "tests")
+LINES = 350
+FILES = 16
+
+# A docstring that opens with one of these has no subject: the reader must find it in the code.
+HEADLESS = re.compile(
+    r"(?:What|Whether|How|Who|Which|Where|When|One that|Those|As|Of|All that|Whatever|Whoever"
+    r"|Nobody|Everybody)\b"
+)
+HEADLESS_TODAY = {
+    "robust_slurm/checkpoint/capture/sharing.py",
+    "robust_slurm/checkpoint/capture/state.py",
+}
+LONG_TODAY = {
+    "health/nvidia/xid_catalog.py",  # generated
+    "robust_slurm/checkpoint/training/saver.py",
+    "srun_wrapper/agent/node_agent.py",
+    "srun_wrapper/agent/slot.py",
+    "srun_wrapper/agent/task.py",
+    "srun_wrapper/agent/warm/interpreter.py",
+    "srun_wrapper/cli.py",
+}
+FULL_TODAY = {"robust_slurm", "srun_wrapper/agent"}
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(REPOSITORY).as_posix()
+
+
+def _files(rooms: tuple[str, ...]) -> Iterator[Path]:
+    for room in rooms:
+        yield from (REPOSITORY / room).rglob("*.py")
+
+
+def _docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield docstrings, those of attributes as well: every statement that is only a string."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield node.lineno, text.strip()
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_docstrings_open_with_a_subject_or_a_verb(room: str) -> None:
+    headless = [
+        f"{_name(path)}:{line}: {text.splitlines()[0]}"
+        for path in _files((room,))
+        if _name(path) not in HEADLESS_TODAY
+        for line, text in _docstrings(path)
+        if HEADLESS.match(text)
+    ]
+    assert headless == []
+
+
+def test_no_product_file_becomes_long() -> None:
+    long = {
+        _name(path)
+        for path in _files(PRODUCT)
+        if len(path.read_text(encoding="utf-8").splitlines()) > LINES
+    }
+    assert long - LONG_TODAY == set(), f"split files of more than {LINES} lines by idea"
+    assert LONG_TODAY - long == set(), "these are short now: remove them from LONG_TODAY"
+
+
+def test_no_product_folder_becomes_full() -> None:
+    files = [path.parent for path in _files(PRODUCT)]
+    full = {_name(folder) for folder in set(files) if files.count(folder) > FILES}
+    assert full - FULL_TODAY == set(), f"divide folders of more than {FILES} files by subject"
+    assert FULL_TODAY - full == set(), "these are small now: remove them from FULL_TODAY"
