@@ -50,7 +50,7 @@ class Samples(torch.utils.data.Dataset[torch.Tensor]):
 
 
 class Training:
-    """All that a loop trains with, and one step of it."""
+    """The objects that a loop trains with, and one step of it."""
 
     def __init__(self, loop: Loop) -> None:
         torch.manual_seed(loop.seed)

@@ -40,8 +40,8 @@ class Diagnosis:
     unreported: frozenset[str] = frozenset()  # lost by a shared cause: nothing is held against them
     rule: str = ""  # id of the rule that has decided
     tests: Literal["later", "now", "only", "never"] = "later"
-    """When the machines are tested. only: at once, and nothing else counts against the suspects;
-    never: the node itself has said that it is the program."""
+    """The time of the tests of the machines. only: at once, and nothing else counts against the
+    suspects; never: the node itself has said that it is the program."""
     exchange: bool = False
     """The node is in doubt only because its rank died: its ranks move before it is evicted."""
 

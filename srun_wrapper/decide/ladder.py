@@ -74,7 +74,7 @@ class Situation:
 
     @property
     def repeats(self) -> int:
-        """How often this error was seen since the last progress."""
+        """The number of times that this error was seen since the last progress."""
         return self.budget.signatures.get(self.diagnosis.signature, 0)
 
 

@@ -86,7 +86,7 @@ def test_an_open_request_is_sent_again_on_a_new_connection_until_it_is_answered(
 
 
 def test_nobody_else_sends_on_a_connection() -> None:
-    """What is sent past the bus is lost with its connection: no order is kept, nothing resent."""
+    """An order sent past the bus is lost with its connection: it is not kept and not resent."""
     room = Path(srun_wrapper.__file__).parent
     senders = {
         str(path.relative_to(room))

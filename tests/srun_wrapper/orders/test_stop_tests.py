@@ -50,7 +50,7 @@ def test_due(failure: Failure, failures: int, tested: bool, expected: bool) -> N
 
 @pytest.mark.parametrize("tests", ["now", "only"])
 def test_a_rule_may_want_a_test_at_once(tests: Any) -> None:
-    """Of a peer that others name, and of a GPU that another process uses."""
+    """Suspect a peer that others name, and the node of a GPU that another process uses."""
     found = replace(diagnose([crash(code=None, signum=11)], 8), tests=tests)
     assert due(found, 1, False) and not due(found, 1, True)
 

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 from made_job import KeptJournal, SentBus
-from srun_wrapper.recover.machine_tests import Found, StopTests
 
 from robust_slurm.config import Config
 from srun_wrapper.checkpoints.flushing import Flushing
@@ -25,6 +24,7 @@ from srun_wrapper.job import state as job_state
 from srun_wrapper.job.model import Node, Role
 from srun_wrapper.job.reporting.phase import Phase
 from srun_wrapper.job.state import JobState
+from srun_wrapper.orders.machine_tests import Found, StopTests
 from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import Hello, Message, Stop
 from srun_wrapper.protocol.server import Connection

@@ -219,12 +219,12 @@ def test_a_write_to_a_few_items_while_steps_are_copied_is_found_before_long(
     for number in range(1, CAREFUL + 1):
         script.step(number)
     said = ""
-    while "was thrown away" not in said and number < CAREFUL + PORTIONS:
+    while "was discarded" not in said and number < CAREFUL + PORTIONS:
         number += 1
         kept = script.step_swapped_while_copied(number, zero_a_few)
         script.weight.data.copy_(kept)
         said += capfd.readouterr().err
-    assert f"step {number} was thrown away: {WEIGHT} changed before" in said
+    assert f"step {number} was discarded: {WEIGHT} changed before" in said
     assert script.ckpt._session.saver._guard.careful  # type: ignore[union-attr] # of others too
     kept = script.step_swapped_while_copied(number + 1, zero_a_few)
     script.ckpt.close()

@@ -113,7 +113,7 @@ def test_after_a_restore_the_first_slot_is_pinned_before_the_first_save(
 def test_on_a_fresh_start_the_memory_of_the_first_slot_is_there_before_the_first_save(
     store: FakeStore, cuda: FakeCuda
 ) -> None:
-    """How Adam's state will be called is not known yet, but how much there will be of it."""
+    """The size of Adam's state is known before its names are."""
     training = Training(directory=store.path.parent)
     training.ckpt.resume()
     slot = store.path.parent / "own-0-0.safetensors"
