@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from robust_slurm import looked
 from robust_slurm.auto import HOOK_DIR, launched
 from robust_slurm.auto.learnt import path_beside
 from robust_slurm.record import create
@@ -172,6 +173,7 @@ class Launcher:
         if self._keeper is not None:
             env |= self._keeper.env()
         env["ROBUST_BEAT_DIR"] = str(self._run_dir)
+        env[looked.SHIM] = str(os.getpid())
         env["ROBUST_AUTO"] = "1" if self._options.auto and not self._options.regex else "0"
         env["ROBUST_LEARN"] = "1" if self.warm is not None else "0"
         if self.door is not None:
