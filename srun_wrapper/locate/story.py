@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from robust_slurm.slurm.values import ParseError, fold
+from robust_slurm.text import one_line
 from srun_wrapper.locate.locate import Located
 from srun_wrapper.locate.ranks import RankView, StackGroup, grouped, rank_list
 from srun_wrapper.locate.stacks import Key, key, without_line
@@ -12,6 +13,7 @@ from srun_wrapper.locate.stacks import Key, key, without_line
 MOST = 10
 RANKS = 3  # that are shown one by one
 GROUPS = 4
+LONGEST = 400  # characters of a line
 FRAMES = 3  # of a rank that the others wait for
 
 
@@ -35,7 +37,7 @@ def story(views: Sequence[RankView], located: Located) -> tuple[str, ...]:
     if unknown:
         failed = next((view.failed for view in unknown if view.failed), "no answer")
         lines.append(f"no stack of {len(unknown)} of {len(views)} ranks: {failed}")
-    return tuple(lines[:MOST])
+    return tuple(one_line(line, LONGEST) for line in lines[:MOST])
 
 
 def _head(located: Located) -> str:
