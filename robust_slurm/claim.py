@@ -9,7 +9,7 @@ import fcntl
 import mmap
 import os
 
-from . import layout
+from . import layout, looked
 
 
 def claim(path: str, epoch: int, local_rank: int | None) -> tuple[mmap.mmap, int] | None:
@@ -36,6 +36,8 @@ def claim(path: str, epoch: int, local_rank: int | None) -> tuple[mmap.mmap, int
     except BaseException:
         os.close(fd)
         raise
+    looked.allow()
+    looked.answer(os.path.dirname(path))  # noqa: PTH120 - pathlib may not be loaded
     return mapped, fd
 
 

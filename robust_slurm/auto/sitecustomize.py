@@ -100,8 +100,10 @@ def _after_exec(loader: Any, action: Callable[[Any], None]) -> None:
 
 def _register(module: Any) -> None:
     try:
+        from robust_slurm import looked
         from robust_slurm.auto import learnt
 
+        looked.allow()  # data loader workers that are spawned get here, too
         learnt.importing_torch(_ENVIRON)
         before, after = _make_hooks()
         module.register_optimizer_step_pre_hook(before)

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from srun_wrapper.agent import filesystems
+from srun_wrapper.agent.looking.bounds import budget
+from srun_wrapper.agent.looking.sampler import Sampler
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree, starting
 from srun_wrapper.agent.processes.end_report import EndReport, error_file
-from srun_wrapper.agent.processes.sampler import Sampler
 from srun_wrapper.agent.processes.stop_stages import Aborts, StopStages
 from srun_wrapper.agent.rank_launcher import Launch, Launcher, Running, SlotOptions
 from srun_wrapper.agent.snapshot_store import SnapshotStore
@@ -95,7 +96,8 @@ class Slot:
         self._stuck_at = math.inf
         self._asking = False
         self._next_check = loop.later(0.0, self._check_stopped)
-        self._sampler = Sampler(loop)
+        self._sampler = Sampler(loop, run_dir, self._below)
+        self._budget = budget(1)
         self._end = EndReport(loop, error_file(run_dir, local), emit)
 
     # -- orders
@@ -148,13 +150,16 @@ class Slot:
 
     def kill(self) -> None:
         """End the rank and all it started at once, without ceremony."""
-        process_tree.end_all(process_tree.descendants(os.getpid(), self._staying()))
+        process_tree.end_all(self._below())
 
     def close(self) -> None:
         """The shim ends: nothing stays."""
         self._end.flush()
         self._launcher.close()
         self.kill()
+
+    def _below(self) -> list[int]:
+        return process_tree.descendants(os.getpid(), self._staying())
 
     def _staying(self) -> list[int]:
         store = self._store.processes() if self._store is not None else []
@@ -278,6 +283,7 @@ class Slot:
                 if rank.local == self._local:
                     self._epoch, self._rank = order.epoch, rank.rank
                     self._first_of_all = order.index == 0 and self._local == 0
+                    self._budget = budget(len(order.ranks))
                     self._launcher.launch(order, rank)
 
     # -- starting
@@ -359,6 +365,7 @@ class Slot:
             self._local,
             pid,
             order.window,
+            self._budget,
             lambda sample: self._emit(Inspected(order.token, order.window, (sample,))),
         )
 

@@ -1,33 +1,54 @@
-"""The watch for jobs that make no step: inspect the ranks, judge the answers, report a hang."""
+"""The watch for jobs that make no step: inspect the ranks, judge the answers, report a hang.
+
+It looks once early, to locate what the ranks wait for, and acts on nothing then: a quiet loader or
+an upload looks like a hang for a while. Beyond the limit it looks again and judges.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from srun_wrapper.decide.failure import Failure
+from srun_wrapper.detect.rank_views import rank_views
 from srun_wrapper.detect.stalls import own_mounts
 from srun_wrapper.job.bus import Bus
-from srun_wrapper.job.model import Rank, Role
+from srun_wrapper.job.model import AgentKey, Node, Rank, Role
 from srun_wrapper.job.pace import START_INSPECT, is_frozen, judge
 from srun_wrapper.job.state import JobState
+from srun_wrapper.locate.locate import Located, locate
+from srun_wrapper.locate.story import story
 from srun_wrapper.protocol.messages import Inspect, Inspected, Sample
 
 WINDOW = 1.0  # s over which ranks are inspected
+EARLY_WINDOW = 0.2  # s, when they are only to be located
 REPLY = 12.0
+Tell = Callable[[Located, Sequence[str], float], None]
+"""Gets what was located, the lines that say who waits for whom, and the s without a step."""
+Replies = Mapping[AgentKey, Inspected]
 
 
 class HangWatch:
     """Asks the ranks what they do when no step comes in time, and judges the answers."""
 
     def __init__(
-        self, state: JobState, bus: Bus, excused: Callable[[], bool] = lambda: False
+        self,
+        state: JobState,
+        bus: Bus,
+        excused: Callable[[], bool] = lambda: False,
+        mesh: Callable[[], Mapping[str, int]] = dict,
+        tell: Tell = lambda _located, _lines, _silent: None,
     ) -> None:
-        """``excused``: whether the ranks wait for a file system that does not answer."""
+        """``excused``: whether the ranks wait for a file system that does not answer; ``mesh``: the
+        job's parallel dimensions, as far as they are known."""
         self._state = state
         self._bus = bus
         self._excused = excused
+        self._mesh = mesh
+        self._tell = tell
+        self._located: tuple[Located, Sequence[str]] | None = None
+        self._looked_for = -1.0  # the time of the step since which it was looked early
         self._busy: asyncio.Task[None] | None = None
         self._next = 0.0
         self._frozen_rounds = 0
@@ -42,6 +63,7 @@ class HangWatch:
             return
         if pace.silent(now) < pace.inspect_after():
             self._frozen_rounds = 0
+            self._look_early(now)
             return
         if not self._beating() and not pace.phase:
             # A command that never gave a sign of steps cannot be told from a slow one; only its
@@ -53,19 +75,58 @@ class HangWatch:
     def _beating(self) -> bool:
         return self._state.progress.best is not None or self._state.pace.slowest > 0
 
-    async def _inspect(self) -> None:
-        state = self._state
-        epoch = state.world.epoch
-        active = [n for n in state.world.places if n.role is Role.ACTIVE and n.connection]
+    def _look_early(self, now: float) -> None:
+        pace = self._state.pace
+        if self._looked_for != pace.last:
+            self._located = None
+        after = pace.locate_after()
+        if after is None or pace.silent(now) < after or self._looked_for == pace.last:
+            return
+        if self._busy is None or self._busy.done():
+            self._looked_for = pace.last
+            if self._beating() and not self._state.world.is_ending():
+                self._busy = asyncio.create_task(self._locate_early())
+
+    async def _locate_early(self) -> None:
+        state, last, epoch = self._state, self._state.pace.last, self._state.world.epoch
+        replies = await self._ask(self._active(), EARLY_WINDOW)
+        now = time.monotonic()
+        if state.world.epoch != epoch or state.failures or self._excused():
+            return
+        if state.pace.last == last and not state.pace.phase and not state.world.is_ending():
+            located, lines = self._locate(replies)
+            if located.clear:
+                self._located = located, lines
+                self._tell(located, lines, state.pace.silent(now))
+
+    def _locate(self, replies: Replies) -> tuple[Located, Sequence[str]]:
+        nodes = [(node, replies[node.key].samples) for node in self._active(replies)]
+        views = rank_views(self._state.world, nodes)
+        located = locate(views, self._mesh())
+        return located, story(views, located)
+
+    def _active(self, among: Replies | None = None) -> list[Node]:
+        active = [n for n in self._state.world.places if n.role is Role.ACTIVE and n.connection]
+        return active if among is None else [node for node in active if node.key in among]
+
+    async def _ask(self, active: Sequence[Node], window: float) -> Replies:
+        """Have these nodes inspected. Fewer reply if a new epoch begins meanwhile."""
+        state, epoch = self._state, self._state.world.epoch
         wanted = {(node.key, 0) for node in active}
         # Not repeated: two debuggers at one rank keep each other out, and it looks frozen then.
         with self._bus.ask(
-            Inspected, lambda token: [(n, Inspect(token, WINDOW)) for n in active], repeat=False
+            Inspected, lambda token: [(n, Inspect(token, window)) for n in active], repeat=False
         ) as asked:
             await asked.until(
-                lambda: asked.answered(wanted) or state.world.epoch != epoch, WINDOW + REPLY
+                lambda: asked.answered(wanted) or state.world.epoch != epoch, window + REPLY
             )
-        replies = {node.key: reply for node, reply in asked.replies}
+        return {node.key: reply for node, reply in asked.replies}
+
+    async def _inspect(self) -> None:
+        state = self._state
+        epoch = state.world.epoch
+        active = self._active()
+        replies = await self._ask(active, WINDOW)
         now = time.monotonic()
         self._next = now + min(5.0, max(1.0, state.pace.floor / 2))
         if state.world.epoch != epoch or state.failures or self._excused():
@@ -97,7 +158,6 @@ class HangWatch:
             now,
             samples,
             WINDOW,
-            {number: rank.step for number, rank in ranks.items()},
             self._frozen_rounds,
             now - self._frozen_since,
             ending := state.world.is_ending(),
@@ -106,7 +166,7 @@ class HangWatch:
             self._next = now + START_INSPECT  # only stopped ranks are looked for
         stopped = all(samples[r].state == "T" for r in verdict.ranks) and verdict.ranks
         if verdict.hung and (self._beating() or stopped or state.pace.phase):
-            self._hung(verdict.why, verdict.ranks, ranks, samples)
+            self._hung(verdict.why, verdict.ranks, ranks, replies, ending)
         elif state.config.verbose:
             state.on_news(f"no step for {state.pace.silent(now):.1f} s: {verdict.why}")
 
@@ -121,27 +181,31 @@ class HangWatch:
     def _hung(
         self,
         why: str,
-        odd: tuple[int, ...],
-        ranks: dict[int, Rank],
-        samples: dict[int, Sample],
+        stopped: tuple[int, ...],
+        ranks: Mapping[int, Rank],
+        replies: Replies,
+        ending: bool,
     ) -> None:
+        """Report the hang, with what the ranks wait for: as seen now, else as seen early."""
+        located: Located = Located()
+        lines: Sequence[str] = ()
+        if not ending:  # at the end ranks work apart, and none of them stands out
+            located, lines = self._locate(replies)
+            if not located.clear and self._located is not None:
+                located, lines = self._located
+        nodes = located.nodes
+        if not nodes:
+            nodes = tuple(dict.fromkeys(ranks[r].node.name for r in stopped if r in ranks))
+        first = next(iter(located.ranks if located.nodes else stopped), None)
         state = self._state
-        nodes = tuple(dict.fromkeys(ranks[r].node.name for r in odd if r in ranks))
-        evidence = [why]
-        for number in odd[:4]:
-            stack = samples[number].stack
-            where = f" in {stack[0]}" if stack else ""
-            node = ranks[number].node.name
-            evidence.append(f"rank {number} on {node} stands out{where}")
-        first = odd[0] if odd else min(ranks)
         state.failures.append(
             Failure(
                 "hang",
                 time.monotonic(),
                 state.pace.last,
-                ranks[first].node.name if odd else "",
-                first if odd else None,
-                evidence=tuple(evidence),
+                nodes[0] if nodes else "",
+                first,
+                evidence=(why, *lines),
                 suspects=nodes,
             )
         )

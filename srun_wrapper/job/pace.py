@@ -6,7 +6,7 @@ a phase seen before has five times its longest duration (or, where steps are mad
 times the longest time between two of them).
 
 Once a rank has ended well the job is ending: the others may evaluate, save or upload at their own
-pace, within the start allowance, and no rank stands out.
+pace, within the start allowance.
 
 Beyond the limit nothing is assumed: the ranks are inspected. A stopped rank, or all ranks quiet
 (no CPU, no I/O, stacks not moving), is a hang; ranks that work get up to ``busy_limit``, because
@@ -15,7 +15,7 @@ an unannounced evaluation or a save that takes longer than the last one looks ju
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from srun_wrapper.protocol.messages import Sample
@@ -28,6 +28,8 @@ QUIET_CPU = 0.05  # of one core, per rank
 QUIET_IO = 64 << 10  # bytes per second, per rank: log lines and pings
 FROZEN_ROUNDS = 3  # inspections with no stack moving anywhere: ranks that spin in a collective
 FROZEN_TIME = 60.0
+LOCATE = 2.0  # s without a step until the ranks are looked at for the first time
+LOCATE_FACTOR = 3.0  # slowest steps, likewise
 START_INSPECT = 30.0  # s between inspections during start-up, for stopped ranks only
 
 
@@ -121,6 +123,11 @@ class Pace:
     def silent(self, now: float) -> float:
         return now - max(self.last, self.phase_since if self.phase else 0.0)
 
+    def locate_after(self) -> float | None:
+        """Seconds without an advance after which the ranks are looked at once, only to locate what
+        they wait for. None: in start-up and in phases nobody can say what is long."""
+        return None if self.unknown or self.phase else max(LOCATE, LOCATE_FACTOR * self.slowest)
+
     def inspect_after(self) -> float:
         """Seconds without an advance after which a first inspection is due."""
         return min(self.limit(), max(START_INSPECT, self.floor)) if self.unknown else self.limit()
@@ -132,7 +139,7 @@ class HangVerdict:
 
     hung: bool
     why: str
-    ranks: tuple[int, ...] = ()  # the ranks that stand out
+    ranks: tuple[int, ...] = ()  # the ranks that are stopped
 
 
 def judge(
@@ -140,16 +147,15 @@ def judge(
     now: float,
     samples: Mapping[int, Sample],
     window: float,
-    steps: Mapping[int, int | None],
     frozen_rounds: int,
     frozen_for: float,
     ending: bool = False,
 ) -> HangVerdict:
     """Decide on one inspection of all ranks.
 
-    ``samples`` by rank; ``steps`` the last step of each rank; ``frozen_rounds`` consecutive
-    inspections (this one included) in which ranks worked but no stack moved, over ``frozen_for``
-    seconds. ``ending``: some ranks have ended well.
+    ``samples`` by rank; ``frozen_rounds`` consecutive inspections (this one included) in which
+    ranks worked but no stack moved, over ``frozen_for`` seconds. ``ending``: some ranks have ended
+    well.
     """
     silent = pace.silent(now)
     stopped = tuple(sorted(r for r, s in samples.items() if s.state == "T"))
@@ -160,16 +166,15 @@ def judge(
         return HangVerdict(False, "within the limit")
     if ending and silent < pace.start_limit:
         return HangVerdict(False, "the job is ending: some ranks have exited with code 0")
-    odd = () if ending else outliers(samples, steps)
     if pace.unknown:
         what = f"phase {pace.phase!r}" if pace.phase else "start-up"
-        return HangVerdict(True, f"{what} took longer than {pace.limit():.0f} s", odd)
+        return HangVerdict(True, f"{what} took longer than {pace.limit():.0f} s")
     if all(is_quiet(s, window) for s in samples.values()):
-        return HangVerdict(True, f"no rank did anything for {silent:.1f} s", odd)
+        return HangVerdict(True, f"no rank did anything for {silent:.1f} s")
     if frozen_rounds >= FROZEN_ROUNDS and frozen_for >= FROZEN_TIME:
-        return HangVerdict(True, f"all ranks spin in place for {frozen_for:.0f} s", odd)
+        return HangVerdict(True, f"all ranks spin in place for {frozen_for:.0f} s")
     if silent >= pace.hard_limit():
-        return HangVerdict(True, f"busy, but no step for {silent:.0f} s", odd)
+        return HangVerdict(True, f"busy, but no step for {silent:.0f} s")
     return HangVerdict(False, "ranks are busy")
 
 
@@ -186,27 +191,3 @@ def is_quiet(sample: Sample, window: float) -> bool:
 def is_frozen(samples: Mapping[int, Sample]) -> bool:
     """Nothing moves although CPU is used: every rank shows a stack and none changed."""
     return bool(samples) and all(s.stack and not s.moved for s in samples.values())
-
-
-def outliers(samples: Mapping[int, Sample], steps: Mapping[int, int | None]) -> tuple[int, ...]:
-    """Ranks that differ from the majority: behind in steps, or elsewhere in the code.
-
-    ByteRobust 5.1: under one implicit failure most healthy machines show the same stack. Empty
-    when there is no clear majority (at least two thirds, and at least two ranks).
-    """
-    known = {r: s for r, s in steps.items() if s is not None}
-    for groups in (_group(known), _group({r: s.stack for r, s in samples.items() if s.stack})):
-        if len(groups) < 2:
-            continue
-        largest = max(groups, key=len)
-        rest = sorted(r for g in groups if g is not largest for r in g)
-        if len(largest) >= 2 and 3 * len(largest) >= 2 * (len(largest) + len(rest)):
-            return tuple(rest)
-    return ()
-
-
-def _group(values: Mapping[int, object]) -> list[Sequence[int]]:
-    groups: dict[object, list[int]] = {}
-    for rank, value in values.items():
-        groups.setdefault(value, []).append(rank)
-    return list(groups.values())

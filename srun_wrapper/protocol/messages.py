@@ -16,6 +16,7 @@ from srun_wrapper.protocol.base import Event as Event
 from srun_wrapper.protocol.base import Message as Message
 from srun_wrapper.protocol.base import Reply as Reply
 from srun_wrapper.protocol.checkpoint_messages import FromStore, Saved, ToStore
+from srun_wrapper.protocol.looking_messages import Look
 
 # ---------------------------------------------------------------- shim <-> its node's agent
 
@@ -152,8 +153,9 @@ class Sample(msgspec.Struct, array_like=True):
     state: str  # worst of /proc/PID/stat: T stopped, D waiting for I/O, R, S, '' gone
     cpu: float  # seconds of CPU used in the window
     io: int  # bytes read and written in the window
-    stack: tuple[str, ...] = ()  # main thread, innermost first, "function (file:line)"
+    stack: tuple[str, ...] = ()  # of its first rank: main thread, innermost first
     moved: bool = False  # stack changed between the start and the end of the window
+    looks: tuple[Look, ...] = ()  # its processes, the ranks first
 
 
 class Inspected(Reply):

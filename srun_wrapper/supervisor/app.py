@@ -299,7 +299,11 @@ class Supervisor:
 
     async def _watch(self) -> None:
         hang = HangWatch(
-            self.state, self.bus, lambda: self.stalls.standing() or self.verify.held_up
+            self.state,
+            self.bus,
+            lambda: self.stalls.standing() or self.verify.held_up,
+            self.topology.mesh,
+            self.journal.located,
         )
         launch, guard = LaunchWatch(self.state, say, self._disturbed), Guard(say)
         while not self.state.ending:

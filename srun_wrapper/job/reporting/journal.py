@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from robust_slurm.state_dir.ledger import JobLedger
 from srun_wrapper.job.reporting.report import say
+from srun_wrapper.locate.locate import Located
 
 _log = logging.getLogger("robust-srun.news")
 
@@ -27,3 +29,10 @@ class Journal:
             say(text)
         else:
             _log.info(text)
+
+    def located(self, found: Located, lines: Sequence[str], silent: float) -> None:
+        """Record and print what the ranks wait for; ``lines``: who waits for whom."""
+        self.event("located", **found.record(), silent=round(silent, 2), lines=lines)
+        say(f"no step for {silent:.1f} s: {lines[0]}")
+        for line in lines[1:]:
+            say(f"  {line}")

@@ -17,7 +17,6 @@ from srun_wrapper.job.pace import (
     is_frozen,
     is_quiet,
     judge,
-    outliers,
 )
 from srun_wrapper.protocol.messages import Sample
 
@@ -52,7 +51,7 @@ def look(
     ending: bool = False,
 ) -> HangVerdict:
     by_rank = dict(enumerate(samples))
-    return judge(p, now, by_rank, 1.0, dict.fromkeys(by_rank), rounds, frozen_for, ending)
+    return judge(p, now, by_rank, 1.0, rounds, frozen_for, ending)
 
 
 def test_start_up_has_the_start_allowance() -> None:
@@ -248,6 +247,21 @@ def test_ranks_that_end_at_different_times_are_no_hang(
     assert STOPPED in samples or not found.ranks  # those that work at the end do not stand out
 
 
+def test_when_the_ranks_are_located() -> None:
+    """Three slowest steps, two seconds at least; never in start-up or in a phase."""
+    p = pace()
+    assert p.locate_after() is None
+    p, now = stepping(0.5)
+    assert p.locate_after() == 2.0
+    p.advance(now + 4.0, 1)
+    assert p.locate_after() == pytest.approx(12.0)
+    p.in_phase("eval", now + 5.0, now + 5.0)
+    assert p.locate_after() is None
+    p.in_phase("", now + 6.0, now + 6.0)
+    p.new_epoch(now + 7.0)
+    assert p.locate_after() is None
+
+
 def test_a_stopped_rank_during_start_up() -> None:
     p = pace()
     assert not look(p, START_INSPECT - 1, STOPPED, WORKING).hung
@@ -277,32 +291,3 @@ def test_is_frozen() -> None:
     assert not is_frozen({0: SPINNING, 1: WORKING})
     assert not is_frozen({0: SPINNING, 1: Sample(0, "R", 1.0, 0)})  # no stack: not known
     assert not is_frozen({})
-
-
-A, B, C = (("f (a.py:1)",), ("g (a.py:2)",), ())
-
-
-@pytest.mark.parametrize(
-    ("stacks", "steps", "odd"),
-    [
-        ([A, A, A, B], [5, 5, 5, 5], (3,)),
-        ([A, A, A, A], [5, 5, 5, 4], (3,)),
-        ([A, A, B, A], [5, 5, 5, 4], (3,)),  # steps say more than stacks
-        ([A, A, B, B], [5, 5, 5, 5], ()),
-        ([A, B], [5, 5], ()),
-        ([A, A, B], [None, None, None], (2,)),
-        ([A, A, C], [5, 5, 5], ()),
-        ([A, A, A], [5, 5, 5], ()),
-        ([], [], ()),
-        ([B, A, B, A, A, A], [1, 1, 1, 1, 1, 1], (0, 2)),
-    ],
-)
-def test_outliers(
-    stacks: list[tuple[str, ...]], steps: list[int | None], odd: tuple[int, ...]
-) -> None:
-    samples = {r: with_stack(stack) for r, stack in enumerate(stacks)}
-    assert outliers(samples, dict(enumerate(steps))) == odd
-
-
-def with_stack(stack: tuple[str, ...]) -> Sample:
-    return Sample(0, "S", 0.0, 0, stack)

@@ -22,6 +22,7 @@ from places import REPOSITORY, SUPPORT
 from waiting import until
 
 from srun_wrapper.agent import slot
+from srun_wrapper.agent.looking import dumps
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.rank_launcher import SlotOptions
@@ -202,6 +203,8 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
         warm_packages=tuple(config.get("packages", ())),
         work_limit=config.get("work_limit", 60.0),
     )
+    if "py_spy" in config:
+        dumps.py_spy = lambda: str(config["py_spy"])
     for name in slot.SECRETS:
         os.environ.pop(name, None)
 

@@ -1,0 +1,111 @@
+"""The processes below a slot, and the role of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from robust_slurm import process_stat
+from srun_wrapper.protocol.looking_messages import LAUNCHER, LOADER, OTHER, RANK, Look, ThreadStack
+
+MOST = 48  # processes of a slot that are looked at
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
+ENVIRON = 256 << 10  # bytes of an environment that are read
+WORKER_LOOP = "_worker_loop ("
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process of a slot's tree; ``environ`` has the ``NAMES`` that it started with."""
+
+    pid: int
+    parent: int
+    state: str
+    python: bool
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def number(self, name: str) -> int:
+        """Return a number of its environment; -1 if there is none."""
+        value = self.environ.get(name, "")
+        return int(value) if value.isascii() and value.isdigit() and len(value) < 9 else -1
+
+    def seen(self, role: str, stacks: tuple[ThreadStack, ...], failed: str) -> Look:
+        numbers = self.number("RANK"), self.number("LOCAL_RANK")
+        return Look(self.pid, role, self.state, *numbers, stacks, failed)
+
+
+def members(tree: Sequence[int]) -> list[Member]:
+    """Read the processes of a tree; those that end meanwhile are left out."""
+    found = []
+    for pid in tree:
+        try:
+            process = process_stat.read(pid)
+        except (OSError, ValueError):
+            continue
+        if process.state not in "ZX":
+            python = _is_python(pid)
+            environ = _environ(pid) if python else {}
+            found.append(Member(pid, process.parent, process.state.upper(), python, environ))
+    return found
+
+
+def _is_python(pid: int) -> bool:
+    try:
+        return "python" in Path(f"/proc/{pid}/exe").readlink().name
+    except OSError:
+        return False
+
+
+def _environ(pid: int) -> dict[str, str]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            words = file.read(ENVIRON).split(b"\0")
+    except OSError:
+        return {}
+    pairs = (word.partition(b"=") for word in words)
+    named = {name.decode("ascii", "replace"): value for name, _, value in pairs}
+    return {name: named[name].decode("ascii", "replace") for name in NAMES if name in named}
+
+
+def roles(tree: Sequence[Member], root: int) -> dict[int, str]:
+    """Return the role of each Python process below a slot, the ranks first, then its launcher.
+
+    ``tree``: parents before children; ``root``: the process that the slot has started. A rank is
+    a Python process with another place in the world than the root's (torchrun's ranks, which
+    robust-task may have forked itself); without any, the first Python process at or below the
+    root. A worker of a DataLoader is known by its stack only: it is among the others here.
+    """
+    by_pid = {member.pid: member for member in tree}
+    top = by_pid.get(root)
+    pythons = [member for member in tree if member.python]
+    inner = [member for member in pythons if top is not None and _differs(member, top)]
+    own = {member.pid for member in inner}
+    inner = [m for m in inner if own.isdisjoint(_above(m, by_pid))]
+    rest = [m for m in pythons if m.pid not in own]
+    rest.sort(key=lambda m: m.pid != root and root not in _above(m, by_pid))
+    found = {m.pid: RANK for m in sorted(inner, key=lambda m: m.number("LOCAL_RANK"))}
+    for member in rest[:1]:
+        found[member.pid] = LAUNCHER if inner else RANK
+    return found | {m.pid: OTHER for m in pythons if m.pid not in found}
+
+
+def _differs(member: Member, top: Member) -> bool:
+    place = [member.environ.get(name) for name in NAMES]
+    return place[0] is not None and place != [top.environ.get(name) for name in NAMES]
+
+
+def _above(member: Member, by_pid: Mapping[int, Member]) -> set[int]:
+    found: set[int] = set()
+    above = by_pid.get(member.parent)
+    while above is not None and above.pid not in found:
+        found.add(above.pid)
+        above = by_pid.get(above.parent)
+    return found
+
+
+def seen_role(role: str, stacks: Sequence[ThreadStack]) -> str:
+    """Return the role of a process whose stacks are known."""
+    if role == OTHER and any(f.startswith(WORKER_LOOP) for s in stacks[:1] for f in s.frames):
+        return LOADER
+    return role

@@ -1,0 +1,104 @@
+"""Sample a slot's activity: CPU, I/O, and the states and Python stacks of its processes.
+
+Only asked for when steps stop coming, so it may cost a little. py-spy runs as the same user.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from srun_wrapper.agent.looking import fallback
+from srun_wrapper.agent.looking.bounds import bounded
+from srun_wrapper.agent.looking.dumps import DEADLINE, Dump, dump_all
+from srun_wrapper.agent.looking.roles import MOST, Member, members, roles, seen_role
+from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.processes import process_tree
+from srun_wrapper.protocol.looking_messages import RANK, ROLES, Look
+from srun_wrapper.protocol.messages import Sample
+
+STILL = ("T", "D")  # states in which a process answers no signal
+
+
+class Sampler:
+    """Takes one sample over a window without holding up the loop."""
+
+    def __init__(self, loop: Loop, directory: Path, tree: Callable[[], list[int]]) -> None:
+        """``directory``: of the files in which ranks answer; ``tree``: the slot's processes."""
+        self._loop = loop
+        self._directory = directory
+        self._tree = tree
+
+    def sample(
+        self, local: int, pid: int, window: float, budget: int, done: Callable[[Sample], None]
+    ) -> None:
+        """``budget``: bytes for what is said of its processes."""
+        if pid <= 0:
+            done(Sample(local, "", 0.0, 0))
+            return
+        directory, tree = self._directory, self._tree()
+        self._loop.aside(
+            lambda: _sample(local, pid, tree, window, budget, directory),
+            done,
+            Sample(local, "", 0.0, 0),
+        )
+
+
+def _sample(
+    local: int, pid: int, tree: Sequence[int], window: float, budget: int, directory: Path
+) -> Sample:
+    seen = members(tree)
+    named = dict(list(roles(seen, pid).items())[:MOST])
+    ranks = [p for p, role in named.items() if role == RANK]
+    first = dump_all(ranks)
+    pids = [member.pid for member in seen]
+    before = process_tree.usage(pids)
+    if before.state != "T":  # a stopped tree does nothing
+        threading.Event().wait(window)
+    after = process_tree.usage(pids)
+    second = dump_all(list(named))
+    _ask_the_silent(second, seen, directory)
+    by_pid = {member.pid: member for member in members(list(named))}
+    looks = [
+        by_pid[p].seen(seen_role(role, second[p].stacks), second[p].stacks, second[p].failed)
+        for p, role in named.items()
+        if p in by_pid
+    ]
+    mains = [(main_of(first, p), main_of(second, p)) for p in ranks]
+    return Sample(
+        local,
+        after.state,
+        max(0.0, after.cpu - before.cpu),
+        max(0, after.io - before.io),
+        next((new or old for old, new in mains), ()),
+        any(old and new and old != new for old, new in mains),
+        bounded(sorted(looks, key=_weight), budget),
+    )
+
+
+def _weight(look: Look) -> tuple[int, int, int]:
+    return ROLES.index(look.role), look.rank, look.pid
+
+
+def main_of(dumps: dict[int, Dump], pid: int) -> tuple[str, ...]:
+    """Return the main thread's frames; () if they are not known."""
+    found = dumps[pid].stacks if pid in dumps else ()
+    return found[0].frames if found else ()
+
+
+def _ask_the_silent(dumps: dict[int, Dump], seen: Sequence[Member], directory: Path) -> None:
+    """Ask the processes of which py-spy has given no stack, one by one."""
+    parents = {member.pid: member.parent for member in seen}
+    states = {member.pid: member.state for member in seen}
+    until = time.monotonic() + DEADLINE
+    for pid, dump in dumps.items():
+        if dump.stacks or states.get(pid, "") in STILL or time.monotonic() >= until:
+            continue
+        above, parent = [], parents.get(pid, 0)
+        while parent in parents and parent not in above:
+            above.append(parent)
+            parent = parents[parent]
+        if answer := fallback.ask(pid, above, directory):
+            dumps[pid] = Dump(answer)

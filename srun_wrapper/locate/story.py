@@ -1,0 +1,91 @@
+"""Who waits for whom, in at most ten lines. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from robust_slurm.slurm.values import ParseError, fold
+from robust_slurm.text import one_line
+from srun_wrapper.locate.locate import Located
+from srun_wrapper.locate.ranks import RankView, StackGroup, grouped, rank_list
+from srun_wrapper.locate.stacks import Key, key, without_line
+
+MOST = 10
+RANKS = 3  # that are shown one by one
+GROUPS = 4
+LONGEST = 400  # characters of a line
+FRAMES = 3  # of a rank that the others wait for
+
+
+def story(views: Sequence[RankView], located: Located) -> tuple[str, ...]:
+    """Return the lines: what was located, what the ranks do, and what is not known."""
+    named = set(located.ranks)
+    odd = [view for view in views if view.rank in named]
+    lines = [_head(located)]
+    for view in odd[:RANKS]:
+        lines += _of_rank(view, _usual_loader(views))
+    if len(odd) > RANKS:
+        lines.append(f"and {len(odd) - RANKS} more ranks")
+    others = grouped(view for view in views if view.rank not in named)
+    unknown = [view for view in views if not view.stack and view.state != "T"]
+    room = MOST - len(lines) - bool(unknown)
+    shown = others[: min(GROUPS, room if len(others) <= room else room - 1)]
+    lines += map(_of_group, shown)
+    if len(others) > len(shown):
+        count = sum(len(group.ranks) for group in others[len(shown) :])
+        lines.append(f"{count} more ranks in {len(others) - len(shown)} other places")
+    if unknown:
+        failed = next((view.failed for view in unknown if view.failed), "no answer")
+        lines.append(f"no stack of {len(unknown)} of {len(views)} ranks: {failed}")
+    return tuple(one_line(line, LONGEST) for line in lines[:MOST])
+
+
+def _head(located: Located) -> str:
+    if not located.ranks:
+        return located.why
+    if not located.nodes:
+        return f"{located.why}; no node is suspect"
+    word = "node" if len(located.nodes) == 1 else "nodes"
+    return f"{located.why}; suspect {word}: {_nodes(located.nodes)}"
+
+
+def _of_rank(view: RankView, usual: Key) -> list[str]:
+    calls = " < ".join(view.stack[:FRAMES]) or "its stack is not known"
+    stopped = "stopped, " if view.state == "T" else ""
+    lines = [f"rank {view.rank} on {view.node}: {stopped}in {calls}"]
+    if not view.stack:
+        lines = [f"rank {view.rank} on {view.node}: {stopped}{calls}"]
+    other = [(pid, stack) for pid, stack in view.loaders if key(stack) != usual]
+    if _loads(view) and other:
+        pid, stack = other[0]
+        lines.append(f"its data-loader worker {pid}: in {' < '.join(stack[:FRAMES])}")
+    return lines
+
+
+def _loads(view: RankView) -> bool:
+    return any("dataloader.py" in frame for frame in view.stack)
+
+
+def _usual_loader(views: Sequence[RankView]) -> Key:
+    """Return the stack that most data-loader workers of the job have."""
+    counts: dict[Key, int] = {}
+    for view in views:
+        for _, stack in view.loaders:
+            counts[key(stack)] = counts.get(key(stack), 0) + 1
+    best = max(counts, key=lambda each: counts[each], default=())
+    return best if 2 * counts.get(best, 0) > sum(counts.values()) else ()
+
+
+def _of_group(group: StackGroup) -> str:
+    where = f"waiting in {group.waits}" if group.waits else f"in {without_line(group.key[0])}"
+    word = "rank" if len(group.ranks) == 1 else "ranks"
+    nodes = _nodes([view.node for view in group.ranks])
+    return f"{word} {rank_list(view.rank for view in group.ranks)} on {nodes}: {where}"
+
+
+def _nodes(names: Sequence[str]) -> str:
+    try:
+        text = fold(dict.fromkeys(names))
+    except ParseError:
+        text = ",".join(dict.fromkeys(names))
+    return text if len(text) <= 120 else f"{text[:119]}…"

@@ -1,0 +1,38 @@
+"""The processes below a slot as the node agent saw them: their roles, states and stacks.
+
+All text comes from the user's programs. The node agent cleans and bounds it, see
+``agent/looking/bounds.py``.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+RANK = "rank"
+LAUNCHER = "launcher"  # such as torchrun, whose children are the ranks
+LOADER = "loader"  # a worker of torch's DataLoader
+OTHER = "other"
+ROLES = (RANK, LAUNCHER, LOADER, OTHER)
+
+
+class ThreadStack(msgspec.Struct, array_like=True, gc=False):
+    """The Python frames of one thread, the innermost first, each "function (file:line)"."""
+
+    thread: str
+    frames: tuple[str, ...]
+
+
+class Look(msgspec.Struct, array_like=True, gc=False):
+    """One process below a slot."""
+
+    pid: int
+    role: str
+    state: str  # as in /proc/PID/stat
+    rank: int = -1  # RANK of its environment
+    local: int = -1  # LOCAL_RANK of its environment
+    stacks: tuple[ThreadStack, ...] = ()  # the main thread first
+    failed: str = ""  # why there are no stacks
+
+    def main(self) -> tuple[str, ...]:
+        """Return the frames of the main thread; () if they are not known."""
+        return self.stacks[0].frames if self.stacks else ()

@@ -1,0 +1,108 @@
+"""A slot's processes as an inspection sees them: real processes, real py-spy, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import PROGRAMS
+from slot_driver import Driver, drive, drivers
+
+from srun_wrapper.agent.processes import process_tree
+from srun_wrapper.protocol.looking_messages import LAUNCHER, LOADER, RANK, Look
+from srun_wrapper.protocol.messages import Inspect, Inspected, Sample
+
+__all__ = ["drive", "drivers"]
+SCRIPT = PROGRAMS / "looked_tree.py"
+
+
+def looked(d: Driver, *names: str, token: int = 3) -> Sample:
+    """Inspect when the processes of these names are ready."""
+    for name in names:
+        d.wait((d.base / name).exists)
+    d.order(Inspect(token, 0.05))
+    return d.get(Inspected).samples[0]
+
+
+def pid_of(d: Driver, name: str) -> int:
+    return int((d.base / name).read_text())
+
+
+def calls(look: Look) -> list[str]:
+    return [frame.partition(" ")[0] for frame in look.main()]
+
+
+ALL = ("rank-2", "rank-3", "loader-2", "loader-3")
+
+
+def test_the_whole_tree_of_a_launcher(drive: Any, tmp_path: Path) -> None:
+    d = drive("python3", str(SCRIPT), str(tmp_path))
+    d.launch()
+    sample = looked(d, *ALL)
+    assert [(look.role, look.rank, look.local) for look in sample.looks] == [
+        (RANK, 2, 0),
+        (RANK, 3, 1),
+        (LAUNCHER, 0, -1),
+        *[(LOADER, n, n - 2) for n in sorted(look.rank for look in sample.looks[3:])],
+    ]
+    assert {look.pid for look in sample.looks if look.role == RANK} == {
+        pid_of(d, "rank-2"),
+        pid_of(d, "rank-3"),
+    }
+    for look in sample.looks:
+        assert look.stacks and not look.failed, look
+    first = sample.looks[0]
+    assert calls(first) == ["all_reduce", "rank", "<module>"]
+    assert [stack.thread for stack in first.stacks] == ["main", "helper"]
+    assert "_worker_loop" in calls(sample.looks[-1])
+    assert sample.stack == first.main() and not sample.moved
+
+
+def test_a_stopped_rank_shows_its_stack(drive: Any, tmp_path: Path) -> None:
+    d = drive("python3", str(SCRIPT), str(tmp_path), "rank")
+    d.launch(rank=7)
+    looked(d, "rank-7", "loader-7")
+    os.kill(pid_of(d, "rank-7"), signal.SIGSTOP)
+    d.wait(lambda: process_tree.usage([pid_of(d, "rank-7")]).state == "T")
+    sample = looked(d, token=4)
+    assert sample.state == "T"
+    rank = next(look for look in sample.looks if look.role == RANK)
+    assert rank.state == "T" and calls(rank)[0] == "all_reduce"
+
+
+@pytest.mark.parametrize("name", ["rank-7", "loader-7"])
+def test_where_py_spy_is_refused_the_process_answers_itself(
+    drive: Any, tmp_path: Path, name: str
+) -> None:
+    """A process that is forked from the rank answers in the rank's file."""
+    tool = tmp_path / "py-spy"
+    tool.write_text("#!/bin/sh\necho Permission Denied >&2; exit 1\n")
+    tool.chmod(0o755)
+    d = drive("python3", str(SCRIPT), str(tmp_path), "rank", py_spy=str(tool))
+    d.launch(rank=7)
+    sample = looked(d, "rank-7", "loader-7")
+    look = next(look for look in sample.looks if look.pid == pid_of(d, name))
+    assert not look.failed
+    wanted = "all_reduce" if name.startswith("rank") else "fetch"
+    assert wanted in calls(look), look
+    assert looked(d, token=4).looks  # and it lives
+
+
+def test_a_program_with_its_own_handler_is_not_sent_the_signal(drive: Any, tmp_path: Path) -> None:
+    tool = tmp_path / "py-spy"
+    tool.write_text("#!/bin/sh\necho Permission Denied >&2; exit 1\n")
+    tool.chmod(0o755)
+    code = (
+        "import os,signal,sys,time;sys.path.insert(0, os.environ['PYTHONPATH'].split(':')[0]);"
+        "signal.signal(signal.SIGRTMAX - 5, lambda *_: os._exit(9));"
+        "import robust_slurm;robust_slurm.beat(1);"
+        f"open('{tmp_path}/own','w').close();time.sleep(600)"
+    )
+    d = drive("python3", "-c", code, py_spy=str(tool))
+    d.launch()
+    sample = looked(d, "own")
+    assert [look.failed for look in sample.looks] == ["py-spy was refused: no permission"]
+    assert looked(d, token=4).state == "S"

@@ -1,0 +1,188 @@
+"""The early look at ranks that make no step: when it is due, what it says, what it does not do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import pytest
+from made_job import Job, beat
+
+from srun_wrapper.detect.hang_watch import EARLY_WINDOW, HangWatch
+from srun_wrapper.detect.rank_views import rank_views
+from srun_wrapper.locate.locate import Located
+from srun_wrapper.protocol.looking_messages import LAUNCHER, LOADER, RANK, Look, ThreadStack
+from srun_wrapper.protocol.messages import Inspect, Inspected, Report, Sample
+
+REDUCE = ("all_reduce (torch/distributed/distributed_c10d.py:3)", "<module> (train.py:9)")
+SLEEP = ("augment (data.py:7)", "<module> (train.py:8)")
+LOOP = ("get (queues.py:3)", "_worker_loop (worker.py:8)")
+
+
+def look(
+    stack: Sequence[str], role: str = RANK, rank: int = -1, local: int = -1, state: str = "S"
+) -> Look:
+    return Look(9, role, state, rank, local, (ThreadStack("main", tuple(stack)),))
+
+
+def sample(local: int, *looks: Look, state: str = "S") -> Sample:
+    return Sample(local, state, 0.0, 0, looks[0].main() if looks else (), False, looks)
+
+
+class Watched:
+    """Three nodes of two ranks each, that have made a step every half second until now."""
+
+    def __init__(self, silent: float = 2.1) -> None:
+        self.job = Job(3, 0)
+        self.told: list[tuple[Located, Sequence[str]]] = []
+        self.hang = HangWatch(
+            self.job.state,
+            self.job.state.bus,
+            mesh=lambda: {"dp": 6},
+            tell=lambda located, lines, _silent: self.told.append((located, lines)),
+        )
+        pace, now = self.job.state.pace, time.monotonic()
+        self.job.state.progress.best = 9
+        pace.steps, pace.slowest, pace.last = 9, 0.5, now - silent
+
+    def asked(self) -> list[Inspect]:
+        return [order for order in self.job.lines[0].sent if isinstance(order, Inspect)]
+
+    async def answer(self, stuck: int = 3, token: int = 1) -> None:
+        """All nodes answer; ``stuck``: the rank that is in no collective."""
+        await asyncio.sleep(0)
+        for node in range(3):
+            samples = tuple(
+                sample(local, look(SLEEP if 2 * node + local == stuck else REDUCE))
+                for local in range(2)
+            )
+            self.job.say(node, Inspected(token, EARLY_WINDOW, samples))
+        await asyncio.sleep(0.05)
+
+    def early(self, stuck: int = 3) -> None:
+        async def scene() -> None:
+            self.hang.look(time.monotonic())
+            await self.answer(stuck)
+
+        asyncio.run(scene())
+
+
+def test_it_says_what_the_ranks_wait_for_and_does_nothing_else() -> None:
+    w = Watched()
+    w.early()
+    ((located, lines),) = w.told
+    assert (located.ranks, located.nodes) == ((3,), ("n1",))
+    assert lines[1] == "rank 3 on n1: in augment (data.py:7) < <module> (train.py:8)"
+    assert not w.job.state.failures
+    assert [order.window for order in w.asked()] == [EARLY_WINDOW]
+
+
+def test_it_looks_once_until_there_is_a_step() -> None:
+    w = Watched()
+
+    async def scene() -> None:
+        for _ in range(3):
+            w.hang.look(time.monotonic())
+            await w.answer()
+        w.job.state.pace.last = time.monotonic() - 2.2  # a step, and none again
+        w.hang.look(time.monotonic())
+        await w.answer(token=2)
+
+    asyncio.run(scene())
+    assert len(w.asked()) == len(w.told) == 2
+
+
+def test_nothing_clear_is_not_said() -> None:
+    w = Watched()
+    w.early(stuck=-1)
+    assert w.asked() and not w.told
+
+
+@pytest.mark.parametrize(
+    "why", ["soon", "slow", "start-up", "phase", "ending", "excused", "off", "no step"]
+)
+def test_when_it_does_not_look(why: str) -> None:
+    w = Watched(1.0 if why == "soon" else 2.1)
+    state, now = w.job.state, time.monotonic()
+    if why == "slow":
+        state.pace.slowest = 1.0
+    elif why == "start-up":
+        state.pace.steps = 1
+    elif why == "phase":
+        state.pace.in_phase("eval", state.pace.last, now)
+        state.pace.phases["eval"] = 0.1
+    elif why == "ending":
+        w.job.say(1, Report(1, (beat(1, 9, 9, ended=True),)))
+        state.pace.last = now - 2.1
+    elif why == "excused":
+        w.hang = HangWatch(state, state.bus, lambda: True)
+    elif why == "off":
+        state.config = state.config.__class__(hang=False)
+    elif why == "no step":
+        state.progress.best, state.pace.slowest = None, 0.0
+    w.early()
+    assert not w.asked() and not w.told
+
+
+def test_a_step_that_comes_meanwhile_is_no_hang() -> None:
+    w = Watched()
+
+    async def scene() -> None:
+        w.hang.look(time.monotonic())
+        await asyncio.sleep(0)
+        w.job.state.pace.last = time.monotonic()
+        await w.answer()
+
+    asyncio.run(scene())
+    assert w.asked() and not w.told
+
+
+@pytest.mark.parametrize("still", [True, False], ids=["seen again", "seen early only"])
+def test_the_failure_names_what_was_located(still: bool) -> None:
+    w = Watched()
+    w.early()
+    w.job.state.pace.last -= 20.0
+    w.hang._looked_for = w.job.state.pace.last
+
+    async def scene() -> None:
+        w.hang.look(time.monotonic())
+        await w.answer(3 if still else -1, token=2)
+
+    asyncio.run(scene())
+    (failure,) = w.job.state.failures
+    assert (failure.symptom, failure.rank, failure.node) == ("hang", 3, "n1")
+    assert failure.suspects == ("n1",)
+    assert "no rank did anything" in failure.evidence[0]
+    assert "rank 3 is in no collective" in failure.evidence[1]
+
+
+# -- the ranks, as the nodes describe them
+
+
+def test_torchruns_ranks_have_their_own_numbers_and_steps() -> None:
+    job = Job(2, 0)
+    job.state.members.lay_out(job.state.world.places, [(0,), (1,)])
+    job.state.new_epoch()
+    job.say(1, Report(1, (beat(0, 7, 7), beat(1, 6, 6))))
+    slot = sample(
+        0,
+        look(REDUCE, rank=2, local=0),
+        look(SLEEP, rank=3, local=1),
+        look(SLEEP, rank=-1),
+        look(("poll (a.py:1)",), LAUNCHER, 1),
+        look(LOOP, LOADER, 3),
+    )
+    first, second = rank_views(job.state.world, [(job.node(1), (slot,))])
+    assert (first.rank, first.node, first.step, first.loaders) == (2, "n1", 7, ())
+    assert (second.rank, second.step, second.loaders) == (3, 6, ((9, LOOP),))
+
+
+def test_other_ranks_have_those_of_their_slots() -> None:
+    job = Job(2, 0)
+    slots = (sample(0, look(SLEEP, rank=77)), sample(1, state="T"), sample(5, look(SLEEP)))
+    found = rank_views(job.state.world, [(job.node(1), slots)])
+    assert [(view.rank, view.state, view.stack) for view in found] == [
+        (2, "S", SLEEP),
+        (3, "T", ()),
+    ]
