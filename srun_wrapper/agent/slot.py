@@ -360,10 +360,10 @@ class Slot:
     # -- looking
 
     def _inspect(self, order: Inspect) -> None:
-        pid = self._running.process.pid if self._running is not None else 0
+        running = self._running
         self._sampler.sample(
             self._local,
-            pid,
+            (running.process.pid, running.epoch) if running is not None else (0, 0),
             order.window,
             self._budget,
             lambda sample: self._emit(Inspected(order.token, order.window, (sample,))),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from robust_slurm import process_stat
+from robust_slurm.record import BeatReader, scan
 from srun_wrapper.protocol.looking_messages import LAUNCHER, LOADER, OTHER, RANK, Look, ThreadStack
 
 MOST = 48  # processes of a slot that are looked at
-NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", TORCHRUN)
 ENVIRON = 256 << 10  # bytes of an environment that are read
 WORKER_LOOP = "_worker_loop ("
 
@@ -35,7 +37,7 @@ class Member:
         return Look(self.pid, role, self.state, *numbers, stacks, failed)
 
 
-def members(tree: Sequence[int]) -> list[Member]:
+def members(tree: Sequence[int], root: int) -> list[Member]:
     """Read the processes of a tree; those that end meanwhile are left out."""
     found = []
     for pid in tree:
@@ -45,7 +47,7 @@ def members(tree: Sequence[int]) -> list[Member]:
             continue
         if process.state not in "ZX":
             python = _is_python(pid)
-            environ = _environ(pid) if python else {}
+            environ = _environ(pid) if python or pid == root else {}
             found.append(Member(pid, process.parent, process.state.upper(), python, environ))
     return found
 
@@ -68,26 +70,53 @@ def _environ(pid: int) -> dict[str, str]:
     return {name: named[name].decode("ascii", "replace") for name in NAMES if name in named}
 
 
-def roles(tree: Sequence[Member], root: int) -> dict[int, str]:
+def steppers(directory: Path, epoch: int) -> frozenset[int]:
+    """Return the pids of the processes of a node that have claimed a heartbeat record."""
+    pids = set()
+    for path in scan(str(directory), epoch).values():
+        reader = BeatReader(path)
+        beat = reader.read()
+        reader.close()
+        pids.add(beat.pid if beat is not None else 0)
+    return frozenset(pids - {0})
+
+
+def roles(
+    tree: Sequence[Member], root: int, stepping: Collection[int] = frozenset()
+) -> dict[int, str]:
     """Return the role of each Python process below a slot, the ranks first, then its launcher.
 
-    ``tree``: parents before children; ``root``: the process that the slot has started. A rank is
-    a Python process with another place in the world than the root's (torchrun's ranks, which
-    robust-task may have forked itself); without any, the first Python process at or below the
-    root. A worker of a DataLoader is known by its stack only: it is among the others here.
+    ``tree``: parents before children; ``root``: the process that the slot has started;
+    ``stepping``: see ``steppers``. The ranks are torchrun's, which robust-task may have forked
+    itself; else the processes that make steps; else those with another place in the world than the
+    root's; else the first Python process at or below the root. A worker of a DataLoader is known by
+    its stack only: it is among the others here.
     """
     by_pid = {member.pid: member for member in tree}
-    top = by_pid.get(root)
     pythons = [member for member in tree if member.python]
-    inner = [member for member in pythons if top is not None and _differs(member, top)]
-    own = {member.pid for member in inner}
-    inner = [m for m in inner if own.isdisjoint(_above(m, by_pid))]
-    rest = [m for m in pythons if m.pid not in own]
+    found = _inner(pythons, by_pid.get(root), stepping)
+    own = {member.pid for member in found}
+    found = [m for m in found if own.isdisjoint(_above(m, by_pid))]
+    ranks = {m.pid: RANK for m in sorted(found, key=lambda m: m.number("LOCAL_RANK"))}
+    rest = [m for m in pythons if m.pid not in own and own.isdisjoint(_above(m, by_pid))]
     rest.sort(key=lambda m: m.pid != root and root not in _above(m, by_pid))
-    found = {m.pid: RANK for m in sorted(inner, key=lambda m: m.number("LOCAL_RANK"))}
     for member in rest[:1]:
-        found[member.pid] = LAUNCHER if inner else RANK
-    return found | {m.pid: OTHER for m in pythons if m.pid not in found}
+        if not ranks or member.pid == root or root in _above(member, by_pid):
+            ranks[member.pid] = LAUNCHER if ranks else RANK
+    return ranks | {m.pid: OTHER for m in pythons if m.pid not in ranks}
+
+
+def _inner(
+    pythons: Sequence[Member], top: Member | None, stepping: Collection[int]
+) -> list[Member]:
+    """Return the ranks, and those of their children that look like them."""
+    if top is None:
+        return []
+    if TORCHRUN not in top.environ and (found := [m for m in pythons if TORCHRUN in m.environ]):
+        return found
+    if found := [m for m in pythons if m.pid in stepping]:
+        return found
+    return [m for m in pythons if _differs(m, top)]
 
 
 def _differs(member: Member, top: Member) -> bool:

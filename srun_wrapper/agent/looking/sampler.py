@@ -13,7 +13,7 @@ from pathlib import Path
 from srun_wrapper.agent.looking import fallback
 from srun_wrapper.agent.looking.bounds import bounded
 from srun_wrapper.agent.looking.dumps import DEADLINE, Dump, dump_all
-from srun_wrapper.agent.looking.roles import MOST, Member, members, roles, seen_role
+from srun_wrapper.agent.looking.roles import MOST, Member, members, roles, seen_role, steppers
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.protocol.looking_messages import RANK, ROLES, Look
@@ -32,25 +32,38 @@ class Sampler:
         self._tree = tree
 
     def sample(
-        self, local: int, pid: int, window: float, budget: int, done: Callable[[Sample], None]
+        self,
+        local: int,
+        running: tuple[int, int],
+        window: float,
+        budget: int,
+        done: Callable[[Sample], None],
     ) -> None:
-        """``budget``: bytes for what is said of its processes."""
+        """``running``: the pid that the slot has started, 0 if none runs, and its epoch;
+        ``budget``: bytes for what is said of its processes."""
+        pid, epoch = running
         if pid <= 0:
             done(Sample(local, "", 0.0, 0))
             return
         directory, tree = self._directory, self._tree()
         self._loop.aside(
-            lambda: _sample(local, pid, tree, window, budget, directory),
+            lambda: _sample(local, pid, epoch, tree, window, budget, directory),
             done,
             Sample(local, "", 0.0, 0),
         )
 
 
 def _sample(
-    local: int, pid: int, tree: Sequence[int], window: float, budget: int, directory: Path
+    local: int,
+    pid: int,
+    epoch: int,
+    tree: Sequence[int],
+    window: float,
+    budget: int,
+    directory: Path,
 ) -> Sample:
-    seen = members(tree)
-    named = dict(list(roles(seen, pid).items())[:MOST])
+    seen = members(tree, pid)
+    named = dict(list(roles(seen, pid, steppers(directory, epoch)).items())[:MOST])
     ranks = [p for p, role in named.items() if role == RANK]
     first = dump_all(ranks)
     pids = [member.pid for member in seen]
@@ -59,8 +72,10 @@ def _sample(
         threading.Event().wait(window)
     after = process_tree.usage(pids)
     second = dump_all(list(named))
+    for p in ranks:  # a process that runs may not be read whole the second time
+        second[p] = second[p] if second[p].stacks else first[p]
     _ask_the_silent(second, seen, directory)
-    by_pid = {member.pid: member for member in members(list(named))}
+    by_pid = {member.pid: member for member in members(list(named), pid)}
     looks = [
         by_pid[p].seen(seen_role(role, second[p].stacks), second[p].stacks, second[p].failed)
         for p, role in named.items()

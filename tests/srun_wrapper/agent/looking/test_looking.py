@@ -65,6 +65,28 @@ def test_roles(tree: list[Member], found: dict[int, str]) -> None:
     assert list(roles(tree, 10)) == list(found)  # those that count most first
 
 
+EVALUATION = inner(0, "") | {"WORLD_SIZE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("tree", "stepping", "found"),
+    [
+        # A rank that starts a program with a world of its own.
+        ([process(10, 1), process(11, 10, EVALUATION)], {10}, {10: RANK, 11: OTHER}),
+        ([process(10, 1), process(11, 10)], {11, 77}, {11: RANK, 10: LAUNCHER}),
+        (  # of torchrun's ranks only one beats
+            [process(10, 1), process(12, 10, inner(4)), process(13, 10, inner(5))], {12},
+            {12: RANK, 13: RANK, 10: LAUNCHER},
+        ),
+        ([process(9, 1, python=False), process(10, 9)], {10}, {10: RANK}),
+    ],
+)  # fmt: skip
+def test_processes_that_make_steps_are_ranks(
+    tree: list[Member], stepping: set[int], found: dict[int, str]
+) -> None:
+    assert roles(tree, tree[0].pid, stepping) == found
+
+
 def test_a_worker_of_a_loader_is_known_by_its_stack() -> None:
     loop = (ThreadStack("main", ("get (q.py:1)", "_worker_loop (worker.py:9)")),)
     assert seen_role(OTHER, loop) == LOADER
