@@ -100,8 +100,7 @@ def _after_exec(loader: Any, action: Callable[[Any], None]) -> None:
 
 def _register(module: Any) -> None:
     try:
-        from robust_slurm import looked
-        from robust_slurm.auto import learnt
+        from robust_slurm.auto import learnt, looked
 
         looked.allow()  # data loader workers that are spawned get here, too
         learnt.importing_torch(_ENVIRON)

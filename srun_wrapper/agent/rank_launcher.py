@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from robust_slurm import looked
-from robust_slurm.auto import HOOK_DIR, launched
+from robust_slurm.auto import HOOK_DIR, launched, looked
 from robust_slurm.auto.learnt import path_beside
 from robust_slurm.record import create
 from srun_wrapper.agent.loop import Loop
@@ -175,9 +174,8 @@ class Launcher:
         env = {k: v for k, v in os.environ.items() if k not in STALE} | dict(more)
         if self._store is not None:
             env |= self._store.env()
-        env["ROBUST_BEAT_DIR"] = str(self._run_dir)
+        env |= {"ROBUST_BEAT_DIR": str(self._run_dir), looked.SHIM: str(os.getpid())}
         env |= error_env(env, self._options.command, error_file(self._run_dir, self._local))
-        env[looked.SHIM] = str(os.getpid())
         env["ROBUST_AUTO"] = "1" if self._options.auto and not self._options.regex else "0"
         env["ROBUST_LEARN"] = "1" if self.warm is not None else "0"
         if self.broker is not None:

@@ -1,4 +1,4 @@
-"""What is known of each rank while the job makes no step, and groups of ranks. Pure."""
+"""Facts about each rank while the job makes no step, and groups of ranks. Pure."""
 
 from __future__ import annotations
 

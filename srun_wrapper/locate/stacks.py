@@ -28,7 +28,7 @@ _IN_TORCH = frozenset(
 """Functions that wait for ranks where they are torch.distributed's."""
 _DISTRIBUTED = ("torch/distributed/", "distributed_c10d.py", "megatron/core/", "deepspeed/comm/")
 _WHOLE = ("torch/distributed/distributed_c10d.py", "distributed_c10d.py")
-"""Whatever this file does after the start is communication."""
+"""Files in which all work after the start is communication."""
 _INNERMOST = (
     ("_engine_run_backward", "torch/autograd/graph.py"),  # DDP and FSDP reduce gradients in it
     ("synchronize", "torch/cuda/__init__.py"),

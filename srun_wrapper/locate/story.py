@@ -1,4 +1,4 @@
-"""Who waits for whom, in at most ten lines. Pure."""
+"""Lines that say which rank waits for which, at most ten. Pure."""
 
 from __future__ import annotations
 

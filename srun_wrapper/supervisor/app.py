@@ -37,8 +37,7 @@ from srun_wrapper.job.state import ENDING, JobState
 from srun_wrapper.job.topology import Topology
 from srun_wrapper.orders.machine_tests import StopTests
 from srun_wrapper.orders.stopping import Stopping
-from srun_wrapper.protocol.messages import Message
-from srun_wrapper.protocol.server import Connection, listen
+from srun_wrapper.protocol.server import listen
 from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.nodes import NodeParts, node_parts
 from srun_wrapper.recover.recovery import Recovery, Restoration
@@ -206,7 +205,7 @@ class Supervisor:
 
     async def run(self) -> int:
         steps.raise_file_limit()
-        server, port = await listen(self.facts.key, self._message, self.inbox.closed)
+        server, port = await listen(self.facts.key, self.inbox.message, self.inbox.closed)
         self._secrets = steps.Secrets(self.facts.key, port)
         Signals(self.state, self.step).catch(self.node_watch.continued)
         nodes = self._build_recovery()
@@ -293,9 +292,6 @@ class Supervisor:
     async def _name_shared_cause(self) -> None:
         if found := await self.outside_hosts.missing(self.slurm):
             say(f"seen from {self.state.own_node}: {'; '.join(found)}")
-
-    def _message(self, connection: Connection, message: Message) -> None:
-        self.inbox.message(connection, message)
 
     async def _watch(self) -> None:
         hang = HangWatch(

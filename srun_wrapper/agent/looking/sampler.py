@@ -46,7 +46,7 @@ class Sampler:
             done(Sample(local, "", 0.0, 0))
             return
         directory, tree = self._directory, self._tree()
-        self._loop.aside(
+        self._loop.run_in_thread(
             lambda: _sample(local, pid, epoch, tree, window, budget, directory),
             done,
             Sample(local, "", 0.0, 0),

@@ -1,4 +1,4 @@
-"""Which rank the others wait for, and which machines are suspect."""
+"""Locate the rank that the others wait for, and the suspect machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of the processes of a slot and of their dumps: roles, stacks, reasons, sizes."""
+"""The processes of a slot and their dumps become roles, stacks, reasons, sizes."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def fake_py_spy(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -
 
 
 def test_dumps_have_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that does not come, and more than may run at a time behind it."""
+    """A dump that does not come, and more dumps than may run at a time behind it."""
     monkeypatch.setattr(dumps, "DEADLINE", 0.3)
     fake_py_spy(tmp_path, monkeypatch, "exec sleep 60")
     found = dumps.dump_all(range(100, 112))

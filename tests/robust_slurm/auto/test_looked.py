@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from beating_rank import run
 
-from robust_slurm.looked import SIGNAL_FROM_LAST
+from robust_slurm.auto.looked import SIGNAL_FROM_LAST
 
 PTRACER = """
 import ctypes, os
-import robust_slurm.looked as looked
+import robust_slurm.auto.looked as looked
 said = []
 class Libc:
     def prctl(self, option, pid, *rest):
@@ -32,7 +32,7 @@ print("rank", [(o, p, pid == os.getpid()) for o, p, pid in said])
 
 @pytest.mark.parametrize("result", [0, -1])
 def test_a_rank_and_its_children_name_robust_task(tmp_path: Path, result: int) -> None:
-    """Where Yama asks for it; what the kernel says to it is all the same."""
+    """The rank names robust-task where Yama asks for it, whatever prctl returns."""
     (tmp_path / "scope").write_text("1\n")
     code = PTRACER.format(scope=str(tmp_path / "scope"), result=result)
     done = run(code, tmp_path, ROBUST_SHIM="77")
@@ -55,7 +55,9 @@ def test_elsewhere_nothing_is_done(tmp_path: Path, scope: str | None) -> None:
 @pytest.mark.parametrize("shim", ["", "x", "-1"])
 def test_a_strange_pid_of_robust_task_is_no_error(tmp_path: Path, shim: str) -> None:
     (tmp_path / "scope").write_text("1\n")
-    code = f"import robust_slurm.looked as looked; looked.SCOPE = '{tmp_path}/scope'; r.beat(1)"
+    code = (
+        f"import robust_slurm.auto.looked as looked; looked.SCOPE = '{tmp_path}/scope'; r.beat(1)"
+    )
     assert run(code, tmp_path, ROBUST_SHIM=shim).stderr == ""
 
 
@@ -88,5 +90,5 @@ def test_outside_robust_srun_nothing_is_registered(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    code = "import robust_slurm.looked as looked; looked.answer('/proc/nowhere')"
+    code = "import robust_slurm.auto.looked as looked; looked.answer('/proc/nowhere')"
     assert run(code, tmp_path, ROBUST_SHIM="77").stderr == ""
