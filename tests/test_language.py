@@ -36,7 +36,7 @@ LONG_TODAY = {
     "srun_wrapper/agent/warm/interpreter.py",
     "srun_wrapper/cli.py",
 }
-FULL_TODAY = {"srun_wrapper/agent"}
+FULL_TODAY = {"robust_slurm", "srun_wrapper/agent"}
 
 
 def _name(path: Path) -> str:

@@ -100,7 +100,8 @@ def _after_exec(loader: Any, action: Callable[[Any], None]) -> None:
 
 def _register(module: Any) -> None:
     try:
-        from robust_slurm.auto import learnt, looked
+        from robust_slurm import looked
+        from robust_slurm.auto import learnt
 
         looked.allow()  # data loader workers that are spawned get here, too
         learnt.importing_torch(_ENVIRON)

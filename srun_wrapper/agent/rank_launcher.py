@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from robust_slurm.auto import HOOK_DIR, launched, looked
+from robust_slurm import looked
+from robust_slurm.auto import HOOK_DIR, launched
 from robust_slurm.auto.learnt import path_beside
 from robust_slurm.record import create
 from srun_wrapper.agent.loop import Loop
@@ -105,8 +106,7 @@ class Launcher:
         self._loop = loop
         self._local = local
         self._options = options
-        self._run_dir = run_dir
-        self._store = store
+        self._run_dir, self._store = run_dir, store
         self._on_started = started
         self._on_failed = failed
         self._on_cold = cold

@@ -37,7 +37,8 @@ from srun_wrapper.job.state import ENDING, JobState
 from srun_wrapper.job.topology import Topology
 from srun_wrapper.orders.machine_tests import StopTests
 from srun_wrapper.orders.stopping import Stopping
-from srun_wrapper.protocol.server import listen
+from srun_wrapper.protocol.messages import Message
+from srun_wrapper.protocol.server import Connection, listen
 from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.nodes import NodeParts, node_parts
 from srun_wrapper.recover.recovery import Recovery, Restoration
@@ -75,11 +76,11 @@ class Supervisor:
         job_id = int(env["SLURM_JOB_ID"])
         own = env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
         self.state = JobState(config, job_id, own, catalogue)
-        self.state.on_news = self.news
         self.inbox = Inbox(self.state)
         self.bus = self.state.bus
         self.ledger = JobLedger(launch.options.records)
         self.journal = Journal(self.ledger, config.verbose)
+        self.state.on_news = self.journal.news
         self.facts = JobFacts(launch, job_id, secrets.token_bytes(32))
         self._phase = Phase()
         self.account = Account()
@@ -205,7 +206,7 @@ class Supervisor:
 
     async def run(self) -> int:
         steps.raise_file_limit()
-        server, port = await listen(self.facts.key, self.inbox.message, self.inbox.closed)
+        server, port = await listen(self.facts.key, self._message, self.inbox.closed)
         self._secrets = steps.Secrets(self.facts.key, port)
         Signals(self.state, self.step).catch(self.node_watch.continued)
         nodes = self._build_recovery()
@@ -293,14 +294,15 @@ class Supervisor:
         if found := await self.outside_hosts.missing(self.slurm):
             say(f"seen from {self.state.own_node}: {'; '.join(found)}")
 
+    def _message(self, connection: Connection, message: Message) -> None:
+        self.inbox.message(connection, message)
+
+    def _excused(self) -> bool:
+        return self.stalls.standing() or self.verify.held_up
+
     async def _watch(self) -> None:
-        hang = HangWatch(
-            self.state,
-            self.bus,
-            lambda: self.stalls.standing() or self.verify.held_up,
-            self.topology.mesh,
-            self.journal.located,
-        )
+        mesh, located = self.topology.mesh, self.journal.located
+        hang = HangWatch(self.state, self.bus, self._excused, mesh, located)
         launch, guard = LaunchWatch(self.state, say, self._disturbed), Guard(say)
         while not self.state.ending:
             for watch in self._watches(hang, launch):
@@ -344,6 +346,3 @@ class Supervisor:
         if record["checkpoint"] is not None:
             record["checkpoint"]["checked"] = self.verify.text
         self.ledger.roster(self.state.step_id, record)
-
-    def news(self, text: str) -> None:
-        self.journal.news(text)

@@ -1,6 +1,6 @@
 """Stacks of a process by a signal to which it answers itself, where py-spy gives none.
 
-The rank has registered faulthandler for the signal (``robust_slurm.auto.looked``), which needs no lock
+The rank has registered faulthandler for the signal (``robust_slurm.looked``), which needs no lock
 of the interpreter. A process without that handler would die of the signal, so it is asked only if
 the kernel says that it has one and the file of the answer is open in it.
 """
@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from robust_slurm.auto.looked import SIGNAL_FROM_LAST, file_name
+from robust_slurm.looked import SIGNAL_FROM_LAST, file_name
 from srun_wrapper.agent.looking.dumps import DEPTH, MAIN, THREADS, frame_text
 from srun_wrapper.agent.processes.handler_work import handles
 from srun_wrapper.protocol.looking_messages import ThreadStack

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from beating_rank import run
 
-from robust_slurm.auto.looked import SIGNAL_FROM_LAST
+from robust_slurm.looked import SIGNAL_FROM_LAST
 
 PTRACER = """
 import ctypes, os
-import robust_slurm.auto.looked as looked
+import robust_slurm.looked as looked
 said = []
 class Libc:
     def prctl(self, option, pid, *rest):
@@ -55,9 +55,7 @@ def test_elsewhere_nothing_is_done(tmp_path: Path, scope: str | None) -> None:
 @pytest.mark.parametrize("shim", ["", "x", "-1"])
 def test_a_strange_pid_of_robust_task_is_no_error(tmp_path: Path, shim: str) -> None:
     (tmp_path / "scope").write_text("1\n")
-    code = (
-        f"import robust_slurm.auto.looked as looked; looked.SCOPE = '{tmp_path}/scope'; r.beat(1)"
-    )
+    code = f"import robust_slurm.looked as looked; looked.SCOPE = '{tmp_path}/scope'; r.beat(1)"
     assert run(code, tmp_path, ROBUST_SHIM=shim).stderr == ""
 
 
@@ -90,5 +88,5 @@ def test_outside_robust_srun_nothing_is_registered(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    code = "import robust_slurm.auto.looked as looked; looked.answer('/proc/nowhere')"
+    code = "import robust_slurm.looked as looked; looked.answer('/proc/nowhere')"
     assert run(code, tmp_path, ROBUST_SHIM="77").stderr == ""
