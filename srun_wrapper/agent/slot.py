@@ -355,7 +355,7 @@ class Slot:
                 facts=facts,
             )
 
-        self._end.ended(end, well=code == 0)
+        self._end.ended(end, tail, well=code == 0)
 
     # -- looking
 

@@ -11,9 +11,8 @@ from dataclasses import replace
 
 from srun_wrapper.decide.diagnosis import LIMIT, Case, Cause, Diagnosis, Rule, shared
 from srun_wrapper.decide.ends import CERTAIN, Kind, odd_collective, read_end, signature
-from srun_wrapper.decide.failure import Failure, how_ended, last_error
+from srun_wrapper.decide.failure import OF_THIS_JOB, Failure, how_ended, last_error
 from srun_wrapper.signatures import traps
-from srun_wrapper.signatures.hits import Hit
 
 LINE_SHOWN = 400  # characters of a rank's line
 
@@ -130,15 +129,13 @@ def _named_peer(case: Case) -> Diagnosis | None:
 
 def _gpu_in_use(case: Case) -> Diagnosis | None:
     """A process of another job holds the GPU's memory; with one on each node it is the program."""
-    taken = [f for f, end in case.ends if end.hit is not None and _left_over(end.hit)]
+    taken = [f for f, end in case.ends if end.left_over]
     if case.root not in taken or len({f.node for f in taken}) > 1:
         return None
+    if any(OF_THIS_JOB in fact for f in taken for fact in f.facts):
+        return None  # two ranks on one GPU
     why = "another process holds most of the GPU's memory: look for what an earlier job left there"
     return replace(_found(case, case.root, "unknown", why), tests="now")
-
-
-def _left_over(hit: Hit) -> bool:
-    return hit.signature.id == "cuda-oom" and traps.left_by_another(hit)
 
 
 def _host_oom(case: Case) -> Diagnosis | None:
@@ -254,7 +251,8 @@ RULES = (
     Rule(
         "gpu-in-use",
         "crash",
-        "CUDA out of memory on one node, and another process holds most of the GPU's memory",
+        "CUDA out of memory on one node, and a process that is not the job's holds most of the "
+        "GPU's memory",
         "unknown: the node is tested first",
         "test first",
         _gpu_in_use,

@@ -59,6 +59,12 @@ class End:
         return self.killer == signal.SIGBUS
 
     @property
+    def left_over(self) -> bool:
+        """True if a process that is not the rank holds most of the GPU's memory."""
+        oom = self.hit is not None and self.hit.signature.id == "cuda-oom"
+        return oom and self.hit is not None and traps.left_by_another(self.hit)
+
+    @property
     def points(self) -> bool:
         """True if a node may be at fault, and nobody knows yet whether it is this one alone."""
         if self.kind is Kind.MACHINE or self.blame in ("node", "external"):

@@ -13,6 +13,9 @@ EXCEPTION = re.compile(r"^(\[rank\d+\]:?\s*)?[A-Za-z_][\w.]*(Error|Exception|Int
 WARNING = re.compile(r"(\[rank\d+\]:?\s*)?\[[WI]\d{3,4} ")  # as torch logs them: no cause of an end
 
 
+OF_THIS_JOB = "belongs to this job"  # a node's fact about a process that a rank's output names
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """One observation that something is wrong. Times are monotonic seconds."""

@@ -103,7 +103,7 @@ class Settling:
         if failure.symptom != "crash":
             return False
         end = read_end(failure, self._state.catalogue)
-        return end.points or end.bus_error
+        return end.points or end.bus_error or end.left_over
 
     def _follows(self, failure: Failure) -> bool:
         return follows(failure, self._state.catalogue)

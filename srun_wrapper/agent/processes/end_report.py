@@ -42,8 +42,8 @@ class EndReport:
         self._facts = facts = RankFacts(pid, self._error_file)
         self._loop.run_in_thread(facts.begin, lambda _none: None, None)
 
-    def ended(self, end: Callable[[tuple[str, ...]], Exited], *, well: bool) -> None:
-        """Report an end, given its facts; ``well``: it needs none."""
+    def ended(self, end: Callable[[tuple[str, ...]], Exited], tail: str, *, well: bool) -> None:
+        """Report an end, given its facts; ``tail``: of its output; ``well``: it needs none."""
         self.flush()
         facts, self._facts = self._facts, None
         self._end = end
@@ -59,7 +59,7 @@ class EndReport:
             tell(())
             self._loop.run_in_thread(facts.close, lambda _none: None, None)
         else:
-            self._loop.run_in_thread(facts.gather, tell, NONE)
+            self._loop.run_in_thread(lambda: facts.gather(tail), tell, NONE)
             self._loop.later(LIMIT, lambda: tell(()))
 
     def flush(self) -> None:

@@ -17,10 +17,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from robust_slurm.text import one_line
+from srun_wrapper.decide.failure import OF_THIS_JOB
 
 KMSG = Path("/dev/kmsg")
 CGROUPS = Path("/sys/fs/cgroup")
 LINES = 6  # of the kernel
+NAMED = 4  # processes that the rank's output names
 TEXT = 300  # characters of one fact
 READ_S = 0.1  # s for the kernel's log
 READ_BYTES = 4 << 20  # of the kernel's log; its buffer is mostly smaller
@@ -28,6 +30,7 @@ FILE_BYTES = 64 << 10  # of torch's error file
 # A driver's error that names no process has to do with an end that comes this soon after it.
 RECENT_S = 120.0
 _STEP = re.compile(r"/job_\d+/(.*/)?step_[^/]+")
+_HOLDS = re.compile(r"\bProcess (\d{1,9}) has [\d.]+ \w+ memory in use")  # as torch writes it
 _NAMED = re.compile(r"\bpid[ =:']{1,3}(\d+)", re.IGNORECASE)
 
 
@@ -48,7 +51,7 @@ class RankFacts:
         self._error_file = error_file
         self._kmsg = kmsg
         self._cgroups = cgroups
-        self._own = proc / "self" / "cgroup"
+        self._proc = proc
         self._cgroup = ""
         self._counter: Path | None = None
         self._lock = threading.Lock()
@@ -61,7 +64,9 @@ class RankFacts:
         with self._lock:
             if self._closed:
                 return
-            self._cgroup, self._counter = _oom_counter(self._cgroups, self._own)
+            self._cgroup, self._counter = _oom_counter(
+                self._cgroups, self._proc / "self" / "cgroup"
+            )
             self._kills = _oom_kills(self._counter)
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             try:
@@ -70,10 +75,14 @@ class RankFacts:
             except OSError:
                 pass  # many sites forbid it
 
-    def gather(self) -> tuple[str, ...]:
-        """Return what was recorded since ``begin``, one line each, and close."""
+    def gather(self, tail: str = "") -> tuple[str, ...]:
+        """Return what was recorded since ``begin``, one line each, and close.
+
+        ``tail``: of the rank's output.
+        """
         with self._lock:
-            found = [self._oom(), *self._kernel(time.monotonic()), self._error()]
+            kernel = self._kernel(time.monotonic())
+            found = [self._oom(), *kernel, *self._named(tail), self._error()]
         self.close()
         return tuple(one_line(text, TEXT) for text in found if text)
 
@@ -96,6 +105,16 @@ class RankFacts:
         lines = _read_log(self._log, now + READ_S).decode(errors="replace").splitlines()
         found = kernel_lines(lines, self._pid, self._cgroup, now)
         return [f"kernel: {text}" for text in found[:LINES]]
+
+    def _named(self, tail: str) -> list[str]:
+        """Return which of the processes that hold GPU memory are ranks of this job."""
+        ours = b"ROBUST_BEAT_DIR=" + os.fsencode(self._error_file.parent) + b"\0"
+        pids = list(dict.fromkeys(_HOLDS.findall(tail)))[-NAMED:]
+        return [
+            f"process {pid} {OF_THIS_JOB}"
+            for pid in pids
+            if ours in _small_file(self._proc / pid / "environ") + b"\0"
+        ]
 
     def _error(self) -> str:
         return error_message(_small_file(self._error_file))

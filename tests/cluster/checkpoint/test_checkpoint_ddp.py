@@ -38,6 +38,19 @@ def test_ranks_killed_three_times_in_a_row(lab: Cluster, ddp: Undisturbed) -> No
     assert weight.shape == (16, 8) and bool((weight != 0).all())
 
 
+def test_ranks_that_move_to_other_nodes_keep_their_state(lab: Cluster, ddp: Undisturbed) -> None:
+    """A rank is killed twice without a cause: the nodes exchange their ranks, rank 0 included."""
+    training = ddp.job(lab)
+    training.start("", "--kill=1:5:1,2:5:1", sbatch=["-N2", "--ntasks-per-node=1"], durable=False)
+    training.check_ended()
+    assert training.resumed() == [0, 4, 4], training.story()
+    first, second = training.check_lost(2)
+    assert (first["rung"], second["rung"]) == ("in-place", "exchange"), training.story()
+    assert second["action"] == "restart" and second["restored"] and not second["swaps"]
+    nodes = [event["nodes"] for event in training.events("epoch")]
+    assert nodes[2] == nodes[0][::-1] and not training.accusations(), training.story()
+
+
 def load_with_dcp(directory: Path) -> dict[str, torch.Tensor]:
     """The model's tensors, by torch.distributed.checkpoint and without us."""
     from torch.distributed import checkpoint

@@ -131,6 +131,8 @@ def test_the_message_about_used_up_memory_says_what_to_do() -> None:
         ([end(TAKEN.format("", "70.00"))], "program-error"),  # most of it is its own
         ([end(TAKEN.format("Process 998 has 1.00 GiB memory in use. " * 2, "9.00"))],
          "program-error"),  # all ranks on one GPU
+        ([replace(end(TAKEN.format("", "9.00")), facts=("process 999 belongs to this job",))],
+         "program-error"),  # two ranks on one GPU
     ],
 )  # fmt: skip
 def test_memory_that_another_job_left_on_a_gpu(failures: list[Failure], rule: str) -> None:

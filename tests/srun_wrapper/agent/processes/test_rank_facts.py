@@ -141,6 +141,19 @@ def test_an_old_error_of_a_gpu_is_no_fact_about_this_end() -> None:
     assert kernel_lines([line], PID, "", 2.0 + rank_facts.RECENT_S) == []
 
 
+def test_processes_of_this_job_that_the_output_names(node: OneNode) -> None:
+    """Two ranks on one GPU are the program's slip, and no other job's leftover."""
+    beats = f"ROBUST_BEAT_DIR={node.errors.parent}"
+    for pid, environ in ((41, f"A=1\0{beats}\0B=2\0"), (42, f"{beats}x\0"), (43, f"{beats}")):
+        (node.proc / str(pid)).mkdir()
+        (node.proc / str(pid) / "environ").write_text(environ)
+    tail = "".join(f"Process {pid} has 66.00 GiB memory in use. " for pid in (41, 42, 43, 44, 41))
+    assert node.begun().gather(tail) == (
+        "process 41 belongs to this job",
+        "process 43 belongs to this job",
+    )
+
+
 def test_nothing_readable_is_no_error(node: OneNode) -> None:
     node.errors.symlink_to("/dev/zero")
     assert node.begun().gather() == ()
