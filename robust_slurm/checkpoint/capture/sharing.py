@@ -159,6 +159,6 @@ def _sum(tensor: torch.Tensor) -> torch.Tensor:
     few = [
         part.sum(dtype=torch.int64)
         for piece, _ in pieces(bits, bits)
-        for part in piece.reshape(-1).split(CHUNK // 8)
+        for part in torch.split(piece.reshape(-1), CHUNK // 8)
     ]
     return torch.stack(few).sum()
