@@ -27,6 +27,17 @@ def test_every_file_and_folder_that_a_page_names_is_there(page: str) -> None:
     ] == []
 
 
+def test_every_test_that_the_docs_name_is_there() -> None:
+    pages = sorted((REPOSITORY / "docs").glob("**/*.md"))
+    named = [
+        (p.name, n)
+        for p in pages
+        for n in re.findall(r"`(tests/[\w/]+\.py)`", p.read_text("utf-8"))
+    ]
+    assert len(named) > 3
+    assert [each for each in named if not (REPOSITORY / each[1]).is_file()] == []
+
+
 def test_the_page_of_the_house_names_every_room_within_a_room() -> None:
     text = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
     missing = [

@@ -14,20 +14,16 @@ from typing import TypeVar
 from robust_slurm.checkpoint.store import events
 from robust_slurm.checkpoint.store.store import Store
 from srun_wrapper.agent.loop import Loop
+from srun_wrapper.protocol import checkpoint_messages
 from srun_wrapper.protocol.checkpoint_messages import (
     Alarm,
-    Committed,
     Complete,
-    Enrolled,
     Fetch,
     Flush,
     MakeRoom,
     Moved,
     PersistAt,
-    Persisted,
     Place,
-    Resumed,
-    Saved,
     SaveEvery,
     StandAt,
     StateSums,
@@ -176,17 +172,11 @@ class SnapshotStore:
     # -- events
 
     def _event(self, event: events.Event) -> None:
-        message: Message
-        if isinstance(event, events.Enrolled):
-            message = Enrolled(0, event.epoch, self._local, *event[1:])
-        elif isinstance(event, events.Saved):
-            message = Saved(*event)
-        elif isinstance(event, events.Persisted):
-            message = Persisted(0, *event[:5])
-        elif isinstance(event, events.Committed):
-            message = Committed(0, *event)
-        elif isinstance(event, events.Resumed):
-            message = Resumed(0, *event)
-        else:
-            message = Alarm(0, *event)
-        self._emit(message)
+        self._emit(message_of(event, self._local))
+
+
+def message_of(event: events.Event, local: int) -> Message:
+    """Return the message of an event: what it lacks is its number and the slot."""
+    kind: type[Message] = getattr(checkpoint_messages, type(event).__name__)
+    given = {"number": 0, "local": local, **event._asdict()}
+    return kind(**{name: given[name] for name in kind.__struct_fields__})

@@ -9,7 +9,7 @@ cut off from us must not be able to join again, so given addresses are rewritten
   wins over them, become the epoch's master and port. Node ranks are ours, so they are stable.
 - backend ``c10d``: ``--rdzv-endpoint`` becomes the epoch's master and port (node 0 recognises its
   own address and serves the store). torchrun itself numbers the nodes under c10d, by address, so
-  survivors may change group rank (``elsewhere.py`` brings what they lack): static moves none.
+  survivors may change group rank (``late_arrivals.py`` brings what they lack): static moves none.
 - other backends (etcd, a site's own): the endpoint is a service outside the job and stays.
 - ``--rdzv-id`` (every backend) gets a suffix made of the epoch's port, so that an agent of an
   older epoch looks for another rendezvous even in an outside service.

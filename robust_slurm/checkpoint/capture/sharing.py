@@ -127,24 +127,27 @@ class Fingerprint:
         self._names = checksum((entry, None) for entry, _ in self._tensors)
         self._sample = Sample([tensor for _, tensor in self._tensors])
 
-    def take(self, *, whole: bool, beside: bool) -> Callable[[], int]:
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        return self._sample.tensors
+
+    def take(self, *, whole: bool, sampled: list[torch.Tensor] | None = None) -> Callable[[], int]:
         """Begin in the training's thread; what ends it, in any thread. ``whole``: of all bytes.
-        ``beside``: tensors do not change before that has returned. What lies on a device is read
-        there, in the order of its current stream."""
+        What lies on a device is read there, in the order of its current stream. ``sampled``: their
+        sample, if it was taken."""
         parts: list[torch.Tensor] = []
         here: list[tuple[Entry, torch.Tensor]] = []
         if not whole:
-            parts = self._sample.take()
+            parts = self._sample.take() if sampled is None else sampled
         else:
             here = [each for each in self._tensors if each[1].is_cpu]
             sums = [_sum(tensor) for _, tensor in self._tensors if not tensor.is_cpu]
             parts = [torch.stack(sums)] if sums else []
         devices = gpu.devices_of(parts)
         events = [gpu.event(gpu.cuda.current_stream(device)) for device in devices]
-        now = None if beside else checksum(here)
+        crc = crc32(b"%d" % checksum(here), self._names)
 
         def end() -> int:
-            crc = crc32(b"%d" % (checksum(here) if now is None else now), self._names)
             for event in events:
                 event.synchronize()
             return mark(crc32(on_host(parts).numpy().tobytes(), crc), whole=whole)
@@ -159,6 +162,6 @@ def _sum(tensor: torch.Tensor) -> torch.Tensor:
     few = [
         part.sum(dtype=torch.int64)
         for piece, _ in pieces(bits, bits)
-        for part in piece.reshape(-1).split(CHUNK // 8)
+        for part in torch.split(piece.reshape(-1), CHUNK // 8)
     ]
     return torch.stack(few).sum()

@@ -151,12 +151,18 @@ class State:
         self._shared = shared
         self._fingerprint = Fingerprint([leaf.item[:2] for leaf in shared])
 
-    def fingerprint(self, *, whole: bool, beside: bool) -> Callable[[], int]:
+    def shared_tensors(self) -> Sequence[torch.Tensor]:
+        """All that is shared, of the state last captured."""
+        return self._fingerprint.tensors if self.share is not None else ()
+
+    def fingerprint(
+        self, *, whole: bool, sampled: list[torch.Tensor] | None = None
+    ) -> Callable[[], int]:
         """Checksum of all that is shared, as this rank holds it, of the state last captured; -1:
         nothing is. As ``Fingerprint.take``."""
         if self.share is None:
             return lambda: -1
-        return self._fingerprint.take(whole=whole, beside=beside)
+        return self._fingerprint.take(whole=whole, sampled=sampled)
 
     def still_there(self) -> bool:
         """True if parameters and optimizer state lie where ``capture`` found them."""

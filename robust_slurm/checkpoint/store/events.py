@@ -1,4 +1,8 @@
-"""Requests to a Store, its answers and its reports: plain tuples, no behaviour."""
+"""Requests to a Store, its answers and its reports: plain tuples, no behaviour.
+
+An Event crosses the network as the message of the same name, which has the same fields
+(``srun_wrapper/protocol/checkpoint_messages.py``).
+"""
 
 from __future__ import annotations
 
@@ -82,8 +86,11 @@ class Enrolled(NamedTuple):
     mesh: dict[str, int]
     needs: tuple[int, ...]
     directory: str
+    """Of the durable tier; empty for none."""
     every: int
-    bytes: int
+    """Steps between durable checkpoints; 0: by time only."""
+    size: int
+    """Bytes of a snapshot, as far as known."""
 
 
 class Saved(NamedTuple):
@@ -92,14 +99,14 @@ class Saved(NamedTuple):
     epoch: int
     rank: int
     step: int
-    replicated_step: int | None
+    replicated: int | None
     size: int
     copy_s: float
     blocked_s: float
     same: tuple[tuple[int, int], ...] = ()
     """(step, ``Snapshot.same``) of the newest steps that were not yet reported."""
     cost: Cost = Cost(0.0, 0.0, 0.0, 0.0)
-    safe_step: int = -1
+    safe: int = -1
     """Newest that has a replica, or can have none."""
     have: tuple[int, ...] = ()
     """Steps up to it that are whole in memory: those not yet reported, and some that were."""
@@ -111,7 +118,6 @@ class Persisted(NamedTuple):
     ok: bool
     why: str
     seconds: float
-    bytes: int
 
 
 class Committed(NamedTuple):

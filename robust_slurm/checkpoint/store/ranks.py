@@ -184,7 +184,7 @@ class Rank:
             self._safe = max(self._safe, self._skipped)
         if self._saved is not None:
             self._saved = self._saved._replace(
-                replicated_step=self._replicated, safe_step=self._safe, have=tuple(self._have)
+                replicated=self._replicated, safe=self._safe, have=tuple(self._have)
             )
             self._unsaid = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from ..capture.sharing import Fingerprint
 from ..capture.state import Item, State
 from ..copying.expected import Expected
 from ..copying.portions import PORTIONS, Portions
-from ..copying.sample import Sample
+from ..copying.sample import Joint
 from ..copying.slots import Form
 from ..format.layout import Snapshot
 
@@ -41,14 +41,14 @@ class Held:
         self.moment = moment
         self._versions = moment.versions()
         self._fingerprint, self._whole = fingerprint, whole
-        self._sum = fingerprint.take(whole=whole, beside=False)
+        self._sum = fingerprint.take(whole=whole)
 
     def unchanged(self) -> bool:
         """False once something is known to have changed: torch counts no writes through ``.data``
         and the like, and those show in the checksum."""
         if self.moment.versions() != self._versions:
             return False
-        return self._sum() == self._fingerprint.take(whole=self._whole, beside=False)()
+        return self._sum() == self._fingerprint.take(whole=self._whole)()
 
 
 class Moments:
@@ -66,8 +66,8 @@ class Moments:
         self._encoded: dict[str, tuple[Any, str]] = {}
         self._live: list[torch.Tensor] = []
         self._fingerprint = Fingerprint([])  # of those
-        self._sample = Sample([])
-        self._portions = Portions([])  # of the tensors of that
+        self._joint = Joint((), ())
+        self._portions = Portions([])  # of its ``others``
         self._turn = 0
 
     @property
@@ -115,12 +115,22 @@ class Moments:
         moment = now._replace(early=[t.clone() if few else t for _, t, few in early])
         return Held(moment, self._fingerprint, whole=whole)
 
-    def expected(self, late: list[torch.Tensor]) -> Expected:
-        """Read of these tensors what a copy of them will be compared with."""
-        if not _same(late, self._sample.tensors):
-            self._sample, self._portions = Sample(late), Portions(late)
+    def read(
+        self, late: list[torch.Tensor], *, whole: bool, copied: bool
+    ) -> tuple[Callable[[], int], Expected | None]:
+        """Read the state that was looked at last: what gives the checksum of all that is shared
+        (see ``Fingerprint``), and what a copy of ``late`` will be compared with; that is None if
+        they are ``copied`` inside save(). In that case only, ``whole`` may be true."""
+        if copied:
+            return self._state.fingerprint(whole=whole), None
+        shared, joint = self._state.shared_tensors(), self._joint
+        if not (_same(late, joint.others) and _same(shared, joint.ones)):
+            joint = self._joint = Joint(shared, late)
+            self._portions = Portions(late)
         self._turn = (self._turn + 1) % PORTIONS
-        return Expected(self._sample, self._portions, self._turn)
+        sampled, items = joint.take()
+        same = self._state.fingerprint(whole=False, sampled=sampled)
+        return same, Expected(items, joint.order, self._portions, self._turn)
 
     def distrust(self, names: Collection[str] | None = None) -> None:
         """Copy these tensors inside save() from now on; None: all."""
@@ -133,8 +143,8 @@ class Moments:
     def release(self) -> None:
         """Let go of all tensors."""
         self._items, self._late, self._early, self._live = (), [], [], []
-        self._fingerprint, self._sample = Fingerprint([]), Sample([])
-        self._portions = Portions([])
+        self._fingerprint = Fingerprint([])
+        self._joint, self._portions = Joint((), ()), Portions([])
 
     def _form_of(self, items: Sequence[Item]) -> Form:
         form = self._form
@@ -156,8 +166,8 @@ class Moments:
         self._early = [items[i].tensor for i in form.early]
         if not {*map(id, self._live)} <= {*map(id, self._late), *map(id, self._early)}:
             self._live, self._fingerprint = [], Fingerprint([])  # nobody keeps their memory
-        if not _same(self._late, self._sample.tensors):
-            self._sample, self._portions = Sample([]), Portions([])
+        if not _same(self._late, self._joint.others):
+            self._joint, self._portions = Joint((), ()), Portions([])
         return form
 
     def follow(self, about: Snapshot) -> None:

@@ -206,13 +206,11 @@ class Saver:
         if slot is None:
             self._client.skipped(step)
             raise RuntimeError(f"step {step} is skipped: all slots are still being written")
-        # What a device copies may change before the host has come to read the rest.
-        beside = self._moments.steady and not careful and gpu.current() is None
+        same, expected = self._moments.read(late, whole=persist, copied=careful)
         try:
             copy = Copy(
-                step, slot, form, late, early, lambda: self._moments.encode(values),
-                self._state.fingerprint(whole=persist, beside=beside),
-                expected=None if careful else self._moments.expected(late), at_once=careful,
+                step, slot, form, late, early, lambda: self._moments.encode(values), same,
+                expected=expected, at_once=careful,
             )  # fmt: skip
         except OSError as error:
             if error.errno not in _FULL:

@@ -166,7 +166,7 @@ class Persister:
         self._changed()
         seconds = time.monotonic() - began
         if current and done is None:
-            self._emit(Persisted(job.owner, job.step, not why, why, seconds, count))
+            self._emit(Persisted(job.owner, job.step, not why, why, seconds))
         with self._change:
             self._now = None
 

@@ -218,7 +218,7 @@ def test_a_fingerprint_tells_one_step_of_one_rank(whole: bool) -> None:
                 parameter.grad = torch.ones_like(parameter)
             found["optimizer"].step()
         state.capture()
-        return state.fingerprint(whole=whole, beside=False)()
+        return state.fingerprint(whole=whole)()
 
     assert made(1) == made(1) != made(2)
     assert made(1, seed=1) != made(1)
@@ -229,18 +229,18 @@ def test_one_bit_anywhere_changes_a_fingerprint_of_the_whole() -> None:
     found = objects()
     state = State(found, rank=0, share=Share((0, 1)))
     state.capture()
-    before = {whole: state.fingerprint(whole=whole, beside=True) for whole in (False, True)}
+    before = {whole: state.fingerprint(whole=whole) for whole in (False, True)}
     truth = before[True]()
     with torch.no_grad():
         found["model"][0].weight.view(-1)[1] += 1
-    assert state.fingerprint(whole=True, beside=False)() != truth
-    assert before[False]() == state.fingerprint(whole=False, beside=False)()
+    assert state.fingerprint(whole=True)() != truth
+    assert before[False]() == state.fingerprint(whole=False)()
 
 
 def test_what_is_not_shared_has_no_fingerprint() -> None:
     state = State(objects(), rank=0)
     state.capture()
-    assert state.fingerprint(whole=True, beside=False)() == -1
+    assert state.fingerprint(whole=True)() == -1
 
 
 @pytest.mark.parametrize("ranks", [2, KEEPERS, 100, 1000])

@@ -37,7 +37,8 @@ def everything(tensors: list[torch.Tensor], sample: Sample | None = None) -> Exp
     """All portions at once."""
     portions = Portions(tensors)
     portions.runs = [[run for portion in portions.runs for run in portion]]
-    return Expected(sample or Sample(tensors), portions, 0)
+    sample = sample or Sample(tensors)
+    return Expected(sample.take(), sample.order, portions, 0)
 
 
 def begin(

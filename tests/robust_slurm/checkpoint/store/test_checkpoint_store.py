@@ -64,7 +64,7 @@ def test_a_snapshot_is_kept_and_is_in_the_stock(alone: tuple[Store, Events]) -> 
     )
     assert held.size == (store.socket_path.parent / held.file).stat().st_size > SIZE
     cost = Cost(0.0, 0.01, 0.0, 0.0)
-    assert events.wait(Saved)._replace(safe_step=-1, have=()) == Saved(
+    assert events.wait(Saved)._replace(safe=-1, have=()) == Saved(
         0, 1, 5, None, held.size, 0.1, 0.01, cost=cost
     )
     assert store.stock(step=4) == []
@@ -79,7 +79,7 @@ def test_a_rank_reports_the_steps_that_it_has_again_as_a_report_may_be_lost(
     for step in range(1, 5):
         rank.save(step)
         rank.wait("alone", step=step)
-        events.wait(Saved, lambda e, step=step: e.safe_step == step)  # type: ignore[misc]
+        events.wait(Saved, lambda e, step=step: e.safe == step)  # type: ignore[misc]
     assert events.of(Saved)[-1].have == (2, 3, 4)  # 1 was overwritten
 
 
@@ -371,7 +371,7 @@ def test_a_step_that_is_left_out_is_passed_once_the_one_before_is_answered(
         rank.save(1)
         rank.wait("alone", step=1)
         rank.say(op="skipped", step=2)
-        assert events.wait(Saved, lambda e: e.safe_step == 2).have == (1,)
+        assert events.wait(Saved, lambda e: e.safe == 2).have == (1,)
         rank.save(3)
         rank.wait("alone", step=3)
-        assert events.wait(Saved, lambda e: e.safe_step == 3).have == (1, 3)
+        assert events.wait(Saved, lambda e: e.safe == 3).have == (1, 3)

@@ -44,7 +44,7 @@ def test_every_snapshot_goes_to_the_peer_which_keeps_the_newest_three(tmp_path: 
         copies = [p.read_bytes() for p in b.socket_path.parent.glob("replica-0-*.safetensors")]
         assert data in copies
         assert rank.heard("alone", step=7) == []
-        assert events.wait(Saved, lambda e: e.replicated_step == 7).step == 7
+        assert events.wait(Saved, lambda e: e.replicated == 7).step == 7
 
 
 def test_a_replica_has_all_that_the_plan_needs(tmp_path: Path) -> None:
