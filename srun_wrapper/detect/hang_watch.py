@@ -7,6 +7,7 @@ an upload looks like a hang for a while. Beyond the limit it looks again and jud
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -26,6 +27,7 @@ EARLY_WINDOW = 0.2  # s, when they are only to be located
 REPLY = 12.0
 Tell = Callable[[Located, Sequence[str], float], None]
 """Gets what was located, the lines that say who waits for whom, and the s without a step."""
+_log = logging.getLogger("robust-srun.hang")
 Replies = Mapping[AgentKey, Inspected]
 
 
@@ -190,7 +192,10 @@ class HangWatch:
         located: Located = Located()
         lines: Sequence[str] = ()
         if not ending:  # at the end ranks work apart, and none of them stands out
-            located, lines = self._locate(replies)
+            try:
+                located, lines = self._locate(replies)
+            except Exception:  # noqa: BLE001 - else nobody would hear of the hang
+                _log.exception("internal error: what the ranks wait for is not known")
             if not located.clear and self._located is not None:
                 located, lines = self._located
         nodes = located.nodes

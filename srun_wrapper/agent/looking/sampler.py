@@ -49,7 +49,7 @@ class Sampler:
         self._loop.run_in_thread(
             lambda: _sample(local, pid, epoch, tree, window, budget, directory),
             done,
-            Sample(local, "", 0.0, 0),
+            Sample(local, "R", 0.0, 0),  # not known: it must not count as quiet
         )
 
 

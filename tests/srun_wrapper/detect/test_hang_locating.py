@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 from made_job import Job, beat
 
+from srun_wrapper.detect import hang_watch
 from srun_wrapper.detect.hang_watch import EARLY_WINDOW, HangWatch
 from srun_wrapper.detect.rank_views import rank_views
 from srun_wrapper.locate.locate import Located
@@ -155,6 +156,17 @@ def test_the_failure_names_what_was_located(still: bool) -> None:
     assert failure.suspects == ("n1",)
     assert "no rank did anything" in failure.evidence[0]
     assert "rank 3 is in no collective" in failure.evidence[1]
+
+
+def test_a_slip_of_ours_silences_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slip(*_: object) -> Located:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(hang_watch, "locate", slip)
+    w = Watched(25.0)
+    w.early()
+    (failure,) = w.job.state.failures
+    assert (failure.symptom, failure.suspects) == ("hang", ())
 
 
 # -- the ranks, as the nodes describe them

@@ -73,15 +73,21 @@ def test_a_stopped_rank_shows_its_stack(drive: Any, tmp_path: Path) -> None:
     assert rank.state == "T" and calls(rank)[0] == "all_reduce"
 
 
-@pytest.mark.parametrize("name", ["rank-7", "loader-7"])
-def test_where_py_spy_is_refused_the_process_answers_itself(
-    drive: Any, tmp_path: Path, name: str
-) -> None:
-    """A process that is forked from the rank answers in the rank's file."""
+@pytest.fixture
+def refused(tmp_path: Path) -> str:
+    """A py-spy that may not read any process."""
     tool = tmp_path / "py-spy"
     tool.write_text("#!/bin/sh\necho Permission Denied >&2; exit 1\n")
     tool.chmod(0o755)
-    d = drive("python3", str(SCRIPT), str(tmp_path), "rank", py_spy=str(tool))
+    return str(tool)
+
+
+@pytest.mark.parametrize("name", ["rank-7", "loader-7"])
+def test_where_py_spy_is_refused_the_process_answers_itself(
+    drive: Any, tmp_path: Path, name: str, refused: str
+) -> None:
+    """A process that is forked from the rank answers in the rank's file."""
+    d = drive("python3", str(SCRIPT), str(tmp_path), "rank", py_spy=refused)
     d.launch(rank=7)
     sample = looked(d, "rank-7", "loader-7")
     look = next(look for look in sample.looks if look.pid == pid_of(d, name))
@@ -91,17 +97,32 @@ def test_where_py_spy_is_refused_the_process_answers_itself(
     assert looked(d, token=4).looks  # and it lives
 
 
-def test_a_program_with_its_own_handler_is_not_sent_the_signal(drive: Any, tmp_path: Path) -> None:
-    tool = tmp_path / "py-spy"
-    tool.write_text("#!/bin/sh\necho Permission Denied >&2; exit 1\n")
-    tool.chmod(0o755)
+PATHS = "import os, sys; sys.path.insert(0, os.environ['PYTHONPATH'].split(':')[0]);"
+
+
+def test_it_answers_while_it_holds_the_lock_of_the_interpreter(
+    drive: Any, tmp_path: Path, refused: str
+) -> None:
     code = (
-        "import os,signal,sys,time;sys.path.insert(0, os.environ['PYTHONPATH'].split(':')[0]);"
+        f"{PATHS}import collections, itertools, robust_slurm;robust_slurm.beat(1);"
+        f"open('{tmp_path}/held','w').close();collections.deque(itertools.repeat(0), maxlen=0)"
+    )
+    d = drive("python3", "-c", code, py_spy=refused)
+    d.launch()
+    (look,) = looked(d, "held").looks
+    assert calls(look) == ["<module>"] and look.state == "R"
+
+
+def test_a_program_with_its_own_handler_is_not_sent_the_signal(
+    drive: Any, tmp_path: Path, refused: str
+) -> None:
+    code = (
+        f"{PATHS}import signal, time;"
         "signal.signal(signal.SIGRTMAX - 5, lambda *_: os._exit(9));"
         "import robust_slurm;robust_slurm.beat(1);"
         f"open('{tmp_path}/own','w').close();time.sleep(600)"
     )
-    d = drive("python3", "-c", code, py_spy=str(tool))
+    d = drive("python3", "-c", code, py_spy=refused)
     d.launch()
     sample = looked(d, "own")
     assert [look.failed for look in sample.looks] == ["py-spy was refused: no permission"]
