@@ -257,7 +257,7 @@ def test_stopped_training_goes_on_with_the_same_losses(tmp_path: Path) -> None:
     finally:
         end(again)
     assert "resumed after step 8 (epoch 2, restarted: rank_exit: a test)" in printed
-    assert "step 99 is passed over" in complaints
+    assert "step 99 is skipped" in complaints
     found = losses(out)
     assert {step: found[step] for step in expected} == expected
     assert f"step 16 loss {found[16]:.6f}" in printed

@@ -174,7 +174,7 @@ def test_a_damaged_newest_step_is_passed_over(tmp_path: Path, run: Run, whole: W
     data.write_bytes(raw)
     resumed, _, err, codes = run(tmp_path / "a", 9)
     assert (resumed, codes) == ({0: 5}, [0]), err
-    assert "step 9 is passed over" in err
+    assert "step 9 is skipped" in err
     for each in tier.committed(tmp_path / "a"):
         for data in each.path.glob("*.distcp"):
             data.write_bytes(b"")
@@ -192,7 +192,7 @@ def test_manifests_that_cannot_be_read_are_named_and_never_a_fresh_start(
     manifest.write_bytes(manifest.read_bytes()[:100])
     resumed, _, err, codes = run(tmp_path / "a", 5)
     assert (resumed, codes) == ({0: 5}, [0]), err
-    assert re.search(r"step 9 is passed over: .*no manifest that this reads", err), err
+    assert re.search(r"step 9 is skipped: .*no manifest that this reads", err), err
     manifest = older.path / "manifest.json"
     newer = manifest.read_text().replace('"version":1', '"version":99')
     manifest.write_text(newer)
