@@ -69,7 +69,7 @@ class Joint:
         ]
 
     def take(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """What ``Sample.take`` gives of ``ones``, and of ``others``."""
+        """The two results of ``Sample.take``: of ``ones``, and of ``others``."""
         taken = list(zip(self._sample.take(), self._cuts, strict=True))
         ones, others = [part[:at] for part, at in taken], [part[at:] for part, at in taken]
         return [each for each in ones if len(each)], [each for each in others if len(each)]

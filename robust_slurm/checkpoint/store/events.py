@@ -86,7 +86,7 @@ class Enrolled(NamedTuple):
     mesh: dict[str, int]
     needs: tuple[int, ...]
     directory: str
-    """Of the durable tier; empty for none."""
+    """The durable tier's directory; empty for none."""
     every: int
     """Steps between durable checkpoints; 0: by time only."""
     size: int
