@@ -73,7 +73,7 @@ def test_resume_names_the_directory_that_does_not_answer(tmp_path: Path, saved: 
             assert time.monotonic() - began < 10.0
             assert line == (
                 f"robust-slurm: rank 0: resume() waits: {mount}/run7 has not answered for 5 s; "
-                "resume() goes on when its file system answers\n"
+                "resume() continues when its file system answers\n"
             )
             shared.resume()
             assert f"{mount}/run7 answers again after" in again.stderr.readline()
