@@ -55,7 +55,7 @@ class Records:
 def is_node(name: str) -> bool:
     """True if a node of Slurm can have this name."""
     try:
-        return bool(name) and fold([name]) == name
+        return name[:1].isalnum() and fold([name]) == name
     except ParseError:
         return False
 
