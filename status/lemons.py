@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from status.story import Suspicion
 
 LISTED = 2  # votes from which on a node belongs to the list of nodes to exclude
+WINDOW = 28 * 86400.0  # s; older reports exclude no more, as in the gate's [lemon] window_days
+CLOCKS = 300.0  # s that two machines' clocks may differ; a report of later times is a lie
 
 
 @dataclass(frozen=True)
@@ -41,24 +43,25 @@ def excludes(one: Suspicion) -> bool:
     return one.reported and one.verdict not in ("withdrawn", "refused")
 
 
-def excluded(found: Sequence[Suspicion], proven_good: float, reader: int) -> bool:
+def excluded(found: Sequence[Suspicion], proven_good: float, reader: int, now: float) -> bool:
     """True if the node belongs to the list of nodes to exclude.
 
-    At least ``LISTED`` votes of jobs that excluded it, made steps without it, and did so after
-    the newest proof that the node is good.
+    At least ``LISTED`` votes of jobs that excluded it within ``WINDOW``, made steps without it,
+    and did so after the newest proof that the node is good.
     """
+    since = max(proven_good, now - WINDOW)
     jobs = {
         (one.of_job, one.uid)
         for one in found
-        if excludes(one) and one.progressed and one.time > proven_good
+        if excludes(one) and one.progressed and since < one.time <= now + CLOCKS
     }
     return votes(jobs, reader) >= LISTED
 
 
 def lemon(
-    found: Sequence[Suspicion], proven_good: float, drained: str, reader: int
+    found: Sequence[Suspicion], proven_good: float, drained: str, reader: int, now: float
 ) -> Lemon | None:
-    """The row of a node; None if no job ever reported it."""
+    """The row of a node; None if no job ever reported it. ``reader``: uid of who asks."""
     reported = [one for one in found if one.reported]
     if not reported:
         return None
@@ -76,7 +79,7 @@ def lemon(
         newest=max(one.time for one in reported),
         proven_good=proven_good or None,
         drained=drained,
-        exclude=excluded(found, proven_good, reader),
+        exclude=excluded(found, proven_good, reader, now),
     )
 
 

@@ -169,7 +169,7 @@ def show_lemons(
         events = records.events(node)
         found = suspicions(node, records.jobs[node], events)
         drained = records.drained(node, found)
-        row = lemon(found, proven_good(events), drained, os.getuid())
+        row = lemon(found, proven_good(events), drained, os.getuid(), time.time())
         if row is not None:
             rows.append(row)
     rows = order(rows)

@@ -14,7 +14,7 @@ from status.lemons import Lemon, lemon, order, votes
 from status.rules import RuleRow, rule_rows
 from status.story import proven_good
 
-READER = EVE
+READER, DAY = EVE, 86400.0
 NOT_ON: dict[str, Any] = {"outcome": "failed"}
 
 
@@ -24,7 +24,7 @@ def two(**changes: Any) -> list[JobRecord]:
 
 
 def row(jobs: list[JobRecord], events: list[NodeEvent], reader: int = READER) -> Lemon:
-    found = lemon(of_node(jobs, events), proven_good(events), "", reader)
+    found = lemon(of_node(jobs, events), proven_good(events), "", reader, NOW)
     assert found is not None
     return found
 
@@ -44,6 +44,11 @@ def row(jobs: list[JobRecord], events: list[NodeEvent], reader: int = READER) ->
         (two(), [event("burn-in", 5, ok=False)], True),
         (two(), [event("repaired", -5)], True),
         (two(time=NOW), [event("undrain", 50)], False),  # one of them after it: no longer two
+        # Too old, or of a time to come.
+        (two(time=NOW - 27 * DAY), [], True),
+        (two(time=NOW - 29 * DAY), [], False),
+        (two(time=NOW + 60), [event("undrain", -5)], True),  # two clocks differ
+        (two(time=NOW + DAY), [], False),
         # Taken back, or no report at all.
         (two(withdrawn="the same error on n3"), [], False),
         (two(), [event("rejected", 5, why="it is not of job 7")], False),
@@ -90,7 +95,7 @@ def test_a_row_counts_jobs_and_verdicts() -> None:
         event("accusation", 5, result="cleared"),
         event("accusation", 6, result="confirmed", job=8, uid=BOB),
     ]
-    found = lemon(of_node(jobs, events), 0.0, "a reason", READER)
+    found = lemon(of_node(jobs, events), 0.0, "a reason", READER, NOW)
     assert found == Lemon(
         name="n2",
         jobs=3,
@@ -107,7 +112,7 @@ def test_a_row_counts_jobs_and_verdicts() -> None:
 
 
 def test_a_node_that_nobody_reported_is_no_row() -> None:
-    assert lemon(of_node([job(7, [], [{}])], []), 0.0, "", READER) is None
+    assert lemon(of_node([job(7, [], [{}])], []), 0.0, "", READER, NOW) is None
 
 
 def test_the_worst_come_first() -> None:

@@ -302,3 +302,9 @@ def test_any_bytes_are_no_events_or_good_ones(raw: bytes) -> None:
     for one in events_from(raw, "n2"):
         assert one.kind in KINDS
     assert of_node([], events_from(b'{"kind":"undrain",' + raw + b"\n", "n2")) == []
+
+
+def test_a_job_that_floods_its_directory_with_reports_is_heard_as_by_the_gate() -> None:
+    many = [{"incident": f"i{number}", "time": NOW + number} for number in range(50)]
+    found = of_node([job(7, many, [])], [])
+    assert [one.incident for one in found] == [f"i{number}" for number in range(42, 50)]

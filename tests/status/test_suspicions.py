@@ -20,6 +20,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateDir:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ROBUST_CONFIG", raising=False)
     monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.setattr("status.suspicions.time.time", lambda: NOW)
     return StateDir(tmp_path / "state")
 
 
