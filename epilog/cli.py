@@ -97,7 +97,8 @@ def _prove(gate: Gate, cleared: Cleared, inquiry: Inquiry, ends: float) -> int:
         outcome = gate.drain(verdict.reason)
         say(f"{gate.system.context.node} {verdict.reason} {outcome}")
         events += [gate.run_event(report, verdict, str(outcome)), *gate.new_events()]
-        events += gate.drain_events(verdict.reason, outcome, told(verdict.closing[0]))
+        evidence = told(verdict.closing[0])
+        events += gate.drain_events(verdict.reason, outcome, evidence, inquiry.behind)
         code = int(bool(outcome.error) and not gate.admits(outcome))
     elif report.findings:
         events.append(gate.run_event(report, verdict, "open"))

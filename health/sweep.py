@@ -234,7 +234,15 @@ class Sweep:
         self._events.append(self._gate.run_event(report, verdict, str(outcome)))
         if outcome.drained and not outcome.stood:
             evidence = told(verdict.closing[0])
-            self._events.append(drain_event(self._system, verdict.reason, outcome, evidence))
+            self._events.append(
+                drain_event(
+                    self._system,
+                    verdict.reason,
+                    outcome,
+                    evidence,
+                    behind=self._inquiry.behind,
+                )
+            )
 
     def _why_not(
         self, standing: Standing, mine: Ours, events: Iterable[Event], booted: float

@@ -1,4 +1,4 @@
-"""``robust-status [JOBID] [--json]``: exit 0, 1 (Slurm or the job was not found), 2 (usage).
+"""``robust-status [JOBID|NODE] [--json]``: exit 0, 1 (Slurm, job or node not found), 2 (usage).
 
 ``robust-status --diagnose LOG…`` needs no cluster: exit 0 (cause found), 1 (not found), 2 (usage).
 """
@@ -21,7 +21,9 @@ from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.state_dir.files import log_of, read_incidents, read_state
 from robust_slurm.state_dir.records import clean
 from standby.pool.stock import read_pool
+from status import suspicions
 from status.model import JobReport, Report, SlurmView, job_report, report
+from status.suspicions import is_node
 
 _DEADLINE_S = 8.0
 JSON_VERSION = 1
@@ -55,9 +57,28 @@ def _parser() -> argparse.ArgumentParser:
         description="Show all nodes and robust-srun jobs: state, reports against nodes, ETTR.",
     )
     parser.add_argument(
-        "job", nargs="?", type=_job_id, metavar="JOBID", help="show this job with its incidents"
+        "subject",
+        nargs="?",
+        type=_subject,
+        metavar="JOBID|NODE",
+        help="show this job with its incidents (all digits), or what is suspected of this node",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--lemons",
+        action="store_true",
+        help="show the nodes that jobs excluded, and how many jobs went on without them",
+    )
+    parser.add_argument(
+        "--format",
+        choices=["exclude"],
+        help="with --lemons: print only the nodes to exclude, as a list for sbatch --exclude",
+    )
+    parser.add_argument(
+        "--rules",
+        action="store_true",
+        help="show how often each rule of diagnosis reported a node, and was wrong",
+    )
     parser.add_argument(
         "--state-dir",
         metavar="DIR",
@@ -80,10 +101,31 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _job_id(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 32):
-        raise argparse.ArgumentTypeError(f"not a job id: {text!r}")
+def _subject(text: str) -> int | str:
+    """A job id, or the name of a node."""
+    if not (text.isascii() and text.isdigit()):
+        if not is_node(text):
+            raise argparse.ArgumentTypeError(f"not a job id or the name of a node: {text!r}")
+        return text
+    if len(text) > 10 or not 0 < int(text) < 1 << 32:
+        raise argparse.ArgumentTypeError(f"not a job id: {text[:40]!r}")
     return int(text)
+
+
+def _contradiction(args: argparse.Namespace) -> str:
+    """Why these options do not go together; "" if they do."""
+    given = {
+        "JOBID|NODE": args.subject is not None,
+        "--lemons": args.lemons,
+        "--rules": args.rules,
+        "--diagnose": bool(args.diagnose),
+    }
+    named = [name for name, is_given in given.items() if is_given]
+    if len(named) > 1:
+        return f"{' and '.join(named)} do not go together; use one of them"
+    if args.format and not args.lemons:
+        return "--format needs --lemons"
+    return "--format and --json do not go together" if args.format and args.json else ""
 
 
 def main(
@@ -94,6 +136,9 @@ def main(
         args = _parser().parse_args(argv)
     except SystemExit as stop:  # argparse has printed the usage, or the help
         return stop.code if isinstance(stop.code, int) else 2
+    if wrong := _contradiction(args):
+        print(f"robust-status: {wrong}", file=sys.stderr)
+        return 2
     try:
         config: Config = load(cli={"robust-state-dir": args.state_dir} if args.state_dir else {})
     except ConfigError as error:
@@ -115,8 +160,16 @@ def _show(args: argparse.Namespace, config: Config, slurm: Slurm | None, out: IO
         site = args.signatures or (Path(named).expanduser() if named else None)
         return _diagnose(args.diagnose, site, args.json, out)
     door = slurm if slurm is not None else Slurm(deadline_s=_DEADLINE_S)
-    if args.job is not None:
-        return _show_job(args.job, config.state_dir, door, args.json, out)
+    if isinstance(args.subject, int):
+        return _show_job(args.subject, config.state_dir, door, args.json, out)
+    if args.subject is not None:
+        view = ask_slurm(door)
+        return suspicions.show_node(args.subject, config.state_dir, view, args.json, out)
+    if args.lemons:
+        as_list = args.format == "exclude"
+        return suspicions.show_lemons(config.state_dir, ask_slurm(door), args.json, as_list, out)
+    if args.rules:
+        return suspicions.show_rules(config.state_dir, ask_slurm(door), args.json, out)
     return _show_all(config, door, args.json, out)
 
 

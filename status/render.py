@@ -14,7 +14,9 @@ from rich.text import Text
 from robust_slurm.slurm.values import ParseError, fold
 from robust_slurm.state_dir.records import Checkpoint, Incident
 from standby.pool.stock import told
+from status.lemons import Lemon
 from status.model import JobReport, JobRow, Report
+from status.rules import RuleRow
 
 _PHASES = (
     *("detect", "decide", "stop", "test", "replace"),
@@ -102,6 +104,57 @@ def print_job(report: JobReport, out: Console) -> None:
     else:
         out.print(f"Job {report.job_id} had no incidents.")
     _problems(report.problems, out)
+
+
+def print_lemons(
+    rows: Sequence[Lemon], problems: Sequence[str], slurm_error: str, out: Console
+) -> None:
+    """The nodes that jobs excluded, the worst first."""
+    _slurm_error(slurm_error, out)
+    if rows:
+        table = _table("NODE", "EXCLUDE")
+        for heading in ("JOBS", "USERS", "WENT ON", "CONFIRMED", "CLEARED", "WITHDRAWN"):
+            table.add_column(heading, justify="right")
+        for heading in ("NEWEST REPORT", "DRAINED"):
+            table.add_column(heading, overflow="fold")
+        for row in rows:
+            counts = (row.jobs, row.users, row.progressed)
+            verdicts = (row.confirmed, row.cleared, row.withdrawn)
+            table.add_row(
+                row.name,
+                Text("yes" if row.exclude else "", style="red"),
+                *map(str, (*counts, *verdicts)),
+                _clock(row.newest),
+                row.drained,
+            )
+        out.print(table)
+    else:
+        out.print("No job has reported a node.")
+    _problems(tuple(problems), out)
+
+
+def print_rules(
+    rows: Sequence[RuleRow], problems: Sequence[str], slurm_error: str, out: Console
+) -> None:
+    """How often each rule of diagnosis reported a node, and was wrong."""
+    _slurm_error(slurm_error, out)
+    if rows:
+        table = _table("RULE")
+        headings = ("REPORTED", "EVICTED", "CONFIRMED", "CLEARED", "WITHDRAWN", "REFUSED", "OPEN")
+        for heading in (*headings, "FALSE ALARMS"):
+            table.add_column(heading, justify="right")
+        for row in rows:
+            share = "" if row.false_share is None else f" ({100 * row.false_share:.0f} %)"
+            counts = (row.reported, row.evicted, row.confirmed, row.cleared, row.withdrawn)
+            table.add_row(
+                row.rule or "(not recorded)",
+                *map(str, (*counts, row.refused, row.open)),
+                f"{row.false_alarms}{share}",
+            )
+        out.print(table)
+    else:
+        out.print("No rule has reported or evicted a node.")
+    _problems(tuple(problems), out)
 
 
 def _checkpoint(at: Checkpoint) -> str:

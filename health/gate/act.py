@@ -22,6 +22,7 @@ from health.settings import Settings
 from robust_slurm.drain_reason import parse_reason
 
 if TYPE_CHECKING:
+    from health.history.accusations import Accusation
     from robust_slurm.slurm import Node, Slurm
 
 Door = Callable[[float], "Slurm"]  # a way to Slurm whose calls end within so many seconds
@@ -278,10 +279,16 @@ def job_in(data: Mapping[str, Any]) -> int:
 
 
 def drain_event(
-    system: System, reason: str, outcome: Outcome, evidence: str, told_slurm: str = ""
+    system: System,
+    reason: str,
+    outcome: Outcome,
+    evidence: str,
+    told_slurm: str = "",
+    behind: Sequence[Accusation] = (),
 ) -> Event:
     """The history's event of a drain. ``told_slurm``: the reason that Slurm itself will write
-    because the gate exits with 1 ("Prolog error"); only where ours could not be placed."""
+    because the gate exits with 1 ("Prolog error"); only where ours could not be placed.
+    ``behind``: the accusations that led to it."""
     context = system.context
     given, placed = parse_reason(reason), outcome.reason or reason
     parsed = parse_reason(placed)
@@ -300,6 +307,8 @@ def drain_event(
         data |= {"base": given.action, "why": outcome.why}
     if told_slurm:
         data["as"] = told_slurm
+    if behind:
+        data["reports"] = [{"job": one.job, "name": one.name} for one in behind]
     if outcome.error:
         data["error"] = outcome.error[:300]
     return Event(round(time.time(), 6), "drain", system.boot_id(), data)

@@ -21,6 +21,7 @@ from health.settings import Settings, defaults, load
 
 if TYPE_CHECKING:
     from health.gate.act import Outcome
+    from health.history.accusations import Accusation
 
 CRASHED = Condition(
     "gate-crashed", "ERROR", "tool", "none", "the gate itself failed; the node is not proven bad"
@@ -93,14 +94,16 @@ class Gate:
         """
         return bool(outcome.bound) or self.dry_run
 
-    def drain_events(self, reason: str, outcome: Outcome, evidence: str) -> list[Event]:
+    def drain_events(
+        self, reason: str, outcome: Outcome, evidence: str, behind: Sequence[Accusation] = ()
+    ) -> list[Event]:
         """For the history: the drain that was placed, or that exit code 1 will be."""
         from health.gate.act import drain_event
 
         if self.admits(outcome) or outcome.kept or outcome.stood:
             return []
         slurm = as_slurm_says(self.where, outcome)
-        return [drain_event(self.system, reason, outcome, evidence, slurm)]
+        return [drain_event(self.system, reason, outcome, evidence, slurm, behind)]
 
     def record(self, events: Sequence[Event], *, shared: bool) -> None:
         """Write events down; what fails is said, and changes nothing."""

@@ -67,6 +67,8 @@ class Inquiry:
         self._dealt: dict[int, Note] = {}
         self._found: list[Accusation] = []
         self._told: list[str] = []
+        self._tested = False  # by tests of the site, which all passed
+        self.behind: list[Accusation] = []  # the accusations that close the gate, if it is closed
         self.events: list[Event] = []  # to be recorded
         self.errors: list[str] = []  # to be said
 
@@ -146,6 +148,7 @@ class Inquiry:
         if not self._found:
             return []
         findings, self._told = run_tests(self._system, self._settings, free, until)
+        self._tested = free and not findings and bool(self._settings.accusations["tests"])
         return findings
 
     def conclude(self, verdict: Verdict) -> list[Finding]:
@@ -156,16 +159,22 @@ class Inquiry:
         why = [f"{f.check}: {f.evidence}"[:300] for f in against[:5]] + self._told
         known = self._history() or []
         fresh: list[Event] = []
+        self.behind = list(self._found) if against else []
         for accusation in self._found:
             result = "confirmed" if against else "cleared"
             data = of_accusation(accusation, result, why)
+            if self._tested and not against:
+                data["tested"] = True
             self.events.append(self._event("accusation", data))
             if not against and not struck([*known, *fresh], accusation.job):
                 fresh += self._strike(accusation.job, data)
         self.events += fresh
         now = time.time()
         found = lemon([*known, *fresh], self._settings, now, self._system.boot_id())
-        return [found] if found and fresh else []
+        if not found or not fresh:
+            return []
+        self.behind = [*self.behind, *(one for one in self._found if one not in self.behind)]
+        return [found]
 
     def _strike(self, job: int, data: dict[str, Any]) -> list[Event]:
         """One strike of this job, unless it has struck its share of nodes already."""
@@ -273,6 +282,7 @@ def of_accusation(accusation: Accusation, result: str, why: Sequence[str]) -> di
         "check": accusation.symptom,
         "said": list(accusation.evidence),
         "name": accusation.name,
+        "rule": accusation.rule,
         "seen": accusation.time,
         "result": result,
         "why": list(why),

@@ -53,6 +53,7 @@ class Accusation(NamedTuple):
     time: float  # when the job saw it, by its own clock
     symptom: str
     evidence: tuple[str, ...]
+    rule: str = ""  # id of the rule of diagnosis behind it; "" in older records
 
 
 class Rejection(NamedTuple):
@@ -257,7 +258,17 @@ def parse(raw: bytes, name: str, node: str, accused: Accused) -> Accusation:
     if not isinstance(evidence, list) or not all(isinstance(text, str) for text in evidence):
         raise ValueError("invalid evidence")
     lines = tuple(one_line(text, _TEXT) for text in evidence[:_EVIDENCE])
-    return Accusation(name, accused.job, accused.uid, float(record["time"]), symptom, lines)
+    rule = record.get("rule")
+    known = isinstance(rule, str) and re.fullmatch(r"[a-z0-9-]{1,40}", rule, re.ASCII)
+    return Accusation(
+        name,
+        accused.job,
+        accused.uid,
+        float(record["time"]),
+        symptom,
+        lines,
+        str(rule) if known else "",
+    )
 
 
 def _record(raw: bytes, name: str, end: str, node: str, accused: Accused) -> dict[str, Any]:

@@ -134,28 +134,88 @@ def read_state(
 
 
 def _read_job(job: int, job_dir: Path, found: StateFiles) -> None:
-    for path in _listed(job_dir, "roster.", MAX_STEPS, found.problems):
-        if (raw := _content(path, ROSTER_BYTES, found.problems)) is None:
+    found.rosters += _rosters(job, job_dir, found.problems)
+    found.accusations += _accusations(job_dir, found.problems)
+
+
+def _rosters(job: int, job_dir: Path, problems: list[str]) -> list[Roster]:
+    found: list[Roster] = []
+    for path in _listed(job_dir, "roster.", MAX_STEPS, problems):
+        if (raw := _content(path, ROSTER_BYTES, problems)) is None:
             continue
         roster = roster_from(decode(raw))
         if roster is not None and roster.job_id == job:
-            found.rosters.append(roster)
+            found.append(roster)
         else:
-            found.problems.append(f"{clean(str(path))} is not a roster of this job; skipped")
+            problems.append(f"{clean(str(path))} is not a roster of this job; skipped")
+    return found
+
+
+def _accusations(job_dir: Path, problems: list[str]) -> list[Accusation]:
+    """Return the job's reports against nodes; withdrawn ones say why, and when."""
     said: list[Accusation] = []
-    wrong: dict[tuple[str, str], str] = {}
-    for path in _listed(job_dir / "accusations", "", MAX_ACCUSATIONS, found.problems):
-        if (raw := _content(path, ACCUSATION_BYTES, found.problems)) is None:
+    wrong: dict[tuple[str, str], Accusation] = {}
+    for path in _listed(job_dir / "accusations", "", MAX_ACCUSATIONS, problems):
+        if (raw := _content(path, ACCUSATION_BYTES, problems)) is None:
             continue
         accusation = accusation_from(decode(raw))
         if accusation is None:
-            found.problems.append(f"{clean(str(path))} is not a report against a node; skipped")
+            problems.append(f"{clean(str(path))} is not a report against a node; skipped")
         elif path.name.endswith(WITHDRAWN):
-            wrong[accusation.node, accusation.incident] = accusation.withdrawn or "wrong"
+            wrong[accusation.node, accusation.incident] = accusation
         else:
-            said.append(accusation)
-    for one in said:
-        found.accusations.append(replace(one, withdrawn=wrong.get((one.node, one.incident), "")))
+            said.append(replace(accusation, withdrawn=""))
+    for number, one in enumerate(said):
+        back = wrong.get((one.node, one.incident))
+        if back is not None:
+            said[number] = replace(one, withdrawn=back.withdrawn or "wrong", withdrawn_at=back.time)
+    return said
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A job's reports against nodes, and its incidents. ``uid``: the owner of its directory."""
+
+    job_id: int
+    uid: int
+    reports: tuple[Accusation, ...]
+    incidents: tuple[Incident, ...]
+    rosters: tuple[Roster, ...] = ()  # read only of a job that was requeued
+
+
+def read_jobs(
+    state_dir: Path, owners: Mapping[int, int] | None = None
+) -> tuple[list[JobRecord], list[str]]:
+    """Reports and incidents of the newest jobs, newest first, and what could not be read."""
+    problems: list[str] = []
+    try:
+        dirs, older = job_dirs(state_dir, owners)
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        return [], [f"cannot read {state_dir / 'jobs'}: {error.strerror or error}"]
+    if older:
+        problems.append(f"not read: {older} of the older jobs in {state_dir / 'jobs'}")
+    found: list[JobRecord] = []
+    for job, directory in dirs:
+        incidents, wrong = read_incidents(directory)
+        uid = names.owner(str(directory))
+        problems += wrong
+        rosters = (
+            _rosters(job, directory, problems)
+            if any(one.outcome == "requeued" for one in incidents)
+            else []
+        )
+        found.append(
+            JobRecord(
+                job,
+                -1 if uid is None else uid,
+                tuple(_accusations(directory, problems)),
+                tuple(incidents),
+                tuple(rosters),
+            )
+        )
+    return found, problems
 
 
 def _listed(directory: Path, prefix: str, most: int, problems: list[str]) -> list[Path]:

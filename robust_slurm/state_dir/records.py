@@ -91,6 +91,7 @@ class Incident:
     tests: tuple[str, ...] = ()  # what tests of the machines said
     rule: str = ""  # id of the rule of diagnosis that decided; "" in older records
     rung: str = ""  # id of the ladder's rung that was chosen; "" in older records
+    swaps: tuple[tuple[str, str], ...] = ()  # nodes that left, and the nodes in their places
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class Accusation:
     incident: str
     withdrawn: str = ""  # why it was wrong, as the job says
     rule: str = ""  # id of the rule of diagnosis behind it; "" in older records
+    withdrawn_at: float | None = None
 
 
 def clean(value: object, limit: int = MAX_TEXT) -> str:
@@ -207,16 +209,17 @@ def incident_from(data: object) -> Incident | None:
         time=when,
         symptom=clean(data.get("symptom"), 40),
         cause=clean(data.get("cause"), 40),
-        suspects=_words(data.get("suspects"), 255),
-        evidence=_words(data.get("evidence"), MAX_TEXT),
+        suspects=words(data.get("suspects"), 255),
+        evidence=words(data.get("evidence"), MAX_TEXT),
         action=clean(data.get("action"), 40),
         outcome=clean(data.get("outcome"), 100),
         phases={clean(k, 30): s for k, v in list(pairs)[:30] if (s := number(v)) is not None},
         lost_steps=whole(data.get("lost_steps")),
-        restored=_words(data.get("restored") or [], MAX_TEXT),
-        tests=_words(data.get("tests") or [], MAX_TEXT),
+        restored=words(data.get("restored") or [], MAX_TEXT),
+        tests=words(data.get("tests") or [], MAX_TEXT),
         rule=clean(data.get("rule"), 40),
         rung=clean(data.get("rung"), 40),
+        swaps=tuple(_pairs(data.get("swaps"))),
     )
 
 
@@ -233,14 +236,22 @@ def accusation_from(data: object) -> Accusation | None:
         user=clean(data.get("user"), 60),
         time=when,
         symptom=clean(data.get("symptom"), 40),
-        evidence=_words(data.get("evidence"), MAX_TEXT),
+        evidence=words(data.get("evidence"), MAX_TEXT),
         incident=clean(data.get("incident"), 60),
         withdrawn=clean(data.get("withdrawn")),
         rule=clean(data.get("rule"), 40),
     )
 
 
-def _words(value: object, limit: int) -> tuple[str, ...]:
+def _pairs(value: object) -> Iterator[tuple[str, str]]:
+    for item in value[:1000] if isinstance(value, list) else ():
+        names = words(item, 255)
+        if len(names) == 2:
+            yield names[0], names[1]
+
+
+def words(value: object, limit: int) -> tuple[str, ...]:
+    """The printable texts of a list, or of a single value; at most 50."""
     items = value if isinstance(value, list) else [value]
     return tuple(text for item in items[:50] if (text := clean(item, limit)))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from gate_lab import GateLab
+from jobs import Training, prepared
 from waiting import until
 
 from health.node.system import Event
@@ -12,6 +15,20 @@ WAITS = """#!/bin/sh
 touch $HOME/$SLURM_JOB_ID.started
 while [ ! -e $HOME/$SLURM_JOB_ID.end ]; do sleep 0.05; done
 """
+
+
+class SiteTraining(Training):
+    """One whose records lie in the site's state directory."""
+
+    @property
+    def state(self) -> Path:
+        return self.lab.spec.dir / "site" / "state"
+
+
+def site_training(site: GateLab) -> SiteTraining:
+    """A training of two ranks that is not started yet."""
+    plain = prepared(site.lab, world=2)
+    return SiteTraining(plain.lab, plain.dir, plain.world, plain.steps)
 
 
 def begin(site: GateLab, node: str) -> int:

@@ -259,8 +259,13 @@ def test_the_sites_own_tests(site: GateSite, script: str, drained: bool, result:
     assert site.events("run") == []
     site.accuse()
     assert main([]) == 0
-    assert site.event("accusation")["result"] == result
+    event = site.event("accusation")
+    assert event["result"] == result
+    assert event.get("tested", False) is (script == "exit 0"), (
+        "only tests that passed prove it good"
+    )
     if drained:
+        assert site.event("drain")["reports"] == [{"job": 7, "name": "n1.e3.json"}]
         assert site.slurm.node()["reason"] == "robust:node:accusation-test:-:service:job7"
         assert "busbw 12 GB/s" in site.event("drain")["evidence"]
     else:

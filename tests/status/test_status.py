@@ -221,7 +221,7 @@ def test_unknown_job_and_bad_arguments(
 ) -> None:
     assert shown(["4000"], answering(UP), state_dir)[0] == 1
     assert "no record of job 4000" in capsys.readouterr().err
-    for bad in (["x"], ["-3"], ["0"], ["1", "2"], ["--nope"], ["9" * 5000]):
+    for bad in (["n[1-2]"], ["-3"], ["0"], ["1", "2"], ["--nope"], ["9" * 5000]):
         assert shown(bad, answering(UP), state_dir)[0] == 2
     monkeypatch.setenv("ROBUST_SPARES", "many")
     assert shown([], answering(UP), state_dir)[0] == 2

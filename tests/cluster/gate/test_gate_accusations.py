@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from gate_jobs import WAITS, begin, finish, of
+from gate_jobs import WAITS, begin, finish, of, site_training
 from gate_lab import FREE, GateLab, gate_lab
-from jobs import Training, prepared
 from rival import RIVAL, add_rival, run_as
 from waiting import until
 
@@ -188,17 +186,8 @@ def test_a_node_where_the_job_never_was(site: GateLab) -> None:
     assert of(site, "n3", job, "accusation") == of(site, "n3", job, "strike") == []
 
 
-class SiteTraining(Training):
-    """One whose records lie in the site's state directory."""
-
-    @property
-    def state(self) -> Path:
-        return self.lab.spec.dir / "site" / "state"
-
-
 def test_robust_srun_accuses_and_the_gate_decides(site: GateLab) -> None:
-    plain = prepared(site.lab, world=2)
-    training = SiteTraining(plain.lab, plain.dir, plain.world, plain.steps)
+    training = site_training(site)
     line = training.line(["--robust-spares=1"], ["--fault", "ecc", "--at", "8"])
     training.submit(line, ["-N3", "--ntasks-per-node=1"])
     training.check_done()

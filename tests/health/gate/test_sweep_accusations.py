@@ -29,11 +29,13 @@ def test_an_accusation_that_came_after_the_epilog(site: GateSite) -> None:
 
     site.environ(job=7)
     epilog([])
-    site.accuse()
+    site.accuse(rule="node-lost")
     site.environ(job=0)
     main([])
     main([])
-    assert site.event("accusation")["result"] == "cleared"
+    event = site.event("accusation")
+    assert (event["result"], event["rule"], event["name"]) == ("cleared", "node-lost", "n1.e3.json")
+    assert "tested" not in event, "the site has no tests of its own"
     assert site.event("strike")["uid"] == GONE
 
 
@@ -66,6 +68,7 @@ def test_a_drain_that_rests_on_a_withdrawn_accusation_is_lifted(site: GateSite) 
         site.accuse(job=job, uid=uid)
         epilog([])
     assert site.slurm.node()["reason"] == "robust:node:lemon:-:service:job3"
+    assert site.event("drain")["reports"] == [{"job": 3, "name": "n1.e3.json"}]
     site.environ(job=0)
     main([])
     assert site.slurm.drained == ["n1"]

@@ -17,7 +17,15 @@ def test_what_robust_srun_writes_is_accepted() -> None:
     found = parse(raw(), NAME, "n1", JOB)
     assert found.symptom == "node_lost" and found.job == 7 and found.uid == UID
     assert found.evidence == ("no report for 6.0 s", "connection closed")
-    assert parse(raw(rule="node-lost", later=[1]), NAME, "n1", JOB) == found  # of a newer one
+    assert parse(raw(later=[1]), NAME, "n1", JOB) == found  # of a newer one
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept"),
+    [("node-lost", "node-lost"), ("\x1b[2J", ""), ("x" * 41, ""), (["nan"], ""), (None, "")],
+)
+def test_the_rule_behind_it_is_kept_if_it_is_an_id(rule: Any, kept: str) -> None:
+    assert parse(raw(rule=rule), NAME, "n1", JOB).rule == kept
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""The records of all jobs, sorted by the nodes that they tell of. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from robust_slurm.state_dir.files import JobRecord
+from robust_slurm.state_dir.records import Accusation, Incident
+
+MOST = 8  # reports of one job against one node: the node gate looks at no more either
+
+
+def left(incident: Incident) -> set[str]:
+    """The nodes that left the job in an incident."""
+    gone = {old for old, _ in incident.swaps}
+    return gone.union(incident.suspects if incident.outcome == "requeued" else ())
+
+
+def by_node(jobs: Iterable[JobRecord]) -> dict[str, list[JobRecord]]:
+    """For each node the jobs that reported or replaced it, with what they say of it alone."""
+    found: dict[str, list[JobRecord]] = {}
+    for job in jobs:
+        reports, gone = _reports(job), _gone(job)
+        ids: dict[str, list[Incident]] = {}
+        for incident in job.incidents:
+            ids.setdefault(incident.id, []).append(incident)
+        for node in dict.fromkeys([*reports, *gone]):
+            mine = sorted(reports.get(node, []), key=lambda one: one.time)[-MOST:]
+            named = [i for key in dict.fromkeys(r.incident for r in mine) for i in ids.get(key, [])]
+            incidents = {id(i): i for i in [*named, *gone.get(node, [])]}
+            record = replace(job, reports=tuple(mine), incidents=tuple(incidents.values()))
+            found.setdefault(node, []).append(record)
+    return found
+
+
+def _reports(job: JobRecord) -> Mapping[str, list[Accusation]]:
+    found: dict[str, list[Accusation]] = {}
+    for report in job.reports:
+        found.setdefault(report.node, []).append(report)
+    return found
+
+
+def _gone(job: JobRecord) -> Mapping[str, list[Incident]]:
+    found: dict[str, list[Incident]] = {}
+    for incident in job.incidents:
+        for node in left(incident):
+            found.setdefault(node, []).append(incident)
+    return found

@@ -1,0 +1,95 @@
+"""The lines of a node's story, in words. Pure."""
+
+from __future__ import annotations
+
+from robust_slurm.state_dir.node_events import NodeEvent
+from robust_slurm.state_dir.records import Accusation, Incident
+
+MOST = 5  # lines of evidence that are shown of one record
+
+
+def _listed(lines: tuple[str, ...]) -> list[str]:
+    more = len(lines) - MOST
+    return [*lines[:MOST], *([f"and {more} more lines"] if more > 0 else [])]
+
+
+def _joined(lines: tuple[str, ...]) -> str:
+    return "; ".join(_listed(lines))
+
+
+def report(one: Accusation, rule: str) -> list[str]:
+    of = f" of {one.user}" if one.user else ""
+    by = f" (rule {rule}, incident {one.incident or '?'})" if rule else ""
+    what = one.symptom.replace("_", " ") or "no symptom"
+    head = f"job {one.job_id}{of} reported {one.node}: {what}{by}"
+    return [head, *(f"evidence: {line}" for line in _listed(one.evidence))]
+
+
+def unreported(job: int, node: str, incident: Incident) -> str:
+    what = incident.symptom.replace("_", " ") or "no symptom"
+    return f"job {job} left {node} without a report: {what}, cause {incident.cause or 'unknown'}"
+
+
+def tests(incident: Incident) -> list[str]:
+    return [f"tests: {line}" for line in _listed(incident.tests)]
+
+
+def evicted(job: int, node: str, incident: Incident) -> str:
+    new = next((new for old, new in incident.swaps if old == node), "")
+    if new:
+        return f"job {job} evicted {node}; {new} took its ranks"
+    return f"job {job} was requeued without {node}"
+
+
+def outcome(job: int, incident: Incident) -> str:
+    lost = ""
+    if incident.lost_steps is not None and incident.outcome == "recovered":
+        lost = (
+            "; 1 step lost" if incident.lost_steps == 1 else f"; {incident.lost_steps} steps lost"
+        )
+    return f"outcome in job {job}: {incident.outcome or 'unknown'}{lost}"
+
+
+def withdrawn(one: Accusation) -> str:
+    return f"job {one.job_id} withdrew the report: {one.withdrawn}"
+
+
+def looked(node: str, event: NodeEvent) -> str:
+    why = _joined(event.why)
+    if event.result == "confirmed":
+        return "the gate confirmed the report" + (f": {why}" if why else "")
+    return f"the gate cleared {node}: no check found a fault" + (f" ({why})" if why else "")
+
+
+def refused(event: NodeEvent) -> str:
+    return f"the gate refused the report: {_joined(event.why) or 'no reason recorded'}"
+
+
+def strike(event: NodeEvent) -> str:
+    return f"strike: the report of job {event.job_id} is unproven and counts towards a lemon"
+
+
+def dropped(event: NodeEvent) -> str:
+    why = _joined(event.why) or "no reason recorded"
+    return f"the strike of job {event.job_id} counts no more: the report was withdrawn ({why})"
+
+
+def drained(event: NodeEvent) -> list[str]:
+    lines = [f"drained: {event.reason or 'unknown reason'}"]
+    if not event.placed:
+        lines = [f"to be drained, but Slurm did not take it: {event.reason or 'unknown reason'}"]
+    return [*lines, *([f"evidence: {event.told}"] if event.told else [])]
+
+
+def undrained(node: str, event: NodeEvent) -> str:
+    of = f" ({event.reason})" if event.reason else ""
+    return f"undrained: every check passes on {node}{of}"
+
+
+def tested(node: str, event: NodeEvent) -> str:
+    if event.kind == "repaired":
+        by = f" by {event.by}" if event.by else ""
+        return f"{node} was reported as repaired{by}" + (f": {event.told}" if event.told else "")
+    name = "burn-in" if event.kind == "burn-in" else "active tests"
+    told = f": {event.told}" if event.told and event.told != event.result else ""
+    return f"{name} {event.result or 'without a result'}{told}"
