@@ -136,7 +136,7 @@ def print_lemons(
 def print_rules(
     rows: Sequence[RuleRow], problems: Sequence[str], slurm_error: str, out: Console
 ) -> None:
-    """How often each rule of diagnosis reported a node, and was wrong."""
+    """Print how often each rule of diagnosis reported a node, and was wrong."""
     _slurm_error(slurm_error, out)
     if rows:
         table = _table("RULE")

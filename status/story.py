@@ -89,7 +89,7 @@ class _Draft:
 
     @property
     def verdict(self) -> Verdict:
-        """What a check or a test has found stands, also against a withdrawal (decision 25)."""
+        """The finding of a check or a test stands, also against a withdrawal (decision 25)."""
         if self.source == "gate":
             return "drained"
         if not self.reported:

@@ -28,7 +28,7 @@ SHOWN = 20  # suspicions of a node in words; JSON has all
 
 @dataclass
 class Records:
-    """What the state directory says of nodes, read once."""
+    """The records of the state directory about nodes, read once."""
 
     state_dir: Path
     view: SlurmView
@@ -41,7 +41,7 @@ class Records:
         return found
 
     def known(self, names: Iterable[str]) -> list[str]:
-        """Those that are nodes: what a file calls a node is none unless Slurm knows it."""
+        """Return the names that Slurm knows as nodes: a file may call anything a node."""
         nodes = self.view.nodes
         return [n for n in dict.fromkeys(names) if (is_node(n) if nodes is None else n in nodes)]
 

@@ -112,7 +112,7 @@ def events_from(raw: bytes, node: str) -> list[NodeEvent]:
 
 
 def read_events(state_dir: Path, node: str) -> tuple[list[NodeEvent], list[str]]:
-    """What the gate has published of a node (a name without "/"), and what could not be read."""
+    """Return the gate's published events of a node (a name without "/"), and reading errors."""
     path = state_dir / NODES / f"{node}.jsonl"
     try:
         return events_from(read_capped(path, READ_BYTES, tail=True), node), []
