@@ -2,8 +2,10 @@
 
 A training saves over a link on which a replica takes SLOWER steps. The bench stands in for
 robust-srun: it feeds the real Interval with the costs that the store reports, and orders from the
-store what the Interval decides. Measured are steps with saving over steps without, in turn, before
-and after the interval has widened. After it the ratio must keep to ``checkpoint_overhead``.
+store what the Interval decides, also while it is measured. Measured are steps with saving over
+steps without, in turn, before and after the interval has widened. After it the ratio must keep to
+``checkpoint_overhead``. A step waits as for an accelerator, and computes little: how busy the other
+cores are decides neither its time nor the interval.
 
 ``python -m bench.checkpoint_overhead BYTES STEP_S``: the training. Each JSON line on stdin orders a
 block of steps, with or without saving, and is answered by their seconds.
@@ -27,7 +29,7 @@ from robust_slurm.checkpoint.planning.interval import Cost, Interval
 from robust_slurm.settings import Config
 
 STATE = 16 << 20  # bytes, about
-STEP = 0.1  # s, at least
+STEP = 0.1  # s of waiting; the computation comes on top
 SLOWER = 10  # steps that a replica takes
 COUNTED = 2
 """Intervals of a block that count; one before them does not: the block before ends in it."""
@@ -93,9 +95,13 @@ def overhead(results: Results) -> None:
         with Trainer(nodes) as trainer:
             trainer.block(5, saves=True)  # copied inside save(), every buffer used
             at_first = [pair(trainer, 1, number) for number in range(pairs)]
-            interval = Interval(limit)
-            texts = widen(nodes, trainer, interval)
-            widened = [pair(trainer, interval.every, number) for number in range(pairs)]
+            pace = Pace(nodes, trainer, limit)
+            pace.widen()
+            widened, intervals = [], []
+            for number in range(pairs):
+                intervals.append(pace.interval.every)
+                widened.append(pair(trainer, intervals[-1], number))
+                pace.look()
         if alarms := nodes.alarms():
             raise BenchError("; ".join(alarms))
         about = trainer.about
@@ -103,28 +109,44 @@ def overhead(results: Results) -> None:
         results.add(f"{name}.step_s", [one for one, _ in found], "s")
         results.add(f"{name}.plain_step_s", [other for _, other in found], "s")
         results.add(f"{name}.step_ratio", [one / other for one, other in found], "ratio")
-    results.count("overhead_widened.every", interval.every)
+        ratio = sum(one for one, _ in found) / sum(other for _, other in found)
+        results.ratios[f"{name}: all steps with/without"] = ratio
+    results.add("overhead_widened.every", intervals, "steps")
     results.settings["overhead"] = (
         f"{about['nbytes']} bytes in {about['tensors']} tensors; replica limited to "
-        f"{rate / 1e6:.3g} MB/s; limit {100 * limit:g} %; {'; '.join(texts)}"
+        f"{rate / 1e6:.3g} MB/s; limit {100 * limit:g} %; {'; '.join(pace.texts)}"
     )
 
 
-def widen(nodes: Nodes, trainer: Trainer, interval: Interval) -> list[str]:
-    """Train until the interval has changed and then stayed; its texts."""
-    texts: list[str] = []
-    began = changed = time.monotonic()
-    while not texts or time.monotonic() < changed + CALM:
-        if time.monotonic() > began + DEADLINE:
-            raise BenchError(f"no steady interval in {DEADLINE:g} s: {texts or 'it stays at 1'}")
-        trainer.block(2 * interval.every, saves=True)
-        for rank, step, cost in nodes.remotes[0].ask("costs")["costs"]:
-            interval.hear(rank, step, Cost(*cost))
-        if interval.look(time.monotonic(), trainer.step + 1):
-            nodes.remotes[0].ask("save_every", every=interval.every, first=interval.first)
-            texts.append(interval.text())
-            changed = time.monotonic()
-    return texts
+class Pace:
+    """Decides how often the training saves, as robust-srun does."""
+
+    def __init__(self, nodes: Nodes, trainer: Trainer, limit: float) -> None:
+        self._node, self._trainer = nodes.remotes[0], trainer
+        self._node.ask("costs")  # of blocks without saving in between
+        self.interval = Interval(limit)
+        self.texts: list[str] = []
+        """Of each change."""
+
+    def widen(self) -> None:
+        """Train until the interval has changed and then stayed."""
+        began = changed = time.monotonic()
+        while not self.texts or time.monotonic() < changed + CALM:
+            if time.monotonic() > began + DEADLINE:
+                raise BenchError(f"no steady interval in {DEADLINE:g} s: {self.texts or 'it is 1'}")
+            self._trainer.block(2 * self.interval.every, saves=True)
+            if self.look():
+                changed = time.monotonic()
+
+    def look(self) -> bool:
+        """True if the interval changes from the next step on."""
+        for rank, step, cost in self._node.ask("costs")["costs"]:
+            self.interval.hear(rank, step, Cost(*cost))
+        if not self.interval.look(time.monotonic(), self._trainer.step + 1):
+            return False
+        self._node.ask("save_every", every=self.interval.every, first=self.interval.first)
+        self.texts.append(self.interval.text())
+        return True
 
 
 def pair(trainer: Trainer, every: int, number: int) -> tuple[float, float]:
@@ -149,13 +171,13 @@ def main(argv: list[str]) -> None:
     torch.set_num_threads(1)
     work = Work(int(nbytes))
     work.step()
-    work.calibrate(float(seconds))
     saver, at = Own(work, Path()), 0
     print(json.dumps({"nbytes": work.nbytes, "tensors": len(work.tensors())}), flush=True)
     for line in sys.stdin:
         order, found = json.loads(line), []
         for _ in range(order["steps"]):
             began = time.perf_counter()
+            time.sleep(float(seconds))
             work.step()
             at += 1
             if order["saves"]:
