@@ -69,6 +69,7 @@ def answer(directory: str) -> None:
         path = f"{directory}/.stacks-{os.getpid()}"
         fd = os.open(path, flags, 0o600)
         os.rename(path, f"{directory}/{file_name(os.getpid(), fd)}")  # noqa: PTH104
-        faulthandler.register(number, file=fd, all_threads=True)
+        # Not all threads: their frames change while they run, and reading those can crash.
+        faulthandler.register(number, file=fd, all_threads=False)
     except Exception:  # noqa: BLE001 - then there is py-spy alone
         return

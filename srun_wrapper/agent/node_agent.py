@@ -229,7 +229,13 @@ class Agent:
         held, self._held = self._held, []
         for message in held:
             message.answering = self._files.answering()
-            self._to_server(message)
+            try:
+                self._to_server(message)
+            except ValueError as err:  # larger than a message may be: the samples alone are not
+                _log.warning("the stacks of this node are not shown: %s", err)
+                for sample in message.samples:
+                    sample.looks = ()
+                self._to_server(message)
 
     def _check_stopped(self) -> None:
         waiting = {self._place.local, *self._links} - set(self._stopped)
@@ -304,6 +310,7 @@ class Agent:
             self._missed.clear()
             self._files.stops()
         elif isinstance(order, Inspect):
+            self._samples.clear()  # of an inspection that a slot has not answered
             self._files.look()
         elif isinstance(order, Finish):
             self._finish()

@@ -355,7 +355,7 @@ class Slot:
                 facts=facts,
             )
 
-        self._end.ended(end, tail, well=code == 0)
+        self._end.ended(end, tail, code)
 
     # -- looking
 
@@ -367,6 +367,7 @@ class Slot:
             order.window,
             self._budget,
             lambda sample: self._emit(Inspected(order.token, order.window, (sample,))),
+            ask=order.ask,
         )
 
 

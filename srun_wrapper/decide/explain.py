@@ -64,7 +64,7 @@ def follows(then: Then, config: Config) -> str:
         "exchange": "restart in place; the second time without progress: "
         + (f"{tests}, and " if tests else "")
         + "the node exchanges its ranks with another one; if a rank dies so on it again, it is "
-        "evicted the third time",
+        "evicted the third time, where max_restarts allows a third",
         "test first": (f"{tests} now; " if tests else "restart in place; ")
         + "the node is evicted the second time without progress",
         "test only": (f"{tests} now; " if tests else "restart in place; ")

@@ -49,7 +49,8 @@ class HangWatch:
         self._excused = excused
         self._mesh = mesh
         self._tell = tell
-        self._located: tuple[Located, Sequence[str]] | None = None
+        self._located: tuple[tuple[float, float], Located, Sequence[str]] | None = None
+        self._early: asyncio.Task[None] | None = None
         self._looked_for = -1.0  # the time of the step since which it was looked early
         self._busy: asyncio.Task[None] | None = None
         self._next = 0.0
@@ -71,6 +72,8 @@ class HangWatch:
             # A command that never gave a sign of steps cannot be told from a slow one; only its
             # stopped processes can.
             self._next = now + 30.0
+        if self._early is not None:
+            self._early.cancel()  # a node that does not answer must not hold up this inspection
         if self._busy is None or self._busy.done():
             self._busy = asyncio.create_task(self._inspect())
 
@@ -84,22 +87,35 @@ class HangWatch:
         after = pace.locate_after()
         if after is None or pace.silent(now) < after or self._looked_for == pace.last:
             return
-        if self._busy is None or self._busy.done():
+        tasks = (self._busy, self._early)
+        if all(task is None or task.done() for task in tasks):
             self._looked_for = pace.last
             if self._beating() and not self._state.world.is_ending():
-                self._busy = asyncio.create_task(self._locate_early())
+                self._early = asyncio.create_task(self._locate_early())
 
     async def _locate_early(self) -> None:
         state, last, epoch = self._state, self._state.pace.last, self._state.world.epoch
-        replies = await self._ask(self._active(), EARLY_WINDOW)
+        # Nobody says that this job hangs: its ranks are read, and sent no signal.
+        replies = await self._ask(self._active(), EARLY_WINDOW, signals=False)
         now = time.monotonic()
         if state.world.epoch != epoch or state.failures or self._excused():
             return
         if state.pace.last == last and not state.pace.phase and not state.world.is_ending():
-            located, lines = self._locate(replies)
+            located, lines = self._try_to_locate(replies)
             if located.clear:
-                self._located = located, lines
+                self._located = self._since(), located, lines
                 self._tell(located, lines, state.pace.silent(now))
+
+    def _since(self) -> tuple[float, float]:
+        """Return what tells one stall from another: the last step, and the last change of phase."""
+        return self._state.pace.last, self._state.pace.phase_since
+
+    def _try_to_locate(self, replies: Replies) -> tuple[Located, Sequence[str]]:
+        try:
+            return self._locate(replies)
+        except Exception:  # noqa: BLE001 - else nobody would hear of the hang
+            _log.exception("internal error: what the ranks wait for is not known")
+            return Located(), ()
 
     def _locate(self, replies: Replies) -> tuple[Located, Sequence[str]]:
         nodes = [(node, replies[node.key].samples) for node in self._active(replies)]
@@ -111,13 +127,15 @@ class HangWatch:
         active = [n for n in self._state.world.places if n.role is Role.ACTIVE and n.connection]
         return active if among is None else [node for node in active if node.key in among]
 
-    async def _ask(self, active: Sequence[Node], window: float) -> Replies:
+    async def _ask(self, active: Sequence[Node], window: float, *, signals: bool = True) -> Replies:
         """Have these nodes inspected. Fewer reply if a new epoch begins meanwhile."""
         state, epoch = self._state, self._state.world.epoch
         wanted = {(node.key, 0) for node in active}
         # Not repeated: two debuggers at one rank keep each other out, and it looks frozen then.
         with self._bus.ask(
-            Inspected, lambda token: [(n, Inspect(token, window)) for n in active], repeat=False
+            Inspected,
+            lambda token: [(n, Inspect(token, window, signals)) for n in active],
+            repeat=False,
         ) as asked:
             await asked.until(
                 lambda: asked.answered(wanted) or state.world.epoch != epoch, window + REPLY
@@ -192,12 +210,10 @@ class HangWatch:
         located: Located = Located()
         lines: Sequence[str] = ()
         if not ending:  # at the end ranks work apart, and none of them stands out
-            try:
-                located, lines = self._locate(replies)
-            except Exception:  # noqa: BLE001 - else nobody would hear of the hang
-                _log.exception("internal error: what the ranks wait for is not known")
-            if not located.clear and self._located is not None:
-                located, lines = self._located
+            located, lines = self._try_to_locate(replies)
+            early = self._located
+            if not located.clear and early is not None and early[0] == self._since():
+                _, located, lines = early
         nodes = located.nodes
         if not nodes:
             nodes = tuple(dict.fromkeys(ranks[r].node.name for r in stopped if r in ranks))

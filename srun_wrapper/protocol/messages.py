@@ -227,6 +227,7 @@ class Signal(Message):
 class Inspect(Message):
     token: int
     window: float
+    ask: bool = True  # send a signal to processes of which py-spy gives no stack
 
 
 class Finish(Message):

@@ -20,6 +20,7 @@ from srun_wrapper.protocol.looking_messages import RANK, ROLES, Look
 from srun_wrapper.protocol.messages import Sample
 
 STILL = ("T", "D")  # states in which a process answers no signal
+SHOWN = 12  # innermost frames beside the looks: all slots of a node come in one message
 
 
 class Sampler:
@@ -38,16 +39,19 @@ class Sampler:
         window: float,
         budget: int,
         done: Callable[[Sample], None],
+        *,
+        ask: bool = True,
     ) -> None:
         """``running``: the pid that the slot has started, 0 if none runs, and its epoch;
-        ``budget``: bytes for what is said of its processes."""
+        ``budget``: bytes for the looks at its processes; ``ask``: processes of which py-spy gives
+        no stack are sent a signal, which nobody does to a job that may be well."""
         pid, epoch = running
         if pid <= 0:
             done(Sample(local, "", 0.0, 0))
             return
         directory, tree = self._directory, self._tree()
         self._loop.run_in_thread(
-            lambda: _sample(local, pid, epoch, tree, window, budget, directory),
+            lambda: _sample(local, pid, epoch, tree, window, budget, directory, ask),
             done,
             Sample(local, "R", 0.0, 0),  # not known: it must not count as quiet
         )
@@ -61,6 +65,7 @@ def _sample(
     window: float,
     budget: int,
     directory: Path,
+    ask: bool,
 ) -> Sample:
     seen = members(tree, pid)
     named = dict(list(roles(seen, pid, steppers(directory, epoch)).items())[:MOST])
@@ -72,22 +77,24 @@ def _sample(
         threading.Event().wait(window)
     after = process_tree.usage(pids)
     second = dump_all(list(named))
+    # Only a rank that was read twice by the same means shows whether it moves.
+    mains = [(main_of(first, p), main_of(second, p)) for p in ranks]
     for p in ranks:  # a process that runs may not be read whole the second time
         second[p] = second[p] if second[p].stacks else first[p]
-    _ask_the_silent(second, seen, directory)
+    if ask:
+        _ask_the_silent(second, seen, directory)
     by_pid = {member.pid: member for member in members(list(named), pid)}
     looks = [
         by_pid[p].seen(seen_role(role, second[p].stacks), second[p].stacks, second[p].failed)
         for p, role in named.items()
         if p in by_pid
     ]
-    mains = [(main_of(first, p), main_of(second, p)) for p in ranks]
     return Sample(
         local,
         after.state,
         max(0.0, after.cpu - before.cpu),
         max(0, after.io - before.io),
-        next((new or old for old, new in mains), ()),
+        next((new for old, new in mains if old and new), ())[:SHOWN],
         any(old and new and old != new for old, new in mains),
         bounded(sorted(looks, key=_weight), budget),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from srun_wrapper.protocol.messages import Exited
 NONE: tuple[str, ...] = ()
 LIMIT = 0.15  # s for the facts: then the end is reported without, as it may be the first cause
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+# As torchrun and shells report a process below them that SIGKILL has ended.
+_KILLED = re.compile(r"SIGKILL|\bsignal 9\b|exitcode\s*: -9\b|\bKilled\b", re.IGNORECASE)
 
 
 def error_file(run_dir: Path, local: int) -> Path:
@@ -23,6 +27,14 @@ def error_file(run_dir: Path, local: int) -> Path:
 def error_env(env: Mapping[str, str], command: Sequence[str], file: Path) -> dict[str, str]:
     """Return the variable that names the file to torch; torchrun and the user have their own."""
     return {} if ERROR_FILE in env or starts_ranks(command) else {ERROR_FILE: str(file)}
+
+
+def killed(code: int, tail: str) -> bool:
+    """Return whether SIGKILL may have ended a rank, or what it ran (pure).
+
+    ``code``: as subprocess gives it, negative for a signal; ``tail``: of its output.
+    """
+    return code in (-signal.SIGKILL, 128 + signal.SIGKILL) or _KILLED.search(tail) is not None
 
 
 class EndReport:
@@ -42,8 +54,8 @@ class EndReport:
         self._facts = facts = RankFacts(pid, self._error_file)
         self._loop.run_in_thread(facts.begin, lambda _none: None, None)
 
-    def ended(self, end: Callable[[tuple[str, ...]], Exited], tail: str, *, well: bool) -> None:
-        """Report an end, given its facts; ``tail``: of its output; ``well``: it needs none."""
+    def ended(self, end: Callable[[tuple[str, ...]], Exited], tail: str, code: int) -> None:
+        """Report an end, given its facts; ``tail``: of its output; ``code``: 0 needs none."""
         self.flush()
         facts, self._facts = self._facts, None
         self._end = end
@@ -55,11 +67,12 @@ class EndReport:
 
         if facts is None:
             tell(())
-        elif well:
+        elif code == 0:
             tell(())
             self._loop.run_in_thread(facts.close, lambda _none: None, None)
         else:
-            self._loop.run_in_thread(lambda: facts.gather(tail), tell, NONE)
+            by_kill = killed(code, tail)
+            self._loop.run_in_thread(lambda: facts.gather(tail, killed=by_kill), tell, NONE)
             self._loop.later(LIMIT, lambda: tell(()))
 
     def flush(self) -> None:

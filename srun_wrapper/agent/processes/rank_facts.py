@@ -75,14 +75,15 @@ class RankFacts:
             except OSError:
                 pass  # many sites forbid it
 
-    def gather(self, tail: str = "") -> tuple[str, ...]:
+    def gather(self, tail: str = "", *, killed: bool = True) -> tuple[str, ...]:
         """Return what was recorded since ``begin``, one line each, and close.
 
-        ``tail``: of the rank's output.
+        ``tail``: of the rank's output. ``killed``: it may have been SIGKILL. Only then do OOM kills
+        of other processes in the cgroup count: a helper's, hours ago, is not why the rank ended.
         """
         with self._lock:
-            kernel = self._kernel(time.monotonic())
-            found = [self._oom(), *kernel, *self._named(tail), self._error()]
+            kernel = self._kernel(time.monotonic(), self._cgroup if killed else "")
+            found = [self._oom() if killed else "", *kernel, *self._named(tail), self._error()]
         self.close()
         return tuple(one_line(text, TEXT) for text in found if text)
 
@@ -99,11 +100,11 @@ class RankFacts:
             return ""
         return f"cgroup {self._cgroup}: oom_kill events since the rank's start: {now - self._kills}"
 
-    def _kernel(self, now: float) -> list[str]:
+    def _kernel(self, now: float, cgroup: str) -> list[str]:
         if self._log < 0:
             return []
         lines = _read_log(self._log, now + READ_S).decode(errors="replace").splitlines()
-        found = kernel_lines(lines, self._pid, self._cgroup, now)
+        found = kernel_lines(lines, self._pid, cgroup, now)
         return [f"kernel: {text}" for text in found[:LINES]]
 
     def _named(self, tail: str) -> list[str]:

@@ -87,7 +87,7 @@ def test_stale_mount_of_its_own(lab: Cluster) -> None:
         lab.heal("n2")
         assert "connection abort" in command.process.communicate(timeout=10)[1]
     assert str(place) not in cat(lab, "/proc/self/mountinfo", "n2")
-    with pytest.raises(LabError, match="no directory in the node"):
+    with pytest.raises(LabError, match="not a directory in the node"):
         lab.stale_mount("n2", "/no/such/place")
     with pytest.raises(LabError, match="no mount of the lab's"):
         lab.stale_mount("n2", "/tmp", heal=True)

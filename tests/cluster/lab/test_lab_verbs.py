@@ -125,7 +125,7 @@ def test_status_and_env_tell(lab: Cluster) -> None:
         ("fill n1 /", "not on a file system of the node's own"),
         ("fill n1 /tmp --leave x", "--leave wants bytes or a percentage"),
         ("fill n1 tmp", "want a path from the root"),
-        ("stale-mount n1 /no/such/place", "no directory in the node"),
+        ("stale-mount n1 /no/such/place", "not a directory in the node"),
         ("stale-mount n1 /tmp --heal", "no mount of the lab's"),
         ("stale-mount head", "no faults there"),
         ("kmsg n1 x --level 8", "from 0 to 7"),

@@ -62,7 +62,10 @@ def test_a_crash_and_a_nodes_warning_are_in_the_log(lab: Cluster) -> None:
         at(lines, r"^DEBUG .* wire: n2: Exited .* local=1 .* signal=9"),
         at(lines, r"^INFO .* supervisor: the job is recovering \(was running\)"),
         at(lines, r"^INFO .* recovery: incident \S+-1: diagnosis: symptom crash, .*SIGKILL"),
-        at(lines, r"^INFO .* recovery: incident \S+-1: plan: restart, nodes to replace: none"),
+        at(
+            lines,
+            r"^INFO .* recovery: incident \S+-1: plan: restart by rung in-place, nodes to replace: none",
+        ),
         at(lines, r"^INFO .* events: epoch: epoch=2"),
         at(lines, r"^INFO .* recovery: incident \S+-1: recovered; seconds: detect "),
         at(lines, r"^INFO .* said: recovered from crash"),

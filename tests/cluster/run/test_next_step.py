@@ -52,7 +52,7 @@ def test_what_is_missing_comes_from_the_standby_partition(lab: Cluster) -> None:
     training = two_steps(lab, "", "-N3")
     training.check_done()
     assert places(training) == {"0": "n1", "1": "n3", "2": "s1"}
-    assert training.says("robust-srun: s1 replaced what an earlier step of this job released")
+    assert training.says("robust-srun: s1 replaced nodes released in an earlier step of this job")
     until(lambda: lab.nodes()["s1"] == {"IDLE"}, "standby node given back")
 
 
@@ -100,6 +100,6 @@ def test_robust_srun_is_killed_and_started_again(lab: Cluster) -> None:
     training.until(lambda: training.events("released"), "n2 given back")
     training.kill("bin/robust-srun")
     training.check_done()
-    assert training.says("^again$") and training.says("robust-srun: s1 replaced what")
+    assert training.says("^again$") and training.says("robust-srun: s1 replaced nodes")
     epochs = [event["nodes"] for event in training.events("epoch")]
     assert epochs[0] == ["n1", "n2", "n3"] and epochs[-1] == ["n1", "n3", "s1"]
