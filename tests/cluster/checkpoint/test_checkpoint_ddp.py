@@ -41,9 +41,17 @@ def test_ranks_killed_three_times_in_a_row(lab: Cluster, ddp: Undisturbed) -> No
 def test_ranks_that_move_to_other_nodes_keep_their_state(lab: Cluster, ddp: Undisturbed) -> None:
     """A rank is killed twice without a cause: the nodes exchange their ranks, rank 0 included."""
     training = ddp.job(lab)
-    training.start("", "--kill=1:5:1,2:5:1", sbatch=["-N2", "--ntasks-per-node=1"], durable=False)
+    options = "--hold=1:6,2:6"
+    training.start("", options, sbatch=["-N2", "--ntasks-per-node=1"], durable=False)
+    for epoch in (1, 2):
+        training.wait_held(epoch, 6)
+        training.wait_replicas(5)
+        until(
+            lambda: training.rosters()[-1]["step"] == 5, "step 5 is known"
+        )  # so none is new later
+        training.kill(ddp.program, rank=1)
     training.check_ended()
-    assert training.resumed() == [0, 4, 4], training.story()
+    assert training.resumed() == [0, 5, 5], training.story()
     first, second = training.check_lost(2)
     assert (first["rung"], second["rung"]) == ("in-place", "exchange"), training.story()
     assert second["action"] == "restart" and second["restored"] and not second["swaps"]
