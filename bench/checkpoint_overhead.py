@@ -126,7 +126,7 @@ class Pace:
         self._node.ask("costs")  # of blocks without saving in between
         self.interval = Interval(limit)
         self.texts: list[str] = []
-        """Of each change."""
+        """A text for each change."""
 
     def widen(self) -> None:
         """Train until the interval has changed and then stayed."""

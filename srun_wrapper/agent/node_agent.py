@@ -231,11 +231,11 @@ class Agent:
             message.answering = self._files.answering()
             try:
                 self._to_server(message)
-            except ValueError as err:  # larger than a message may be: the samples alone are not
-                _log.warning("the stacks of this node are not shown: %s", err)
-                for sample in message.samples:
-                    sample.looks = ()
-                self._to_server(message)
+            except ValueError:  # larger than a message may be; the samples alone are not
+                bare = tuple(
+                    msgspec.structs.replace(sample, looks=()) for sample in message.samples
+                )
+                self._to_server(msgspec.structs.replace(message, samples=bare))
 
     def _check_stopped(self) -> None:
         waiting = {self._place.local, *self._links} - set(self._stopped)

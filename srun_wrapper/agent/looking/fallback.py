@@ -24,7 +24,7 @@ SIGNAL = signal.SIGRTMAX - SIGNAL_FROM_LAST
 ANSWER = 0.5  # s for a process to answer
 QUIET = 0.03  # s without a new byte after which the answer is whole
 MOST = 64 << 10  # bytes of an answer that are read
-_THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+.*most recent call first\):")
+_THREAD = re.compile(r"(Stack|Current thread|Thread)\b.* \(most recent call first\):")
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
 
@@ -76,7 +76,7 @@ def parse(text: str) -> tuple[ThreadStack, ...]:
     threads: list[tuple[bool, list[str]]] = []
     for line in text.splitlines():
         if head := _THREAD.match(line):
-            threads.append((head[1] == "Current thread", []))
+            threads.append((head[1] != "Thread", []))
         elif threads and (found := _FRAME.match(line)):
             file, number, function = found.groups()
             short = "/".join(file.rsplit("/", 3)[1:]) if "/torch/" in file else Path(file).name

@@ -93,7 +93,7 @@ def test_the_programs_own_nan_blames_nobody(lab: Cluster) -> None:
     assert training.wait_end() == 120, training.story()
     (replay,) = training.events("replay")
     assert {group["result"] for group in replay["groups"]} == {"bad"}
-    assert training.says("every group fails: it is the program")
+    assert training.says("every group fails: the program is at fault")
     assert not training.accusations()
     training.check_gone()
 

@@ -47,6 +47,13 @@ class Watched:
         self.job.state.progress.best = 9
         pace.steps, pace.slowest, pace.last = 9, 0.5, now - silent
 
+    def passes(self, seconds: float) -> None:
+        """Let so much time pass since the last step, as if the early look was that long ago."""
+        self.job.state.pace.last -= seconds
+        self.hang._looked_for = self.job.state.pace.last
+        if self.hang._located is not None:
+            self.hang._located = (self.hang._since(), *self.hang._located[1:])
+
     def asked(self) -> list[Inspect]:
         return [order for order in self.job.lines[0].sent if isinstance(order, Inspect)]
 
@@ -143,8 +150,7 @@ def test_a_step_that_comes_meanwhile_is_no_hang() -> None:
 def test_the_failure_names_what_was_located(still: bool) -> None:
     w = Watched()
     w.early()
-    w.job.state.pace.last -= 20.0
-    w.hang._looked_for = w.job.state.pace.last
+    w.passes(20.0)
 
     async def scene() -> None:
         w.hang.look(time.monotonic())
@@ -156,6 +162,29 @@ def test_the_failure_names_what_was_located(still: bool) -> None:
     assert failure.suspects == ("n1",)
     assert "no rank did anything" in failure.evidence[0]
     assert "rank 3 is in no collective" in failure.evidence[1]
+
+
+def test_a_location_from_before_a_phase_says_nothing_about_a_hang_inside_it() -> None:
+    w = Watched()
+    w.early()
+    w.passes(40.0)
+    now = time.monotonic()
+    w.job.state.pace.phases["save"] = 0.1
+    w.job.state.pace.in_phase("save", now - 30.0, now)
+
+    async def scene() -> None:
+        w.hang.look(time.monotonic())
+        await w.answer(-1, token=2)
+
+    asyncio.run(scene())
+    (failure,) = w.job.state.failures
+    assert (failure.symptom, failure.rank, failure.suspects) == ("hang", None, ())
+
+
+def test_the_early_look_sends_no_signal() -> None:
+    w = Watched()
+    w.early()
+    assert [order.ask for order in w.asked()] == [False]
 
 
 def test_a_slip_of_ours_silences_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srun_wrapper.agent.processes import rank_facts
+from srun_wrapper.agent.processes.end_report import killed
 from srun_wrapper.agent.processes.rank_facts import RankFacts, error_message, kernel_lines
 
 PID = 4203
@@ -68,6 +69,29 @@ def test_an_oom_kill_since_the_start_is_counted(node: OneNode, line: str, file: 
     assert fact.startswith("cgroup /s") and fact.endswith(
         "oom_kill events since the rank's start: 1"
     )
+
+
+def test_an_oom_kill_of_a_helper_is_no_reason_for_another_end(node: OneNode) -> None:
+    line, file = f"0::{V2}", f"{V2[1:]}/memory.events"
+    node.cgroup(line, file, "oom_kill 0\n")
+    facts = node.begun()
+    node.cgroup(line, file, "oom_kill 1\n")
+    assert facts.gather("OSError: [Errno 5] Input/output error", killed=False) == ()
+
+
+@pytest.mark.parametrize(
+    ("code", "tail", "expected"),
+    [
+        (-9, "", True),
+        (137, "", True),
+        (1, "exitcode  : -9 (pid: 17)", True),
+        (1, "Signal 9 (SIGKILL) received by PID 17", True),
+        (-11, "", False),
+        (1, "OSError: [Errno 5] Input/output error", False),
+    ],
+)
+def test_only_sigkill_may_be_the_oom_killers(code: int, tail: str, expected: bool) -> None:
+    assert killed(code, tail) is expected
 
 
 @pytest.mark.parametrize(
