@@ -90,11 +90,8 @@ class State:
         stay until the garbage collector comes by."""
         vars(self).clear()
 
-    def capture(
-        self, keys: Collection[str] | None = None, *, trusting: bool = False
-    ) -> tuple[list[Item], dict[str, Encoded]]:
+    def capture(self, *, trusting: bool = False) -> tuple[list[Item], dict[str, Encoded]]:
         """Return the state to save: tensors to copy, and everything else as JSON-able values.
-        ``keys``: of these objects only, before any other was looked at.
 
         ``trusting``: tensors that are the same objects are not looked at, which takes most of the
         time; ``still_there`` looks at them later.
@@ -107,11 +104,7 @@ class State:
         for section in holders:
             section.trusting = trusting
         try:
-            values = {
-                key: each(tree, lambda s: s.collect())
-                for key, tree in self._tree.items()
-                if keys is None or key in keys
-            }
+            values = {key: each(tree, lambda s: s.collect()) for key, tree in self._tree.items()}
         finally:
             for section in holders:
                 section.trusting = False

@@ -12,7 +12,6 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -24,7 +23,6 @@ from ..format.sizes import megabytes
 from . import gpu
 from .sample import Sample
 
-_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 OWN = 3  # ranks are one step apart and copying takes time: two would leave no common step
 
 
@@ -86,17 +84,8 @@ class Slot:
         self.unpinned = ""
         """Reason why CUDA could not register its memory, and the cost of that."""
         self._form: Form | None = None
-        self._unread = False
-        """The file was made here, and never held a snapshot: nobody reads it."""
         self._map: mmap.mmap | None = None
         self._on_unmap: Callable[[], None] | None = None
-
-    def reserve(self, size: int) -> None:
-        """Make a file of about the size that ``fit`` will need; one that is there stays as it is.
-        Raises OSError."""
-        with suppress(FileExistsError):
-            self._allocate(os.open(self.path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600), size)
-            self._unread = True
 
     def invalidate(self) -> None:
         self.step = None
@@ -129,7 +118,6 @@ class Slot:
         self._map[8 : 8 + room] = header.ljust(room)
         self._map[:8] = room.to_bytes(8, "little")
         self.step = step
-        self._unread = False
 
     def release(self) -> None:
         """Unmap; the file stays."""
@@ -147,14 +135,14 @@ class Slot:
     def _open(self, size: int) -> None:
         """Map a file of ``size`` bytes, all of them there, so that no write can end in SIGBUS."""
         self.release()
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = -1
         try:
-            fd = os.open(self.path, _FLAGS)
+            fd = os.open(self.path, flags)
             about = os.fstat(fd)
             if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
                 raise PermissionError(f"{self.path} is not this user's file")
-            if about.st_nlink == 1 and (self._unread or about.st_size == size):
-                os.ftruncate(fd, size)
+            if about.st_size == size and about.st_nlink == 1:
                 os.pwrite(fd, bytes(8), 0)
             else:
                 # A new file, not a new size: who is reading the old one keeps it.
@@ -163,27 +151,23 @@ class Slot:
                 self.path.unlink()
         except FileNotFoundError:
             pass
-        if fd < 0:
-            fd = os.open(self.path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
-            self._unread = True
-        mapped = self._allocate(fd, size)
+        try:
+            if fd < 0:
+                fd = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+            with gpu.nearby():
+                os.posix_fallocate(fd, 0, size)
+            mapped = mmap.mmap(fd, size)
+        except OSError:
+            self.path.unlink(missing_ok=True)
+            raise
+        finally:
+            if fd >= 0:
+                os.close(fd)
         mapped.madvise(mmap.MADV_DONTFORK)  # data loader workers have no business in it
         populate(mapped, 0, size)
         self._map = mapped
         if gpu.current() is not None:
             self._pin(torch.frombuffer(mapped, dtype=torch.uint8).data_ptr(), size)
-
-    def _allocate(self, fd: int, size: int) -> mmap.mmap:
-        """Map the file, with memory for all of it, or remove it. Closes ``fd``."""
-        try:
-            with gpu.nearby():
-                os.posix_fallocate(fd, 0, size)
-            return mmap.mmap(fd, size)
-        except OSError:
-            self.path.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(fd)
 
     def _pin(self, address: int, size: int) -> None:
         self._on_unmap, why = gpu.register(address, size)
@@ -242,12 +226,6 @@ class Ring:
             slot = self._next(held, -1)
             if slot is not None and not slot.fits(form):
                 slot.fit(form)
-
-    def reserve(self, size: int) -> None:
-        """Have memory of about this size for the first snapshot, if there is none yet."""
-        with self._lock:
-            if not self.slots:
-                self._add().reserve(size)
 
     def abandon(self, step: int) -> None:
         """Steps after ``step`` belong to a past that training did not take: never use them."""

@@ -18,7 +18,6 @@ from ..copying.slots import Form
 from ..format.layout import Snapshot
 
 SMALL = 1 << 20  # bytes of a tensor that is cloned at each step that is not saved
-OTHERS = 1 << 16  # bytes of the header for what the first save() finds besides: a loader's position
 WHOLE = 1 << 16  # bytes on the host that are all summed up at such a step; of more, a few items
 
 
@@ -87,16 +86,6 @@ class Moments:
         if form is not known:  # a file that turned out too short would take the room of two
             form.reserve(len(form.header(0, self.encode(values))))
         return Moment(form, values, self._late, self._early)
-
-    def foresee(self, keys: Collection[str]) -> Form:
-        """Return the form of the first snapshot, as far as these objects show it.
-
-        Raises TypeError.
-        """
-        items, values = self._state.capture(keys)
-        form = self._form_of(items)
-        form.reserve(len(form.header(0, self.encode(values))) + OTHERS)
-        return form
 
     def to_hold(self) -> Held | None:
         """Look at a step that may be saved later, and copy all that changes before the next

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from pathlib import Path
 from threading import Event
 
@@ -115,27 +114,6 @@ class Saver:
         self._client.waits_for_all = self._patient and rung.own == 2
         self._client.say("slots", replicas=rung.replicas)
 
-    def prepare(self, keys: Collection[str], *, restored: bool) -> None:
-        """Have memory for the first snapshot beside the first step. ``keys``: objects that may be
-        looked at now; ``restored``: optimizers have all of their state. Raises TypeError."""
-        if self._ring is None or self._on_disk or not self._patient:
-            return
-        form = self._moments.foresee(keys)
-        self._look_at_room(form.plan.size)
-        ring, device, held = self._ring, gpu.current(), self._client.held()
-        if ring is None or self._on_disk:
-            return
-
-        def work() -> None:
-            with suppress(Exception):  # the first save() meets the same, and says so
-                gpu.enter(device)
-                if restored:
-                    ring.prepare(form, held)
-                else:
-                    ring.reserve(max(form.plan.size, self._expected))
-
-        self._copier.submit(work)
-
     def save(self, step: int) -> None:
         """May raise anything; the training is none the worse for it."""
         if gpu.capturing():
@@ -235,8 +213,7 @@ class Saver:
         self._copier.submit(lambda: self._finish(copy, persist, over, cost, watch))
 
     def _look_at_room(self, size: int) -> None:
-        """Only now it is known how much there is to save: loader and extra are in no estimate of
-        the start."""
+        """Only now it is known how much there is to save: loader and extra are in no estimate."""
         if self._on_disk or not exceeds(size, self._expected):
             return
         self._expected = size

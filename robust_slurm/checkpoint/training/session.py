@@ -87,8 +87,6 @@ class Session:
             self.client.say("resumed", step=step)
         self._leave_memory()
         self._check_shared(restored=step > 0)
-        if self.saver is not None:
-            self.saver.prepare(self._without_loaders(), restored=step > 0)
         return step
 
     def save(self, step: int) -> None:
@@ -262,13 +260,12 @@ class Session:
         self._no_room = ""
 
     def _try_to_capture(self) -> None:
-        """Fail now, not at every step, on state that can never be saved. Raises TypeError."""
-        self._state.look(self._without_loaders())
+        """Fail now, not at every step, on state that can never be saved. Raises TypeError.
 
-    def _without_loaders(self) -> list[str]:
-        """To ask loaders for their position now would begin their pass too early."""
+        Loaders are left alone: to ask for their position would begin their pass too early.
+        """
         loaders = [k for k, each in self._objects.items() if hasattr(each, "_get_iterator")]
-        return [key for key in self._objects if key not in ("loader", *loaders)]
+        self._state.look([key for key in self._objects if key not in ("loader", *loaders)])
 
     def _check_shared(self, *, restored: bool) -> None:
         """Before anything is divided among peers: do they really hold the same?"""

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpointed_training import Training, fake_store, restart
+from checkpointed_training import Training, fake_store
 from fake_checkpoint_store import FakeStore
 from fake_cuda import FakeCuda, install
-from waiting import until
 
 from robust_slurm.checkpoint.copying.slots import map_file
 from robust_slurm.checkpoint.format.layout import read_snapshot
@@ -85,43 +84,4 @@ def test_memory_that_cannot_be_registered_is_one_alarm(store: FakeStore, cuda: F
     snapshot(store, 5)
     (alarm,) = store.wait("alarm")
     assert "cannot register" in alarm["text"] and "out of memory" in alarm["text"]
-    training.ckpt.close()
-
-
-REGISTERS = "register with flags 1 on device 3"
-
-
-def test_after_a_restore_the_first_slot_is_pinned_before_the_first_save(
-    store: FakeStore, cuda: FakeCuda
-) -> None:
-    first = Training(directory=store.path.parent)
-    first.ckpt.resume()
-    first.run(1, 2)
-    file = store.wait("saved", 2)[1]["file"]
-    first.ckpt.close()
-    restart(store, 2, file)
-    store.welcome["own"] = [{"slot": int(file.split("-")[2].split(".")[0]), "step": 2}]
-    cuda.calls.clear()
-    again = Training(directory=store.path.parent)
-    assert again.ckpt.resume() == 2
-    until(lambda: REGISTERS in cuda.of("robust-copy"), "a slot that is registered")
-    again.step(3)
-    assert REGISTERS not in cuda.of(threading.current_thread().name)
-    again.ckpt.close()
-
-
-def test_on_a_fresh_start_the_memory_of_the_first_slot_is_there_before_the_first_save(
-    store: FakeStore, cuda: FakeCuda
-) -> None:
-    """The size of Adam's state is known before its names are."""
-    training = Training(directory=store.path.parent)
-    training.ckpt.resume()
-    slot = store.path.parent / "own-0-0.safetensors"
-    state = sum(p.nbytes for p in training.model.parameters()) * 3
-    until(lambda: slot.exists() and slot.stat().st_blocks * 512 >= state, "a reserved slot")
-    inode = slot.stat().st_ino
-    training.step(1)
-    assert store.wait("saved")[0]["file"] == slot.name
-    assert slot.stat().st_ino == inode
-    assert slot.stat().st_size == read_snapshot(str(slot))[1].size
     training.ckpt.close()
