@@ -9,11 +9,13 @@ from robust_slurm.state_dir.files import JobRecord
 from robust_slurm.state_dir.records import Accusation, Incident
 
 MOST = 8  # reports of one job against one node: the node gate looks at no more either
+INCIDENTS = 1000  # of one job, the newest
+SWAPS = 64  # of one incident
 
 
 def left(incident: Incident) -> set[str]:
     """The nodes that left the job in an incident."""
-    gone = {old for old, _ in incident.swaps}
+    gone = {old for old, _ in incident.swaps[:SWAPS]}
     return gone.union(incident.suspects if incident.outcome == "requeued" else ())
 
 
@@ -21,10 +23,11 @@ def by_node(jobs: Iterable[JobRecord]) -> dict[str, list[JobRecord]]:
     """For each node the jobs that reported or replaced it, with what they say of it alone."""
     found: dict[str, list[JobRecord]] = {}
     for job in jobs:
+        job = replace(job, incidents=job.incidents[-INCIDENTS:])
         reports, gone = _reports(job), _gone(job)
         ids: dict[str, list[Incident]] = {}
         for incident in job.incidents:
-            ids.setdefault(incident.id, []).append(incident)
+            ids[incident.id] = [*ids.get(incident.id, [])[1 - MOST :], incident]
         for node in dict.fromkeys([*reports, *gone]):
             mine = sorted(reports.get(node, []), key=lambda one: one.time)[-MOST:]
             named = [i for key in dict.fromkeys(r.incident for r in mine) for i in ids.get(key, [])]

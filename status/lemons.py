@@ -32,10 +32,10 @@ class Lemon:
 def votes(jobs: Collection[tuple[int, int]], reader: int) -> int:
     """Count jobs, given as (job, uid): a user's jobs once, for users can lie in their records.
 
-    Those of the reader count each: nobody lies to himself.
+    Those of the reader count each: nobody lies to himself. An unknown user (-1) counts for none.
     """
     own = {job for job, uid in jobs if uid == reader}
-    return len(own) + len({uid for _, uid in jobs if uid != reader})
+    return len(own) + len({uid for _, uid in jobs if uid not in (reader, -1)})
 
 
 def excludes(one: Suspicion) -> bool:

@@ -174,9 +174,11 @@ def show_lemons(
             rows.append(row)
     rows = order(rows)
     if as_list:
-        if names := fold(row.name for row in rows if row.exclude):
+        # Without Slurm nobody knows which names are nodes: sbatch would refuse the whole list.
+        names = fold(row.name for row in rows if row.exclude) if view.nodes is not None else ""
+        if names:
             print(names, file=out)
-        _complain([view.error] if view.error else [])
+        _complain([*([view.error] if view.error else []), *records.problems])
     elif as_json:
         _print_table_json("nodes", rows, records, out)
     else:

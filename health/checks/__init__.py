@@ -57,15 +57,21 @@ _NAMED = {
 
 def families(top: str) -> dict[str, str]:
     """Return family -> room: those named above, and before the last one those with a file only."""
-    found = {
-        entry.name.removesuffix(".py"): room
-        for room in _ROOMS
-        for entry in sorted(os.scandir(f"{top}/{room}"), key=lambda entry: entry.name)
-        if entry.name.endswith(".py") and not entry.name.startswith("_")
-    }
+    found = {name: room for room in _ROOMS for name in _files(f"{top}/{room}")}
     *first, last = _NAMED.items()
     new = [(name, room) for name, room in found.items() if name not in _NAMED]
     return dict([*first, *new, last])
+
+
+def _files(directory: str) -> list[str]:
+    """Return the modules of a room. An editor's or an archive's file beside them is none of them;
+    the families of a room that cannot be listed close the gate, as they cannot be imported."""
+    try:
+        files = [entry.name for entry in os.scandir(directory) if entry.is_file()]
+    except OSError:
+        return []
+    names = sorted(name.removesuffix(".py") for name in files if name.endswith(".py"))
+    return [name for name in names if name.isidentifier() and not name.startswith("_")]
 
 
 FAMILIES = families(__file__.rpartition("/")[0])
@@ -80,12 +86,12 @@ def load(name: str) -> Check:
     """Return the family's CHECK, or one that raises what its import raised."""
     try:
         check = import_module(module(name)).CHECK
-    except Exception as err:  # noqa: BLE001 - a broken family must not take the others with it
+    except (Exception, SystemExit) as err:  # noqa: BLE001 - one broken family takes no other along
         return _broken(name, err)
     return check if isinstance(check, Check) else _broken(name, TypeError("CHECK is no Check"))
 
 
-def _broken(name: str, err: Exception) -> Check:
+def _broken(name: str, err: BaseException) -> Check:
     text = f"{module(name)} cannot be imported: {type(err).__name__}: {err}"
 
     def run(system: System) -> list[Finding]:

@@ -73,7 +73,7 @@ def test_which_nodes_are_to_be_excluded(
         ([(7, ADA), (8, ADA), (9, ADA)], BOB, 1),  # a user can lie
         ([(7, ADA), (8, ADA), (9, ADA)], ADA, 3),  # but not to himself
         ([(7, ADA), (8, BOB), (9, BOB)], ADA, 2),
-        ([(7, -1), (8, -1)], ADA, 1),  # not known whose
+        ([(7, -1), (8, -1)], ADA, 0),  # not known whose
     ],
 )
 def test_votes(jobs: list[tuple[int, int]], reader: int, count: int) -> None:

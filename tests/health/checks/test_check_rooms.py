@@ -38,6 +38,29 @@ def test_a_named_family_without_a_file_is_a_check_that_raises(
         check.run(None)  # type: ignore[arg-type]
 
 
+def test_a_stray_file_in_a_room_is_no_family(tmp_path: Path) -> None:
+    top = rooms(tmp_path)
+    for name in ("._disk.py", ".#disk.py", "disk.orig.py", "aaa-bak.py"):
+        (tmp_path / "host" / name).touch()
+    (tmp_path / "host" / "gone.py").symlink_to("nowhere")
+    assert list(checks.families(top)) == NAMES
+
+
+def test_a_room_that_cannot_be_listed_closes_the_gate_by_its_families(tmp_path: Path) -> None:
+    assert list(checks.families(str(tmp_path))) == NAMES
+
+
+def test_a_file_that_ends_the_interpreter_is_a_broken_family(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def leave(name: str) -> None:
+        raise SystemExit(name)
+
+    monkeypatch.setattr(checks, "import_module", leave)
+    with pytest.raises(ImportError, match="cannot be imported: SystemExit"):
+        checks.load("disk").run(None)  # type: ignore[arg-type]
+
+
 def test_only_families_are_in_the_rooms() -> None:
     top = Path(checks.__file__).parent
     files = {path.stem for path in top.glob("*/*.py") if not path.name.startswith("_")}
