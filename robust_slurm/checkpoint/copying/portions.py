@@ -1,4 +1,4 @@
-"""Reads every byte of many tensors once in PORTIONS saves, a portion at each of them.
+"""Reads the bytes of many contiguous tensors once in PORTIONS saves, a portion at each of them.
 
 A write to a few items of a tensor shows in no sample of it. To read all of it at each save() would
 take half as long as to copy it.
