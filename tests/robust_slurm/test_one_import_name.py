@@ -152,7 +152,7 @@ def test_the_children_of_the_gate_are_those_that_are_installed(installed: Path, 
     done = run(trap, *isolated)
     assert done.returncode == 0 and done.stdout.endswith('["stage", "done"]\n'), done.stderr
     done = run(trap, python, "-I", *commands.words("health.active.coordinator.start"))
-    assert done.returncode == 2 and "no step of ours" in done.stderr, done.stderr
+    assert done.returncode == 2 and "not started by robust-health" in done.stderr, done.stderr
 
 
 def test_the_working_directory_is_no_place_for_modules(installed: Path, project: Path) -> None:
