@@ -10,7 +10,7 @@ from robust_slurm.checkpoint.store.events import Holding, Outcome, Target, Wante
 from srun_wrapper.protocol.base import Event, Message, Reply
 
 # ---------------------------------------------------------------- slot -> supervisor
-# What has a namesake among the store's events has its fields, too.
+# A message with a namesake among the events of the store has the fields of that event, too.
 
 
 MERGED = 256  # steps of a rank in a report at most
