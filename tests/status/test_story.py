@@ -81,7 +81,7 @@ def test_cleared_struck_and_later_withdrawn() -> None:
         ({}, [event("rejected", 5, name="accusations", why="a link")], "open"),
         ({"withdrawn": "x"}, [], "withdrawn"),
         ({"withdrawn": "x"}, [event("accusation", 5, result="cleared")], "withdrawn"),
-        # What a check has found stands.
+        # The finding of a check stands.
         ({"withdrawn": "x"}, [event("accusation", 5, result="confirmed")], "confirmed"),
         # Of another incident, job, or user.
         ({}, [event("rejected", 5, name="n2.i2.json")], "open"),
