@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.rank import FIRST_STEPS, STEP
 from lab import Lab
-from lab.ranks import Process, scan
+from lab.keeper.ranks import Process, scan
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODULE = {"toy": "bench.toy_train", "torch": "bench.torch_train"}

@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from lab import breakage_cli, disruption_cli, host
+from lab import host
 from lab.cluster import Lab
 from lab.errors import LabError
-from lab.records import parse_state
+from lab.slurm.records import parse_state
 from lab.spec import HEAD, UID, USER, LabSpec, address
+from lab.verbs import breakage_cli, disruption_cli
 
 
 def main(argv: Sequence[str] | None = None) -> int:

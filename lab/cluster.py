@@ -15,12 +15,13 @@ from typing import Any, Self
 
 import msgspec
 
-from lab import host, records
-from lab.breakage import Breakage
-from lab.disruption import Disruption
+from lab import host
 from lab.errors import LabError
-from lab.logs import complaints
+from lab.slurm import records
+from lab.slurm.logs import complaints
 from lab.spec import HEAD, ROOT, ROOTS, UID, USER, LabSpec, check_name, user_env
+from lab.verbs.breakage import Breakage
+from lab.verbs.disruption import Disruption
 
 _ENTER = Path(__file__).with_name("enter.py")
 _POLL_S = 0.15

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from lab import accounting, fake_nvml
 from lab import spec as texts
 from lab.errors import LabError
+from lab.machine import fake_nvml
+from lab.slurm import accounting
 from lab.spec import ROOT, UID, LabSpec
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -79,7 +80,8 @@ def bring_up(spec: LabSpec, owner: int = 0) -> None:
 def _start_reaper(spec: LabSpec, lock: int, owner: int) -> int:
     """Start the lab's process on the host; return the pipe it answers on."""
     ready_r, ready_w = os.pipe()
-    argv = [sys.executable, "-m", "lab.reaper", spec.name, str(lock), str(ready_w), str(owner)]
+    words = [spec.name, str(lock), str(ready_w), str(owner)]
+    argv = [sys.executable, "-m", "lab.keeper.reaper", *words]
     with spec.log("keeper").open("ab") as log:
         subprocess.Popen(
             argv,

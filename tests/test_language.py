@@ -78,8 +78,8 @@ def test_no_product_file_becomes_long() -> None:
     assert LONG_TODAY - long == set(), "these are short now: remove them from LONG_TODAY"
 
 
-def test_no_product_folder_becomes_full() -> None:
-    files = [path.parent for path in _files(PRODUCT)]
+def test_no_folder_of_the_product_or_the_lab_becomes_full() -> None:
+    files = [path.parent for path in _files((*PRODUCT, "lab"))]
     full = {_name(folder) for folder in set(files) if files.count(folder) > FILES}
     assert full - FULL_TODAY == set(), f"divide folders of more than {FILES} files by subject"
     assert FULL_TODAY - full == set(), "these are small now: remove them from FULL_TODAY"

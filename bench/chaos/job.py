@@ -17,8 +17,8 @@ from pathlib import Path
 from bench.chaos import rank as program
 from bench.chaos.verdict import Observed, longest_gap
 from lab import Lab, LabError
-from lab.disruption import expand
-from lab.ranks import scan
+from lab.keeper.ranks import scan
+from lab.verbs.disruption import expand
 from robust_slurm.state_dir.ledger import WITHDRAWN
 from srun_wrapper.agent.processes import guardian
 

@@ -10,7 +10,7 @@ from bench.chaos.case import Case, Fault
 from bench.chaos.job import Job
 from bench.chaos.stalls import EVERYBODY, STALLS
 from bench.chaos.verdict import Expected
-from lab.disruption import expand
+from lab.verbs.disruption import expand
 
 N2 = frozenset({"n2"})
 CRASHED = Expected(bad=N2, found=N2)

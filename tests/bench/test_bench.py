@@ -16,7 +16,7 @@ from bench.rank import Rank
 from bench.supervisor_case import cpu_seconds, rss_mb
 from bench.supervisor_load import CounterFile, Counters
 from bench.training import BenchError, Incident, Training, find_rank, read_lines
-from lab.ranks import Process
+from lab.keeper.ranks import Process
 
 
 def test_summary_is_median_and_nearest_rank() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from waiting import until
 
 from lab import Lab, LabError
-from lab.ranks import Process, scan
+from lab.keeper.ranks import Process, scan
 from robust_slurm.state_dir.ledger import WITHDRAWN
 from srun_wrapper.decide.incident import PHASES
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from waiting import until
 
 from lab import Lab
-from lab.logs import complaints
-from lab.records import parse_state
+from lab.slurm.logs import complaints
+from lab.slurm.records import parse_state
 
 
 def hostnames(lab: Lab, nodes: int) -> list[str]:

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from lab import inside
 from lab import spec as texts
 from lab.errors import LabError
-from lab.mounts import Cover, plan_covers
-from lab.ranks import Process, parse_environ, pick_rank
-from lab.records import parse_nodes, parse_record, parse_state, started, usable, wants_resume
+from lab.keeper.mounts import Cover, plan_covers
+from lab.keeper.ranks import Process, parse_environ, pick_rank
+from lab.slurm.records import parse_nodes, parse_record, parse_state, started, usable, wants_resume
 from lab.spec import LabSpec
 
 SPEC = LabSpec(name="x", nodes=5, standby=1, gpus=4)

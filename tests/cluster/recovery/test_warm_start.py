@@ -10,7 +10,7 @@ from jobs import Training, command_line, start
 from waiting import until
 
 from lab import Cluster
-from lab.ranks import scan
+from lab.keeper.ranks import scan
 
 SLOW = "--step-time=0.1"
 WARM = "--robust-warm --robust-hang-floor=300"  # to be held is no hang

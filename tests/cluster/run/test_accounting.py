@@ -10,7 +10,8 @@ from jobs import WAIT, start
 from pool_lab import Pool
 from waiting import until
 
-from lab import Cluster, LabError, accounting
+from lab import Cluster, LabError
+from lab.slurm import accounting
 
 try:
     accounting.check_programs()

@@ -15,7 +15,7 @@ from jobs import command_line, prepared, start
 from waiting import until
 
 from lab import Cluster
-from lab.ranks import scan
+from lab.keeper.ranks import scan
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from jobs import TORCH, Training, command_line, prepared
 from places import CLUSTER
 
 from lab import Lab
-from lab.ranks import scan
+from lab.keeper.ranks import scan
 
 pytest.importorskip("torch")
 

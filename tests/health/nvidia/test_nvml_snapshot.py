@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from places import REPOSITORY
 
-from lab import fake_nvml
+from lab.machine import fake_nvml
 
 COLLECT = """
 import json, sys, time

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lab import fuse, linux
+from lab import linux
+from lab.machine import fuse
 from lab.spec import SCRATCH_TYPE
 
 

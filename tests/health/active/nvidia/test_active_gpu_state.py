@@ -18,7 +18,7 @@ from places import REPOSITORY
 
 from health.active.nvidia import gpu_state
 from health.active.nvidia.gpu_state import Gpu, State
-from lab import fake_nvml
+from lab.machine import fake_nvml
 
 WELL = {
     "app_sm": 1980, "app_memory": 2619, "power_limit": 700000, "enforced_limit": 700000,

@@ -3,8 +3,8 @@
 import argparse
 from collections.abc import Callable
 
-from lab.disruption import Disruption
-from lab.outages import ACTIONS, DAEMONS
+from lab.keeper.outages import ACTIONS, DAEMONS
+from lab.verbs.disruption import Disruption
 
 Verb = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
 Open = Callable[[str], Disruption]

@@ -4,10 +4,10 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from lab.breakage import Breakage
 from lab.errors import LabError
-from lab.gpu_faults import LOST, THROTTLE
-from lab.hardware import HCAS
+from lab.machine.gpu_faults import LOST, THROTTLE
+from lab.machine.hardware import HCAS
+from lab.verbs.breakage import Breakage
 
 Verb = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
 Open = Callable[[str], Breakage]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from lab import gpu_faults, hardware, kernlog
 from lab.errors import LabError
-from lab.hardware import HCAS, Hardware, Link
+from lab.machine import gpu_faults, hardware, kernlog
+from lab.machine.hardware import HCAS, Hardware, Link
 
 BOARD = Hardware("n1", 8)
 GPU3 = "devices/pci0000:60/0000:60:01.0/0000:61:00.0"

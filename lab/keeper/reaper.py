@@ -1,4 +1,6 @@
-"""The reaper: the lab's one process on the host; `python -m lab.reaper NAME LOCK READY OWNER`.
+"""The reaper: the lab's one process on the host.
+
+`python -m lab.keeper.reaper NAME LOCK READY OWNER`
 
 It builds the fake NVML if there are GPUs, starts the keeper in a new PID namespace and waits for
 the end of one of three: the keeper, the owner (a process id, or 0 for none), or itself by SIGTERM.
@@ -16,9 +18,11 @@ from pathlib import Path
 
 import msgspec
 
-from lab import control, fake_nvml, linux
+from lab import linux
 from lab.errors import LabError
 from lab.host import remove
+from lab.keeper import control
+from lab.machine import fake_nvml
 from lab.spec import ROOT, LabSpec
 
 

@@ -1,4 +1,4 @@
-"""Build the fake NVML (lab/nvml/) and make the loader find it."""
+"""Build the fake NVML (lab/machine/nvml/) and make the loader find it."""
 
 import shutil
 import subprocess

@@ -13,9 +13,10 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
-from lab import accounting, linux
+from lab import linux
 from lab.errors import LabError
-from lab.mounts import Cover, build_view
+from lab.keeper.mounts import Cover, build_view
+from lab.slurm import accounting
 from lab.spec import HEAD, NETMASK, SLURMCTLD_PORT, LabSpec, address, root_env
 
 NAMESPACES = (

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from lab import linux, plant
+from lab import linux
+from lab.machine import plant
 from lab.spec import HEAD, LabSpec
 
 OWN_DIRS = {"/tmp": 0o1777, "/dev/shm": 0o1777, "/run": 0o755}

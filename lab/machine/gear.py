@@ -10,13 +10,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lab import gpu_faults, inside, kernlog, linux
+from lab import inside, linux
 from lab.errors import LabError
-from lab.hardware import HCAS, Hardware, Link, Tree, changes, nvml_state, proc_tree, sys_tree
-from lab.kernlog import Line
-from lab.plant import write_entry
+from lab.machine import gpu_faults, kernlog
+from lab.machine.hardware import (
+    HCAS,
+    Hardware,
+    Link,
+    Tree,
+    changes,
+    nvml_state,
+    proc_tree,
+    sys_tree,
+)
+from lab.machine.kernlog import Line
+from lab.machine.plant import write_entry
+from lab.machine.stale import Mount
 from lab.spec import LabSpec
-from lab.stale import Mount
 
 _FILL = ".lab-fill"
 

@@ -1,4 +1,4 @@
-"""Mounts in a node whose server (lab/fuse.py) the keeper holds."""
+"""Mounts in a node whose server (lab/machine/fuse.py) the keeper holds."""
 
 import os
 import signal
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from lab import fuse, inside, linux
+from lab import inside, linux
 from lab.errors import LabError
+from lab.machine import fuse
 from lab.spec import SCRATCH_TYPE
 
 _DEVICE = "/dev/fuse"

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from lab import linux, node
+from lab import linux
 from lab.errors import LabError
-from lab.lab_node import LabNode, find
+from lab.keeper import node
+from lab.keeper.lab_node import LabNode, find
 from lab.spec import HEAD
 from robust_slurm import process_stat
 

@@ -7,7 +7,7 @@ The texts of NVIDIA's driver are those of its open kernel modules (595.45.04, Xi
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from lab.hardware import DRIVER, HCAS, hca_pci, pci, serial, uuid
+from lab.machine.hardware import DRIVER, HCAS, hca_pci, pci, serial, uuid
 
 INFO, NOTICE, WARNING, ERR = 6, 5, 4, 3
 

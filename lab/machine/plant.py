@@ -1,7 +1,7 @@
 """Give a node its hardware when it boots: its own /sys, kernel log, boot id and, with GPUs, NVML.
 
 All of it lies in the node's own tmpfs (`spec.node_dir`), where the keeper changes it later
-(lab/gear.py), and is bound over the real places in the node's mount namespace only.
+(lab/machine/gear.py), and is bound over the real places in the node's mount namespace only.
 """
 
 import os
@@ -9,9 +9,10 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
-from lab import kernlog, linux
-from lab.fake_nvml import LIBRARY
-from lab.hardware import Hardware, Link, Tree, nvml_state, proc_tree, sys_tree
+from lab import linux
+from lab.machine import kernlog
+from lab.machine.fake_nvml import LIBRARY
+from lab.machine.hardware import Hardware, Link, Tree, nvml_state, proc_tree, sys_tree
 from lab.spec import LabSpec
 
 _STEP_US = 100  # between lines of the boot log: all are over before the node's first process runs

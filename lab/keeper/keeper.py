@@ -1,7 +1,7 @@
 """The keeper: PID 1 of a lab; it owns the switch and the nodes and makes the faults.
 
 Its death takes the whole lab with it, by the kernel: PID namespaces nest, and network and mount
-namespaces have no other holder. The reaper (lab/reaper.py) is its parent on the host.
+namespaces have no other holder. The reaper (lab/keeper/reaper.py) is its parent on the host.
 """
 
 import math
@@ -15,13 +15,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lab import inside, linux, node, outages, ranks
+from lab import inside, linux
 from lab.errors import LabError
-from lab.gear import Gear
-from lab.lab_node import LabNode
-from lab.logs import complaints
-from lab.mounts import Cover, host_children, host_is_closed, plan_covers
-from lab.relay import Relay
+from lab.keeper import node, outages, ranks
+from lab.keeper.lab_node import LabNode
+from lab.keeper.mounts import Cover, host_children, host_is_closed, plan_covers
+from lab.keeper.relay import Relay
+from lab.machine.gear import Gear
+from lab.slurm.logs import complaints
 from lab.spec import HEAD, LabSpec, mac
 
 _BRIDGE = "switch"
@@ -29,7 +30,7 @@ _WAIT_S = 10.0
 
 
 class Keeper:
-    """Boots nodes and makes faults, as lab/control.py requests them."""
+    """Boots nodes and makes faults, as lab/keeper/control.py requests them."""
 
     def __init__(self, spec: LabSpec) -> None:
         self.spec = spec

@@ -4,10 +4,10 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lab import kernlog
 from lab.errors import LabError
-from lab.hardware import Hardware
-from lab.kernlog import Line
+from lab.machine import kernlog
+from lab.machine.hardware import Hardware
+from lab.machine.kernlog import Line
 
 # Reasons why clocks are below the highest: NVML's nvmlClocksEventReason… masks.
 THROTTLE = {

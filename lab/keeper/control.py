@@ -14,10 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lab import linux, outages
+from lab import linux
 from lab.errors import LabError
-from lab.keeper import Keeper
-from lab.lab_node import LabNode, find
+from lab.keeper import outages
+from lab.keeper.keeper import Keeper
+from lab.keeper.lab_node import LabNode, find
 from lab.spec import HEAD, LabSpec
 
 _NS_NAMES = ("pid", "net", "uts", "ipc", "mnt", "time")  # in the order lab/enter.py wants them

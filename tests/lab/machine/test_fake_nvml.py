@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from lab import fake_nvml
 from lab.errors import LabError
+from lab.machine import fake_nvml
 
 pytest.importorskip("pynvml")
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lab.errors import LabError
-from lab.gear import Gear
-from lab.relay import Relay
+from lab.keeper.relay import Relay
+from lab.machine.gear import Gear
 
 
 @dataclass

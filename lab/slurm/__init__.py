@@ -1,0 +1,1 @@
+"""Slurm in a lab: its records and logs as text, and its accounting."""

@@ -1,0 +1,1 @@
+"""The faults that a lab makes, as methods of `Lab` and as words of its command line."""
