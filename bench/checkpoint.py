@@ -4,9 +4,9 @@ Case ``save``: a training that saves its whole state after every step, with our 
 with others, each beside the same steps without saving and a plain memcpy of the same bytes. Case
 ``restore``: a rank that died comes back from its own node's memory, and from a peer node's beside
 plain TCP. Case ``commit``: a durable step of 9,600 simulated ranks is committed. Case ``loops``:
-random training loops that are killed (``bench.checkpoint_loops``). Case ``overhead``: saving over a
-link that is too slow for every step (``bench.checkpoint_overhead``). ``--peers`` also measures
-DLRover and NVRx, for which it makes an environment. ``--cuda``: see ``bench.checkpoint_cuda``.
+random training loops that are killed (``bench.checkpoints.loops``). Case ``overhead``: saving over
+a link that is too slow for every step (``bench.checkpoints.overhead``). ``--peers`` also measures
+DLRover and NVRx, for which it makes an environment. ``--cuda``: see ``bench.checkpoints.cuda``.
 """
 
 from __future__ import annotations
@@ -20,18 +20,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bench import (
-    checkpoint_commit,
-    checkpoint_cuda,
-    checkpoint_job,
-    checkpoint_loops,
-    checkpoint_overhead,
-)
-from bench.checkpoint_nodes import Nodes, run_json, scratch
-from bench.checkpoint_peers import SAVERS as PEER_SAVERS
-from bench.checkpoint_peers import Peers
-from bench.checkpoint_restore import replica, restore_own, restore_peer
-from bench.checkpoint_work import SIZES
+from bench.checkpoints import cuda, job
+from bench.checkpoints.commit import commit as commit_step
+from bench.checkpoints.loops import loops as try_loops
+from bench.checkpoints.nodes import Nodes, run_json, scratch
+from bench.checkpoints.overhead import overhead as measure_overhead
+from bench.checkpoints.peers import SAVERS as PEER_SAVERS
+from bench.checkpoints.peers import Peers
+from bench.checkpoints.restore import replica, restore_own, restore_peer
+from bench.checkpoints.work import SIZES
 from bench.common import MIN_SAMPLES, Results, finish, parser, results_for
 from bench.training import BenchError
 from lab import LabError
@@ -141,8 +138,8 @@ def driver(
     directory: Path,
     env: dict[str, str],
 ) -> dict[str, Any]:
-    """Run bench.checkpoint_driver; what it measured."""
-    argv = [python, "-m", "bench.checkpoint_driver", saver, str(SIZES[size]), str(runs)]
+    """Run bench.checkpoints.driver; what it measured."""
+    argv = [python, "-m", "bench.checkpoints.driver", saver, str(SIZES[size]), str(runs)]
     env = {"OMP_NUM_THREADS": str(threads), **env}
     return run_json([*argv, str(threads), str(directory)], env)
 
@@ -177,7 +174,7 @@ def in_job(bench: Bench) -> None:
 
 
 def save_in_job(bench: Bench, name: str, size: str) -> None:
-    ranks = checkpoint_job.run(SIZES[size], bench.runs, JOBS[name])
+    ranks = job.run(SIZES[size], bench.runs, JOBS[name])
     merged = {**ranks[0], "extra": {}}
     for key in ("blocked", "with", "without", "paired", "memcpy"):
         merged[key] = [value for rank in ranks for value in rank[key]]
@@ -200,19 +197,19 @@ def restore(bench: Bench) -> None:
 
 def commit(bench: Bench) -> None:
     """A step of thousands of ranks is made to count."""
-    bench.attempt("commit", checkpoint_commit.commit, bench.results)
+    bench.attempt("commit", commit_step, bench.results)
 
 
 def loops(bench: Bench) -> None:
     """Random training loops, killed and resumed: identical, warned of, or silently wrong."""
-    found = checkpoint_loops.loops(bench.results, tell)
+    found = try_loops(bench.results, tell)
     if any(one.outcome == "silent" for one in found):
         bench.failed.append("loops")
 
 
 def overhead(bench: Bench) -> None:
     """Saving over a slow link, before and after fewer steps are saved."""
-    bench.attempt("overhead", checkpoint_overhead.overhead, bench.results)
+    bench.attempt("overhead", measure_overhead, bench.results)
 
 
 CASES = {
@@ -238,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.error(f"--saver {', '.join(sorted(alone))}: only with --peers")
     results = results_for("checkpoint", args)
     if args.cuda:
-        return checkpoint_cuda.run(results, args)
+        return cuda.run(results, args)
     peers = Peers() if args.peers else None
     for peer, version in (peers.versions if peers else {}).items():
         results.settings[peer] = version

@@ -16,9 +16,10 @@ from torch_forks import TorchForks
 
 pytest.importorskip("torch")
 
-from bench import checkpoint, checkpoint_overhead, checkpoint_peers, checkpoint_restore
-from bench.checkpoint_nodes import run_json, scratch
-from bench.checkpoint_work import MB, Memcpy, Work
+from bench import checkpoint
+from bench.checkpoints import overhead, peers, restore
+from bench.checkpoints.nodes import run_json, scratch
+from bench.checkpoints.work import MB, Memcpy, Work
 from bench.common import Results
 from bench.training import BenchError
 from robust_slurm.checkpoint.planning import interval
@@ -66,7 +67,7 @@ def test_all_cases(
         assert fork.wait() == (-signal.SIGKILL if killed else 0), fork.err()
         return json.loads(fork.out().splitlines()[-1])
 
-    for module in (checkpoint, checkpoint_restore):
+    for module in (checkpoint, restore):
         monkeypatch.setattr(module, "run_json", run_forked)
     file = tmp_path / "found.json"
     cases = ["--case", "save", "--case", "restore"]
@@ -86,9 +87,9 @@ def test_all_cases(
 def test_the_interval_of_a_slow_link_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interval, "WIDEN", 0.0)
     for name, value in (("CALM", 0.0), ("STATE", 2 * MB), ("STEP", 0.02)):
-        monkeypatch.setattr(checkpoint_overhead, name, value)
+        monkeypatch.setattr(overhead, name, value)
     results = Results("checkpoint", quick=True, runs=1)
-    checkpoint_overhead.overhead(results)
+    overhead.overhead(results)
     assert results.metrics["overhead_widened.every"].median > 1
     assert results.metrics["overhead_every_step.step_ratio"].n == 1
     assert results.metrics["overhead_widened.step_ratio"].n == 1
@@ -113,9 +114,9 @@ def test_a_process_of_the_bench_prints_what_it_found_last() -> None:
 
 @pytest.mark.parametrize("wrong", [{"step": 3, "crc": 5}, {"step": 4, "crc": 6}])
 def test_a_wrong_restore_is_no_result(wrong: dict[str, Any]) -> None:
-    checkpoint_restore.same({"step": 4, "crc": 5}, {"step": 4, "crc": 5})
+    restore.same({"step": 4, "crc": 5}, {"step": 4, "crc": 5})
     with pytest.raises(BenchError, match="restored"):
-        checkpoint_restore.same({"step": 4, "crc": 5}, wrong)
+        restore.same({"step": 4, "crc": 5}, wrong)
 
 
 def test_a_size_without_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,19 +144,19 @@ def test_peers_that_cannot_run_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked: list[tuple[str, ...]] = []
 
-    def run(self: checkpoint_peers.Peers, *argv: str) -> str:
+    def run(self: peers.Peers, *argv: str) -> str:
         asked.append(argv)
         if "nvidia-resiliency-ext" in argv:
             raise subprocess.CalledProcessError(1, argv, stderr="no wheel for this machine")
-        if argv[2:] == ("import bench.checkpoint_nvrx",):
+        if argv[2:] == ("import bench.checkpoints.nvrx",):
             raise subprocess.CalledProcessError(1, argv, stderr="ModuleNotFoundError: nvrx")
         return f"{tmp_path}\n" if "sysconfig" in argv[-1] else "1.2.3\n"
 
-    monkeypatch.setattr(checkpoint_peers.Peers, "_run", run)
-    peers = checkpoint_peers.Peers()
-    assert peers.versions == {"dlrover": "1.2.3"}
-    assert peers.savers() == ["dlrover"]
-    assert "no wheel for this machine" in peers.missing["nvidia-resiliency-ext"]
+    monkeypatch.setattr(peers.Peers, "_run", run)
+    found = peers.Peers()
+    assert found.versions == {"dlrover": "1.2.3"}
+    assert found.savers() == ["dlrover"]
+    assert "no wheel for this machine" in found.missing["nvidia-resiliency-ext"]
     assert asked
 
 

@@ -16,8 +16,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from bench import checkpoint, checkpoint_cuda
-from bench.checkpoint_work import MB
+from bench import checkpoint
+from bench.checkpoints import cuda
+from bench.checkpoints.work import MB
 from bench.common import Results
 from bench.training import BenchError
 
@@ -46,7 +47,7 @@ def test_without_a_gpu_it_says_so_and_measures_nothing(
     ],
 )
 def test_what_one_machine_cannot_show_is_listed(gpus: int, nodes: int, missing: set[str]) -> None:
-    found = checkpoint_cuda.unseen("cuda", gpus, nodes)
+    found = cuda.unseen("cuda", gpus, nodes)
     text = str(found)
     assert {word for word in ("second GPU", "NUMA") if word in text} == missing
     assert "replicas, InfiniBand" in found
@@ -54,19 +55,19 @@ def test_what_one_machine_cannot_show_is_listed(gpus: int, nodes: int, missing: 
 
 def test_a_state_that_comes_back_otherwise_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([{"step": 8, "crc": 1, "extra": None}, {"step": 8, "crc": 2, "extra": None}])
-    monkeypatch.setattr(checkpoint_cuda.Rank, "run", lambda *_: next(answers))
-    monkeypatch.setattr(checkpoint_cuda.Rank, "resumes", lambda _: None)
+    monkeypatch.setattr(cuda.Rank, "run", lambda *_: next(answers))
+    monkeypatch.setattr(cuda.Rank, "resumes", lambda _: None)
     with pytest.raises(BenchError, match="crc was 1, resumed as 2"):
-        checkpoint_cuda.kill_and_resume("plain", "cuda")
+        cuda.kill_and_resume("plain", "cuda")
 
 
 def test_when_the_time_is_over_the_rest_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(checkpoint_cuda, "BUDGET", 0.0)
+    monkeypatch.setattr(cuda, "BUDGET", 0.0)
     args = checkpoint.parser("checkpoint", ["save"]).parse_args(["--quick"])
     args.size = None
-    assert checkpoint_cuda.run(Results("checkpoint", quick=True), args, "cpu") == 0
+    assert cuda.run(Results("checkpoint", quick=True), args, "cpu") == 0
     assert "not measured: speed_64MB: the half hour was over" in capsys.readouterr().out
 
 
@@ -76,8 +77,8 @@ def test_all_cases_on_the_cpu(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(checkpoint_cuda, "SIZES", {"2MB": 2 * MB})
-    monkeypatch.setattr(checkpoint_cuda, "SMALL", 2 * MB)
+    monkeypatch.setattr(cuda, "SIZES", {"2MB": 2 * MB})
+    monkeypatch.setattr(cuda, "SMALL", 2 * MB)
     one_at_a_time = threading.Lock()
 
     def run_forked(argv: Sequence[str], env: dict[str, str], killed: bool = False) -> Any:
@@ -89,11 +90,11 @@ def test_all_cases_on_the_cpu(
             assert fork.wait() == (-signal.SIGKILL if killed else 0), fork.err()
         return json.loads(fork.out().splitlines()[-1])
 
-    monkeypatch.setattr(checkpoint_cuda, "run_json", run_forked)
+    monkeypatch.setattr(cuda, "run_json", run_forked)
     file = tmp_path / "found.json"
     args = checkpoint.parser("checkpoint", ["save"]).parse_args(["--quick", "--json", str(file)])
     args.size = None
-    code = checkpoint_cuda.run(Results("checkpoint", quick=True), args, "cpu")
+    code = cuda.run(Results("checkpoint", quick=True), args, "cpu")
     assert code == 0, capsys.readouterr()
     found = json.loads(file.read_text())
     identical = {name: m["median"] for name, m in found["metrics"].items() if "identical" in name}

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from bench.checkpoint_loops import Found, Loop, draw, judge, runner, try_loop
+from bench.checkpoints.loops import Found, Loop, draw, judge, runner, try_loop
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ ENDED = {"COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL"}
 
 
 def run(nbytes: int, pairs: int, option: str) -> list[dict[str, Any]]:
-    """Measure with bench.checkpoint_driver in each rank; each replicates to the other's node.
+    """Measure with bench.checkpoints.driver in each rank; each replicates to the other's node.
 
     ``option``: one of robust-srun's, or "".
     """
@@ -25,7 +25,7 @@ def run(nbytes: int, pairs: int, option: str) -> list[dict[str, Any]]:
         directory.mkdir()
         os.chown(directory, lab.uid, lab.uid)
         output = directory / "output"
-        driver = f"bench.checkpoint_driver job {nbytes} {pairs} 1 {directory}"
+        driver = f"bench.checkpoints.driver job {nbytes} {pairs} 1 {directory}"
         script = f"""#!/bin/bash
 export PYTHONPATH={REPOSITORY} OMP_NUM_THREADS=1 ROBUST_STATE_DIR={directory}/state
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) MASTER_PORT=29500

@@ -21,8 +21,8 @@ from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager impor
 )
 from torch._C._distributed_c10d import HashStore
 
-from bench.checkpoint_savers import Saver
-from bench.checkpoint_work import Work
+from bench.checkpoints.savers import Saver
+from bench.checkpoints.work import Work
 
 
 def _structure(value: Any) -> Any:

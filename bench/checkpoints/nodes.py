@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bench.checkpoint_node import INTERFACE
+from bench.checkpoints.node import INTERFACE
 from bench.training import REPOSITORY, BenchError
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
@@ -25,11 +25,11 @@ SHM = "/dev/shm"
 
 
 class Remote:
-    """The process that is one node; methods of ``checkpoint_node.Node`` by name."""
+    """The process that is one node; methods of ``node.Node`` by name."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.checkpoint_node"],
+            [sys.executable, "-m", "bench.checkpoints.node"],
             cwd=REPOSITORY,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -44,7 +44,7 @@ class Remote:
         self._process.stdin.flush()
         answer = self._answer()
         if "error" in answer:
-            raise BenchError(f"bench.checkpoint_node, {op}: {answer['error']}")
+            raise BenchError(f"bench.checkpoints.node, {op}: {answer['error']}")
         return answer
 
     def _answer(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Remote:
         ready, _, _ = select.select([self._process.stdout], [], [], DEADLINE)
         line = self._process.stdout.readline() if ready else ""
         if not line:
-            raise BenchError("bench.checkpoint_node ended or hangs; its stderr says why")
+            raise BenchError("bench.checkpoints.node ended or hangs; its stderr says why")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

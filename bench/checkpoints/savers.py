@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bench.checkpoint_work import Work
+from bench.checkpoints.work import Work
 
 
 class Saver:

@@ -7,7 +7,7 @@ that came back from resume() unlike the reference's at that save(), and those th
 changed after save() and before its next step. The Checkpointer must have warned of each of them by
 its name, of the first kind before the resume: anything else is a silent difference.
 
-The loops run in forks of one process that has imported torch (``bench.checkpoint_loop``).
+The loops run in forks of one process that has imported torch (``bench.checkpoints.loop``).
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Runner:
         self._scratch = scratch
         env = {k: v for k, v in os.environ.items() if not k.startswith(("ROBUST_", "SLURM_"))}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.checkpoint_loop"],
+            [sys.executable, "-m", "bench.checkpoints.loop"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**env, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip

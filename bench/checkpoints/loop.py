@@ -1,4 +1,4 @@
-"""One random training loop of ``bench.checkpoint_loops``, in forks of this process.
+"""One random training loop of ``bench.checkpoints.loops``, in forks of this process.
 
 Each line on stdin is an order: the loop, where its result and stderr go, and for a run with a
 Checkpointer the store's socket, its epoch and whether it is killed at its crash. Each is answered
@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from bench.checkpoint_loop_training import Training
-from bench.checkpoint_loops import Loop
+from bench.checkpoints.loop_training import Training
+from bench.checkpoints.loops import Loop
 from robust_slurm import Checkpointer
 from robust_slurm.checkpoint.copying import snapshot
 

@@ -1,4 +1,4 @@
-"""A rank that dies, and the one after it: ``python -m bench.checkpoint_rank WHAT BYTES``.
+"""A rank that dies, and the one after it: ``python -m bench.checkpoints.rank WHAT BYTES``.
 
 ``save``: trains and saves some steps, prints the last one and the crc of its state, and is killed.
 ``restore``: a fresh process; seconds of resume(), and of a memcpy of as many bytes beside it.
@@ -15,7 +15,7 @@ import time
 
 import torch
 
-from bench.checkpoint_work import Memcpy, Work
+from bench.checkpoints.work import Memcpy, Work
 from robust_slurm import Checkpointer
 
 STEPS = 4

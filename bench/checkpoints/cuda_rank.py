@@ -1,4 +1,4 @@
-"""One training process of ``bench.checkpoint_cuda``: ``CASE DEVICE BYTES RUNS``; prints JSON.
+"""One training process of ``bench.checkpoints.cuda``: ``CASE DEVICE BYTES RUNS``; prints JSON.
 
 A case of a training that is killed prints the state of its last saved step first; ``after-CASE``
 resumes it. ``speed`` times RUNS pairs of steps, with and without saving.
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from bench.checkpoint_work import SEQUENCE, Memcpy, Work
+from bench.checkpoints.work import SEQUENCE, Memcpy, Work
 from robust_slurm import Checkpointer
 from robust_slurm.checkpoint.copying import gpu
 

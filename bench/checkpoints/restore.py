@@ -6,8 +6,8 @@ import itertools
 import sys
 from typing import Any
 
-from bench.checkpoint_nodes import Nodes, run_json
-from bench.checkpoint_push import Pusher
+from bench.checkpoints.nodes import Nodes, run_json
+from bench.checkpoints.push import Pusher
 from bench.common import Results
 from bench.training import BenchError
 
@@ -100,9 +100,9 @@ def replica(results: Results, case: str, nbytes: int, runs: int) -> None:
 
 
 def rank(what: str, nbytes: int, store: str, epoch: int) -> dict[str, Any]:
-    """Run bench.checkpoint_rank, which is killed at its end; what it printed."""
+    """Run bench.checkpoints.rank, which is killed at its end; what it printed."""
     env = {"ROBUST_CKPT_SOCKET": store, "ROBUST_EPOCH": str(epoch), "OMP_NUM_THREADS": "1"}
-    argv = [sys.executable, "-m", "bench.checkpoint_rank", what, str(nbytes)]
+    argv = [sys.executable, "-m", "bench.checkpoints.rank", what, str(nbytes)]
     return run_json(argv, env, killed=True)
 
 

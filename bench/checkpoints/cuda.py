@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoint_nodes import SHM, run_json
-from bench.checkpoint_work import SIZES
+from bench.checkpoints.nodes import SHM, run_json
+from bench.checkpoints.work import SIZES
 from bench.common import MIN_SAMPLES, Results, finish
 from bench.training import BenchError
 from robust_slurm.checkpoint.store.events import Event, Restore
@@ -193,8 +193,8 @@ class Rank:
         self._begin(Restore(newest.step, "memory", {0: newest.file}))
 
     def run(self, case: str, device: str, nbytes: int, runs: int) -> dict[str, Any]:
-        """Run one process of ``bench.checkpoint_cuda_rank``; what it printed last."""
-        argv = [sys.executable, "-m", "bench.checkpoint_cuda_rank", case, device, str(nbytes)]
+        """Run one process of ``bench.checkpoints.cuda_rank``; what it printed last."""
+        argv = [sys.executable, "-m", "bench.checkpoints.cuda_rank", case, device, str(nbytes)]
         env = {
             "ROBUST_CKPT_SOCKET": str(self._store.socket_path),
             "ROBUST_EPOCH": str(self._epoch),

@@ -27,7 +27,7 @@ SAVERS = {
 }
 NEEDED = {
     "dlrover": "dlrover.trainer.torch.flash_checkpoint.ddp",
-    "nvidia-resiliency-ext": "bench.checkpoint_nvrx",
+    "nvidia-resiliency-ext": "bench.checkpoints.nvrx",
 }
 LIMIT = 1200.0
 
@@ -55,7 +55,7 @@ class Peers:
                 self.missing[peer] = f"{error} {stderr.strip()[-300:]}".strip()
 
     def savers(self) -> list[str]:
-        """Names in ``checkpoint_driver.SAVERS`` that can be run."""
+        """Names in ``driver.SAVERS`` that can be run."""
         return [saver for peer in self.versions for saver in SAVERS[peer]]
 
     def _make(self) -> None:
@@ -96,7 +96,7 @@ class Peers:
         return self._run(str(self.python), "-c", code).strip()
 
     def _run(self, *argv: str) -> str:
-        env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+        env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
         done = subprocess.run(
             argv, env=env, check=True, capture_output=True, text=True, timeout=LIMIT
         )

@@ -1,6 +1,6 @@
 """One training process of bench.checkpoint: steps with and without saving, in turn; prints JSON.
 
-``python -m bench.checkpoint_driver SAVER BYTES PAIRS THREADS DIRECTORY``
+``python -m bench.checkpoints.driver SAVER BYTES PAIRS THREADS DIRECTORY``
 
 A block of steps that save is followed by one of steps that do not, the next pair the other way
 round. The first step of a block is not counted: what the block before left in the background ends
@@ -22,19 +22,19 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from bench.checkpoint_job import leave
-from bench.checkpoint_savers import Saver
-from bench.checkpoint_work import COPIES_PER_STEP, Memcpy, Work
+from bench.checkpoints.job import leave
+from bench.checkpoints.savers import Saver
+from bench.checkpoints.work import COPIES_PER_STEP, Memcpy, Work
 
 SAVERS = {
-    "save": "bench.checkpoint_own:Own",
-    "save_replica": "bench.checkpoint_own:OwnReplica",
-    "job": "bench.checkpoint_own:OwnJob",
-    "torch_save": "bench.checkpoint_savers:TorchSave",
-    "dcp_async": "bench.checkpoint_savers:DcpAsync",
-    "dlrover": "bench.checkpoint_savers:DLRover",
-    "nvrx": "bench.checkpoint_nvrx:NvrxSync",
-    "nvrx_async": "bench.checkpoint_nvrx:NvrxAsync",
+    "save": "bench.checkpoints.own:Own",
+    "save_replica": "bench.checkpoints.own:OwnReplica",
+    "job": "bench.checkpoints.own:OwnJob",
+    "torch_save": "bench.checkpoints.savers:TorchSave",
+    "dcp_async": "bench.checkpoints.savers:DcpAsync",
+    "dlrover": "bench.checkpoints.savers:DLRover",
+    "nvrx": "bench.checkpoints.nvrx:NvrxSync",
+    "nvrx_async": "bench.checkpoints.nvrx:NvrxAsync",
 }
 BLOCK = 2
 WARM_UP = 5

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoint_nodes import scratch
+from bench.checkpoints.nodes import scratch
 from bench.common import Results, summarise
 from bench.training import BenchError
 from robust_slurm.checkpoint.durable import tier
@@ -61,7 +61,7 @@ def commit(results: Results) -> None:
 def measure(directory: Path, ranks: int) -> dict[str, Any]:
     """Commit in a process of its own, as the writer does."""
     ran = subprocess.run(
-        [sys.executable, "-m", "bench.checkpoint_commit", str(directory), str(ranks)],
+        [sys.executable, "-m", "bench.checkpoints.commit", str(directory), str(ranks)],
         capture_output=True, text=True, timeout=3600, check=False,
     )  # fmt: skip
     if ran.returncode:

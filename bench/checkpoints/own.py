@@ -1,12 +1,12 @@
-"""Our Checkpointer, with the Store of a ``bench.checkpoint_node``, as two ways to save."""
+"""Our Checkpointer, with the Store of a ``bench.checkpoints.node``, as two ways to save."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from bench.checkpoint_savers import Saver
-from bench.checkpoint_work import Work
+from bench.checkpoints.savers import Saver
+from bench.checkpoints.work import Work
 from robust_slurm import Checkpointer
 
 SOCKET = "ROBUST_CKPT_SOCKET"

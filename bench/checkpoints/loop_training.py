@@ -1,4 +1,4 @@
-"""Training loops of ``bench.checkpoint_loops``: what they train, one step of it, and its state."""
+"""Training loops of ``bench.checkpoints.loops``: what they train, one step of it, and its state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torchdata.stateful_dataloader as stateful  # type: ignore[import-untyped]
 from torch import nn
 
-from bench.checkpoint_loops import Loop
+from bench.checkpoints.loops import Loop
 from robust_slurm import Checkpointer
 
 WIDTH, BATCH = 24, 4

@@ -1,6 +1,6 @@
 """A node of bench.checkpoint: a network namespace with the Store that robust-task runs there.
 
-``python -m bench.checkpoint_node`` does what the JSON lines on its stdin say and answers each with
+``python -m bench.checkpoints.node`` does what the JSON lines on its stdin say and answers each with
 one on stdout. The Store is the real one, in a process of its own, without torch; what is not there
 is the rest of robust-task (its ranks, its line to the supervisor), which is idle between faults.
 The same process sends and receives plain TCP for comparison.

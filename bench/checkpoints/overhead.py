@@ -7,8 +7,8 @@ steps without, in turn, before and after the interval has widened. After it the 
 ``checkpoint_overhead``. A step waits as for an accelerator, and computes little: how busy the other
 cores are decides neither its time nor the interval.
 
-``python -m bench.checkpoint_overhead BYTES STEP_S``: the training. Each JSON line on stdin orders a
-block of steps, with or without saving, and is answered by their seconds.
+``python -m bench.checkpoints.overhead BYTES STEP_S``: the training. Each JSON line on stdin orders
+a block of steps, with or without saving, and is answered by their seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bench.checkpoint_nodes import Nodes
+from bench.checkpoints.nodes import Nodes
 from bench.common import MIN_SAMPLES, Results
 from bench.training import REPOSITORY, BenchError
 from robust_slurm.checkpoint.planning.interval import Cost, Interval
@@ -44,7 +44,7 @@ class Trainer:
     def __init__(self, nodes: Nodes) -> None:
         env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.checkpoint_overhead", str(STATE), str(STEP)],
+            [sys.executable, "-m", "bench.checkpoints.overhead", str(STATE), str(STEP)],
             cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**env, "ROBUST_CKPT_SOCKET": nodes.sockets[0], "ROBUST_EPOCH": "0"},
         )  # fmt: skip
@@ -80,7 +80,7 @@ class Trainer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise BenchError("the training of bench.checkpoint_overhead ended; its stderr says why")
+            raise BenchError("the training that saves ended; its stderr says why")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -162,9 +162,9 @@ def main(argv: list[str]) -> None:
     """Be the training."""
     import torch
 
-    from bench.checkpoint_driver import quiet
-    from bench.checkpoint_own import Own
-    from bench.checkpoint_work import Work
+    from bench.checkpoints.driver import quiet
+    from bench.checkpoints.own import Own
+    from bench.checkpoints.work import Work
 
     nbytes, seconds = argv
     quiet()
