@@ -24,7 +24,7 @@ from pathlib import Path
 
 from robust_slurm.config import load
 from robust_slurm.slurm import Slurm
-from srun_wrapper.agent.link import Link
+from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.command.layout import StepPlan
 from srun_wrapper.command.srun_options import split

@@ -36,7 +36,7 @@ LONG_TODAY = {
     "srun_wrapper/agent/warm/interpreter.py",
     "srun_wrapper/cli.py",
 }
-FULL_TODAY = {"robust_slurm", "srun_wrapper/agent"}
+FULL_TODAY: set[str] = set()
 
 
 def _name(path: Path) -> str:

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from robust_slurm.frames.wire import Codec, WireError
 from robust_slurm.slurm import Job, Slurm, SlurmError
-from robust_slurm.wire import Codec, WireError
 from srun_wrapper.agent.place import Place, job_of
 from srun_wrapper.decide.exclusions import Bad, Strength, names, remembered, reported_node, reports
 from srun_wrapper.protocol.messages import Peer, PeerAsk, PeerSay, Start, decode_say, encode

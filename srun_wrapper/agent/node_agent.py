@@ -16,15 +16,15 @@ from pathlib import Path
 import msgspec
 
 from srun_wrapper.agent.beats import NodeBeats
-from srun_wrapper.agent.guests import MOST, Guests
-from srun_wrapper.agent.link import Link
+from srun_wrapper.agent.connections.guests import MOST, Guests
+from srun_wrapper.agent.connections.link import Link
+from srun_wrapper.agent.connections.silence import LOST_HOST, MUTE, Verdict
+from srun_wrapper.agent.connections.uplink import Uplink
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.node_files import NodeFiles
 from srun_wrapper.agent.place import Place, job_of, shim_address
 from srun_wrapper.agent.processes.ports import free_port
 from srun_wrapper.agent.processes.stop_stages import longest
-from srun_wrapper.agent.silence import LOST_HOST, MUTE, Verdict
-from srun_wrapper.agent.uplink import Uplink
 from srun_wrapper.protocol.checkpoint_messages import Enrolled, Saved
 from srun_wrapper.protocol.messages import (
     Ack,

@@ -27,15 +27,15 @@ from robust_slurm.memory_dir import MemoryDir
 from robust_slurm.settings import AFTER_SUPERVISOR
 from robust_slurm.state_dir.ledger import append_line
 from srun_wrapper.agent import task_log
+from srun_wrapper.agent.connections.link import Link
+from srun_wrapper.agent.connections.silence import Verdict
 from srun_wrapper.agent.filesystems import command_paths
-from srun_wrapper.agent.link import Link
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.node_agent import Agent
 from srun_wrapper.agent.place import Place, shim_address
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.guardian import Restart, guarded
 from srun_wrapper.agent.rank_launcher import SlotOptions
-from srun_wrapper.agent.silence import Verdict
 from srun_wrapper.agent.slot import SECRETS, Slot
 from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.agent.streams.stdin import Stdin

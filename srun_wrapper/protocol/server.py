@@ -11,8 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from robust_slurm.framed import Framed
-from robust_slurm.wire import WireError
+from robust_slurm.frames.framed import Framed
+from robust_slurm.frames.wire import WireError
 from srun_wrapper.protocol.messages import Message, PeerAsk, decode_from_agent, encode
 
 HIGH_WATER = 8 << 20

@@ -10,8 +10,8 @@ import pytest
 from jobs import Training, command_line
 
 from lab import Lab
+from srun_wrapper.agent.connections.uplink import RETRY
 from srun_wrapper.agent.processes import guardian, process_tree
-from srun_wrapper.agent.uplink import RETRY
 
 IN_PLACE = "no node left to replace the suspect: restart in place"
 SLURMD_PORT = 6818

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from robust_slurm.settings import FIELDS
-from srun_wrapper.agent import slot, uplink
+from srun_wrapper.agent import slot
+from srun_wrapper.agent.connections import uplink
 from srun_wrapper.agent.processes import stop_stages
 from srun_wrapper.checkpoints import durable_steps, flushing
 from srun_wrapper.detect import hang_watch, node_watch

@@ -8,8 +8,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from robust_slurm.framed import Framed
-from robust_slurm.wire import WireError
+from robust_slurm.frames.framed import Framed
+from robust_slurm.frames.wire import WireError
 
 # A node that loses its power closes nothing: the kernel asks after 10 s, and gives up 10 s later.
 _KEEPALIVE = (

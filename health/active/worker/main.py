@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from health.active.nvidia import gpu_state
 from health.active.worker.env import Started, prepare, take_environment
 from health.active_tests import BY_NAME, LEVELS, Finding, Level, Measured
-from robust_slurm.wire import Codec, WireError
+from robust_slurm.frames.wire import Codec, WireError
 
 CONNECT_S = 30.0
 _PR_SET_PDEATHSIG = 1

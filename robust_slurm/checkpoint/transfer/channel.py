@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from robust_slurm.checkpoint.format.digest import FileChangedError
-from robust_slurm.wire import MAC, MAX_FRAME, PREFACE, Codec, WireError
+from robust_slurm.frames.wire import MAC, MAX_FRAME, PREFACE, Codec, WireError
 
 HEAD = 4 + MAC
 Message = dict[str, Any]

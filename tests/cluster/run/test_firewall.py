@@ -15,7 +15,7 @@ from jobs import Training, check_incident, reference, start
 from waiting import until
 
 from robust_slurm.config import Config
-from srun_wrapper.agent.silence import LOST_HOST
+from srun_wrapper.agent.connections.silence import LOST_HOST
 
 MUTE = Config().mute_limit
 

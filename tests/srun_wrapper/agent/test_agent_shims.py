@@ -13,7 +13,7 @@ import pytest
 from agent_node import FakeSupervisor, Shim, wait
 
 from srun_wrapper.agent import filesystems
-from srun_wrapper.agent.link import Link
+from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.place import shim_address
 from srun_wrapper.protocol.messages import (
     Hello,

@@ -11,9 +11,9 @@ import agent_node
 import pytest
 from agent_node import FakeSupervisor, Shim, crash, start, wait
 
-from srun_wrapper.agent import silence, uplink
 from srun_wrapper.agent.batch_host_failover import ask_peer
-from srun_wrapper.agent.silence import Verdict
+from srun_wrapper.agent.connections import silence, uplink
+from srun_wrapper.agent.connections.silence import Verdict
 from srun_wrapper.protocol.messages import Event, Hello, Peer, Report, Started
 
 supervisor, shim = agent_node.supervisor, agent_node.shim

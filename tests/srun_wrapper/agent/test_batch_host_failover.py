@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from robust_slurm.frames.wire import Codec, WireError
 from robust_slurm.slurm import Job, SlurmError
-from robust_slurm.wire import Codec, WireError
 from srun_wrapper.agent import batch_host_failover
 from srun_wrapper.agent.batch_host_failover import AGREE, accused, ask_peer, claim, elected
 from srun_wrapper.protocol.messages import Peer, PeerSay, decode_ask, encode

@@ -14,7 +14,7 @@ from typing import Any
 from places import REPOSITORY
 
 from robust_slurm import commands
-from robust_slurm.wire import Codec
+from robust_slurm.frames.wire import Codec
 
 DEADLINE_S = 120.0  # an import of torch on a busy machine
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from health.active.coordinator.session import Session
-from robust_slurm.wire import Codec
+from robust_slurm.frames.wire import Codec
 
 Answer = Callable[[dict[str, Any]], Any]  # of a task; what follows are answers that are none
 DIE = "die"

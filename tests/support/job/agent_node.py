@@ -14,10 +14,10 @@ import pytest
 from waiting import until
 
 from robust_slurm.config import Config
+from srun_wrapper.agent.connections.silence import Verdict
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.node_agent import Agent
 from srun_wrapper.agent.place import Place
-from srun_wrapper.agent.silence import Verdict
 from srun_wrapper.job.model import Role, real_world
 from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.messages import (

@@ -11,7 +11,7 @@ import pytest
 from fake_test_worker import DIE, SILENT, connect, fleet, introduce, passed
 
 from health.active.coordinator.session import Session, WorkerError
-from robust_slurm import framed
+from robust_slurm.frames import framed
 
 GEMM = {"test": "gemm", "level": "quick", "seconds": 1.0, "seed": 0}
 

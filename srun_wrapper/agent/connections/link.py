@@ -6,7 +6,7 @@ import selectors
 import socket
 from collections.abc import Callable
 
-from robust_slurm.wire import Codec, WireError
+from robust_slurm.frames.wire import Codec, WireError
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.protocol.messages import Message, encode
 

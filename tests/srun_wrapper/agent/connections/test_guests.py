@@ -10,9 +10,12 @@ from collections.abc import Iterator
 import pytest
 from waiting import until
 
-from srun_wrapper.agent import loop
-from srun_wrapper.agent.guests import Guests
-from srun_wrapper.agent.link import Link
+from srun_wrapper.agent import (
+    loop,
+    task_log,  # noqa: F401 - it writes the log on stderr
+)
+from srun_wrapper.agent.connections.guests import Guests
+from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.loop import Loop
 
 KEY = bytes(range(32))

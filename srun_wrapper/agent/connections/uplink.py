@@ -6,9 +6,9 @@ import socket
 import time
 from collections.abc import Callable
 
-from srun_wrapper.agent.link import Link
+from srun_wrapper.agent.connections.link import Link
+from srun_wrapper.agent.connections.silence import MUTE, SLEPT, Contact, Verdict, judge_silence
 from srun_wrapper.agent.loop import Loop
-from srun_wrapper.agent.silence import MUTE, SLEPT, Contact, Verdict, judge_silence
 from srun_wrapper.protocol.messages import Message
 
 RETRY = 0.25

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from srun_wrapper.agent.link import Link
+from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.loop import Loop
 
 HANDSHAKE_TIMEOUT = 3.0  # s

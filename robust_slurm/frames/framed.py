@@ -6,7 +6,7 @@ import asyncio
 import socket
 from abc import ABC, abstractmethod
 
-from robust_slurm.wire import Codec, WireError
+from robust_slurm.frames.wire import Codec, WireError
 
 INTRODUCTION = 10.0  # s for a new connection to prove that it has the key
 

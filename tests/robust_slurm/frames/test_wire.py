@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from robust_slurm.wire import (
+from robust_slurm.frames.wire import (
     MAC,
     MAGIC,
     MAX_FIRST_FRAME,

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from robust_slurm.wire import MAX_FRAME, Codec
-from srun_wrapper.agent import link as link_module
-from srun_wrapper.agent.link import Link
+from robust_slurm.frames.wire import MAX_FRAME, Codec
+from srun_wrapper.agent import task_log  # noqa: F401 - it writes the log on stderr
+from srun_wrapper.agent.connections import link as link_module
+from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.protocol.messages import Ack, PeerAsk, encode
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srun_wrapper.agent.silence import (
+from srun_wrapper.agent.connections.silence import (
     DEAD_IN_THE_END,
     DEAD_SUPERVISOR,
     LOST_HOST,
