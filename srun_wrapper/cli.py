@@ -14,13 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from robust_slurm import process_stat
 from robust_slurm.config import Config, ConfigError, flags, help_text, load
 from robust_slurm.slurm import Slurm
 from robust_slurm.state_dir.ledger import StateDirError, prepare
 from srun_wrapper.agent.batch_host_failover import accused
 from srun_wrapper.checkpoints.verify.rules import refused
 from srun_wrapper.command import output_rules
+from srun_wrapper.command.batch_script import (
+    NO_KILL_LINE,
+    batch_script,
+    has_no_kill,
+    script_words,
+)
 from srun_wrapper.command.input_rules import Feed, feed
 from srun_wrapper.command.layout import StepPlan, plan_step
 from srun_wrapper.command.srun_options import SrunCommand, UsageError, split
@@ -45,12 +50,6 @@ OUTPUT_VARIABLES = {
     "output": ("SRUN_OUTPUT", "SLURM_STDOUTMODE"),
     "error": ("SRUN_ERROR", "SLURM_STDERRMODE"),
 }
-NO_KILL_LINE = "#SBATCH --no-kill"
-# Short options of sbatch without a value may stand together; "-Jtalk" is no "-k".
-_NO_KILL = re.compile(
-    r"^#SBATCH[ \t]+(.*[ \t])?(--no-kill|-[hHIOQsuvVW]*k[hHIOQsuvVWk]*)(=set)?[ \t\r]*($|[ \t])",
-    re.MULTILINE,
-)
 
 
 def main() -> NoReturn:
@@ -271,41 +270,6 @@ def warn(config: Config, env: Mapping[str, str]) -> None:
             "warning: this job is not known to have --no-kill, so Slurm may end it when it sees "
             f"a lost node first; add this line to the script: {NO_KILL_LINE}"
         )
-
-
-def batch_script(env: Mapping[str, str]) -> str | None:
-    """The text of the batch script that we run in; None outside one."""
-    words = script_words(env)
-    try:
-        return Path(words[0]).read_text(errors="replace") if words else None
-    except OSError:
-        return None
-
-
-def script_words(env: Mapping[str, str]) -> list[str]:
-    """The batch script and its arguments, from our ancestors' command lines; else empty."""
-    if env.get("ENVIRONMENT") != "BATCH":
-        return []
-    pid = os.getppid()
-    for _ in range(8):
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
-            parent = process_stat.read(pid).parent
-        except (OSError, ValueError):
-            return []
-        for index, word in enumerate(words):
-            if word.endswith("/slurm_script"):
-                return words[index:]
-        pid = parent
-        if pid <= 1:
-            return []
-    return []
-
-
-def has_no_kill(script: str, env: Mapping[str, str]) -> bool:
-    if "SBATCH_NO_KILL" in env or "SLURM_NO_KILL" in env:
-        return True
-    return bool(_NO_KILL.search(script))
 
 
 def take_output(

@@ -32,9 +32,7 @@ LONG_TODAY = {
     "robust_slurm/checkpoint/training/saver.py",
     "srun_wrapper/agent/node_agent.py",
     "srun_wrapper/agent/slot.py",
-    "srun_wrapper/agent/task.py",
     "srun_wrapper/agent/warm/interpreter.py",
-    "srun_wrapper/cli.py",
 }
 FULL_TODAY: set[str] = set()
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from srun_wrapper.command.rank_env import parse_tasks_per_node
 from srun_wrapper.protocol.messages import Start
 
 
@@ -24,6 +27,26 @@ class Place:
     companion: int
     server: str  # the supervisor's host
     port: int
+
+
+def place_from(env: Mapping[str, str]) -> Place:
+    """Read Slurm's environment of a task. Raises KeyError/ValueError if it is not one."""
+    index = int(env["SLURM_NODEID"])
+    per_node = env.get("SLURM_STEP_TASKS_PER_NODE") or env["SLURM_TASKS_PER_NODE"]
+    return Place(
+        job_id=int(env["SLURM_JOB_ID"]),
+        step_id=env["SLURM_STEP_ID"],
+        node_index=index,
+        node=env.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],
+        local=int(env["SLURM_LOCALID"]),
+        task=int(env["SLURM_PROCID"]),
+        local_tasks=parse_tasks_per_node(per_node)[index],
+        step_nodes=int(env["SLURM_STEP_NUM_NODES"]),
+        step_tasks=int(env["SLURM_STEP_NUM_TASKS"]),
+        companion=int(env.get("ROBUST_COMPANION", "0")),
+        server=env["SLURM_LAUNCH_NODE_IPADDR"],
+        port=int(env["ROBUST_PORT"]),
+    )
 
 
 def job_of(place: Place, start: Start) -> int:

@@ -16,7 +16,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,14 +24,14 @@ import msgspec
 from robust_slurm.checkpoint.transfer import interface
 from robust_slurm.memory_dir import MemoryDir
 from robust_slurm.settings import AFTER_SUPERVISOR
-from robust_slurm.state_dir.ledger import append_line
 from srun_wrapper.agent import task_log
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.connections.silence import Verdict
 from srun_wrapper.agent.filesystems import command_paths
+from srun_wrapper.agent.last_duty import last_duty
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.node_agent import Agent
-from srun_wrapper.agent.place import Place, shim_address
+from srun_wrapper.agent.place import Place, place_from, shim_address
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.guardian import Restart, guarded
 from srun_wrapper.agent.rank_launcher import SlotOptions
@@ -40,7 +39,6 @@ from srun_wrapper.agent.slot import SECRETS, Slot
 from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.agent.streams.stdin import Stdin
 from srun_wrapper.agent.test_worker import SlotTests
-from srun_wrapper.command.rank_env import parse_tasks_per_node
 from srun_wrapper.protocol.checkpoint_messages import Alarm, StoreReady
 from srun_wrapper.protocol.messages import (
     Finish,
@@ -66,26 +64,6 @@ PASSED_ON = (
 ABANDON_GRACE = 1.0
 LAST_DUTY = 45.0
 _log = logging.getLogger("robust-task")
-
-
-def place_from(env: Mapping[str, str]) -> Place:
-    """Read Slurm's environment of a task. Raises KeyError/ValueError if it is not one."""
-    index = int(env["SLURM_NODEID"])
-    per_node = env.get("SLURM_STEP_TASKS_PER_NODE") or env["SLURM_TASKS_PER_NODE"]
-    return Place(
-        job_id=int(env["SLURM_JOB_ID"]),
-        step_id=env["SLURM_STEP_ID"],
-        node_index=index,
-        node=env.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],
-        local=int(env["SLURM_LOCALID"]),
-        task=int(env["SLURM_PROCID"]),
-        local_tasks=parse_tasks_per_node(per_node)[index],
-        step_nodes=int(env["SLURM_STEP_NUM_NODES"]),
-        step_tasks=int(env["SLURM_STEP_NUM_TASKS"]),
-        companion=int(env.get("ROBUST_COMPANION", "0")),
-        server=env["SLURM_LAUNCH_NODE_IPADDR"],
-        port=int(env["ROBUST_PORT"]),
-    )
 
 
 class Shim:
@@ -310,7 +288,8 @@ class Shim:
         """The supervisor is gone for good: nothing may be left running on this node."""
         assert self._agent is not None
         self._agent.broadcast(Stop(start.epoch if start else 0, ABANDON_GRACE))
-        work = threading.Thread(target=self._last_duty, args=(verdict, start), daemon=True)
+        args = (self._place, self._key, self._options, verdict, start)
+        work = threading.Thread(target=last_duty, args=args, daemon=True)
         work.start()
 
         def check() -> None:
@@ -327,40 +306,9 @@ class Shim:
         give_up_at = time.monotonic() + LAST_DUTY + waiting
         check()
 
-    def _last_duty(self, verdict: Verdict, start: Start | None) -> None:
-        """In a thread, because Slurm may take seconds to answer while the ranks are ended."""
-        from srun_wrapper.agent import (
-            batch_host_failover,  # not needed by the thousands of shims that never do this
-        )
-
-        place, options = self._place, self._options
-        job_dir = Path(options.records) if options.records else None
-
-        def report(text: str) -> None:
-            self._report(job_dir, text)
-
-        report(f"{verdict.value}: ending the ranks")
-        if verdict is Verdict.HOST_LOST and start is not None and options.requeue:
-            standby = options.standby_partition
-            batch_host_failover.rescue(
-                place, self._key, start, job_dir, standby, options.size, report, options.slurm_wait
-            )
-        if place.companion:
-            batch_host_failover.release_companion(place, report)
-
     def _abandoned(self) -> None:
         assert self._agent is not None
         self._agent.broadcast(Finish(tuple((1, 0) for _ in range(self._place.local_tasks))))
-
-    def _report(self, job_dir: Path | None, text: str) -> None:
-        """Write it down and say it: srun may be gone, and stderr with it."""
-        event = {"time": time.time(), "event": "orphan", "node": self._place.node, "text": text}
-        with contextlib.suppress(OSError):
-            if job_dir is not None:
-                append_line(job_dir / "events.jsonl", event)
-        with contextlib.suppress(OSError):
-            sys.stderr.write(f"robust-task: {self._place.node}: {text}\n")
-            sys.stderr.flush()
 
 
 def end_like(code: int, signum: int) -> NoReturn:

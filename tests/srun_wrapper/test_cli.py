@@ -12,7 +12,8 @@ import pytest
 from robust_slurm import commands
 from robust_slurm.config import FIELDS, Config, flag, flags, load
 from srun_wrapper import cli
-from srun_wrapper.cli import allocation, check_regex, has_no_kill, take_output
+from srun_wrapper.cli import allocation, check_regex, take_output
+from srun_wrapper.command.batch_script import has_no_kill
 from srun_wrapper.command.srun_options import UsageError, split
 from srun_wrapper.command.step_request import effective
 from srun_wrapper.protocol.task_options import OutputPlan
