@@ -44,11 +44,6 @@ class Node(NamedTuple):
         return _number(self.values.get("realmemory", ""))
 
     @property
-    def tmp_disk(self) -> int:
-        """MiB; 0: not configured."""
-        return _number(self.values.get("tmpdisk", ""))
-
-    @property
     def gpus(self) -> dict[str, int]:
         """GPUs by type ("" without one), as Gres= counts them."""
         return parse_gres(self.values.get("gres", ""))

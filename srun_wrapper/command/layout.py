@@ -66,11 +66,6 @@ class StepPlan:
     ranks_per_active_node: tuple[tuple[int, ...], ...] | None = None
     short: int = 0
 
-    @property
-    def tasks_per_active_node(self) -> tuple[int, ...] | None:
-        ranks = self.ranks_per_active_node
-        return None if ranks is None else tuple(len(r) for r in ranks)
-
     def apply(self, command: SrunCommand) -> SrunCommand:
         """The command with this plan's options."""
         for name, value in self.options.items():

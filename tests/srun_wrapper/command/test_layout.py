@@ -64,11 +64,9 @@ def test_plan(
     line: str, env: dict[str, str], spares: int, active: int, counts: tuple[int, ...], slots: int
 ) -> None:
     plan = _plan(line, env, 5, spares)
-    assert (plan.active_nodes, plan.tasks_per_active_node, plan.slots_per_node) == (
-        active,
-        counts,
-        slots,
-    )
+    assert plan.ranks_per_active_node is not None
+    assert tuple(map(len, plan.ranks_per_active_node)) == counts
+    assert (plan.active_nodes, plan.slots_per_node) == (active, slots)
     nodes = active + spares
     assert plan.options == {
         "nodes": str(nodes),
@@ -136,12 +134,9 @@ def test_every_plan_fits(
     except UsageError:
         assert spares >= nodes or (active or 1) + spares > nodes
         return
-    counts, ranks, slots = (
-        plan.tasks_per_active_node,
-        plan.ranks_per_active_node,
-        plan.slots_per_node,
-    )
-    assert counts is not None and ranks is not None and slots is not None
+    ranks, slots = plan.ranks_per_active_node, plan.slots_per_node
+    assert ranks is not None and slots is not None
+    counts = [len(own) for own in ranks]
     assert plan.active_nodes == len(counts)
     assert sum(counts) == plan.world_size == (ntasks or plan.active_nodes)
     assert max(counts) == slots and min(counts) >= max(slots - 1, 1)
