@@ -111,7 +111,7 @@ def real_environment(site: GateLab) -> tuple[Path, Path]:
 
 
 def doctor(site: GateLab, node: str, python: Path) -> dict[str, Any]:
-    """What `robust-admin doctor` says there of the interpreter of the active tests."""
+    """Return the remark of `robust-admin doctor` there on the interpreter of the active tests."""
     own = str(site.prefix / "bin" / "python3")
     words = [*commands.words("health.admin.cli"), "doctor", "--json", "--etc", str(site.etc)]
     done = site.lab.exec(node, [own, "-I", *words], user=False, cwd="/", timeout=60)
