@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from holds import held_back, let_go, wait_held
+from holds import held_back, let_go, roles, wait_held
 from jobs import TOY, Training, prepared
 from lab_nodes import leave_idle
 
@@ -137,6 +137,22 @@ def test_robust_task_that_does_not_start(lab: Cluster) -> None:
     assert time.monotonic() - began < LAUNCH + 5
     let_go(training)
     assert training.wait_end() == 121, training.story()
-    assert training.says("look at slurmd's log on the nodes missing from: (n1, n3|n3, n1)$")
+    assert training.says(r"look at slurmd's log on the nodes missing from: n\[1,3\]$")
     check_nobody_blamed(training)
     training.check_gone()
+
+
+def test_robust_task_that_does_not_start_costs_a_spare(lab: Cluster) -> None:
+    """The job says that it has one less; the node serves as one when it comes."""
+    training = prepared(lab, 2)
+    options = ["--robust-spares=1", f"--robust-task-start-limit={LAUNCH}"]
+    options.append(held_back(training, "n2"))
+    training.submit(training.line(options, ["--hold", "8"]), ["-N3", "--ntasks-per-node=1"])
+    training.wait_says("^robust-srun: 1 of 3 nodes did not start robust-task within 3 s: going on ")
+    training.wait_step(8)
+    let_go(training)
+    training.until(lambda: ("n2", "spare") in roles(training), "n2 as a spare")
+    training.kill("toy.py", rank=1)
+    training.check_done()
+    training.only_incident(action="restart", swaps=[])
+    check_nobody_blamed(training)
