@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterable
 
 from robust_slurm.slurm import Slurm, SlurmError
+from robust_slurm.slurm.values import fold
 from srun_wrapper.checkpoints import flushing
 from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.verify.rules import ONE_NODE
@@ -144,15 +145,19 @@ class FirstWorld:
         wanted = next(iter(state.nodes.values())).hello.step_nodes
         plan = self._launch.plan
         needed = plan.active_nodes - plan.short if plan.active_nodes is not None else wanted
-        if len(state.nodes) < needed and not state.signalled:
+        missing = wanted - len(state.nodes)
+        if missing > 0 and not state.signalled:
             limit = self._state.config.task_start_limit
-            say(
-                f"{wanted - len(state.nodes)} of {wanted} nodes did not start robust-task within "
-                f"{limit:g} s, {needed} are needed; if they are only slow, raise task_start_limit, "
-                "else look at slurmd's log on the nodes missing from: "
-                f"{', '.join(n.name for n in state.nodes.values())}"
-            )
-            return ladder.NOTHING_LEFT
+            came = fold(node.name for node in state.nodes.values())
+            what = f"{missing} of {wanted} nodes did not start robust-task within {limit:g} s"
+            look = f"look at slurmd's log on the nodes missing from: {came}"
+            if len(state.nodes) < needed:
+                say(
+                    f"{what}, {needed} are needed; if they are only slow, raise task_start_limit, "
+                    f"else {look}"
+                )
+                return ladder.NOTHING_LEFT
+            say(f"{what}: going on without, {needed} are needed; {look}")
         return None
 
     async def form(self) -> int | None:

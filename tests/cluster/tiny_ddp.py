@@ -29,6 +29,7 @@ parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--save", type=int, default=10)
 parser.add_argument("--waits", type=int, default=0, help="so many epochs stay in step 25 for long")
 parser.add_argument("--compiler", action="store_true", help="as torch has it; it takes 1.7 s")
+parser.add_argument("--linger", type=float, default=0.0, help="rank r ends r times as late, in s")
 args = parser.parse_args()
 WAIT_AT = 25
 
@@ -81,6 +82,7 @@ if rank == 0:
     (args.dir / "final.json").write_text(json.dumps(final))
 dist.barrier()
 dist.destroy_process_group()
+time.sleep(rank * args.linger)
 # One write: torchrun's ranks share a pipe, and print() may write the newline by itself.
 os.write(1, f"rank {rank} done on {os.environ['SLURMD_NODENAME']}\n".encode())
 leave()

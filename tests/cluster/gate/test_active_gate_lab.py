@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from gate_jobs import begin, finish, of
 from gate_lab import FREE, GateLab, gate_lab
 from waiting import until
+
+from robust_slurm import commands
 
 WRONG = {
     "status": "FAIL", "class": "node", "check": "active-gemm-wrong", "device": "gpu1",
@@ -85,3 +90,55 @@ def test_a_job_that_comes_is_not_kept_waiting_by_a_test(site: GateLab) -> None:
         assert sweep.wait(30) == 0
     assert not any("sleep 300" in words for _, words in site.processes("n2"))
     assert site.node("n2") == FREE and len(site.local("n2", "active-run")) == 1, "still owed"
+
+
+def real_environment(site: GateLab) -> tuple[Path, Path]:
+    """The gate's [active] python is a virtual environment whose x.pth runs code: that and x.pth.
+
+    The code, run as root, leaves a file named "ran" beside the environment.
+    """
+    top = site.etc.parent / "env"
+    base = os.path.realpath(sys.executable)
+    subprocess.run([base, "-m", "venv", "--without-pip", "--clear", str(top)], check=True)
+    (packages,) = top.glob("lib/python3*/site-packages")
+    code = packages / "x.pth"
+    (top.parent / "named").mkdir(exist_ok=True)
+    code.write_text(f"import os; open('{top.parent}/ran', 'a').close()\n{top.parent}/named\n")
+    code.chmod(0o644)
+    (top.parent / "ran").unlink(missing_ok=True)
+    site.settings(more=f'[active]\npython = "{top}/bin/python"\n')
+    return top, code
+
+
+def doctor(site: GateLab, node: str, python: Path) -> dict[str, Any]:
+    """Return the remark of `robust-admin doctor` there on the interpreter of the active tests."""
+    own = str(site.prefix / "bin" / "python3")
+    words = [*commands.words("health.admin.cli"), "doctor", "--json", "--etc", str(site.etc)]
+    done = site.lab.exec(node, [own, "-I", *words], user=False, cwd="/", timeout=60)
+    remarks = json.loads(done.stdout)["remarks"]
+    (found,) = [r for r in remarks if r["subject"] == f"[active] python = {python}"]
+    return dict(found)
+
+
+def test_an_environment_that_users_can_change_is_not_run(site: GateLab) -> None:
+    top, code = real_environment(site)
+    python, ran, named = top / "bin" / "python", top.parent / "ran", top.parent / "named"
+    assert doctor(site, "n1", python)["level"] == "ok" and not ran.exists()
+    for place, change in (
+        (code, lambda: os.chown(code, site.lab.uid, site.lab.uid)),
+        (named, lambda: named.chmod(0o777)),
+    ):
+        change()
+        said = doctor(site, "n1", python)
+        assert said["level"] == "fix" and "the gate does not use it" in said["what"], said
+        assert str(place) in said["what"] and str(place) in said["line"], said
+        job = accused(site, "n1")
+        (event,) = of(site, "n1", job, "active-run")
+        assert event.data["result"] == "owed", event.data
+        (finding,) = event.data["findings"]
+        assert "is not used" in finding["evidence"] and str(place) in finding["evidence"], finding
+        assert not ran.exists()
+        assert site.node("n1") == FREE
+        site.lab.exec("n1", ["sh", "-c", said["line"]], user=False, check=True)
+    accused(site, "n1")
+    assert ran.exists(), "put right as the doctor says, it is run"

@@ -1,4 +1,4 @@
-"""A shared file system that does not answer for a while: nobody is blamed, the job goes on."""
+"""Starts that do not happen, and file systems that do not answer for a while: nobody is blamed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from holds import held_back, let_go, roles, wait_held
 from jobs import TOY, Training, prepared
 from lab_nodes import leave_idle
 
@@ -101,3 +102,57 @@ def test_ranks_that_wait_for_data(lab: Cluster) -> None:
     lab.resume(NODES)
     check_done(training)
     training.only_incident(symptom="crash", action="restart", suspects=[], swaps=[])
+
+
+LAUNCH = 3.0  # s that a node has to start its ranks, or robust-task
+
+
+def check_nobody_blamed(training: Training) -> None:
+    assert not training.accusations(), training.story()
+    assert training.lab.job(training.job)["ExcNodeList"] == "(null)"
+
+
+def test_a_rank_that_does_not_start_in_the_first_epoch(lab: Cluster) -> None:
+    """Its node alone lags, and no file system is to blame: a spare takes its place."""
+    lab.exec("n2", ["mkfifo", "/tmp/out-1"], check=True)  # open() waits for a reader for ever
+    training = prepared(lab, 2, steps=30)
+    options = f"--robust-spares=1 --robust-launch-limit={LAUNCH} --output=/tmp/out-%t"
+    training.submit(training.line(options.split(), []), ["-N3", "--ntasks-per-node=1"])
+    training.check_done()
+    record = training.only_incident(symptom="node_lost", action="swap_spare", suspects=[])
+    assert record["swaps"] == [["n2", "n3"]]
+    assert record["evidence"] == [f"n2: did not start its ranks in {LAUNCH:.0f} s"]
+    (first, second) = training.events("epoch")
+    assert LAUNCH <= second["time"] - first["time"] < LAUNCH + 5, training.story()
+    check_nobody_blamed(training)
+
+
+def test_robust_task_that_does_not_start(lab: Cluster) -> None:
+    training = prepared(lab, 3)
+    options = [f"--robust-task-start-limit={LAUNCH}", held_back(training, "n2")]
+    training.submit(training.line(options, []), ["-N3", "--ntasks-per-node=1"])
+    wait_held(training)
+    began = time.monotonic()
+    training.wait_says("^robust-srun: 1 of 3 nodes did not start robust-task within 3 s, 3 are ")
+    assert time.monotonic() - began < LAUNCH + 5
+    let_go(training)
+    assert training.wait_end() == 121, training.story()
+    assert training.says(r"look at slurmd's log on the nodes missing from: n\[1,3\]$")
+    check_nobody_blamed(training)
+    training.check_gone()
+
+
+def test_robust_task_that_does_not_start_costs_a_spare(lab: Cluster) -> None:
+    """The job says that it has one less; the node serves as one when it comes."""
+    training = prepared(lab, 2)
+    options = ["--robust-spares=1", f"--robust-task-start-limit={LAUNCH}"]
+    options.append(held_back(training, "n2"))
+    training.submit(training.line(options, ["--hold", "8"]), ["-N3", "--ntasks-per-node=1"])
+    training.wait_says("^robust-srun: 1 of 3 nodes did not start robust-task within 3 s: going on ")
+    training.wait_step(8)
+    let_go(training)
+    training.until(lambda: ("n2", "spare") in roles(training), "n2 as a spare")
+    training.kill("toy.py", rank=1)
+    training.check_done()
+    training.only_incident(action="restart", swaps=[])
+    check_nobody_blamed(training)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ pytest.importorskip("torch")
 SCRIPT = CLUSTER / "tiny_ddp.py"
 STEPS = 40
 WAIT_AT = 25  # the script's
+HANG = 3.0  # s, the shortest that counts as one
 WAIT = 120.0  # s; importing torch in every rank is most of it
 
 
@@ -136,6 +138,23 @@ def test_torchrun(new_lab: LabFactory, loss: float) -> None:
     assert (killed["symptom"], killed["action"], killed["swaps"]) == ("crash", "restart", [])
     assert (lost["symptom"], lost["action"]) == ("node_lost", "swap_spare")
     assert lost["swaps"] == [["n2", "n3"]]
+
+
+def test_torchruns_ranks_that_end_some_seconds_apart_are_no_hang(lab: Lab) -> None:
+    """Each exits with 0, the last one long after the limit of a hang; none is started again."""
+    training = ddp(lab)
+    words = training.words(f"--linger={2 * HANG / 3}")
+    command = "torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d"
+    command += f" --rdzv-endpoint=$(hostname):29514 {words}"
+    options = f"--robust-hang-floor={HANG} --robust-interval=0.2"
+    training.submit(f"robust-srun {options} {command}", ["-N2", "--ntasks-per-node=1", "-c2"])
+    training.check(epoch=1)
+    ends = re.findall(r"^rank (\d) done", training.out(), re.MULTILINE)
+    assert ends == ["0", "1", "2", "3"], training.story()
+    assert training.roster()["step"] == STEPS, "the hang watch had steps to go by"
+    assert not training.incidents() and not training.accusations(), training.story()
+    assert [event["epoch"] for event in training.events("epoch")] == [1]
+    assert not training.says("hang|no step"), training.out()
 
 
 def ready(training: Ddp) -> dict[str, int]:
