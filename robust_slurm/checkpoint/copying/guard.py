@@ -42,6 +42,8 @@ class Guard:
         self._always = always
         self._left = CAREFUL
         self._skipped = False
+        self.skips = False
+        """True once no optimizer was seen to step between two save()."""
         self._copy: Copy | None = None
         self._late: list[torch.Tensor] = []
         self._watch: Watch | None = None
@@ -90,7 +92,8 @@ class Guard:
         copy, late, watch = self._forget()
         if copy is None:
             return Verdict()
-        self._skipped = True
+        self._skipped = self.skips = True
+        self._left = max(self._left, 2)  # with accumulation, the step may come after this one
         if watch is not None:
             found, changed = watch.end(deadline)
             return Verdict(_names(copy, found | changed), unseen=bool(changed))
