@@ -55,7 +55,7 @@ class Guard:
 
         So it is where no optimizer has stepped since the last one, though nothing is seen to have
         changed: a GradScaler has left a step out, or a step that nobody sees (a CUDA graph's) came
-        before the copy.
+        before the copy. So is the next one: with accumulation, it may be the end of a step.
         """
         return self._always or self._left > 0 or self._skipped
 
@@ -93,7 +93,7 @@ class Guard:
         if copy is None:
             return Verdict()
         self._skipped = self.skips = True
-        self._left = max(self._left, 2)  # with accumulation, the step may come after this one
+        self._left = max(self._left, 2)  # this one, and the next one
         if watch is not None:
             found, changed = watch.end(deadline)
             return Verdict(_names(copy, found | changed), unseen=bool(changed))
