@@ -26,7 +26,7 @@ class Order:
         self._step = -1
         self._extra: dict[str, Glimpse] = {}
         self._versions: dict[str, int] = {}
-        """Of the tensors of extra, by name."""
+        """By name, of the tensors of extra."""
         self._awaited = False  # the first gradient after save()
         self._handles: list[Any] = []
 
