@@ -53,7 +53,7 @@ GRADIENTS_OF = re.compile(r"(?<=the gradients of )[^:]*")  # it names parameters
 LATE_NAME = "gradients"
 """With save() before the optimizer's step, all that the script does from that step on comes after
 it: the warning names the gradients that the step has yet to use."""
-TOLD = "nothing can warn of changes that come after save()"
+TOLD = "nothing can warn of changes to them that come after save()"
 """Part of the warning that the optimizer's steps are not seen: it names no object."""
 OUTCOMES = ("identical", "refused", "silent")
 

@@ -200,6 +200,17 @@ class State:
             if isinstance(section, OptimizerState):
                 yield from section.gradients()
 
+    def trained_ends(self) -> list[torch.Tensor]:
+        """Return the first and the last parameter that each group of all optimizers trains."""
+        found: dict[int, torch.Tensor] = {}
+        for section in self._all():
+            for group in (
+                section.optimizer.param_groups if isinstance(section, OptimizerState) else ()
+            ):
+                trained = [p for p in group["params"] if p.requires_grad and p.is_leaf]
+                found.update((id(p), p) for p in (*trained[:1], *trained[-1:]))
+        return list(found.values())
+
     def schedulers_missing(self) -> list[str]:
         """Return the optimizers with a learning-rate scheduler, if ``extra`` has no scheduler."""
         sections = list(self._all())

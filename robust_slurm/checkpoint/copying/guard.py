@@ -42,6 +42,8 @@ class Guard:
         self._always = always
         self._left = CAREFUL
         self._skipped = False
+        self.skips = False
+        """True once no optimizer was seen to step between two save()."""
         self._copy: Copy | None = None
         self._late: list[torch.Tensor] = []
         self._watch: Watch | None = None
@@ -53,7 +55,7 @@ class Guard:
 
         So it is where no optimizer has stepped since the last one, though nothing is seen to have
         changed: a GradScaler has left a step out, or a step that nobody sees (a CUDA graph's) came
-        before the copy.
+        before the copy. So is the next one: with accumulation, it may be the end of a step.
         """
         return self._always or self._left > 0 or self._skipped
 
@@ -90,7 +92,8 @@ class Guard:
         copy, late, watch = self._forget()
         if copy is None:
             return Verdict()
-        self._skipped = True
+        self._skipped = self.skips = True
+        self._left = max(self._left, 2)  # this one, and the next one
         if watch is not None:
             found, changed = watch.end(deadline)
             return Verdict(_names(copy, found | changed), unseen=bool(changed))

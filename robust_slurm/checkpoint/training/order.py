@@ -6,7 +6,7 @@ save() must be the last call of a step: what the script changes after it is not 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +25,10 @@ class Order:
         self._used: dict[str, tuple[Any, int]] | None = None
         self._step = -1
         self._extra: dict[str, Glimpse] = {}
+        self._versions: dict[str, int] = {}
+        """By name, of the tensors of extra."""
+        self._awaited = False  # the first gradient after save()
+        self._handles: list[Any] = []
 
     def resumed(self) -> None:
         """All optimizer steps are seen from now on."""
@@ -39,6 +43,8 @@ class Order:
     def saving(self, step: int) -> list[str]:
         """save() begins; what is wrong."""
         self._step, self._extra = step, self._state.look_at_extra()
+        tensors = {name: t for one in self._extra.values() for name, t in one.tensors.items()}
+        self._versions = {n: t._version for n, t in tensors.items() if not t.is_inference()}
         found = [*self._pending()]
         if missing := self._state.schedulers_missing():
             found.append(
@@ -69,20 +75,81 @@ class Order:
             "with gradient accumulation, once for each optimizer step"
         ]
 
+    def saved(self, computing: Callable[[], object]) -> None:
+        """save() is over: call ``computing`` once, when the next gradient is there.
+
+        A backward pass belongs to the next step even where no optimizer is seen to step, and
+        evaluation does without one. It is seen by a hook on a few parameters: one on a module would
+        be traced, scripted and pickled with it.
+        """
+        self.release()
+        if not self._extra:
+            return
+        me = weakref.ref(self)
+
+        def first(parameter: torch.Tensor) -> None:
+            this = None if torch.compiler.is_compiling() else me()
+            if this is not None and this._awaited:
+                this._awaited = False  # it stays registered: FSDP2 is going through them
+                computing()
+
+        self._awaited = True
+        self._handles = [
+            each.register_post_accumulate_grad_hook(first)  # type: ignore[no-untyped-call]
+            for each in self._state.trained_ends()
+        ]
+
+    def release(self) -> None:
+        """No gradient is waited for any more."""
+        self._awaited = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def computing(self, saved: Callable[[int], Mapping[str, torch.Tensor]]) -> list[str]:
+        """A backward pass has begun. ``saved``: gives the tensors of extra as save() of this step
+        copied them; asked only where torch has counted a write. What is wrong."""
+        if not self._extra:
+            return []
+        now = self._state.look_at_extra()
+        moved = {
+            name
+            for key, was in self._extra.items()
+            for name, tensor in (now[key].tensors if key in now else {}).items()
+            if tensor is not was.tensors.get(name) or self._versions.get(name) != _version(tensor)
+        }
+        copies = saved(self._step) if moved else {}
+        return self._say_changed(
+            now, {name: copies[name] for name in moved if name in copies}, "backward pass"
+        )
+
     def changing(self, saved: Mapping[str, torch.Tensor]) -> list[str]:
         """An optimizer is about to step. ``saved``: the tensors of extra by name, as save() copied
         them; what is wrong."""
-        before, self._extra = self._extra, {}
-        if not before:
+        self.release()
+        if not self._extra:
             return []
-        now = self._state.look_at_extra()
+        found = self._say_changed(self._state.look_at_extra(), saved, "optimizer step")
+        self._extra = {}
+        return found
+
+    def _say_changed(
+        self, now: Mapping[str, Glimpse], saved: Mapping[str, torch.Tensor], until: str
+    ) -> list[str]:
+        """Say it once of each: it is not compared again."""
+        before = self._extra
         names = [key for key, was in before.items() if _changed(was, now.get(key), saved)]
+        self._extra = {key: was for key, was in before.items() if key not in names}
         if not names:
             return []
         return [
-            f"{some(names)} changed between save({self._step}) and the next optimizer step. If "
+            f"{some(names)} changed between save({self._step}) and the next {until}. If "
             f"that was the end of a step, a restart would miss it. {LAST}"
         ]
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
 
 
 def _changed(was: Glimpse, now: Glimpse | None, saved: Mapping[str, torch.Tensor]) -> bool:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from threading import Event
 
+from torch import Tensor
+
 from ..capture.state import State
 from ..copying import gpu
 from ..copying.guard import Guard, Verdict
@@ -144,9 +146,12 @@ class Saver:
             self._hold()  # it may be the last one; the first may find no room in memory
         if self._ring is not None and due:
             self._patience.end()
-            for text in self._order.saving(step) if self._guard.careful else ():
+            careful = self._guard.careful
+            for text in self._order.saving(step) if careful else ():
                 self._say(text)
             self._take(step, persist, self._moments.look())
+            if careful and self._guard.skips:
+                self._order.saved(self._computing)
 
     def _hold(self) -> None:
         """Keep what changes before the next optimizer step: generators, loaders, running averages.
@@ -252,6 +257,21 @@ class Saver:
         self._stats.waited_s += seconds
         self._stats.blocked_s += seconds
 
+    def _computing(self) -> None:
+        """A step begins, and no optimizer was seen to end the last one. Raises nothing."""
+        if gpu.capturing():
+            return
+        try:
+            for text in self._order.computing(self._copied_early):
+                self._say(text)
+        except Exception as error:  # noqa: BLE001 - it must not end a backward pass
+            self._say(f"looking at extra failed: {type(error).__name__}: {error}")
+
+    def _copied_early(self, step: int) -> dict[str, Tensor]:
+        copy = self._newest
+        there = copy is not None and copy.step == step and copy.wait(COPY_DEADLINE)
+        return copy.early() if copy is not None and there else {}
+
     def after_change(self) -> None:
         """An optimizer has stepped."""
         if self._guard.careful and not gpu.capturing():
@@ -322,6 +342,7 @@ class Saver:
     def close(self) -> None:
         """The copy under way is finished first; the files stay for the store."""
         self._guard.drop()
+        self._order.release()
         if self._copy is not None:
             self._over.wait(COPY_DEADLINE)
         self._copier.close(10.0)
@@ -380,7 +401,7 @@ class Saver:
             f"{start}{some(verdict.names)} changed after save({copy.step}), and no optimizer "
             "given to the Checkpointer was seen to step (a CUDA graph, or one that is not given?). "
             "From now on everything is copied inside save(), which takes longer; nothing can warn "
-            "of changes that come after save()"
+            "of changes to them that come after save()"
         )
 
     def _copy_at_once(self, names: Collection[str], start: str) -> None:

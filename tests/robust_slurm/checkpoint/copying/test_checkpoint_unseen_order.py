@@ -1,0 +1,181 @@
+"""Changes of ``extra`` after save() are named where no optimizer is seen to step in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from checkpointed_training import fake_store
+from fake_checkpoint_store import FakeStore
+
+from robust_slurm import Checkpointer
+from robust_slurm.checkpoint.copying.guard import CAREFUL
+
+NAMES = ("schedule", "average", "tokens")
+STEPS = CAREFUL + 5
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore]:
+    with fake_store(tmp_path / "s", monkeypatch) as made:
+        yield made
+
+
+class Net(torch.nn.Sequential):
+    """A model of the script's own, which torch.compile takes whole."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(
+            torch.nn.functional.linear(x, self[0].weight, self[0].bias),
+            self[1].weight,
+            self[1].bias,
+        )
+
+
+class Script:
+    """A training with all that a script changes once a step besides its weights."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        self.model = Net(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+        self.average = torch.optim.swa_utils.AveragedModel(self.model)
+        self.ckpt = Checkpointer(
+            model=self.model,
+            optimizer=self.optimizer,
+            extra={"schedule": self.schedule, "average": self.average, "tokens": 0},
+        )
+        self.ckpt.resume()
+
+    def backward(self) -> None:
+        self.model(torch.randn(3, 6)).square().mean().backward()
+
+    def replay(self) -> None:
+        """Step as a CUDA graph does: no hook sees it, and no version counts it."""
+        for p in self.model.parameters():
+            assert p.grad is not None
+            p.detach().numpy()[...] -= 0.01 * p.grad.numpy()
+            p.grad = None
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def finish(self, *names: str) -> None:
+        for name in names:
+            if name == "schedule":
+                self.schedule.step()
+            elif name == "average":
+                self.average.update_parameters(self.model)
+            else:
+                self.ckpt.extra["tokens"] += 3
+
+    def evaluate(self) -> None:
+        """Generate with the average, then with other weights for a moment, and measure a loss."""
+        with torch.no_grad():
+            self.average(self.model(torch.randn(2, 6)))
+            kept = [p.clone() for p in self.average.parameters()]
+            for p in self.average.parameters():
+                p.zero_()
+            self.model.eval()
+            self.model(torch.randn(2, 6)).mean()
+            self.model.train()
+            for p, was in zip(self.average.parameters(), kept, strict=True):
+                p.copy_(was)
+        self.model(torch.randn(2, 6)).mean()  # a forward pass for its loss alone
+
+
+def named(said: str) -> set[str]:
+    lines = [line for line in said.splitlines() if "and the next backward pass" in line]
+    return {name for name in NAMES if any(f"extra.{name}" in line for line in lines)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_comes_after_save_is_named_at_the_next_backward_pass(
+    store: FakeStore, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Script()
+    for number in range(1, 3):
+        script.backward()
+        script.replay()
+        script.finish(*(each for each in NAMES if each != name))
+        script.ckpt.save(number)
+        script.finish(name)
+    script.evaluate()
+    assert named(capfd.readouterr().err) == set()
+    script.backward()  # a crash may follow at once
+    assert named(capfd.readouterr().err) == {name}
+    script.ckpt.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_comes_after_a_save_between_two_during_accumulation_is_named(
+    store: FakeStore, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Script()
+    for number in range(1, 6):
+        script.backward()
+        if number % 2 == 0:
+            script.step()
+        script.ckpt.save(number)
+        if number % 2 == 0:
+            script.finish(name)
+    script.ckpt.close()
+    assert named(capfd.readouterr().err) == {name}
+
+
+@pytest.mark.parametrize("way", ["replayed", "compiled", "accumulated", "scaled", "stepped"])
+def test_evaluation_between_save_and_the_next_step_is_met_with_silence(
+    store: FakeStore, way: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Script()
+    if way == "compiled":
+        script.model.compile(backend="eager", fullgraph=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for number in range(1, STEPS):
+        if way == "scaled":
+            factor = 1e39 if number in (2, 3, 6) else 1.0
+            loss = script.model(torch.randn(3, 6)).square().mean() * factor
+            scaler.scale(loss).backward()
+            scaler.step(script.optimizer)
+            scaler.update()
+            script.optimizer.zero_grad()
+        else:
+            script.backward()
+            script.backward()
+            if way in ("replayed", "compiled"):
+                script.replay()
+            elif number % 2 == 0 or way == "stepped":
+                script.step()
+        script.finish(*NAMES)
+        script.ckpt.save(number)
+        script.evaluate()
+    script.ckpt.close()
+    said = capfd.readouterr().err
+    assert "extra." not in said, said
+    assert ("seen to step" in said) == (way in ("replayed", "compiled"))
+
+
+def test_close_takes_the_hooks_away(store: FakeStore) -> None:
+    script = Script()
+    for number in range(1, 4):
+        script.backward()
+        script.replay()
+        script.ckpt.save(number)
+    hooks = [p._post_accumulate_grad_hooks for p in script.model.parameters()]
+    assert any(hooks)
+    script.ckpt.close()
+    assert not any(hooks)
+
+
+def test_a_loop_whose_optimizer_is_seen_gets_no_hook(store: FakeStore) -> None:
+    script = Script()
+    for number in range(1, STEPS):
+        script.backward()
+        script.step()
+        script.ckpt.save(number)
+        assert not any(p._post_accumulate_grad_hooks for p in script.model.parameters())
+    script.ckpt.close()
