@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,3 +59,7 @@ def main() -> int:
         return 1
     print(json.dumps(out))
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

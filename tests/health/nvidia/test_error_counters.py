@@ -13,7 +13,7 @@ import pytest
 from health.nvidia.error_counters import counters
 from lab import fake_nvml
 from lab.errors import LabError
-from lab.hardware import pci
+from lab.hardware import Hardware, nvml_state, pci
 from robust_slurm import commands
 
 
@@ -39,7 +39,8 @@ def test_the_program_asks_all_gpus(tmp_path: Path) -> None:
         library = fake_nvml.build(tmp_path)
     except LabError as error:
         pytest.skip(str(error))
-    library.with_name("nvml.state").write_text("count=2\ngpu1.nvlink3.replay=40\n")
+    hardware = Hardware("n1", 2, nvml={"gpu1.nvlink3.replay": "40"})
+    library.with_name("nvml.state").write_text(nvml_state(hardware))
     done = subprocess.run(
         [sys.executable, *commands.own_words("health.nvidia.error_counters")],
         env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)},
