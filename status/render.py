@@ -99,7 +99,7 @@ def print_job(report: JobReport, out: Console) -> None:
         out.print(table)
         out.print("phases in seconds")
         for incident in report.incidents:
-            for line in (*incident.tests, *incident.restored):
+            for line in (*incident.counters, *incident.tests, *incident.restored):
                 out.print(f"{_clock(incident.time)} {line}")
     else:
         out.print(f"Job {report.job_id} had no incidents.")

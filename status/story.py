@@ -193,6 +193,7 @@ class _Join:
     def _evicted(self, draft: _Draft, job: JobRecord, incident: Incident) -> None:
         draft.evicted = self._node in left(incident)
         draft.progressed = progressed(job, incident)
+        draft.add(incident.time, *wording.counters(self._node, incident))
         draft.add(incident.time, *wording.tests(incident))
         if draft.evicted:
             draft.add(incident.time, wording.evicted(job.job_id, self._node, incident))

@@ -34,6 +34,16 @@ def tests(incident: Incident) -> list[str]:
     return [f"tests: {line}" for line in _listed(incident.tests)]
 
 
+def counters(node: str, incident: Incident) -> list[str]:
+    """The node's own error counters, without its name."""
+    own = [line.removeprefix(f"{node}: ") for line in incident.counters if _of(node, line)]
+    return [f"error counters: {line}" for line in _listed(tuple(own))]
+
+
+def _of(node: str, line: str) -> bool:
+    return line.startswith(f"{node}: ")
+
+
 def evicted(job: int, node: str, incident: Incident) -> str:
     new = next((new for old, new in incident.swaps if old == node), "")
     if new:

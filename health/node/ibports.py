@@ -11,25 +11,9 @@ from typing import NamedTuple
 
 from health.node.sysfs import names, number, text
 from health.node.system import System
+from robust_slurm.error_counters import LINK_COUNTERS, RETRY_COUNTERS
 
 BASE = "/sys/class/infiniband"
-
-# What a bad cable, port or transceiver makes grow.
-LINK_COUNTERS = (
-    "symbol_error",
-    "link_error_recovery",
-    "link_downed",
-    "port_rcv_errors",
-    "local_link_integrity_errors",
-    "excessive_buffer_overrun_errors",
-)
-# Retransmissions, under hw_counters (mlx5).
-RETRY_COUNTERS = (
-    "local_ack_timeout_err",
-    "packet_seq_err",
-    "out_of_sequence",
-    "rnr_nak_retry_err",
-)
 
 _RATE = re.compile(r"([\d.]+) Gb/sec(?: \((\d+)X)?")
 

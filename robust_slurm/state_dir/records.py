@@ -92,6 +92,7 @@ class Incident:
     rule: str = ""  # id of the rule of diagnosis that decided; "" in older records
     rung: str = ""  # id of the ladder's rung that was chosen; "" in older records
     swaps: tuple[tuple[str, str], ...] = ()  # nodes that left, and the nodes in their places
+    counters: tuple[str, ...] = ()  # error counters of nodes that have grown
 
 
 @dataclass(frozen=True)
@@ -220,6 +221,7 @@ def incident_from(data: object) -> Incident | None:
         rule=clean(data.get("rule"), 40),
         rung=clean(data.get("rung"), 40),
         swaps=tuple(_pairs(data.get("swaps"))),
+        counters=words(data.get("counters") or [], MAX_TEXT),
     )
 
 

@@ -20,6 +20,7 @@ from srun_wrapper.agent.connections.guests import MOST, Guests
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.connections.silence import LOST_HOST, MUTE, Verdict
 from srun_wrapper.agent.connections.uplink import Uplink
+from srun_wrapper.agent.counters.watch import NodeCounters
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.node_files import NodeFiles
 from srun_wrapper.agent.place import Place, job_of, shim_address
@@ -28,6 +29,7 @@ from srun_wrapper.agent.processes.stop_stages import longest
 from srun_wrapper.protocol.checkpoint_messages import Enrolled, Saved
 from srun_wrapper.protocol.messages import (
     Ack,
+    Counted,
     Event,
     Exited,
     Finish,
@@ -100,6 +102,7 @@ class Agent:
         self._files = NodeFiles(
             loop, lambda: list(self._pids.values()), paths, self._stalled, self._answer_inspection
         )
+        self._counters = NodeCounters(loop, lambda grown: self._event(Counted(0, grown)))
         self._held: list[Inspected] = []
         self._finished = False
         self.mute = MUTE  # s without a word of robust-srun while its host answers
@@ -204,6 +207,7 @@ class Agent:
                 self._running[local] = message.epoch
             else:
                 self._running.pop(local, None)
+                self._counters.look()
                 self._report()  # the rank's last step, before the news of its end
             self._event(message)
         elif isinstance(message, Saved):
@@ -309,9 +313,11 @@ class Agent:
             self._stopping_epoch = order.epoch or -1
             self._missed.clear()
             self._files.stops()
+            self._counters.look()
         elif isinstance(order, Inspect):
             self._samples.clear()  # of an inspection that a slot has not answered
             self._files.look()
+            self._counters.look()
         elif isinstance(order, Finish):
             self._finish()
         self.broadcast(order)

@@ -35,6 +35,7 @@ class Incident:
     fresh: bool = False  # no step had been made before
     restored: tuple[str, ...] = ()  # what the ranks were restored from, in words
     tests: tuple[str, ...] = ()  # what tests of the machines said
+    counters: tuple[str, ...] = ()  # error counters of nodes that have grown, in words
     ranks: int = 0  # that were started again
     warm: int = 0  # of them with everything imported ahead
     stages: dict[str, float] = field(default_factory=dict)  # s of each stage of "stop"
@@ -91,6 +92,7 @@ class Incident:
             "lost_steps": self.lost_steps,
             "restored": list(self.restored),
             "tests": list(self.tests),
+            "counters": list(self.counters),
             "ranks": self.ranks,
             "warm": self.warm,
         }

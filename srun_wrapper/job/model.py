@@ -77,6 +77,8 @@ class Node:
     stalled_at: float = 0.0  # since when
     own_mount: str = ""  # the one of them for which it was lost, as it answers on other nodes
     starting: bool = False  # a rank waits for them in exec
+    counted: dict[str, int] = field(default_factory=dict)  # see ``messages.Counted``
+    counted_shown: dict[str, int] = field(default_factory=dict)  # of it, in the last incident
     order: Message | None = None  # last Start, Stop or Finish: sent again on a new connection
 
     def heard(self, now: float) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from robust_slurm.config import Config
+from srun_wrapper.decide import counters
 from srun_wrapper.decide.failure import Failure, Symptom
 from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.changes import Changes
@@ -170,6 +171,18 @@ class JobState:
         epoch = self.world.epoch
         if was is Role.ACTIVE and node.stopped < epoch <= self.stopping_epoch:
             node.order = Stop(epoch, self.config.stop_grace)  # as all others have been
+
+    # -- error counters
+
+    def show_counters(self, suspects: Collection[str]) -> tuple[str, ...]:
+        """Return, in words, all error counters that grew since this was last asked."""
+        nodes = list(self.nodes.values())
+        found = counters.lines(
+            [counters.Counted(n.name, n.counted, n.counted_shown) for n in nodes], suspects
+        )
+        for node in nodes:
+            node.counted_shown = node.counted
+        return found
 
     # -- epochs
 

@@ -146,6 +146,12 @@ class Logged(Event):
     """Lines of this robust-task that were left out before it, because they came too fast."""
 
 
+class Counted(Event):
+    """Error counters of this node that have grown since its agent began, by how much."""
+
+    grown: dict[str, int]
+
+
 class Sample(msgspec.Struct, array_like=True):
     """Activity of one rank's process tree during an inspection."""
 
@@ -321,7 +327,7 @@ _FromSlot = (
 _ToSlot = Start | Stop | Signal | Inspect | Finish | Warmup | RunTests | ToStore
 FromShim = SlotHello | _FromSlot
 ToShim = SlotWelcome | _ToSlot
-FromAgent = Hello | Report | SlotLost | Signalled | Stalled | PeerAsk | _FromSlot
+FromAgent = Hello | Report | SlotLost | Signalled | Stalled | Counted | PeerAsk | _FromSlot
 ToAgent = Ack | _ToSlot
 
 encode = msgspec.msgpack.Encoder().encode

@@ -270,6 +270,7 @@ class Recovery:
 
     def _close(self, incident: Incident, outcome: str) -> None:
         incident.outcome = outcome
+        incident.counters = self._state.show_counters(incident.diagnosis.suspects)
         job_log.closed(incident)
         self._record(incident)
 

@@ -7,12 +7,14 @@ import re
 import signal
 import time
 
+from srun_wrapper.decide import counters
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.job.model import Node, Rank, Role
 from srun_wrapper.job.reporting import job_log
 from srun_wrapper.job.state import ENDING, JobState
 from srun_wrapper.protocol.messages import (
     Ack,
+    Counted,
     Event,
     Exited,
     Finish,
@@ -97,6 +99,7 @@ class Inbox:
         state = self._state
         node.seen = 0
         node.stalled = ()
+        node.counted, node.counted_shown = {}, {}
         node.warm.clear()
         node.stores.clear()
         node.stdin = dict.fromkeys(node.stdin, False)
@@ -190,6 +193,11 @@ class Inbox:
             if message.mounts and not node.stalled:
                 node.stalled_at = node.last_word
             node.stalled, node.starting = message.mounts, message.starting
+        elif isinstance(message, Counted):
+            news = counters.lines([counters.Counted(node.name, message.grown, node.counted)])
+            node.counted = message.grown
+            for line in news:
+                state.on_news(line)
         elif isinstance(message, Signalled):
             self._signalled(node, message.signum)
         elif isinstance(message, Logged):

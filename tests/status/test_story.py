@@ -20,6 +20,8 @@ from status.suspicions import story
 
 DRAIN = {"reason": "robust:node:gemm:-:service:job7", "check": "gemm", "class": "node"}
 BEHIND = [{"job": 7, "name": "n2.i1.json"}]
+TESTED = "stop-time tests name n2"
+COUNTERS = [f"n{n}: mlx5_0 port 1 symbol_error +412 since the step began" for n in (2, 20)]
 OLD = {"name": None}  # an event that does not name the report
 
 
@@ -29,7 +31,13 @@ def texts(one: Suspicion) -> list[str]:
 
 def test_reported_confirmed_drained_repaired_undrained() -> None:
     (one,) = of_node(
-        [job(7, [{"rule": "node-lost"}], [{"tests": ["stop-time tests name n2"]}])],
+        [
+            job(
+                7,
+                [{"rule": "node-lost"}],
+                [{"tests": ["stop-time tests name n2"], "counters": COUNTERS}],
+            )
+        ],
         [
             event("accusation", 10, result="confirmed", why=["gemm: 3 of 100 products wrong"]),
             event("drain", 11, **DRAIN, evidence="FAIL gemm: 3 wrong", reports=BEHIND),
@@ -41,7 +49,8 @@ def test_reported_confirmed_drained_repaired_undrained() -> None:
         "job 7 of ada reported n2: node lost (rule node-lost, incident i1)",
         "evidence: silent for 3 s",
         "evidence: ping failed",
-        "tests: stop-time tests name n2",
+        "error counters: mlx5_0 port 1 symbol_error +412 since the step began",
+        f"tests: {TESTED}",
         "job 7 evicted n2; n3 took its ranks",
         "outcome in job 7: recovered; 3 steps lost",
         "the gate confirmed the report: gemm: 3 of 100 products wrong",

@@ -16,6 +16,7 @@ from health.check import Check, Condition, Setting
 from health.finding import Finding
 from health.node.kernlog import evidence
 from health.node.system import LogRecord, System
+from robust_slurm.error_counters import AER_KINDS, count_aer, parse_aer
 
 FATAL = Condition("aer-fatal", "FAIL", "node", "reboot", "a fatal error since boot")
 MANY = Condition(
@@ -31,9 +32,6 @@ OTHER = Condition(
 
 DEVICES = "/sys/bus/pci/devices"
 _LINKS = ("/sys/class/infiniband", "/sys/class/nvme", "/sys/class/net")
-_KINDS = ("fatal", "nonfatal", "correctable")
-# Asking a device for what it has not: drivers do so while they look what there is.
-_HARMLESS = frozenset({"UnsupReq"})
 
 
 class Message(NamedTuple):
@@ -125,23 +123,6 @@ def messages(records: Iterable[LogRecord]) -> list[Message]:
     return out
 
 
-def parse_counters(content: str) -> dict[str, int]:
-    """The lines "name number" of aer_dev_*; the total ("TOTAL_ERR_FATAL") among them."""
-    out = {}
-    for line in content.splitlines():
-        name, _, value = line.strip().rpartition(" ")
-        if name and value.isascii() and value.isdigit():
-            out[name.strip()] = int(value)
-    return out
-
-
-def count(counters: Mapping[str, int]) -> int:
-    """The number of errors without harmless ones; an error may be of several kinds."""
-    total = max((n for name, n in counters.items() if name.startswith("TOTAL")), default=0)
-    named = sum(n for name, n in counters.items() if name in _HARMLESS)
-    return max(0, total - named)
-
-
 def devices(system: System) -> Devices:
     """Find the devices that jobs use on this node, and the ports above them."""
     used: dict[str, str] = {}
@@ -180,12 +161,12 @@ def _link(system: System, path: str) -> str:
 def counters(system: System, address: str) -> dict[str, int]:
     """Errors of a device since boot by kind; a kind that it does not count is missing."""
     out = {}
-    for kind in _KINDS:
+    for kind in AER_KINDS:
         try:
             text = system.read(f"{DEVICES}/{address}/aer_dev_{kind}")
         except OSError:
             continue
-        out[kind] = count(parse_counters(text))
+        out[kind] = count_aer(parse_aer(text))
     return out
 
 
@@ -205,7 +186,7 @@ def judge(
         seen = counted.get(address, {})
         device = known.called(address)
         (fatal, why), (nonfatal, soft_why), (soft, rate_why) = (
-            _errors(kind, mine, seen, uptime) for kind in _KINDS
+            _errors(kind, mine, seen, uptime) for kind in AER_KINDS
         )
         below = f"; the port above {known.ports[address]}" if address in known.ports else ""
         if fatal:

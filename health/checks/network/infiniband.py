@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 from health.check import Check, Condition, Setting
 from health.finding import Finding
-from health.node.ibports import RETRY_COUNTERS, Port, ports
+from health.node.ibports import Port, ports
 from health.node.sysfs import fleet
 from health.node.system import System
+from robust_slurm.error_counters import RETRY_COUNTERS
 from robust_slurm.hostlist import expand
 
 MISSING = Condition("ib-missing", "FAIL", "node", "reboot", "an expected port is missing")

@@ -8,6 +8,7 @@ from kernel_lines import ghes, run, told
 from pcie_tree import BOARD, DISK, GPU, NIC, ROOT, SWITCH, tree
 
 from health.checks.host import pcie_aer
+from robust_slurm.error_counters import count_aer, parse_aer
 
 
 def aer(device: str, severity: str, driver: str = "nvidia") -> str:
@@ -93,5 +94,5 @@ def test_a_node_without_any_of_it() -> None:
 
 
 def test_counters_in_an_unknown_form_are_no_errors() -> None:
-    assert pcie_aer.parse_counters("") == {}
-    assert pcie_aer.count(pcie_aer.parse_counters("DLP x\n\nTOTAL_ERR_FATAL -1\n")) == 0
+    assert parse_aer("") == {}
+    assert count_aer(parse_aer("DLP x\n\nTOTAL_ERR_FATAL -1\n")) == 0

@@ -1,0 +1,43 @@
+"""The error counters of links and devices in /sys: their names, and how they are read (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# InfiniBand (Documentation/ABI/stable/sysfs-class-infiniband): a bad cable, port or transceiver
+# makes these grow.
+LINK_COUNTERS = (
+    "symbol_error",
+    "link_error_recovery",
+    "link_downed",
+    "port_rcv_errors",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+)
+# Retransmissions, under hw_counters (mlx5).
+RETRY_COUNTERS = (
+    "local_ack_timeout_err",
+    "packet_seq_err",
+    "out_of_sequence",
+    "rnr_nak_retry_err",
+)
+AER_KINDS = ("fatal", "nonfatal", "correctable")
+# Asking a device for what it has not: drivers do so while they look what there is.
+_HARMLESS = frozenset({"UnsupReq"})
+
+
+def parse_aer(content: str) -> dict[str, int]:
+    """The lines "name number" of aer_dev_*; the total ("TOTAL_ERR_FATAL") among them."""
+    out = {}
+    for line in content.splitlines():
+        name, _, value = line.strip().rpartition(" ")
+        if name and value.isascii() and value.isdigit():
+            out[name.strip()] = int(value)
+    return out
+
+
+def count_aer(counters: Mapping[str, int]) -> int:
+    """The number of errors without harmless ones; an error may be of several kinds."""
+    total = max((n for name, n in counters.items() if name.startswith("TOTAL")), default=0)
+    named = sum(n for name, n in counters.items() if name in _HARMLESS)
+    return max(0, total - named)

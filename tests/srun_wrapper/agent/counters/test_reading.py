@@ -1,0 +1,176 @@
+"""A node's error counters: what is read of /sys, and when it is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from waiting import until
+
+from srun_wrapper.agent.counters import gpus
+from srun_wrapper.agent.counters import read as reading
+from srun_wrapper.agent.counters.watch import MOST, Counters
+from srun_wrapper.agent.loop import Loop
+
+PORT = "class/infiniband/mlx5_0/ports/1"
+NIC = "class/net/eth0"
+PCI = "bus/pci/devices/0000:3b:00.0"
+TREE = {
+    f"{PORT}/counters/symbol_error": "7\n",
+    f"{PORT}/counters/port_rcv_data": "99\n",  # no error
+    f"{PORT}/hw_counters/out_of_sequence": "3\n",
+    f"{PORT}/counters/link_downed": "not a number\n",
+    f"{NIC}/statistics/rx_crc_errors": "5\n",
+    f"{NIC}/statistics/rx_dropped": "800\n",  # also what nobody listens to
+    f"{NIC}/carrier_down_count": "1\n",
+    "class/net/lo/statistics/rx_errors": "1\n",
+    "class/net/veth1/statistics/rx_errors": "1\n",
+    "devices/system/edac/mc/mc0/ce_count": "2\n",
+    f"{PCI}/aer_dev_correctable": "RxErr 4\nTOTAL_ERR_COR 4\n",
+    f"{PCI}/aer_dev_nonfatal": "UnsupReq 6\nTOTAL_ERR_NONFATAL 6\n",
+}
+
+
+@pytest.fixture
+def sys(tmp_path: Path) -> Path:
+    for name, text in TREE.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "class/infiniband/mlx5_0/device").symlink_to(tmp_path / PCI)
+    (tmp_path / "class/net/veth1/master").symlink_to(tmp_path / "class/net/lo")
+    return tmp_path
+
+
+def test_the_errors_of_all_devices_are_read_and_nothing_else(sys: Path) -> None:
+    assert reading.read(sys) == {
+        "mlx5_0 port 1 symbol_error": 7,
+        "mlx5_0 port 1 out_of_sequence": 3,
+        "eth0 rx_crc_errors": 5,
+        "eth0 carrier_down_count": 1,
+        "memory mc0 corrected ECC errors": 2,
+        "PCIe 0000:3b:00.0 (mlx5_0) correctable errors": 4,
+        "PCIe 0000:3b:00.0 (mlx5_0) nonfatal errors": 0,
+    }
+
+
+def test_an_interface_of_hardware_counts_although_it_is_in_a_bond(sys: Path) -> None:
+    (sys / "class/net/veth1/device").mkdir()
+    assert reading.read(sys)["veth1 rx_errors"] == 1
+
+
+def test_a_node_without_such_hardware_has_no_counters(tmp_path: Path) -> None:
+    assert reading.read(tmp_path) == {}
+
+
+def test_reading_ends_when_its_time_is_over(sys: Path) -> None:
+    assert reading.read(sys, seconds=-1.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "grown"),
+    [
+        ({"a": 1}, {"a": 4}, {"a": 3}),
+        ({"a": 1}, {"a": 1}, {}),
+        ({"a": 9}, {"a": 2}, {}),  # set to zero in between
+        ({"a": 1}, {}, {}),
+        ({}, {"a": 5}, {}),  # may be older than the step
+        ({"a": 0, "b": 2}, {"a": 1, "b": 2}, {"a": 1}),
+    ],
+)
+def test_only_what_was_read_twice_has_grown(
+    before: dict[str, int], now: dict[str, int], grown: dict[str, int]
+) -> None:
+    assert reading.grown(before, now) == grown
+
+
+class Node:
+    """Counters in a loop, and what they tell."""
+
+    def __init__(self, counters: dict[str, int]) -> None:
+        self.now = counters
+        self.go = threading.Event()
+        self.go.set()
+        self.reads = 0
+        self.told: list[dict[str, int]] = []
+        self.loop = Loop()
+        self.counters = Counters(self.loop, self.told.append, self._read)
+        self.until(1)
+
+    def _read(self) -> dict[str, int]:
+        found = dict(self.now)
+        assert self.go.wait(10.0)
+        self.reads += 1
+        return found
+
+    def until(self, reads: int) -> None:
+        def turned() -> bool:
+            self.loop.turn(0.01)
+            return self.reads == reads and not self.counters.reading
+
+        until(turned, f"{reads} readings", timeout=10.0)
+
+
+def test_only_growth_is_told_and_once() -> None:
+    node = Node({"a": 1, "b": 1})
+    assert node.told == []
+    node.counters.look()
+    node.until(2)
+    assert node.told == []
+    node.now = {"a": 5, "b": 1}
+    node.counters.look()
+    node.until(3)
+    node.counters.look()
+    node.until(4)
+    assert node.told == [{"a": 4}]
+    node.now = {"b": 2}  # a cannot be read any more
+    node.counters.look()
+    node.until(5)
+    assert node.told == [{"a": 4}, {"a": 4, "b": 1}]
+
+
+def test_a_device_that_does_not_answer_holds_one_thread_and_the_loop_goes_on() -> None:
+    node = Node({"a": 1})
+    node.go.clear()
+    for value in (2, 3, 4):
+        node.now = {"a": value}
+        node.counters.look()
+        node.loop.turn(0.0)
+    assert node.reads == 1 and node.told == []
+    node.go.set()
+    node.until(3)  # what was asked for meanwhile is one more reading
+    assert node.told[-1] == {"a": 3}
+
+
+def test_what_could_not_be_read_at_first_counts_from_where_it_could() -> None:
+    node = Node({})
+    for reads, value in ((2, 7), (3, 9)):
+        node.now = {"a": value}
+        node.counters.look()
+        node.until(reads)
+    assert node.told == [{"a": 2}]
+
+
+def test_those_that_grew_most_are_told() -> None:
+    node = Node({str(n): 0 for n in range(2 * MOST)})
+    node.now = {str(n): n + 1 for n in range(2 * MOST)}
+    node.counters.look()
+    node.until(2)
+    assert node.told == [{str(n): n + 1 for n in reversed(range(MOST, 2 * MOST))}]
+
+
+def test_a_reading_of_this_machine_takes_milliseconds_and_repeats() -> None:
+    found = reading.read()
+    assert reading.read().keys() >= found.keys()
+
+
+def test_the_answer_of_a_program_is_read_and_one_that_hangs_is_ended() -> None:
+    assert gpus.answer(["echo", '{"GPU 0 PCIe replays": 3}'], 10.0) == {"GPU 0 PCIe replays": 3}
+    assert gpus.answer(["echo", "no JSON"], 10.0) == {}
+    assert gpus.answer(["false"], 10.0) == {}
+    begun = time.monotonic()
+    assert gpus.answer(["sleep", "100"], 0.1) == {}
+    assert time.monotonic() - begun < 10.0
+    assert not gpus.asking
