@@ -167,16 +167,12 @@ def test_companion_takes_over_with_its_gpus(new_lab: LabFactory) -> None:
     training.wait_step(8)
     lab.link("n1", up=False, port="mlx5_1")
     lab.link("n1", up=True, port="mlx5_1")
-    lab.gpu("n1", 1, set={"nvlink3.replay": 40})
     lab.crash("n2")
     training.wait_says("recovered from")
     evicted(training, "n2", left="n1")
     training.check_done()
     record = training.only_incident(action="swap_companion", suspects=["n2"], swaps=[["n2", "s1"]])
-    assert record["counters"] == [
-        f"n1: GPU {pci(1)} NVLink 3 replay errors +40 since the step began",
-        "n1: mlx5_1 port 1 link_downed +1 since the step began",
-    ]
+    assert record["counters"] == ["n1: mlx5_1 port 1 link_downed +1 since the step began"]
     assert training.says("^rank 3 done on s1 in epoch 2 gpus 0,1")
     until(lambda: lab.nodes()["s1"] == {"IDLE"}, "standby node given back")
 
