@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from bench.faults import NODES, PER_NODE, STEP_TIME
+from bench.recovery_cases import NODES, PER_NODE, STEP_TIME
 from bench.training import Training
 from lab import Cluster, Lab
 

@@ -16,7 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from bench.common import MIN_SAMPLES, Results, finish, parser, results_for
-from bench.faults import (
+from bench.plain import SLURM_CONF, plain_requeue
+from bench.recovery_cases import (
     LAB_NODES,
     LONG_NODES,
     NODES,
@@ -33,7 +34,6 @@ from bench.faults import (
     robust_job,
     torchrun,
 )
-from bench.plain import SLURM_CONF, plain_requeue
 from bench.training import BenchError
 from lab import Cluster, Lab, LabError
 from robust_slurm.config import Config

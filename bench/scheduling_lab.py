@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from bench.common import MIN_SAMPLES, Results
-from bench.faults import JITTER, NODES, Case, recovered, robust_job
 from bench.recovery import IN_A_ROW, QUICK_RUNS, Found, inject, tell
+from bench.recovery_cases import JITTER, NODES, Case, recovered, robust_job
 from bench.training import BenchError, Training
 from lab import Cluster, Lab
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bench.chaos.job import ChaosError, Job
 from bench.chaos.site import epilog_of, install_epilog
@@ -70,6 +70,10 @@ class Run(NamedTuple):
     error: str
     out: str
     seconds: float
+    incidents: Sequence[Mapping[str, Any]] = ()
+    """The records of robust-srun."""
+    began: float = 0.0
+    """Wall time of the fault."""
 
 
 def run(case: Case) -> Run:
@@ -78,6 +82,8 @@ def run(case: Case) -> Run:
     out = ""
     verdict: Verdict | None = None
     error = ""
+    incidents: list[dict[str, Any]] = []
+    fault_at = 0.0
     try:
         nodes = max(5, case.nodes + case.spares + 1)
         named = Cluster(nodes=nodes)  # its directory must be known for its slurm.conf
@@ -89,11 +95,13 @@ def run(case: Case) -> Run:
             job = Job.new(lab, case.nodes * case.per_node, case.steps)
             try:
                 verdict = _run(case, job)
+                incidents, fault_at = job.incidents(), job.began()
             finally:
                 out = job.out()
     except (ChaosError, LabError, OSError) as failure:
         error = f"{type(failure).__name__}: {failure}"
-    return Run(case.name, verdict, error, out, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    return Run(case.name, verdict, error, out, seconds, incidents, fault_at)
 
 
 def _run(case: Case, job: Job) -> Verdict:

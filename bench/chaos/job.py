@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench.chaos import rank as program
 from bench.chaos.verdict import Observed, longest_gap
@@ -163,6 +164,17 @@ class Job:
         if not found:
             raise ChaosError(f"no process of rank {rank} is running")
         os.kill(found[-1], number)
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """Return the incidents that robust-srun recorded, in their order."""
+        files = (self.dir / "state").glob("jobs/*/incidents.jsonl")
+        lines = [line for path in files for line in path.read_text().splitlines()]
+        return sorted((json.loads(line) for line in lines), key=lambda record: record["time"])
+
+    def began(self) -> float:
+        """Wall time of the fault: the program's mark of it, or else the moment of the case."""
+        marks = [path.stat().st_mtime for path in self.dir.glob("failed.*")]
+        return min(marks, default=self.fault_at)
 
     # -- its end
 

@@ -16,6 +16,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -36,9 +37,10 @@ def parse() -> argparse.Namespace:
     add("--stdin", action="store_true", help="rank 0 takes a line of stdin in every step")
     add("--term-save", type=float, default=0.0, help="a SIGTERM handler saves for so many seconds")
     add("--map", type=Path, help="read this file, mapped, in every step")
-    add("--error", default="", help="raise this text, or the error of this errno's name ...")
+    add("--error", default="", help="raise this text, or as _fail says ...")
     add("--error-at", type=int, default=0, help="... at this step")
     add("--error-rank", type=int, default=-1, help="... on this rank (default: on all)")
+    add("--error-node", default="", help="... on this node alone")
     add("--error-once", action="store_true", help="... not again after a restart")
     return parser.parse_args()
 
@@ -95,22 +97,54 @@ def _receive(peer: socket.socket) -> float:
     return float(struct.unpack("!d", data)[0])
 
 
+def _mark(args: argparse.Namespace, rank: int) -> Path:
+    return Path(args.dir) / f"failed.{rank}"
+
+
+def _seen(args: argparse.Namespace, rank: int) -> bool:
+    """Leave a mark of the fault; return whether it was there already."""
+    mark = _mark(args, rank)
+    there = mark.exists()
+    if not there:
+        mark.touch()
+    return there
+
+
 def _fail(args: argparse.Namespace, rank: int) -> None:
-    mark: Path = args.dir / f"failed.{rank}"
-    if args.error_once and mark.exists():
+    """End by a signal's name, "exit:NUMBER", an errno's name or a text; or wait for ever."""
+    if _seen(args, rank) and args.error_once:
         return
-    mark.touch()
-    if args.error == "SIGKILL":  # as the kernel's OOM killer ends a process
-        os.kill(os.getpid(), signal.SIGKILL)
+    if args.error.startswith("SIG"):  # SIGKILL: as the kernel's OOM killer ends a process
+        os.kill(os.getpid(), signal.Signals[args.error])
+    if args.error.startswith("exit:"):
+        os._exit(int(args.error[5:]))
+    if args.error == "deadlock":
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+    if args.error == "loader":
+        _wait_for_worker()
     if number := getattr(errno, args.error, 0):
         raise OSError(number, os.strerror(number), str(args.dir / "data"))
     raise RuntimeError(args.error)
+
+
+def _wait_for_worker() -> None:
+    """Wait for a batch of a data-loader worker, which waits for a lock that nobody releases."""
+    batches, worker = os.pipe()
+    if os.fork() == 0:
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+    os.close(worker)
+    os.read(batches, 1)
 
 
 def main() -> None:
     """Train."""
     args = parse()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    node = os.environ.get("SLURMD_NODENAME", "")
     checkpoint: Path = args.dir / "checkpoint.json"
     step, loss = 0, 1.0
     if checkpoint.exists():
@@ -148,11 +182,17 @@ def main() -> None:
             own = float((rank + 1) * (step + 1))
             if args.stdin and rank == 0:
                 own += float(sys.stdin.readline())  # at its end: ValueError, as in a real script
-            if step + 1 == args.error_at and args.error_rank in (-1, rank):
+            here = args.error_node in ("", node) and args.error_rank in (-1, rank)
+            wrong = here and step + 1 >= args.error_at > 0
+            if wrong and args.error == "slow":
+                _mark(args, rank).touch()
+                time.sleep(9 * args.step_time)
+            elif here and step + 1 == args.error_at and args.error != "nan":
                 _fail(args, rank)
             total = ring.add(own)
             step, loss = step + 1, loss * 0.99 + total * 1e-6
-            robust_slurm.beat(step, loss=loss)
+            nan = wrong and args.error == "nan" and not (args.error_once and _seen(args, rank))
+            robust_slurm.beat(step, loss=float("nan") if nan else loss)
             if args.print:
                 print(f"rank {rank}: step {step}", flush=True)
             if rank == 0:

@@ -9,10 +9,10 @@ import pytest
 
 from bench import overhead, recovery
 from bench.common import MIN_SAMPLES, Results, finish, results_for, summarise
-from bench.faults import recovered
 from bench.overhead_driver import in_turn
 from bench.plain import down_at
 from bench.rank import Rank
+from bench.recovery_cases import recovered
 from bench.supervisor_case import cpu_seconds, rss_mb
 from bench.supervisor_load import CounterFile, Counters
 from bench.training import BenchError, Incident, Training, find_rank, read_lines

@@ -1,0 +1,54 @@
+"""The judgement of one run of bench.faults (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.chaos.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One run, as the table shows it."""
+
+    detected: float | None
+    """Seconds from the fault to the first incident; None: there was none."""
+    causes: tuple[str, ...]
+    """The causes of the incidents, in their order, each once."""
+    named: frozenset[str]
+    """The suspects of all incidents."""
+    evictions: int
+    """Healthy nodes that were reported, excluded, drained or replaced."""
+    lost_steps: int | None
+    """Steps that were done again; None: an incident does not know."""
+    cause_right: bool
+    machine_right: bool | None
+    """All bad nodes are among the suspects; None: there is no bad node."""
+    right: bool
+
+
+def find(
+    bad: Collection[str],
+    causes: Collection[str],
+    verdict: Verdict,
+    incidents: Sequence[Mapping[str, Any]],
+    began: float,
+) -> Finding:
+    """Judge a run. `causes`: the right ones; none: an incident may say anything but "node"."""
+    said = tuple(dict.fromkeys(str(record["cause"]) for record in incidents))
+    named = frozenset(str(node) for record in incidents for node in record["suspects"])
+    lost = [record["lost_steps"] for record in incidents]
+    machine = named >= frozenset(bad) if bad else None
+    cause = bool(set(said) & set(causes)) if causes else "node" not in said
+    return Finding(
+        detected=incidents[0]["time"] - began if incidents else None,
+        causes=said,
+        named=named,
+        evictions=len(verdict.blamed),
+        lost_steps=None if None in lost else sum(lost),
+        cause_right=cause,
+        machine_right=machine,
+        right=verdict.right and cause and machine is not False,
+    )

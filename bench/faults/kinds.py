@@ -1,0 +1,275 @@
+"""The kinds of faults of bench.faults, each on a rank, a node and a moment that a seed chooses."""
+
+from __future__ import annotations
+
+import random
+import shlex
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bench.chaos.case import Case
+from bench.chaos.job import Job
+from bench.chaos.shared import suspend
+from bench.chaos.stalls import stall
+from bench.chaos.verdict import FAILED, Expected
+
+NODES, PER_NODE = 4, 2  # 8 ranks
+JITTER = 0.5  # s; faults must not be in step with the job's own intervals
+TRANSIENT, USER, NODE = "transient", "user", "node"
+ALL = "n[1-4]"
+TRANSIENTS = (TRANSIENT, "unknown")  # one death of a process proves nothing of its cause
+FAILS = Expected(ends=(FAILED,))
+ECC = "CUDA error: uncorrectable ECC error encountered"
+SIZES = "op.preamble.length <= op.nbytes. 16 vs 8"
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """The choice of one seed. `node` and `other` are two nodes that are not the batch host."""
+
+    rank: int
+    node: str
+    other: str
+    step: int
+    moment: float
+
+    @classmethod
+    def of(cls, name: str, seed: int) -> Pick:
+        """Choose for a kind of fault."""
+        dice = random.Random(f"{name}/{seed}")
+        node, other = dice.sample([f"n{n}" for n in range(2, NODES + 1)], 2)
+        rank = dice.randrange(1, NODES * PER_NODE)
+        return cls(rank, node, other, dice.randrange(35, 60), dice.uniform(0.0, JITTER))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of fault; `make` returns its case, without name, size and jitter, for one choice."""
+
+    name: str
+    broken: str
+    causes: tuple[str, ...]
+    """Right causes, in the words of the incidents' records; (): no incident is needed."""
+    make: Callable[[Pick], dict[str, Any]]
+
+    def case(self, seed: int) -> Case:
+        """Return the case of a seed."""
+        pick = Pick.of(self.name, seed)
+        made = Case(name=self.name, broken=self.broken, **self.make(pick))
+        inject = made.fault
+
+        def fault(job: Job) -> None:
+            time.sleep(pick.moment)
+            job.fault_at = time.time()
+            inject(job)
+
+        return replace(made, nodes=NODES, per_node=PER_NODE, fault=fault)
+
+
+def _bad(*nodes: str) -> Expected:
+    return Expected(bad=frozenset(nodes), found=frozenset(nodes))
+
+
+def _program(error: str, pick: Pick, where: str) -> str:
+    rank, node = f"--error-rank {pick.rank}", f"--error-node {pick.node}"
+    options = {"rank": rank, "node": node, "all": ""}[where.split()[0]]
+    once = "--error-once" if where.endswith("once") else ""
+    return f"--error {shlex.quote(error)} --error-at {pick.step} {options} {once}"
+
+
+def _in_program(
+    name: str, broken: str, causes: tuple[str, ...], error: str, where: str, **more: Any
+) -> Kind:
+    """Return a fault of the program; `where`: rank, node or all, and "once"."""
+
+    def make(pick: Pick) -> dict[str, Any]:
+        expected = _bad(pick.node) if where == "node" else Expected() if "once" in where else FAILS
+        return {"expected": expected, "program": _program(error, pick, where), **more}
+
+    return Kind(name=name, broken=broken, causes=causes, make=make)
+
+
+def _of_node(name: str, broken: str, act: Callable[[Job, Pick], object], **more: Any) -> Kind:
+    """Return a fault that makes the chosen node bad."""
+
+    def make(pick: Pick) -> dict[str, Any]:
+        return {"expected": _bad(pick.node), "fault": lambda job: act(job, pick), **more}
+
+    return Kind(name=name, broken=broken, causes=(NODE,), make=make)
+
+
+def _harmless(name: str, broken: str, act: Callable[[Job, Pick], object], **more: Any) -> Kind:
+    """Return a fault that ends by itself or is nobody's: it must not be held against a node."""
+
+    def make(pick: Pick) -> dict[str, Any]:
+        return {"fault": lambda job: act(job, pick), **more}
+
+    return Kind(name=name, broken=broken, causes=(), make=make)
+
+
+def _signal(number: signal.Signals) -> Kind:
+    def make(pick: Pick) -> dict[str, Any]:
+        return {"fault": lambda job: job.signal_rank(pick.rank, number)}
+
+    name = number.name.lower()
+    return Kind(name=name, broken=f"{number.name} to a rank", causes=TRANSIENTS, make=make)
+
+
+def _crash(job: Job, pick: Pick) -> None:
+    job.lab.crash(pick.node)
+
+
+def _hang(job: Job, pick: Pick) -> None:
+    job.lab.hang(pick.node)
+
+
+def _crash_then_kill(job: Job, pick: Pick) -> None:
+    job.lab.crash(pick.node)
+    time.sleep(0.5)
+    survivor = 2 * (int(pick.other[1:]) - 1)
+    job.signal_rank(survivor, signal.SIGKILL)
+
+
+def _crash_two(job: Job, pick: Pick, apart: float) -> None:
+    job.lab.crash(pick.node)
+    time.sleep(apart)
+    job.lab.crash(pick.other)
+
+
+def _double(name: str, broken: str, apart: float) -> Kind:
+    def make(pick: Pick) -> dict[str, Any]:
+        return {
+            "expected": _bad(pick.node, pick.other),
+            "fault": lambda job: _crash_two(job, pick, apart),
+            "limit": 120.0,
+        }
+
+    return Kind(name=name, broken=broken, causes=(NODE,), make=make)
+
+
+def _flap(job: Job, pick: Pick) -> None:
+    for _ in range(2):
+        job.lab.outage(pick.node, 1)
+        time.sleep(3)
+
+
+def _slow_link(job: Job, pick: Pick) -> None:
+    job.lab.slow(pick.node, delay_ms=400)
+    time.sleep(10)
+    job.lab.ask("heal", node=pick.node)
+
+
+def _away(job: Job, pick: Pick) -> None:
+    job.lab.daemon("head", "slurmctld", "stop")
+    job.lab.crash(pick.node)
+    time.sleep(35)
+    job.lab.daemon("head", "slurmctld", "start")
+
+
+PROGRAM = [
+    _in_program("exit_code", "a rank ends with code 3", TRANSIENTS, "exit:3", "rank once"),
+    *map(_signal, (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGSTOP)),
+    _in_program(
+        "loader_deadlock",
+        "a data-loader worker of a rank is deadlocked",
+        TRANSIENTS,
+        "loader",
+        "rank once",
+    ),
+    _in_program(
+        "rank_deadlock", "a rank waits for its own lock", TRANSIENTS, "deadlock", "rank once"
+    ),
+    _in_program("oom_kill", "a rank ends itself by SIGKILL", TRANSIENTS, "SIGKILL", "rank once"),
+    _in_program(
+        "oom_kill_again", "the same, whenever it is at that step", (USER,), "SIGKILL", "rank"
+    ),
+    _in_program("segv_again", "SIGSEGV of a rank, at each try", (USER,), "SIGSEGV", "rank"),
+    _in_program(
+        "size_mismatch", "gloo's error of sizes that differ, on a rank", (USER,), SIZES, "rank"
+    ),
+    _in_program("user_all", "an exception on all ranks", (USER,), "bad shape of a batch", "all"),
+    _in_program("user_rank", "an exception on one rank only", (USER,), "no such expert: 9", "rank"),
+    _in_program(
+        "user_data", "an exception at one rank's data", (USER,), "cannot decode sample 7", "rank"
+    ),
+    _in_program("user_once", "an exception, once", TRANSIENTS, "queue is empty", "rank once"),
+    _in_program(
+        "cuda_all",
+        "the same CUDA error on all ranks",
+        (USER,),
+        "CUDA error: unspecified launch failure",
+        "all",
+    ),
+    _in_program("nan_all", "a loss of NaN on all ranks, always", (USER,), "nan", "all"),
+]
+MACHINE = [
+    _in_program("ecc", "an ECC error of CUDA on each rank of a node", (NODE,), ECC, "node"),
+    _in_program("io_error", "EIO on each rank of a node", (NODE,), "EIO", "node"),
+    _in_program("nan_node", "a loss of NaN on the ranks of a node", (NODE,), "nan", "node"),
+    _in_program("slow_rank", "steps take ten times as long on a node", (NODE,), "slow", "node"),
+    _of_node("node_crash", "a node crashes", _crash),
+    _of_node("node_hang", "all of a node stops", _hang, epilog=True),
+    _of_node(
+        "mount_dead",
+        "a mount of one node answers nothing any more (stall_limit: 15 s)",
+        lambda job, pick: job.lab.stall(pick.node),
+        options="--robust-stall-limit=15",
+        program="--data {scratch}/data",
+        epilog=True,
+    ),
+    _of_node(
+        "crash_and_kill", "a node crashes; a rank elsewhere dies 0.5 s later", _crash_then_kill
+    ),
+    _of_node("crash_no_slurmctld", "a node crashes while slurmctld is away", _away, limit=120.0),
+    _double("crash_two", "two nodes of four crash at once", 0.0),
+    _double("crash_crash", "a node crashes, and another one 5 s later", 5.0),
+]
+SHARED = [
+    _in_program(
+        "estale_all",
+        "the file system answers ESTALE once, on all ranks",
+        ("shared", *TRANSIENTS),
+        "ESTALE",
+        "all once",
+    ),
+    _in_program(
+        "disk_full",
+        "the shared file system is full once, on all ranks",
+        ("shared", USER, *TRANSIENTS),
+        "ENOSPC",
+        "all once",
+    ),
+    _harmless(
+        "stall_all",
+        "the file system of the training data stalls for 14 s on all nodes",
+        lambda job, _: stall(ALL)(job),
+        program="--data {scratch}/data",
+    ),
+    _harmless(
+        "switch_3s",
+        "all nodes but the batch host are cut off for 3 s",
+        lambda job, _: job.lab.outage("n[2-4]", 3),
+    ),
+    _harmless(
+        "partition_3s",
+        "two nodes of four are cut off for 3 s",
+        lambda job, pick: job.lab.outage(f"{pick.node},{pick.other}", 3),
+    ),
+    _harmless("flap", "the link of a node is off for 1 s, twice", _flap),
+    _harmless("slow_link", "400 ms of delay to a node for 10 s", _slow_link),
+    _harmless(
+        "batch_host_2s", "the batch host is cut off for 2 s", lambda job, _: job.lab.outage("n1", 2)
+    ),
+    _harmless("suspend", "Slurm suspends the job for 15 s", lambda job, _: suspend(job)),
+    _harmless("pause_all", "all nodes pause for 8 s", lambda job, _: job.lab.pause(ALL, 8)),
+    _harmless(
+        "preemption",
+        "Slurm preempts the job: SIGKILL of everything, and back into the queue",
+        lambda job, _: job.scontrol("requeue", str(job.id)),
+        limit=120.0,
+    ),
+]
+KINDS = {kind.name: kind for kind in [*PROGRAM, *MACHINE, *SHARED]}
