@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from conftest import LabFactory
 from jobs import TOY, Training, check_incident, prepared, reference, start
-from lab.hardware import pci
 from waiting import until
 
 from lab import Cluster
