@@ -177,9 +177,13 @@ class State:
             if key in keys:
                 each(tree, lambda section: section.collect())
 
-    def look_at_extra(self) -> dict[str, Glimpse]:
+    def look_at_extra(self, *, foreign: bool = True) -> dict[str, Glimpse]:
         """Return what ``extra`` holds now, by key; but not the objects that a step begins with:
-        loaders, samplers and generators."""
+        loaders, samplers and generators.
+
+        ``foreign``: also what only code of the script's own can tell. It may talk to other ranks,
+        or wait for the GPU as a scaler does.
+        """
         found = {}
         for key, tree in self._tree.items():
             for section in flat(tree) if kind_of(key) == "extra" else ():
@@ -190,6 +194,7 @@ class State:
                     isinstance(section, ObjectState)
                     and type(section) in (ObjectState, ScalerState)
                     and not hasattr(section.found, "__iter__")
+                    and (foreign or _looks_at_itself(section.found))
                 ):
                     found[section.key] = Glimpse(section.collect(), _tensors(section.leaves))
         return found
@@ -296,6 +301,12 @@ def capture(
 def restore(objects: Mapping[str, Any], sources: Sequence[Source], *, rank: int) -> dict[str, Any]:
     """``State.restore`` once."""
     return State(objects, rank=rank).restore(sources)
+
+
+def _looks_at_itself(found: object) -> bool:
+    """True if its state_dict() is known to ask nothing else: a scheduler, or our own."""
+    ours = type(found).__module__.startswith("robust_slurm.")
+    return ours or isinstance(found, torch.optim.lr_scheduler.LRScheduler)
 
 
 def _is_shared(leaf: Leaf, share: Share | None) -> bool:

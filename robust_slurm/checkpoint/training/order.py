@@ -27,6 +27,7 @@ class Order:
         self._extra: dict[str, Glimpse] = {}
         self._versions: dict[str, int] = {}
         """By name, of the tensors of extra."""
+        self._named: set[str] = set()
         self._awaited = False  # the first gradient after save()
         self._handles: list[Any] = []
 
@@ -99,6 +100,11 @@ class Order:
             for each in self._state.trained_ends()
         ]
 
+    def forget(self) -> None:
+        """Compare nothing with an older save(): this one may leave its step out."""
+        self.release()
+        self._extra = {}
+
     def release(self) -> None:
         """No gradient is waited for any more."""
         self._awaited = False
@@ -108,14 +114,19 @@ class Order:
 
     def computing(self, saved: Callable[[int], Mapping[str, torch.Tensor]]) -> list[str]:
         """A backward pass has begun. ``saved``: gives the tensors of extra as save() of this step
-        copied them; asked only where torch has counted a write. What is wrong."""
+        copied them; asked only where torch has counted a write. What is wrong.
+
+        No code of the script's own runs in a backward pass: with pipeline stages a collective there
+        would wait for ever.
+        """
         if not self._extra:
             return []
-        now = self._state.look_at_extra()
+        now = {**self._extra, **self._state.look_at_extra(foreign=False)}
         moved = {
             name
             for key, was in self._extra.items()
-            for name, tensor in (now[key].tensors if key in now else {}).items()
+            if key not in self._named
+            for name, tensor in now[key].tensors.items()
             if tensor is not was.tensors.get(name) or self._versions.get(name) != _version(tensor)
         }
         copies = saved(self._step) if moved else {}
@@ -126,7 +137,7 @@ class Order:
     def changing(self, saved: Mapping[str, torch.Tensor]) -> list[str]:
         """An optimizer is about to step. ``saved``: the tensors of extra by name, as save() copied
         them; what is wrong."""
-        self.release()
+        self._awaited = False  # the hooks stay: an optimizer may step inside of a backward pass
         if not self._extra:
             return []
         found = self._say_changed(self._state.look_at_extra(), saved, "optimizer step")
@@ -137,9 +148,12 @@ class Order:
         self, now: Mapping[str, Glimpse], saved: Mapping[str, torch.Tensor], until: str
     ) -> list[str]:
         """Say it once of each: it is not compared again."""
-        before = self._extra
-        names = [key for key, was in before.items() if _changed(was, now.get(key), saved)]
-        self._extra = {key: was for key, was in before.items() if key not in names}
+        names = [
+            key
+            for key, was in self._extra.items()
+            if key not in self._named and _changed(was, now.get(key), saved)
+        ]
+        self._named.update(names)
         if not names:
             return []
         return [

@@ -133,6 +133,7 @@ class Saver:
 
     def _save(self, step: int) -> None:
         self._act_on(self._guard.before_save(COPY_DEADLINE))
+        self._order.forget()
         self.settle()
         persist = self.durable.takes(step)
         if self._client.dead:

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from checkpointed_training import fake_store
 from fake_checkpoint_store import FakeStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from robust_slurm import Checkpointer
 from robust_slurm.checkpoint.copying.guard import CAREFUL
@@ -179,3 +182,80 @@ def test_a_loop_whose_optimizer_is_seen_gets_no_hook(store: FakeStore) -> None:
         script.ckpt.save(number)
         assert not any(p._post_accumulate_grad_hooks for p in script.model.parameters())
     script.ckpt.close()
+
+
+class Total:
+    """A metric of the script's own, whose state_dict() may talk to other ranks."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def state_dict(self) -> dict[str, int]:
+        self.asked += 1
+        return {"total": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+def test_no_code_of_the_script_runs_in_a_backward_pass(store: FakeStore) -> None:
+    script, total = Script(), Total()
+    ckpt = Checkpointer(model=script.model, optimizer=script.optimizer, extra={"total": total})
+    ckpt.resume()
+    for number in range(1, STEPS):
+        asked = total.asked
+        script.backward()
+        assert total.asked == asked
+        script.replay()
+        ckpt.save(number)
+    assert total.asked > 0
+    ckpt.close()
+
+
+def test_a_step_that_is_not_saved_is_compared_with_no_older_save(
+    store: FakeStore, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store.welcome["every"] = 5
+    script = Script()
+    parameters = [*script.model.parameters()]
+    for number in range(1, 40):
+        if number % 15 == 0:
+            script.backward()
+            script.step()
+        else:  # no hook sees the backward pass of a CUDA graph
+            loss = script.model(torch.randn(3, 6)).square().mean()
+            found = torch.autograd.grad(loss, parameters)
+            for p, gradient in zip(parameters, found, strict=True):
+                p.grad = gradient
+            script.replay()
+        script.finish(*NAMES)
+        script.ckpt.save(number)
+    script.ckpt.close()
+    assert "extra." not in capfd.readouterr().err
+
+
+def test_an_optimizer_may_step_inside_of_the_backward_pass_of_fsdp2(store: FakeStore) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
+        mesh = init_device_mesh("cpu", (1,))
+        for part in (*model, model):
+            fully_shard(part, mesh=mesh)
+        optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+        number = 0
+
+        def step(p: torch.nn.Parameter) -> None:
+            if number % 2 == 0:
+                optimizers[p].step()
+                optimizers[p].zero_grad()
+
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(step)
+        ckpt = Checkpointer(model=model, optimizer=[*optimizers.values()], extra={"n": 0})
+        ckpt.resume()
+        for number in range(1, 7):
+            model(torch.randn(3, 6)).square().mean().backward()
+            ckpt.save(number)
+        ckpt.close()
+    finally:
+        dist.destroy_process_group()
