@@ -26,7 +26,7 @@ class Counted:
 
 
 def lines(nodes: Sequence[Counted], suspects: Collection[str] = ()) -> tuple[str, ...]:
-    """One line for each counter that grew since it was last shown, the gravest of suspects first."""
+    """One line for each counter that has grown since it was shown: suspects' first, by weight."""
     grown = [
         (one.node not in suspects, weight(name), -more, one.node, name, one.now[name])
         for one in nodes
