@@ -33,7 +33,7 @@ class Journal:
             _log.info(text)
 
     def counters(self, node: str, grown: Sequence[str]) -> None:
-        """Record a node's error counters that have grown, the first times; incidents have all."""
+        """Record a node's error counters that have grown, the first times; incidents go on."""
         if grown and self._counters < COUNTERS:
             self._counters += 1
             self.event("counters", node=node, grown=grown)

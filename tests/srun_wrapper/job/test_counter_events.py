@@ -34,7 +34,7 @@ def test_a_message_is_one_event_and_a_job_records_a_hundred(tmp_path: Path) -> N
         ],
     }
     last = 9 + 2 * COUNTERS - 1
-    assert job.state.show_counters(()) == (  # the incident has all
+    assert job.state.show_counters(()) == (  # the incident goes on
         f"n0: {SYMBOL} +4 since robust-task began there",
         f"n0: eth0 rx_errors +{last} since robust-task began there",
     )
