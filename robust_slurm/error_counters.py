@@ -1,4 +1,4 @@
-"""The error counters of links and devices in /sys: their names, and how they are read (pure)."""
+"""The error counters of links and devices in /sys: names, reading and weight (pure)."""
 
 from __future__ import annotations
 
@@ -24,15 +24,26 @@ RETRY_COUNTERS = (
 AER_KINDS = ("fatal", "nonfatal", "correctable")
 # Asking a device for what it has not: drivers do so while they look what there is.
 _HARMLESS = frozenset({"UnsupReq"})
+LARGEST = (1 << 63) - 1
+# The gravest first; a non-fatal error of PCIe is uncorrected, too.
+_GRAVE = (("fatal", "uncorrected"), ("link_downed", "carrier_down"), ("symbol", "crc"))
+
+
+def parse_count(text: str) -> int | None:
+    """A counter's value, None if the text is none."""
+    text = text.strip()
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(LARGEST))):
+        return None
+    return value if (value := int(text)) <= LARGEST else None
 
 
 def parse_aer(content: str) -> dict[str, int]:
     """The lines "name number" of aer_dev_*; the total ("TOTAL_ERR_FATAL") among them."""
     out = {}
     for line in content.splitlines():
-        name, _, value = line.strip().rpartition(" ")
-        if name and value.isascii() and value.isdigit():
-            out[name.strip()] = int(value)
+        name, _, text = line.strip().rpartition(" ")
+        if name and (value := parse_count(text)) is not None:
+            out[name.strip()] = value
     return out
 
 
@@ -41,3 +52,9 @@ def count_aer(counters: Mapping[str, int]) -> int:
     total = max((n for name, n in counters.items() if name.startswith("TOTAL")), default=0)
     named = sum(n for name, n in counters.items() if name in _HARMLESS)
     return max(0, total - named)
+
+
+def weight(name: str) -> int:
+    """Rank what has grown, 0 the gravest: lost data, lost links, damaged transfers, the rest."""
+    found = (at for at, words in enumerate(_GRAVE) if any(word in name for word in words))
+    return next(found, len(_GRAVE))

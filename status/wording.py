@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from robust_slurm.error_counters import weight
 from robust_slurm.state_dir.node_events import NodeEvent
 from robust_slurm.state_dir.records import Accusation, Incident
 
@@ -35,9 +36,9 @@ def tests(incident: Incident) -> list[str]:
 
 
 def counters(node: str, incident: Incident) -> list[str]:
-    """The node's own error counters, without its name."""
+    """The node's own error counters, without its name, the gravest first."""
     own = [line.removeprefix(f"{node}: ") for line in incident.counters if _of(node, line)]
-    return [f"error counters: {line}" for line in _listed(tuple(own))]
+    return [f"error counters: {line}" for line in _listed(tuple(sorted(own, key=weight)))]
 
 
 def _of(node: str, line: str) -> bool:

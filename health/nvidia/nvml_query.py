@@ -73,7 +73,7 @@ def _everything(gpu: Asker) -> None:
     _mig(gpu)
     gpu.one("memory", lambda: _memory(gpu))
     gpu.one("processes", lambda: _processes(gpu))
-    ecc(gpu)
+    _ecc(gpu)
     _remap(gpu)
     gpu.group(
         "retired",
@@ -157,8 +157,7 @@ def _processes(gpu: Asker) -> list[dict[str, Any]]:
     return list(out.values())
 
 
-def ecc(gpu: Asker) -> None:
-    """Fill ``ecc``: errors of the GPU's memory, since the driver was loaded and ever."""
+def _ecc(gpu: Asker) -> None:
     nv, h = gpu.nv, gpu.handle
 
     def total(kind: int, counter: int) -> Callable[[], int]:

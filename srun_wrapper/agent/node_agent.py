@@ -20,7 +20,7 @@ from srun_wrapper.agent.connections.guests import MOST, Guests
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.connections.silence import LOST_HOST, MUTE, Verdict
 from srun_wrapper.agent.connections.uplink import Uplink
-from srun_wrapper.agent.counters.watch import NodeCounters
+from srun_wrapper.agent.counters.watch import Counters
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.node_files import NodeFiles
 from srun_wrapper.agent.place import Place, job_of, shim_address
@@ -102,7 +102,7 @@ class Agent:
         self._files = NodeFiles(
             loop, lambda: list(self._pids.values()), paths, self._stalled, self._answer_inspection
         )
-        self._counters = NodeCounters(loop, lambda grown: self._event(Counted(0, grown)))
+        self._counters = Counters(loop, lambda grown: self._event(Counted(0, grown)))
         self._held: list[Inspected] = []
         self._finished = False
         self.mute = MUTE  # s without a word of robust-srun while its host answers

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from srun_wrapper.agent import filesystems
-from srun_wrapper.agent.counters import gpus
 from srun_wrapper.agent.looking.bounds import budget
 from srun_wrapper.agent.looking.sampler import Sampler
 from srun_wrapper.agent.loop import Loop
@@ -164,7 +163,7 @@ class Slot:
 
     def _staying(self) -> list[int]:
         store = self._store.processes() if self._store is not None else []
-        return [*store, *self._launcher.processes(), *gpus.asking]
+        return store + self._launcher.processes()
 
     def children_changed(self) -> None:
         """SIGCHLD: something below this shim ended."""

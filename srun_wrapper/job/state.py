@@ -52,6 +52,7 @@ class JobState:
         self.early: set[int] = set()  # those of them that came when there were no ranks to get them
         self.ending = False  # the shims are told to finish
         self.on_news: Callable[[str], None] = lambda _text: None
+        self.on_counters: Callable[[str, list[str]], None] = lambda _node, _grown: None
         self.on_store: Callable[[Node, Message], None] = lambda _node, _message: None
         self.on_back: Callable[[Node], None] = lambda _node: None
         self.on_tests: Callable[[Node, WorkerEnded], None] = lambda _node, _message: None

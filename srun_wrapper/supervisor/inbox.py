@@ -194,10 +194,9 @@ class Inbox:
                 node.stalled_at = node.last_word
             node.stalled, node.starting = message.mounts, message.starting
         elif isinstance(message, Counted):
-            news = counters.lines([counters.Counted(node.name, message.grown, node.counted)])
+            news = counters.news(counters.Counted(node.name, message.grown, node.counted))
             node.counted = message.grown
-            for line in news:
-                state.on_news(line)
+            state.on_counters(node.name, news)
         elif isinstance(message, Signalled):
             self._signalled(node, message.signum)
         elif isinstance(message, Logged):

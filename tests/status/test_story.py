@@ -21,7 +21,10 @@ from status.suspicions import story
 DRAIN = {"reason": "robust:node:gemm:-:service:job7", "check": "gemm", "class": "node"}
 BEHIND = [{"job": 7, "name": "n2.i1.json"}]
 TESTED = "stop-time tests name n2"
-COUNTERS = [f"n{n}: mlx5_0 port 1 symbol_error +412 since the step began" for n in (2, 20)]
+OTHERS = [f"n2: eth{n} tx_errors +9 since robust-task began there" for n in range(5)]
+COUNTERS = OTHERS + [
+    f"n{n}: mlx5_0 port 1 symbol_error +412 since robust-task began there" for n in (2, 20)
+]
 OLD = {"name": None}  # an event that does not name the report
 
 
@@ -49,7 +52,9 @@ def test_reported_confirmed_drained_repaired_undrained() -> None:
         "job 7 of ada reported n2: node lost (rule node-lost, incident i1)",
         "evidence: silent for 3 s",
         "evidence: ping failed",
-        "error counters: mlx5_0 port 1 symbol_error +412 since the step began",
+        "error counters: mlx5_0 port 1 symbol_error +412 since robust-task began there",
+        *(f"error counters: {line.removeprefix('n2: ')}" for line in OTHERS[:4]),
+        "error counters: and 1 more lines",
         f"tests: {TESTED}",
         "job 7 evicted n2; n3 took its ranks",
         "outcome in job 7: recovered; 3 steps lost",

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Mapping
 
-from srun_wrapper.agent.counters import gpus
-from srun_wrapper.agent.counters.read import grown, read
+from robust_slurm.error_counters import LARGEST, weight
+from srun_wrapper.agent.counters.read import read
 from srun_wrapper.agent.loop import Loop
 
-MOST = 64  # counters that are told, those that grew most
+MOST = 64  # counters that are told
 UNREAD: dict[str, int] = {}
-
-
-class NodeCounters:
-    """All counters of this node. The GPUs' take longer, so the others do not wait for them."""
-
-    def __init__(self, loop: Loop, tell: Callable[[dict[str, int]], None]) -> None:
-        """``tell``: given what has grown since the start, when that has changed."""
-        self._tell = tell
-        self._grown: dict[str, int] = {}
-        self._parts = [Counters(loop, self._more, reader) for reader in (read, gpus.read)]
-
-    def look(self) -> None:
-        """Read them now."""
-        for part in self._parts:
-            part.look()
-
-    def _more(self, grown: dict[str, int]) -> None:
-        self._grown = {**self._grown, **grown}
-        self._tell(self._grown)
 
 
 class Counters:
@@ -38,13 +20,14 @@ class Counters:
         self,
         loop: Loop,
         tell: Callable[[dict[str, int]], None],
-        reader: Callable[[], dict[str, int]],
+        reader: Callable[[], dict[str, int]] = read,
     ) -> None:
         """``tell``: given what has grown since the start, when that has changed."""
         self._loop = loop
         self._tell = tell
         self._reader = reader
-        self._before: dict[str, int] = {}
+        self._last: dict[str, int] = {}
+        self._grown: dict[str, int] = {}
         self._told: dict[str, int] = {}
         self.reading = False
         self._again = False
@@ -60,12 +43,32 @@ class Counters:
 
     def _read(self, now: dict[str, int]) -> None:
         self.reading = False
+        self._grown = grown(self._grown, self._last, now)
         # One that could not be read before counts from here; one that cannot be read now, stays.
-        self._before = {**now, **self._before}
-        more = {**self._told, **grown(self._before, now)}
-        told = dict(sorted(more.items(), key=lambda item: -item[1])[:MOST])
+        self._last = {**self._last, **now}
+        told = gravest(self._grown)
         if told != self._told:
             self._told = told
             self._tell(told)
         if self._again:
             self.look()
+
+
+def grown(
+    so_far: Mapping[str, int], last: Mapping[str, int], now: Mapping[str, int]
+) -> dict[str, int]:
+    """Add what each counter has grown since it was read last (pure).
+
+    One that is smaller now was set to zero in between: that adds nothing, and hides nothing.
+    """
+    out = dict(so_far)
+    for name, value in now.items():
+        if value > (before := last.get(name, value)):
+            out[name] = min(LARGEST, out.get(name, 0) + value - before)
+    return out
+
+
+def gravest(counters: Mapping[str, int]) -> dict[str, int]:
+    """Return those to tell if there are many (pure)."""
+    items = counters.items()
+    return dict(heapq.nsmallest(MOST, items, key=lambda item: (weight(item[0]), -item[1], item[0])))

@@ -10,6 +10,7 @@ from robust_slurm.state_dir.ledger import JobLedger
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.locate.locate import Located
 
+COUNTERS = 100  # events of error counters; accusations wait in the same queue
 _log = logging.getLogger("robust-srun.news")
 
 
@@ -19,6 +20,7 @@ class Journal:
     def __init__(self, ledger: JobLedger, verbose: bool) -> None:
         self._ledger = ledger
         self._verbose = verbose
+        self._counters = 0
 
     def event(self, name: str, **fields: Any) -> None:
         self._ledger.event(name, **fields)
@@ -29,6 +31,12 @@ class Journal:
             say(text)
         else:
             _log.info(text)
+
+    def counters(self, node: str, grown: Sequence[str]) -> None:
+        """Record a node's error counters that have grown, the first times; incidents go on."""
+        if grown and self._counters < COUNTERS:
+            self._counters += 1
+            self.event("counters", node=node, grown=grown)
 
     def located(self, found: Located, lines: Sequence[str], silent: float) -> None:
         """Record and print what the ranks wait for; ``lines``: who waits for whom."""

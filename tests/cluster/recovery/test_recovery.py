@@ -171,7 +171,7 @@ def test_companion_takes_over_with_its_gpus(new_lab: LabFactory) -> None:
     evicted(training, "n2", left="n1")
     training.check_done()
     record = training.only_incident(action="swap_companion", suspects=["n2"], swaps=[["n2", "s1"]])
-    assert record["counters"] == ["n1: mlx5_1 port 1 link_downed +1 since the step began"]
+    assert record["counters"] == ["n1: mlx5_1 port 1 link_downed +1 since robust-task began there"]
     assert training.says("^rank 3 done on s1 in epoch 2 gpus 0,1")
     until(lambda: lab.nodes()["s1"] == {"IDLE"}, "standby node given back")
 
