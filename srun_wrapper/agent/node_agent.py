@@ -207,7 +207,6 @@ class Agent:
                 self._running[local] = message.epoch
             else:
                 self._running.pop(local, None)
-                self._counters.look()
                 self._report()  # the rank's last step, before the news of its end
             self._event(message)
         elif isinstance(message, Saved):

@@ -181,15 +181,16 @@ class State:
         """Return what ``extra`` holds now, by key; but not the objects that a step begins with:
         loaders, samplers and generators.
 
-        ``foreign``: also what only code of the script's own can tell. It may talk to other ranks,
-        or wait for the GPU as a scaler does.
+        ``foreign``: also what only code of the script's own can tell, modules included. It may talk
+        to other ranks, or wait for the GPU as a scaler does.
         """
         found = {}
         for key, tree in self._tree.items():
             for section in flat(tree) if kind_of(key) == "extra" else ():
                 if isinstance(section, ModuleState):  # running averages change in a forward pass
-                    section.collect()
-                    found[section.key] = Glimpse(None, _tensors(section.leaves[:1]))
+                    if foreign:
+                        section.collect()
+                        found[section.key] = Glimpse(None, _tensors(section.leaves[:1]))
                 elif (
                     isinstance(section, ObjectState)
                     and type(section) in (ObjectState, ScalerState)

@@ -151,6 +151,8 @@ class Checkpointer:
             self.stats.saves += 1
             if heartbeat._nan:
                 self._say(NOT_FINITE)
+                if self._session is not None and self._session.saver is not None:
+                    self._session.saver.leave_out()
                 return
             heartbeat._saved_step(number)
             self._start().save(number)

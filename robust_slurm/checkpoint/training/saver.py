@@ -116,9 +116,14 @@ class Saver:
         self._client.waits_for_all = self._patient and rung.own == 2
         self._client.say("slots", replicas=rung.replicas)
 
+    def leave_out(self) -> None:
+        """A step is not saved: what follows is compared with no older one."""
+        self._order.forget()
+
     def save(self, step: int) -> None:
         """May raise anything; the training is none the worse for it."""
         if gpu.capturing():
+            self.leave_out()
             self._say(
                 f"step {step} is not saved: save() was called while a CUDA graph is captured, and "
                 "nothing can be copied meanwhile. Call it outside of the capture"

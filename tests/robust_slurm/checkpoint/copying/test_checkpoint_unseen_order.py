@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from fake_checkpoint_store import FakeStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from robust_slurm import Checkpointer
+from robust_slurm import Checkpointer, heartbeat
 from robust_slurm.checkpoint.copying.guard import CAREFUL
 
 NAMES = ("schedule", "average", "tokens")
@@ -187,8 +187,7 @@ def test_a_loop_whose_optimizer_is_seen_gets_no_hook(store: FakeStore) -> None:
 class Total:
     """A metric of the script's own, whose state_dict() may talk to other ranks."""
 
-    def __init__(self) -> None:
-        self.asked = 0
+    asked = 0
 
     def state_dict(self) -> dict[str, int]:
         self.asked += 1
@@ -198,18 +197,49 @@ class Total:
         pass
 
 
-def test_no_code_of_the_script_runs_in_a_backward_pass(store: FakeStore) -> None:
-    script, total = Script(), Total()
-    ckpt = Checkpointer(model=script.model, optimizer=script.optimizer, extra={"total": total})
+class Gathered(torch.nn.Linear):
+    """A module that may talk to other ranks when its state is asked for."""
+
+    asked = 0
+
+    def get_extra_state(self) -> int:
+        self.asked += 1
+        return 1
+
+    def set_extra_state(self, state: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("made", [Total, lambda: Gathered(2, 2)])
+def test_no_code_of_the_script_runs_in_a_backward_pass(
+    store: FakeStore, made: Callable[[], Total | Gathered]
+) -> None:
+    script, own = Script(), made()
+    ckpt = Checkpointer(model=script.model, optimizer=script.optimizer, extra={"own": own})
     ckpt.resume()
     for number in range(1, STEPS):
-        asked = total.asked
+        asked = own.asked
         script.backward()
-        assert total.asked == asked
+        assert own.asked == asked
         script.replay()
         ckpt.save(number)
-    assert total.asked > 0
+    assert own.asked > 0
     ckpt.close()
+
+
+def test_a_step_left_out_for_its_loss_is_compared_with_no_older_save(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Script()
+    for number in range(1, STEPS):
+        script.backward()
+        monkeypatch.setattr(heartbeat, "_nan", number == 3)
+        if number != 3:  # a GradScaler leaves that one out
+            script.step()
+        script.finish(*NAMES)
+        script.ckpt.save(number)
+    script.ckpt.close()
+    assert "extra." not in capfd.readouterr().err
 
 
 def test_a_step_that_is_not_saved_is_compared_with_no_older_save(
