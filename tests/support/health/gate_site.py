@@ -41,9 +41,9 @@ class GateSite:
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if os.geteuid() == 0:
-            # Other users must get in. pytest's directories are root's alone: every pytest that
-            # starts on this machine makes them so again.
-            path = Path(tempfile.mkdtemp(prefix="gate-site-"))
+            # Other users must get in, and may not write above. pytest's directories are root's
+            # alone: every pytest that starts on this machine makes them so again.
+            path = Path(tempfile.mkdtemp(prefix="gate-site-", dir="/var/lib"))
             weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
         self.path = path
         self.slurm = FakeSlurm(path / "slurm", *(f"n{i}" for i in range(1, 21)))
