@@ -44,7 +44,7 @@ class Counters:
     def _read(self, now: dict[str, int]) -> None:
         self.reading = False
         self._grown = grown(self._grown, self._last, now)
-        # A counter that is read for the first time counts from here; an unreadable one keeps its value.
+        # A counter read for the first time counts from here; an unreadable one stays as it was.
         self._last = {**self._last, **now}
         told = gravest(self._grown)
         if told != self._told:
