@@ -17,7 +17,7 @@ OF_NODE = 64  # lines of an event
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class NodeGrowth:
     """The growth of a node's counters since its agent began, now and as it was last shown."""
 
     node: str
@@ -25,7 +25,7 @@ class Counted:
     shown: Mapping[str, int]
 
 
-def lines(nodes: Sequence[Counted], suspects: Collection[str] = ()) -> tuple[str, ...]:
+def lines(nodes: Sequence[NodeGrowth], suspects: Collection[str] = ()) -> tuple[str, ...]:
     """One line for each counter that has grown since it was shown: suspects' first, by weight."""
     grown = [
         (one.node not in suspects, weight(name), -more, one.node, name, one.now[name])
@@ -40,13 +40,13 @@ def lines(nodes: Sequence[Counted], suspects: Collection[str] = ()) -> tuple[str
     return (*out, f"and {left} more counters") if left > 0 else tuple(out)
 
 
-def news(one: Counted) -> list[str]:
+def news(one: NodeGrowth) -> list[str]:
     """Likewise of one node, for an event that names it."""
     grown = [(weight(name), -more, name, one.now[name]) for name, more in _more(one).items()]
     return [_line(name, -more, total) for _, more, name, total in heapq.nsmallest(OF_NODE, grown)]
 
 
-def _more(one: Counted) -> dict[str, int]:
+def _more(one: NodeGrowth) -> dict[str, int]:
     more = {name: count - one.shown.get(name, 0) for name, count in one.now.items()}
     return {name: count for name, count in more.items() if count > 0}
 

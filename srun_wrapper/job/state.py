@@ -179,7 +179,7 @@ class JobState:
         """Return, in words, all error counters that grew since this was last asked."""
         nodes = list(self.nodes.values())
         found = counters.lines(
-            [counters.Counted(n.name, n.counted, n.counted_shown) for n in nodes], suspects
+            [counters.NodeGrowth(n.name, n.counted, n.counted_shown) for n in nodes], suspects
         )
         for node in nodes:
             node.counted_shown = node.counted

@@ -194,7 +194,7 @@ class Inbox:
                 node.stalled_at = node.last_word
             node.stalled, node.starting = message.mounts, message.starting
         elif isinstance(message, Counted):
-            news = counters.news(counters.Counted(node.name, message.grown, node.counted))
+            news = counters.news(counters.NodeGrowth(node.name, message.grown, node.counted))
             node.counted = message.grown
             state.on_counters(node.name, news)
         elif isinstance(message, Signalled):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from srun_wrapper.decide.counters import MOST, OF_NODE, Counted, lines, news
+from srun_wrapper.decide.counters import MOST, OF_NODE, NodeGrowth, lines, news
 
 SYMBOL = "mlx5_0 port 1 symbol_error"
 
@@ -13,20 +13,20 @@ SYMBOL = "mlx5_0 port 1 symbol_error"
     ("nodes", "suspects", "expected"),
     [
         ([], (), ()),
-        ([Counted("n3", {}, {})], ("n3",), ()),
+        ([NodeGrowth("n3", {}, {})], ("n3",), ()),
         (
-            [Counted("n3", {SYMBOL: 412}, {})],
+            [NodeGrowth("n3", {SYMBOL: 412}, {})],
             (),
             (f"n3: {SYMBOL} +412 since robust-task began there",),
         ),
-        ([Counted("n3", {SYMBOL: 412}, {SYMBOL: 412})], (), ()),
+        ([NodeGrowth("n3", {SYMBOL: 412}, {SYMBOL: 412})], (), ()),
         (
-            [Counted("n3", {SYMBOL: 417}, {SYMBOL: 412})],
+            [NodeGrowth("n3", {SYMBOL: 417}, {SYMBOL: 412})],
             (),
             (f"n3: {SYMBOL} +5 since it was last shown, +417 since robust-task began there",),
         ),
         (  # the largest first
-            [Counted("n1", {"a": 1, "b": 3}, {}), Counted("n2", {"a": 2}, {})],
+            [NodeGrowth("n1", {"a": 1, "b": 3}, {}), NodeGrowth("n2", {"a": 2}, {})],
             (),
             tuple(
                 f"{what} since robust-task began there"
@@ -34,7 +34,11 @@ SYMBOL = "mlx5_0 port 1 symbol_error"
             ),
         ),
         (  # but the gravest before them
-            [Counted("n1", {"a": 9, "eth0 carrier_down_count": 1, "PCIe x fatal errors": 1}, {})],
+            [
+                NodeGrowth(
+                    "n1", {"a": 9, "eth0 carrier_down_count": 1, "PCIe x fatal errors": 1}, {}
+                )
+            ],
             (),
             tuple(
                 f"n1: {what} since robust-task began there"
@@ -42,27 +46,27 @@ SYMBOL = "mlx5_0 port 1 symbol_error"
             ),
         ),
         (  # and a suspect's before all others
-            [Counted("n1", {"a": 9}, {}), Counted("n2", {"a": 2}, {})],
+            [NodeGrowth("n1", {"a": 9}, {}), NodeGrowth("n2", {"a": 2}, {})],
             ("n2",),
             tuple(f"{what} since robust-task began there" for what in ("n2: a +2", "n1: a +9")),
         ),
     ],
 )
 def test_what_is_shown(
-    nodes: list[Counted], suspects: tuple[str, ...], expected: tuple[str, ...]
+    nodes: list[NodeGrowth], suspects: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     assert lines(nodes, suspects) == expected
 
 
 def test_many_are_cut() -> None:
-    found = lines([Counted("n1", {str(n): n + 1 for n in range(MOST + 3)}, {})])
+    found = lines([NodeGrowth("n1", {str(n): n + 1 for n in range(MOST + 3)}, {})])
     assert len(found) == MOST + 1 and found[-1] == "and 3 more counters"
 
 
 def test_an_event_has_what_is_new_of_a_node_and_no_more_than_64() -> None:
     now = {"a": 5, "b": 2, "mlx5_0 port 1 symbol_error": 1}
-    assert news(Counted("n1", now, {"b": 2, "a": 1})) == [
+    assert news(NodeGrowth("n1", now, {"b": 2, "a": 1})) == [
         "mlx5_0 port 1 symbol_error +1 since robust-task began there",
         "a +4 since it was last shown, +5 since robust-task began there",
     ]
-    assert len(news(Counted("n1", {str(n): 1 for n in range(2 * OF_NODE)}, {}))) == OF_NODE
+    assert len(news(NodeGrowth("n1", {str(n): 1 for n in range(2 * OF_NODE)}, {}))) == OF_NODE
