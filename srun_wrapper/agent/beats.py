@@ -56,6 +56,8 @@ class NodeBeats:
                     beat.nan,
                     reader.ended(),
                     beat.proven,
+                    beat.sound,
+                    beat.healed,
                 )
             )
         return tuple(beats)

@@ -188,11 +188,13 @@ class JobState:
     # -- epochs
 
     def nonfinite_open(self) -> bool:
-        """True if some nodes have yet to report whether their ranks' losses are finite."""
+        """True if some ranks have yet to report whether their losses are finite."""
         since = self.nonfinite.since
         if not since or time.monotonic() - since > 2 * self.interval:
             return False
-        return any(n.role is Role.ACTIVE and n.last_word < since for n in self.world.places)
+        if any(n.role is Role.ACTIVE and n.last_word < since for n in self.world.places):
+            return True
+        return self.nonfinite.outstanding(self.world.running())
 
     def new_epoch(self) -> int:
         """Open the next epoch over the present places; returns its number."""

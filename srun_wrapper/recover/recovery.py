@@ -183,7 +183,8 @@ class Recovery:
         just_joined = self._nodes.replacement.just_joined()
         names = {text: n.name for n in state.live() for text in (n.name, n.address)}
         places = len(state.world.places)
-        diagnosis = diagnose(failures, places, just_joined, state.catalogue, names)
+        local = state.nonfinite.local(state.world.running())
+        diagnosis = diagnose(failures, places, just_joined, state.catalogue, names, local)
         if just_joined.issuperset(diagnosis.suspects or ("",)):
             self._nodes.means.unfit(diagnosis.suspects)  # it costs no restart: none was tried
         elif not again:
