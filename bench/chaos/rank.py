@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import math
 import mmap
 import os
 import signal
@@ -189,16 +190,20 @@ def main() -> None:
                 time.sleep(9 * args.step_time)
             elif here and step + 1 == args.error_at and args.error != "nan":
                 _fail(args, rank)
+            # As in a training with data parallelism: the rank's own loss, of the weights before
+            # the step; the sum then spreads a NaN to all weights.
+            reported = loss
+            if wrong and args.error == "nan" and not (_seen(args, rank) and args.error_once):
+                own = reported = float("nan")
             total = ring.add(own)
             step, loss = step + 1, loss * 0.99 + total * 1e-6
-            nan = wrong and args.error == "nan" and not (args.error_once and _seen(args, rank))
-            robust_slurm.beat(step, loss=float("nan") if nan else loss)
+            robust_slurm.beat(step, loss=reported)
             if args.print:
                 print(f"rank {rank}: step {step}", flush=True)
             if rank == 0:
                 steps.write(f"{time.time():.3f} {step}\n")
                 steps.flush()
-            if rank == 0 and step % args.save == 0:
+            if rank == 0 and step % args.save == 0 and math.isfinite(loss):
                 fresh = checkpoint.with_suffix(".tmp")
                 fresh.write_text(json.dumps([step, loss]))
                 fresh.replace(checkpoint)

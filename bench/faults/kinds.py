@@ -170,7 +170,7 @@ def _away(job: Job, pick: Pick) -> None:
 
 
 PROGRAM = [
-    _in_program("exit_code", "a rank ends with code 3", TRANSIENTS, "exit:3", "rank once"),
+    _in_program("exit_code", "a rank ends with code 3", (USER, *TRANSIENTS), "exit:3", "rank once"),
     *map(_signal, (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGSTOP)),
     _in_program(
         "loader_deadlock",
@@ -195,19 +195,23 @@ PROGRAM = [
     _in_program(
         "user_data", "an exception at one rank's data", (USER,), "cannot decode sample 7", "rank"
     ),
-    _in_program("user_once", "an exception, once", TRANSIENTS, "queue is empty", "rank once"),
+    _in_program(
+        "user_once", "an exception, once", (USER, *TRANSIENTS), "queue is empty", "rank once"
+    ),
     _in_program(
         "cuda_all",
         "the same CUDA error on all ranks",
-        (USER,),
+        (USER, "shared"),
         "CUDA error: unspecified launch failure",
         "all",
     ),
     _in_program("nan_all", "a loss of NaN on all ranks, always", (USER,), "nan", "all"),
+    _in_program("nan_rank", "a loss of NaN of a rank's own data, always", (USER,), "nan", "rank"),
+    _in_program("nan_once", "the same, once", TRANSIENTS, "nan", "rank once"),
 ]
 MACHINE = [
     _in_program("ecc", "an ECC error of CUDA on each rank of a node", (NODE,), ECC, "node"),
-    _in_program("io_error", "EIO on each rank of a node", (NODE,), "EIO", "node"),
+    _in_program("io_error", "EIO on each rank of a node", (NODE, "unknown"), "EIO", "node"),
     _in_program("nan_node", "a loss of NaN on the ranks of a node", (NODE,), "nan", "node"),
     _in_program("slow_rank", "steps take ten times as long on a node", (NODE,), "slow", "node"),
     _of_node("node_crash", "a node crashes", _crash),
@@ -269,7 +273,7 @@ SHARED = [
         "preemption",
         "Slurm preempts the job: SIGKILL of everything, and back into the queue",
         lambda job, _: job.scontrol("requeue", str(job.id)),
-        limit=120.0,
+        limit=240.0,
     ),
 ]
 KINDS = {kind.name: kind for kind in [*PROGRAM, *MACHINE, *SHARED]}

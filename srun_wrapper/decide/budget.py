@@ -153,6 +153,16 @@ def innocent(diagnosis: Diagnosis) -> bool:
     return echo or diagnosis.cause in ("shared", "user") or nobody
 
 
+def with_suspects(diagnosis: Diagnosis, failures_by_node: Mapping[str, int]) -> Diagnosis:
+    """Return the diagnosis with the node that only repetition makes a suspect."""
+    found = () if diagnosis.suspects else suspect_nodes(diagnosis, failures_by_node)
+    if not found:
+        return diagnosis
+    times = ", ".join(f"{failures_by_node[node]} failures on {node}" for node in found)
+    line = f"{times} without progress: a suspect by repetition alone"
+    return replace(diagnosis, suspects=found, evidence=(*diagnosis.evidence, line))
+
+
 def suspect_nodes(diagnosis: Diagnosis, failures_by_node: Mapping[str, int]) -> tuple[str, ...]:
     """Nodes to evict: blamed by the evidence, or failing twice without progress.
 

@@ -16,6 +16,7 @@ from srun_wrapper.decide.budget import Budget as Budget
 from srun_wrapper.decide.budget import acquit as acquit
 from srun_wrapper.decide.budget import suspect_nodes as suspect_nodes
 from srun_wrapper.decide.budget import unproven_nan
+from srun_wrapper.decide.budget import with_suspects as with_suspects
 from srun_wrapper.decide.diagnosis import LIMIT, Diagnosis
 
 Action = Literal["restart", "swap_spare", "swap_companion", "requeue", "stop"]

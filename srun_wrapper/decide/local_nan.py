@@ -16,7 +16,7 @@ SHOWN = 8  # ranks
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """What is known of one rank's losses."""
+    """Known losses of one rank."""
 
     rank: str
     """Its name for people: "rank 5"."""

@@ -17,6 +17,7 @@ from srun_wrapper.job.model import AgentKey, Node, Role, World
 from srun_wrapper.job.nonfinite import NonfiniteLosses
 from srun_wrapper.job.pace import Pace
 from srun_wrapper.job.progress import Progress
+from srun_wrapper.job.spikes import Spikes
 from srun_wrapper.protocol.messages import Finish, Message, Stop, WorkerEnded
 from srun_wrapper.signatures.catalogue import Catalogue, load
 
@@ -41,6 +42,7 @@ class JobState:
         self.pace = Pace(config.hang_floor, config.busy_limit, config.start_limit)
         self.progress = Progress()
         self.nonfinite = NonfiniteLosses()
+        self.spikes = Spikes()
         self.failures: list[Failure] = []
         self.changed = Changes()
         self.bus = Bus(self.nodes, self.changed)
@@ -52,6 +54,7 @@ class JobState:
         self.early: set[int] = set()  # those of them that came when there were no ranks to get them
         self.ending = False  # the shims are told to finish
         self.on_news: Callable[[str], None] = lambda _text: None
+        self.on_spike: Callable[[str], None] = lambda _text: None
         self.on_counters: Callable[[str, list[str]], None] = lambda _node, _grown: None
         self.on_store: Callable[[Node, Message], None] = lambda _node, _message: None
         self.on_back: Callable[[Node], None] = lambda _node: None
@@ -201,6 +204,7 @@ class JobState:
         self.members.begin_epoch()
         self.progress.new_epoch()
         self.nonfinite.new_epoch()
+        self.spikes.new_epoch()
         self.pace.new_epoch(time.monotonic())
         self.phases.clear()
         self.failures.clear()

@@ -209,7 +209,8 @@ class Recovery:
         means = self._nodes.means.now()
         lost = state.vacant()
         while True:
-            diagnosis = incident.diagnosis = without_returned(incident.diagnosis, state.vacant())
+            diagnosis = without_returned(incident.diagnosis, state.vacant())
+            diagnosis = incident.diagnosis = ladder.with_suspects(diagnosis, budget.nodes)
             plan = incident.plan = ladder.plan(diagnosis, state.vacant(), budget, means)
             incident.mark("decide")
             job_log.decided(incident)

@@ -81,6 +81,7 @@ class Supervisor:
         self.ledger = JobLedger(launch.options.records)
         self.journal = Journal(self.ledger, config.verbose)
         self.state.on_news = self.journal.news
+        self.state.on_spike = self.journal.spike
         self.state.on_counters = self.journal.counters
         self.facts = JobFacts(launch, job_id, secrets.token_bytes(32))
         self._phase = Phase()

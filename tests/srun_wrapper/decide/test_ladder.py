@@ -21,6 +21,7 @@ from srun_wrapper.decide.ladder import (
     acquit,
     plan,
     suspect_nodes,
+    with_suspects,
 )
 
 
@@ -260,6 +261,18 @@ def test_suspects_need_two_failures_or_evidence() -> None:
     assert suspect_nodes(hang(), {"": 5}) == ()
     assert suspect_nodes(nan(), {"n1": 5}) == ()
     assert suspect_nodes(nan(cause="node"), {}) == ("n1",)
+
+
+def test_a_node_that_repetition_makes_a_suspect_is_named() -> None:
+    eio = crash(EIO)
+    assert with_suspects(eio, {"n1": 1}) is eio
+    named = with_suspects(eio, {"n1": 2})
+    assert (named.cause, named.suspects) == ("unknown", ("n1",))
+    assert named.evidence[-1] == "2 failures on n1 without progress: a suspect by repetition alone"
+    assert with_suspects(named, {"n1": 2}) is named
+    assert with_suspects(crash(**KILLED), {"n1": 3}).suspects == ("n1",)
+    assert with_suspects(crash("ValueError: x"), {"n1": 9}).suspects == ()
+    assert suspect_nodes(named, {"n1": 2}) == ("n1",)
 
 
 NODES = st.sampled_from(["n1", "n2", "n3", "n4"])
