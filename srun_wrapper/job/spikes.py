@@ -17,6 +17,7 @@ WINDOW = 64  # reported values from before the jump that make the median
 LEAST = 16  # of them before a value is judged
 STAYS = 20  # steps above FACTOR medians after which a jump is reported ...
 STAYS_SEEN = 5  # ... and reported values: a rank is read a few times a second
+NOBODY = 1 << 31  # above all ranks
 
 
 class Spikes:
@@ -24,21 +25,19 @@ class Spikes:
 
     def __init__(self) -> None:
         self._series = {"loss": Series("loss"), "grad_norm": Series("gradient norm")}
-        self._lowest = 1 << 31  # of the ranks that report them: others are passed over at once
+        self._last = NOBODY  # ranks above it have nothing to say: they are passed over at once
 
     def note(self, rank: Rank) -> list[str]:
         """Take the values of a rank's new beat; return what is to be reported."""
-        if not 0 <= rank.rank <= self._lowest or rank.step is None or rank.source != "explicit":
+        if not 0 <= rank.rank <= self._last or rank.step is None or rank.source != "explicit":
             return []
-        if rank.loss is None and rank.grad_norm is None:
-            return []
-        self._lowest = rank.rank
         values = ("loss", rank.loss), ("grad_norm", rank.grad_norm)
         found = [
             self._series[name].note(rank.rank, rank.step, value)
             for name, value in values
             if value is not None and value - value == 0.0
         ]
+        self._last = max(series.rank for series in self._series.values())
         return [line for line in found if line]
 
     def new_epoch(self) -> None:
@@ -52,7 +51,8 @@ class Series:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._rank = -1
+        self.rank = NOBODY
+        """The lowest rank that has reported the value: the one whose values count."""
         self._values = deque[float](maxlen=WINDOW)
         self._median = 0.0
         self._since: int | None = None  # step of the first value of a jump
@@ -65,11 +65,11 @@ class Series:
 
     def note(self, rank: int, step: int, value: float) -> str:
         """Take a finite value; return a line where a jump has stayed, or is over; else ""."""
-        if self._rank < 0 or rank < self._rank:
-            self._rank = rank
+        if rank < self.rank:
+            self.rank = rank
             self._values.clear()
             self.calm()
-        if rank != self._rank:
+        if rank > self.rank:
             return ""
         usual = self._median
         if len(self._values) >= LEAST and 0.0 < FACTOR * usual < value:
@@ -95,7 +95,7 @@ class Series:
             return ""
         self._reported = True
         return (
-            f"warning: {self._name} of rank {self._rank} is more than {FACTOR:g} times its median "
+            f"warning: {self._name} of rank {self.rank} is more than {FACTOR:g} times its median "
             f"({usual:.4g}) since step {self._since}: {value:.4g} at step {step}. The job goes on; "
             f"if training diverges, stop it and resume from before step {self._since}"
         )

@@ -79,6 +79,16 @@ def test_the_lowest_rank_speaks_and_nothing_fails() -> None:
     assert not job.state.failures
 
 
+def test_the_loss_of_the_last_stage_alone() -> None:
+    job = Job()
+    found = told(job)
+    for step in range(60):
+        value = 2.0 if step < 30 else 20.0
+        job.say(0, Report(1, (beat(0, step, step + 1, grad_norm=1.0),)))
+        job.say(1, Report(1, (beat(1, step, step + 1, loss=value),)))
+    assert len(found) == 1 and "loss of rank 3 is more" in found[0]
+
+
 @pytest.mark.parametrize("value", [nan, inf, None])
 def test_values_that_are_no_numbers(value: float | None) -> None:
     job = Job()
