@@ -14,7 +14,8 @@ import pytest
 from places import REPOSITORY
 
 PRODUCT = ("robust_slurm", "srun_wrapper", "health", "standby", "status", "prolog", "epilog")
-ROOMS = (*PRODUCT, "lab", "bench", "tests")
+CODE = (*PRODUCT, "lab", "bench")
+ROOMS = (*CODE, "tests")
 LINES = 350
 FILES = 16
 
@@ -66,18 +67,18 @@ def test_docstrings_open_with_a_subject_or_a_verb(room: str) -> None:
     assert headless == []
 
 
-def test_no_product_file_becomes_long() -> None:
+def test_no_file_of_code_becomes_long() -> None:
     long = {
         _name(path)
-        for path in _files(PRODUCT)
+        for path in _files(CODE)
         if len(path.read_text(encoding="utf-8").splitlines()) > LINES
     }
     assert long - LONG_TODAY == set(), f"split files of more than {LINES} lines by idea"
     assert LONG_TODAY - long == set(), "these are short now: remove them from LONG_TODAY"
 
 
-def test_no_folder_of_the_product_or_the_lab_becomes_full() -> None:
-    files = [path.parent for path in _files((*PRODUCT, "lab"))]
+def test_no_folder_of_code_becomes_full() -> None:
+    files = [path.parent for path in _files(CODE)]
     full = {_name(folder) for folder in set(files) if files.count(folder) > FILES}
     assert full - FULL_TODAY == set(), f"divide folders of more than {FILES} files by subject"
     assert FULL_TODAY - full == set(), "these are small now: remove them from FULL_TODAY"

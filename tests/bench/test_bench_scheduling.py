@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import scheduling
-from bench.scheduling_model import (
+from bench.scheduling import __main__ as scheduling
+from bench.scheduling.model import (
     STRATEGIES,
     MissingError,
     Term,
@@ -28,7 +28,7 @@ from bench.scheduling_model import (
     weights,
     with_switch,
 )
-from bench.scheduling_plot import Bar, bars, decades
+from bench.scheduling.plot import Bar, bars, decades
 from standby.size.count import Source, losses
 
 P = 1.2e-3
