@@ -21,8 +21,11 @@ from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.agent.streams.pump import Pump
 from srun_wrapper.agent.streams.sinks import are_open, open_sinks
 from srun_wrapper.agent.streams.streams import Streams
+from srun_wrapper.agent.warm.commands import at_start
+from srun_wrapper.agent.warm.head_start import head_start
 from srun_wrapper.agent.warm.imports import Learnt
-from srun_wrapper.agent.warm.interpreter import Forked, Warm, at_start
+from srun_wrapper.agent.warm.interpreter import Warm
+from srun_wrapper.agent.warm.preforked import Forked
 from srun_wrapper.agent.warm.torchrun_broker import Tell, TorchrunBroker
 from srun_wrapper.command.rank_env import STALE
 from srun_wrapper.command.torchrun import torchrun_overrides
@@ -66,19 +69,7 @@ class Launch:
     record: Path
 
 
-HEAD_START = 0.15
-"""s by which warm rank 0's script goes ahead of the others': torch's ranks look for its store, and
-one that comes before the store waits half a second or more until it looks again."""
-HEAD_START_BESIDE = 0.3
-"""On its own node, where they see that there is a store, and go on at once."""
 _log = logging.getLogger("robust-task")
-
-
-def head_start(rank: RankStart) -> float:
-    """Return the longest wait for rank 0, in s. On its node, rank and local rank are equal."""
-    if rank.rank == 0:
-        return 0.0
-    return HEAD_START_BESIDE if rank.rank == rank.local else HEAD_START
 
 
 class Launcher:

@@ -31,11 +31,11 @@ from srun_wrapper.agent.filesystems import command_paths
 from srun_wrapper.agent.last_duty import last_duty
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.node_agent import Agent
-from srun_wrapper.agent.place import Place, place_from, shim_address
+from srun_wrapper.agent.place import SECRETS, Place, place_from, shim_address
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.guardian import Restart, guarded
 from srun_wrapper.agent.rank_launcher import SlotOptions
-from srun_wrapper.agent.slot import SECRETS, Slot
+from srun_wrapper.agent.slot import Slot
 from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.agent.streams.stdin import Stdin
 from srun_wrapper.agent.test_worker import SlotTests

@@ -24,6 +24,7 @@ from waiting import until
 from srun_wrapper.agent import slot
 from srun_wrapper.agent.looking import dumps
 from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.place import SECRETS
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.rank_launcher import SlotOptions
 from srun_wrapper.agent.slot import Slot
@@ -205,7 +206,7 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
     )
     if "py_spy" in config:
         dumps.py_spy = lambda: str(config["py_spy"])
-    for name in slot.SECRETS:
+    for name in SECRETS:
         os.environ.pop(name, None)
 
     def emit(message: Message) -> None:
