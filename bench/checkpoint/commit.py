@@ -25,8 +25,8 @@ from bench.common import BenchError, Results, summarise
 from robust_slurm.checkpoint.durable import tier
 from robust_slurm.checkpoint.durable.parts import (
     File,
+    FileSpan,
     Part,
-    Place,
     Plain,
     data_prefix,
     encode_part,
@@ -98,7 +98,7 @@ def part(rank: int, ranks: int, parameters: int) -> Part:
     entries = list(blocks(rank, ranks, parameters))
     places, at = [], 0
     for entry in entries:
-        places.append(Place(0, at, entry.nbytes + RECORD))
+        places.append(FileSpan(0, at, entry.nbytes + RECORD))
         at += entry.nbytes + RECORD
     file = File(f"{data_prefix(ATTEMPT, rank)}0.distcp", at + RECORD, [rank])
     names = [f"layers.{i}.weight" for i in range(parameters)]
@@ -110,7 +110,7 @@ def part(rank: int, ranks: int, parameters: int) -> Part:
     return Part(
         ATTEMPT, snapshot, [0], (file,), tuple(places),
         {e.fqn: tuple(e.fqn.split(".", 1)) for e in entries},
-        (Plain(lr, tuple(lr.split(".")), Place(0, at, RECORD)),),
+        (Plain(lr, tuple(lr.split(".")), FileSpan(0, at, RECORD)),),
         (("optimizer.param_groups.0", tuple(names)),),
         ("=0000803f",) * parameters,
     )  # fmt: skip
@@ -140,10 +140,10 @@ def rows_of(rank: int, ranks: int, parameter: int) -> tuple[int, int, int]:
 def main(directory: str, ranks: str) -> int:
     """In the process that is measured: print seconds, of the clock and of the processor, and the
     highest resident size."""
-    from robust_slurm.checkpoint.durable.commit import Request
+    from robust_slurm.checkpoint.durable.commit import CommitRequest
     from robust_slurm.checkpoint.durable.commit import commit as commit_step
 
-    request = Request(Path(directory), STEP, int(ranks), ATTEMPT, wait=0, keep=2)
+    request = CommitRequest(Path(directory), STEP, int(ranks), ATTEMPT, wait=0, keep=2)
     began, cpu = time.monotonic(), time.process_time()
     done = commit_step(request, threading.Event())
     seconds, cpu = time.monotonic() - began, time.process_time() - cpu

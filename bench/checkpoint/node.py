@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import linux
-from robust_slurm.checkpoint.store.events import Event, Restore, Saved, Target, Wanted
+from robust_slurm.checkpoint.store.events import Event, Restore, Saved, Target, WantedSnapshot
 from robust_slurm.checkpoint.store.store import Store
 
 KEY = b"bench.checkpoint bench.checkpoint"[:32]
@@ -92,7 +92,7 @@ class Node:
 
     def fetch(self, owner: int, step: int, host: str, port: int) -> dict[str, Any]:
         began = time.perf_counter()
-        (outcome,) = self.store.fetch([Wanted(owner, step, host, port)])
+        (outcome,) = self.store.fetch([WantedSnapshot(owner, step, host, port)])
         return {**outcome._asdict(), "seconds": time.perf_counter() - began}
 
     def make_room(self, size: int) -> dict[str, Any]:

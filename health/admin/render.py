@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from health import settings
-from health.admin.install import Directory, InstallError, Wanted
+from health.admin.install import Directory, InstallError, WantedFile
 from health.admin.want import Want
 from health.check import Check, Setting
 from robust_slurm import config
@@ -122,13 +122,13 @@ class Site(NamedTuple):
     on_missing: str = "skip"
 
 
-def node_files(site: Site, toml: str) -> list[Wanted]:
+def node_files(site: Site, toml: str) -> list[WantedFile]:
     """The files that every node needs."""
-    files = [Wanted(f"{site.etc}/{stub.name}", _stub(stub, site), 0o755) for stub in STUBS]
-    files.append(Wanted(f"{site.etc}/{SETTINGS}", toml, 0o644, settings=True))
+    files = [WantedFile(f"{site.etc}/{stub.name}", _stub(stub, site), 0o755) for stub in STUBS]
+    files.append(WantedFile(f"{site.etc}/{SETTINGS}", toml, 0o644, settings=True))
     if site.tmpfiles:
         text = fill("tmpfiles.j2", spool=site.spool)
-        files.append(Wanted(f"{site.tmpfiles}/robust-slurm.conf", text, 0o644))
+        files.append(WantedFile(f"{site.tmpfiles}/robust-slurm.conf", text, 0o644))
     return files
 
 

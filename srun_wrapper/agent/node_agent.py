@@ -17,7 +17,7 @@ from srun_wrapper.agent.beats import NodeBeats
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.connections.probe import Probe
 from srun_wrapper.agent.connections.shims import Shims
-from srun_wrapper.agent.connections.silence import LOST_HOST, MUTE, Verdict
+from srun_wrapper.agent.connections.silence import LOST_HOST, MUTE, SilenceVerdict
 from srun_wrapper.agent.connections.uplink import Uplink
 from srun_wrapper.agent.counters.watch import Counters
 from srun_wrapper.agent.looking.answers import Answers
@@ -65,7 +65,7 @@ class Agent:
         key: bytes,
         run_dir: Path,
         own: Callable[[Message], None],
-        abandoned: Callable[[Verdict, Start | None], None],
+        abandoned: Callable[[SilenceVerdict, Start | None], None],
         paths: Callable[[], set[str]] = set,
         life: int = 0,
     ) -> None:
@@ -261,7 +261,7 @@ class Agent:
 
     def _watch_supervisor(self) -> None:
         verdict = self._uplink.judge(self._interval, self.lost_host, self.mute)
-        if verdict is not Verdict.FINE:
+        if verdict is not SilenceVerdict.FINE:
             self._finish()
             self._uplink.close()  # a supervisor that answers now must not count on this node
             self._abandoned(verdict, self._start)

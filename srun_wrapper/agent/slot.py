@@ -15,10 +15,10 @@ from srun_wrapper.agent.looking.sampler import Sampler
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree, starting
 from srun_wrapper.agent.processes.end_report import EndReport, error_file
-from srun_wrapper.agent.processes.signals import Signals
+from srun_wrapper.agent.processes.signals import RankSignals
 from srun_wrapper.agent.processes.starting import why_not_started
 from srun_wrapper.agent.processes.stop_stages import Aborts, StopStages
-from srun_wrapper.agent.rank_launcher import Launch, Launcher, Running, SlotOptions
+from srun_wrapper.agent.rank_launcher import Launcher, RankLaunch, Running, SlotOptions
 from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.agent.streams.stdin import Stdin
 from srun_wrapper.agent.test_worker import SlotTests
@@ -84,13 +84,13 @@ class Slot:
         self._first_of_all = False
         self._told_warm = 0
         self._next: Start | None = None
-        self._cold: Launch | None = None
+        self._cold: RankLaunch | None = None
         self._launcher = Launcher(
             loop, local, options, run_dir, store,
             started=self._started, failed=self._failed, cold=self._start_cold,
             ended=self._end_running, learnt=self._learnt, changed=self._tell_warm,
         )  # fmt: skip
-        self._signals = Signals(loop, self._pid, group=not options.inherit)
+        self._signals = RankSignals(loop, self._pid, group=not options.inherit)
         self._stopping = False
         self._stages: StopStages | None = None
         self._kill_at = math.inf
@@ -282,12 +282,12 @@ class Slot:
         warm = isinstance(running.process, Forked)
         self._emit(Started(0, running.epoch, self._local, running.process.pid, warm))
 
-    def _failed(self, launch: Launch, err: Exception) -> None:
+    def _failed(self, launch: RankLaunch, err: Exception) -> None:
         text = f"robust-task: {why_not_started(launch.command[0], err, self._run_dir)}\n"
         os.write(2, text.encode())
         self._emit(Exited(0, launch.order.epoch, self._local, NOT_FOUND, None, 0.0, text, False))
 
-    def _start_cold(self, launch: Launch) -> None:
+    def _start_cold(self, launch: RankLaunch) -> None:
         self._cold = launch
         self._stop(0.0)
 

@@ -49,7 +49,7 @@ class Case(NamedTuple):
     all: Pool
 
 
-class Answer(NamedTuple):
+class PoolSize(NamedTuple):
     """The whole answer."""
 
     nodes: int
@@ -86,15 +86,15 @@ def _cause(nodes: int, source: Source, days: float) -> Cause:
     )
 
 
-def from_rates(nodes: int, sources: Sequence[Source], hours: float, quantile: float) -> Answer:
+def from_rates(nodes: int, sources: Sequence[Source], hours: float, quantile: float) -> PoolSize:
     """Raises SizeError."""
     found = case(GIVEN, nodes, sources, hours, quantile)
-    return Answer(nodes, hours, quantile, (found,), None, tuple(_notes([found])))
+    return PoolSize(nodes, hours, quantile, (found,), None, tuple(_notes([found])))
 
 
 def from_ledger(
     nodes: int, seen: Observed, named: Sequence[Source], hours: float, quantile: float
-) -> Answer:
+) -> PoolSize:
     """The estimate, and all rates at the upper ends of their 95 % intervals.
 
     ``named``: groups that were named by a person; they replace the ones that were seen.
@@ -116,7 +116,7 @@ def from_ledger(
             f"{seen.several.events} events that took several nodes were seen; "
             "the groups named on the command line are used instead"
         )
-    return Answer(nodes, hours, quantile, tuple(cases), seen, (*notes, *_notes(cases)))
+    return PoolSize(nodes, hours, quantile, tuple(cases), seen, (*notes, *_notes(cases)))
 
 
 def _notes(cases: Sequence[Case]) -> list[str]:

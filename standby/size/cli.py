@@ -127,7 +127,7 @@ def _flags(names: Sequence[str]) -> str:
     return ", ".join("--" + name.replace("_", "-") for name in names)
 
 
-def _answer(args: argparse.Namespace) -> answer.Answer:
+def _answer(args: argparse.Namespace) -> answer.PoolSize:
     groups = [
         Source(nodes or usual, rate / 1000.0)
         for nodes, usual, rate in (
@@ -175,7 +175,7 @@ def _measure(args: argparse.Namespace) -> Observed:
     return seen
 
 
-def _show(found: answer.Answer, as_json: bool, out: IO[str]) -> None:
+def _show(found: answer.PoolSize, as_json: bool, out: IO[str]) -> None:
     if as_json:
         _dump(as_data(found), out)
     else:
@@ -199,7 +199,7 @@ def _table(as_json: bool, out: IO[str]) -> int:
     return 0 if all(row.agrees for row in rows) else 1
 
 
-def as_data(found: answer.Answer) -> dict[str, Any]:
+def as_data(found: answer.PoolSize) -> dict[str, Any]:
     """The answer for JSON."""
     data: dict[str, Any] = {
         "nodes": found.nodes,

@@ -25,7 +25,7 @@ class Rate(NamedTuple):
     per_1000: float
 
 
-class Row(NamedTuple):
+class PaperRow(NamedTuple):
     """A setting, and our pool size at each of RATES."""
 
     setting: Setting
@@ -56,10 +56,10 @@ RATES = (
 )
 
 
-def rows() -> list[Row]:
+def rows() -> list[PaperRow]:
     """Every setting at every rate, by the paper's rule: single nodes, one day, 0.99."""
     return [
-        Row(
+        PaperRow(
             setting,
             tuple(
                 pool(losses(setting.machines, [Source(1, rate.per_1000 / 1000)])).standbys

@@ -74,7 +74,7 @@ class State(NamedTuple):
     error: str = ""
 
 
-class Change(NamedTuple):
+class GpuChange(NamedTuple):
     gpu: Gpu  # as it was before
     item: str
     after: int
@@ -141,7 +141,7 @@ def restore(before: State, after: State, deadline_s: float = DEADLINE_S) -> list
     return found
 
 
-def changes(before: State, after: State) -> list[Change]:
+def changes(before: State, after: State) -> list[GpuChange]:
     """The values that changed; the enforced limit only if the set limit did not change with it."""
     now = {_key(gpu): gpu for gpu in after.gpus}
     out = []
@@ -150,7 +150,7 @@ def changes(before: State, after: State) -> list[Change]:
         if other is None:
             continue
         mine = [
-            Change(gpu, item, other.values[item])
+            GpuChange(gpu, item, other.values[item])
             for item, value in gpu.values.items()
             if item in ITEMS and other.values.get(item, value) != value
         ]
@@ -206,7 +206,7 @@ def _not_told(before: State, after: State) -> list[Finding]:
     ]
 
 
-def _found(change: Change, back: bool = False) -> Finding:
+def _found(change: GpuChange, back: bool = False) -> Finding:
     gpu, item, after = change
     before, about = gpu.values[item], ITEMS[item]
     text = f"{about.words} {_say(item, before)} before the tests, {_say(item, after)} after (NVML)"
@@ -233,7 +233,7 @@ def _say(item: str, value: int) -> str:
     return f"{value} {unit}"
 
 
-def _orders(first: list[Change]) -> list[tuple[str, str, list[int]]]:
+def _orders(first: list[GpuChange]) -> list[tuple[str, str, list[int]]]:
     """Calls of NVML: uuid, function, arguments. MIG and ECC want a reset: a person's decision."""
     orders = []
     for gpu, item, _ in first:

@@ -13,7 +13,7 @@ READY = 30.0  # s for a new rank to get ready for a signal that came before it
 AGAIN = 0.1  # s between two looks at that
 
 
-class Signals:
+class RankSignals:
     """Signals process ``pid()`` (0: there is none); ``group``: with its process group."""
 
     def __init__(self, loop: Loop, pid: Callable[[], int], *, group: bool) -> None:

@@ -28,7 +28,7 @@ class Cancelled(OSError):
     """The start was called off before there was a process."""
 
 
-class Start(Generic[T]):
+class Starting(Generic[T]):
     """One process that is being started.
 
     ``make(start)`` runs in the thread, opens what it needs, calls ``start.popen`` and returns what
@@ -40,7 +40,7 @@ class Start(Generic[T]):
     def __init__(
         self,
         loop: Loop,
-        make: Callable[[Start[T]], T],
+        make: Callable[[Starting[T]], T],
         done: Callable[[T, int | None], None],
         failed: Callable[[Exception], None],
     ) -> None:
@@ -133,7 +133,7 @@ class Start(Generic[T]):
         self._done(result, self._reaped.get(self.pid))
 
 
-_pending: list[Start[Any]] = []
+_pending: list[Starting[Any]] = []
 
 
 def reaped(ended: Mapping[int, int]) -> None:

@@ -78,7 +78,7 @@ def _first_line(path: str) -> bytes:
         return b""
 
 
-class Watch:
+class ImportWatch:
     """Waits until a rank has recorded its imports; watches one rank at a time."""
 
     def __init__(self, loop: Loop) -> None:

@@ -23,9 +23,9 @@ from robust_slurm.auto.shown import PAD, PADDING
 from robust_slurm.auto.warm import VARIABLE
 from srun_wrapper.agent.loop import Loop, Timer
 from srun_wrapper.agent.processes import process_tree
-from srun_wrapper.agent.processes.starting import Start as Starting
+from srun_wrapper.agent.processes.starting import Starting
 from srun_wrapper.agent.warm.commands import request_of, same_start
-from srun_wrapper.agent.warm.imports import Learnt, Watch
+from srun_wrapper.agent.warm.imports import ImportWatch, Learnt
 from srun_wrapper.agent.warm.link import ANSWER, Said, WarmLink
 from srun_wrapper.agent.warm.preforked import Ahead, Ordered
 
@@ -68,7 +68,7 @@ class Warm:
         self._asked: Callable[[int], None] | None = None
         self._ordered = Ordered()
         self._timer: Timer | None = None
-        self._watch = Watch(loop)
+        self._watch = ImportWatch(loop)
         self._lock = run_dir / "warm.lock"
         self._list = run_dir / f"warm-{os.getpid()}-{next(_numbers)}.json"
 

@@ -19,7 +19,7 @@ import pytest
 from health import cli
 from health.active import cli as active_cli
 from health.active.coordinator import runs
-from health.active.coordinator.procedure import Outcome
+from health.active.coordinator.procedure import Measurements
 from health.active.judging import fleet, records, tables
 from health.active.judging.profiles import with_site
 from health.active.nvidia import dcgm, gpu_state
@@ -123,10 +123,10 @@ def test_who_came_meanwhile_is_seen(python: str, monkeypatch: pytest.MonkeyPatch
         gpu_state.State((gpu_state.Gpu(0, "GPU-1", {}, {}, pids),)) for pids in ((), (4242,))
     )
     monkeypatch.setattr(gpu_state, "take", lambda: next(states))
-    done: list[runs.Done] = []
+    done: list[runs.RunResult] = []
     tested = runs.on_this_machine
 
-    def noted(plan: runs.Plan) -> runs.Done:
+    def noted(plan: runs.RunPlan) -> runs.RunResult:
         done.append(tested(plan))
         return done[-1]
 
@@ -168,9 +168,9 @@ def test_slow_beside_others_is_no_fault(
     wrong: tuple[str, ...], disturbed: tuple[str, ...], found: list[tuple[str, str]]
 ) -> None:
     one = Measured("gemm", "n1", "gpu0", "X", {"bf16_tflops": 1.0}, wrong=wrong)
-    outcome = Outcome((one,), None, {"n1": frozenset({"gemm"})}, 1.0, ())
+    outcome = Measurements((one,), None, {"n1": frozenset({"gemm"})}, 1.0, ())
     floors = with_site({"X": {"bf16_tflops": 100.0}})
-    done = runs.Done(outcome, disturbed)
+    done = runs.RunResult(outcome, disturbed)
     judged = active_cli._judged(done, fleet.NO_BASELINES, floors)
     assert [(f.status, f.check) for f in judged.findings["n1"]] == found
     assert judged.cleared == set()

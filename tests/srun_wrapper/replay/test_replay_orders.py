@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from health.active.coordinator.replay import LayoutError, groups, next_groups
+from health.active.coordinator.replay import ReplayLayoutError, groups, next_groups
 from robust_slurm.config import Config
 from srun_wrapper.job.model import Node, Role, World
 from srun_wrapper.job.state import JobState
@@ -65,7 +65,7 @@ def parsed(text: str) -> dict[str, int]:
     ],
 )
 def test_what_cannot_be_cut(mesh: str, ranks: list[tuple[int, ...]], says: str) -> None:
-    with pytest.raises(LayoutError, match=says):
+    with pytest.raises(ReplayLayoutError, match=says):
         shape(parsed(mesh), ranks, len(ranks))
 
 

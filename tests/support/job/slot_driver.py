@@ -247,7 +247,7 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
         further = ahead is not None and ahead.further
         tell("warm-ahead", "ahead" if ahead is not None and further and ahead.ready else "")
         tell("stand-in", ahead.pid if ahead is not None and not further else 0)
-        tell("making", own is not None and own._making is not None)
+        tell("making", own is not None and bool(own._ordered))
         tell("warm-ranks", broker.ready() if broker is not None else 0)
         interpreters = broker._warm.values() if broker is not None else ()
         tell("warm-asked", any(each._asked for each in interpreters))

@@ -11,7 +11,7 @@ from robust_slurm import commands
 from robust_slurm.checkpoint.store.disk.local import LocalDisk
 from robust_slurm.checkpoint.store.disk.persist import COMMIT_WAIT, Destination, Job, Persister
 from robust_slurm.checkpoint.store.door import Connection
-from robust_slurm.checkpoint.store.events import Event, Outcome, Persisted
+from robust_slurm.checkpoint.store.events import Event, FetchOutcome, Persisted
 from robust_slurm.checkpoint.store.ranks import Latest, Rank
 from robust_slurm.checkpoint.store.shelf import OWN, Shelf
 
@@ -94,7 +94,7 @@ class Archive:
         rank: Rank,
         latest: Latest,
         local: LocalDisk | None,
-        finished: Callable[[Outcome], None],
+        finished: Callable[[FetchOutcome], None],
     ) -> None:
         enrolment = rank.enrolment
         assert enrolment is not None
@@ -121,13 +121,13 @@ class Archive:
         """Write the newest snapshot, wait, and tell the rank; in a thread of its own."""
         latest, enrolment = rank.latest, rank.enrolment
         done = threading.Event()
-        result: list[Outcome] = []
+        result: list[FetchOutcome] = []
 
         def flushed(ok: bool, why: str) -> None:
             step = latest.step if latest is not None else -1
             connection.send({"op": "flushed", "step": step, "ok": ok, "why": why})
 
-        def finished(outcome: Outcome) -> None:
+        def finished(outcome: FetchOutcome) -> None:
             result.append(outcome)
             done.set()
 
@@ -154,7 +154,7 @@ class Archive:
         step: int,
         commit_world: int,
         commit_wait: float,
-        finished: Callable[[Outcome], None],
+        finished: Callable[[FetchOutcome], None],
     ) -> str:
         """Queue one holding. Returns why that cannot be; empty when it is queued."""
         record = self._shelf.get(file)

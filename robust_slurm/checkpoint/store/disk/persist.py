@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from robust_slurm.checkpoint.format.layout import LayoutError
 from robust_slurm.checkpoint.store.disk.local import LocalDisk
 from robust_slurm.checkpoint.store.disk.writing import Writer, WriterError
-from robust_slurm.checkpoint.store.events import Alarm, Committed, Event, Outcome, Persisted
-from robust_slurm.checkpoint.store.shelf import Record, open_snapshot, read_header
+from robust_slurm.checkpoint.store.events import Alarm, Committed, Event, FetchOutcome, Persisted
+from robust_slurm.checkpoint.store.shelf import ShelfRecord, open_snapshot, read_header
 
 COMMIT_WAIT = 60.0  # s for the other ranks' parts
 SLOWEST = 10e6  # bytes/s: below this a writer counts as hanging
@@ -36,14 +36,14 @@ class Job(NamedTuple):
     step: int
     slot: int
     """The slot that must not be overwritten meanwhile; -1 for none."""
-    record: Record | None
+    record: ShelfRecord | None
     """None for a file outside the store's directory."""
     destination: Destination
     local: LocalDisk | None
     commit_world: int
     """> 0: commit afterwards, when so many ranks have written."""
     commit_wait: float
-    finished: Callable[[Outcome], None]
+    finished: Callable[[FetchOutcome], None]
 
 
 class Persister:
@@ -123,7 +123,7 @@ class Persister:
         if writer is not None:
             writer.tell({"op": "give_up"})
         for job in jobs:
-            job.finished(Outcome(job.owner, job.step, False, why, "", 0.0, 0))
+            job.finished(FetchOutcome(job.owner, job.step, False, why, "", 0.0, 0))
 
     def stop(self) -> list[threading.Thread]:
         with self._change:
@@ -172,7 +172,7 @@ class Persister:
 
         def end(why: str) -> None:
             name = job.path.name
-            job.finished(Outcome(job.owner, job.step, not why, why, name, seconds, count))
+            job.finished(FetchOutcome(job.owner, job.step, not why, why, name, seconds, count))
 
         if job.commit_world and job.destination.directory:
             self._begin_commit(job, attempt, why, end, generation)
@@ -272,7 +272,7 @@ class Persister:
                 self._writer = Writer(self._command(destination.python))
             return self._writer
 
-    def _to_disk(self, local: LocalDisk, fd: int, record: Record) -> None:
+    def _to_disk(self, local: LocalDisk, fd: int, record: ShelfRecord) -> None:
         try:
             local.store(fd, record)
         except OSError as err:
