@@ -19,7 +19,6 @@ from status.by_node import left
 
 Source = Literal["job", "gate"]
 Verdict = Literal["confirmed", "cleared", "withdrawn", "refused", "open", "drained", "unreported"]
-FALSE_ALARMS: tuple[Verdict, ...] = ("cleared", "withdrawn")
 RUN_S = 300.0  # all events of one run of the gate lie within
 LATE_S = 7200.0  # the gate looks for a report until an hour after the job's end
 
@@ -55,10 +54,6 @@ class Suspicion:
     @property
     def reported(self) -> bool:
         return self.source == "job" and self.verdict != "unreported"
-
-    @property
-    def false_alarm(self) -> bool:
-        return self.reported and self.verdict in FALSE_ALARMS
 
 
 @dataclass

@@ -52,7 +52,6 @@ class Entry(NamedTuple):
     mode: int  # permission bits
     uid: int
     size: int
-    mtime: float
 
 
 class Output(NamedTuple):
