@@ -9,7 +9,7 @@ from typing import Any
 from robust_slurm.settings import SHOWN_STALE
 from robust_slurm.slurm.model import FINISHED, Node, Placement
 from robust_slurm.state_dir.records import Accusation, Checkpoint, Incident, Roster, clean
-from standby.pool.stock import Pool, Stock, stock
+from standby.pool.stock import Pool, PoolStock, stock
 
 STALE_S = SHOWN_STALE  # a supervisor reports every roster_interval, at most a third of it
 REQUEUED = ("PENDING", "REQUEUED", "REQUEUE_HOLD")
@@ -89,7 +89,7 @@ class StatusReport:
     nodes: tuple[NodeRow, ...]
     jobs: tuple[JobRow, ...]
     problems: tuple[str, ...]
-    pool: Stock | None = None  # None: robust-standby keeps none, or Slurm was not heard
+    pool: PoolStock | None = None  # None: robust-standby keeps none, or Slurm was not heard
 
 
 @dataclass(frozen=True)

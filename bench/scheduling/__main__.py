@@ -32,7 +32,7 @@ from bench.scheduling.model import (
 )
 from bench.scheduling.plot import Bar, bars
 from robust_slurm.config import Config
-from standby.size.count import Distribution, SizeError, Source, losses, pool
+from standby.size.count import Distribution, LossSource, SizeError, losses, pool
 from standby.size.paper import RATES, SETTINGS
 
 RECORDS = REPOSITORY / "docs" / "bench"
@@ -103,7 +103,7 @@ def add_was(results: Results, at: AtScale, args: argparse.Namespace) -> None:
     """The four strategies and ours with either kind of pool, at every scale."""
     pools = {}
     for machines in MACHINES:
-        lost = losses(machines, [Source(1, args.rate / 1000)])
+        lost = losses(machines, [LossSource(1, args.rate / 1000)])
         pools[machines] = most = _standbys(lost)
         case = f"{WAS}_{machines}"
         for strategy in STRATEGIES:
@@ -121,8 +121,8 @@ def add_over_eviction(results: Results, at: AtScale, args: argparse.Namespace) -
     """WAS where groups leave as well, with a pool for single machines and with one for both."""
     sizes: dict[str, dict[int, int]] = {which: {} for which in POOLS}
     for machines in MACHINES:
-        single = Source(1, args.rate / 1000)
-        both = losses(machines, [single, Source(args.group, args.group_rate / 1000)])
+        single = LossSource(1, args.rate / 1000)
+        both = losses(machines, [single, LossSource(args.group, args.group_rate / 1000)])
         sizes["compound"][machines] = most = _standbys(both)
         sizes["single"][machines] = _standbys(losses(machines, [single]))
         times, left = at[machines], args.machines_left

@@ -20,7 +20,7 @@ from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.job.topology import Topology
 from srun_wrapper.orders.machine_tests import PROGRAM_ERRORS, MachineResults
-from srun_wrapper.replay.orders import Shape, shape
+from srun_wrapper.replay.orders import WorldShape, shape
 from srun_wrapper.replay.outcome import read
 from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
 
@@ -98,7 +98,7 @@ class Replay:
             say(line)
         return found
 
-    def _shape(self) -> Shape:
+    def _shape(self) -> WorldShape:
         mesh = self._topology.mesh()
         if not mesh:
             raise ReplayLayoutError("the parallel mesh is unknown; set --robust-mesh=pp=2,dp=8")

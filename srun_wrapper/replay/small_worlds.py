@@ -16,7 +16,7 @@ from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import Stop
-from srun_wrapper.replay.orders import Shape, replay_orders
+from srun_wrapper.replay.orders import WorldShape, replay_orders
 from srun_wrapper.replay.outcome import GroupResult, compare, look
 
 TICK = 0.2  # s between looks at the groups
@@ -64,7 +64,7 @@ class SmallWorlds:
         self._interrupted = over
 
     async def run(
-        self, cut: Shape, groups: Sequence[Group], asked: Asked
+        self, cut: WorldShape, groups: Sequence[Group], asked: Asked
     ) -> dict[int, GroupResult] | None:
         """Replay these groups at once. None when a node was lost or the end came."""
         state, grace = self._state, self._state.config.stop_grace

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from health.admin.want import SLURM_CONF, Want
 from robust_slurm.slurm import Slurm, SlurmError
 from standby.pool import file as pool_file
-from standby.pool.edge import BadInput, Confirm, Seen, check, count, give, observe, slurm_conf
+from standby.pool.edge import Confirm, Seen, WishError, check, count, give, observe, slurm_conf
 from standby.pool.file import PoolRecord, taken
 from standby.pool.lines import named_in, partition_lines, preemption, preempts
 from standby.pool.members import Admission, Choice, Sight, Wish, choose, demote
@@ -158,7 +158,7 @@ def _same_objects(old: PoolRecord | None, wish: Wish) -> None:
         was, wanted = getattr(old.wish, key), getattr(wish, key)
         if was and was != wanted:
             flag = {"source": "from"}.get(key, key)
-            raise BadInput(
+            raise WishError(
                 f"--{flag} {wanted or 'none'}: it is {was} now; give the nodes back first "
                 f"(apply --size 0), then delete {pool_file.DIRECTORY}/{pool_file.FILE} in the "
                 "state directory"

@@ -21,7 +21,7 @@ _CONF_LIMIT = 8 << 20  # bytes
 Confirm = Callable[[str], bool] | None  # None: do not ask
 
 
-class BadInput(ValueError):
+class WishError(ValueError):
     """A wish that cannot be met; the text says which can."""
 
 
@@ -56,9 +56,9 @@ def check(wish: Wish, seen: Seen, old: PoolRecord | None) -> None:
     """Raises BadInput for a wish that this Slurm cannot grant, or that takes what is not ours."""
     if wish.source and wish.source not in seen.sight.partitions:
         there = ", ".join(seen.sight.partitions)
-        raise BadInput(f"--from {wish.source}: no such partition in Slurm; it has {there}")
+        raise WishError(f"--from {wish.source}: no such partition in Slurm; it has {there}")
     if wish.qos not in ("", NO_QOS) and not has_accounting(seen.config):
-        raise BadInput(
+        raise WishError(
             f"--qos {wish.qos}: a QOS needs slurmdbd, but AccountingStorageType is "
             f"{seen.config.get('AccountingStorageType', 'not set')}; apply without --qos"
         )
@@ -68,7 +68,7 @@ def check(wish: Wish, seen: Seen, old: PoolRecord | None) -> None:
         ours = old is not None and (name in old.done or name == getattr(old.wish, key))
         others = [node for node in seen.sight.nodes_of(name) if node not in wish.nodes]
         if others and not ours:
-            raise BadInput(
+            raise WishError(
                 f"--{key} {name}: this partition exists and would lose nodes that --nodes does not "
                 f"name ({fold(others)}): name them too, or another --{key}"
             )

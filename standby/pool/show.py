@@ -12,7 +12,7 @@ from standby.pool.file import PoolRecord, taken
 from standby.pool.lines import preemption, preempts
 from standby.pool.members import HOUR, Choice, Sight, Use, Wish, choose, shared, uses
 from standby.pool.objects import changes, gone_notes, known, targets
-from standby.pool.stock import Pool, Stock, span, stock, told
+from standby.pool.stock import Pool, PoolStock, span, stock, told
 
 JSON_VERSION = 1
 
@@ -31,7 +31,7 @@ class PoolRow(NamedTuple):
 class View(NamedTuple):
     """``differs``: changes that bring back what was applied; ``notes``: other shortcomings."""
 
-    stock: Stock
+    stock: PoolStock
     rows: Sequence[PoolRow]
     refused: Mapping[str, str]
     joining: Sequence[str]
@@ -45,7 +45,7 @@ def applied(record: PoolRecord, nodes: Container[str]) -> Choice:
     return Choice(tuple(record.admitted), known(taken(record), nodes)[0], {})
 
 
-def stock_of(record: PoolRecord, sight: Sight) -> Stock:
+def stock_of(record: PoolRecord, sight: Sight) -> PoolStock:
     wish = record.wish
     times = {n: p.passed for n, p in sight.proofs.items() if p.passed}
     pool = Pool(wish.partition, wish.backfill, wish.size, record.short_since, times)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from standby.size import answer, paper
-from standby.size.count import MAX_NODES, SizeError, Source, losses
+from standby.size.count import MAX_NODES, LossSource, SizeError, losses
 from standby.size.history import DAY
 from standby.size.observed import Observed
 
@@ -129,7 +129,7 @@ def _flags(names: Sequence[str]) -> str:
 
 def _answer(args: argparse.Namespace) -> answer.PoolSize:
     groups = [
-        Source(nodes or usual, rate / 1000.0)
+        LossSource(nodes or usual, rate / 1000.0)
         for nodes, usual, rate in (
             (args.group, _GROUP, args.group_rate),
             (args.switch, _SWITCH, args.switch_rate),
@@ -138,7 +138,7 @@ def _answer(args: argparse.Namespace) -> answer.PoolSize:
     ]
     hours, quantile = args.refill or _HOURS, args.quantile or _QUANTILE
     if args.rate is not None:
-        sources = [Source(1, args.rate / 1000.0), *groups]
+        sources = [LossSource(1, args.rate / 1000.0), *groups]
         return answer.from_rates(args.nodes, sources, hours, quantile)
     losses(args.nodes, groups, hours / 24.0)  # what is wrong with these is the user's
     seen = _measure(args)

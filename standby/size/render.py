@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from standby.size.answer import ESTIMATE, GIVEN, Case, PoolSize
+from standby.size.answer import ESTIMATE, GIVEN, PoolSize, SizeCase
 from standby.size.observed import Observed, Rate
 from standby.size.paper import RATES, PaperRow
 
@@ -57,7 +57,7 @@ def print_answer(found: PoolSize, out: Console) -> None:
     out.print(Text(_verdict(found), style="bold"))
 
 
-def _pools(case: Case, table: Table) -> None:
+def _pools(case: SizeCase, table: Table) -> None:
     many = len(case.causes) > 1
     rows = [("single nodes alone", case.single)] if many else []
     rows.append(("all losses" if many else "single nodes", case.all))

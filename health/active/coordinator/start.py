@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from health.active.coordinator.account import VARIABLE, Account, account, become
+from health.active.coordinator.account import VARIABLE, DeviceAccount, account, become
 from health.active.coordinator.session import TestSession, address
 from health.children.child import where_it_hangs
 from robust_slurm import commands
@@ -64,7 +64,7 @@ class WorkerProcess:
         argv: Sequence[str],
         env: Mapping[str, str],
         last: signal.Signals,
-        own: Account | None = None,
+        own: DeviceAccount | None = None,
     ) -> None:
         """Raises OSError. In a session of its own: Ctrl-C is ours, and so are its children.
 

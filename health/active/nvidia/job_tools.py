@@ -49,7 +49,7 @@ def on_machine(
     ends: float,
     node: str,
     *,
-    before: gpu_state.State,
+    before: gpu_state.GpuState,
     gpus: int,
     model: str = "",
     dcgm_level: int | None = None,

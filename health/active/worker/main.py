@@ -152,7 +152,7 @@ class Worker:
         self._failed = device.failed
         self._devices = devices = device.devices()
         self._store: Any = None  # what the next pair or ring meets at
-        self._state: gpu_state.State | None = None
+        self._state: gpu_state.GpuState | None = None
         device.use_all_cores()
 
         def aligned(task: WorkerTask) -> list[Measured]:

@@ -12,7 +12,7 @@ from robust_slurm.checkpoint.planning.interval import Cost
 from robust_slurm.checkpoint.store import door, shelf
 from robust_slurm.checkpoint.store.adoption import adopt
 from robust_slurm.checkpoint.store.awaited import Awaited
-from robust_slurm.checkpoint.store.disk.archive import Archive, Settings
+from robust_slurm.checkpoint.store.disk.archive import Archive, StoreSettings
 from robust_slurm.checkpoint.store.door import Connection, Message, RefusedError
 from robust_slurm.checkpoint.store.events import (
     WITHDRAWN,
@@ -46,7 +46,7 @@ class Desk:
     def __init__(
         self,
         store_shelf: Shelf,
-        settings: Settings,
+        settings: StoreSettings,
         emit: Callable[[Event], None],
         due: Callable[[], None],
         prune: Callable[[int], None],

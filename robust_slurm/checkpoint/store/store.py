@@ -22,7 +22,7 @@ from pathlib import Path
 from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.format.state_sum import StateSum
 from robust_slurm.checkpoint.store.desk import Desk
-from robust_slurm.checkpoint.store.disk.archive import Settings
+from robust_slurm.checkpoint.store.disk.archive import StoreSettings
 from robust_slurm.checkpoint.store.disk.persist import COMMIT_WAIT
 from robust_slurm.checkpoint.store.door import Door
 from robust_slurm.checkpoint.store.events import (
@@ -66,7 +66,7 @@ class Store:
         directory.mkdir(mode=0o700, exist_ok=True)
         self._directory = directory
         job = job or os.environ.get("SLURM_JOB_ID", "nojob")
-        settings = Settings(key, bandwidth, local_directory, job, patience, write_deadline)
+        settings = StoreSettings(key, bandwidth, local_directory, job, patience, write_deadline)
         self._shelf = Shelf(directory)
         self.room = Reserve(directory, name)
         self._peers: PeerServer | None = None

@@ -9,7 +9,7 @@ from robust_slurm.config import Config
 from srun_wrapper.job.model import Node, Role, World
 from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.messages import Hello
-from srun_wrapper.replay.orders import Shape, replay_orders, shape
+from srun_wrapper.replay.orders import WorldShape, replay_orders, shape
 
 
 def slots(places: int, each: int) -> list[tuple[int, ...]]:
@@ -107,7 +107,7 @@ def job(places: int = 8, each: int = 2) -> JobState:
     return state
 
 
-def cut_of(each: int = 2) -> Shape:
+def cut_of(each: int = 2) -> WorldShape:
     return shape(parsed(f"pp=2,dp=4,tp={each}"), slots(8, each), 8)
 
 

@@ -9,7 +9,12 @@ from typing import NamedTuple
 
 from robust_slurm import commands
 from robust_slurm.checkpoint.store.disk.local import LocalDisk
-from robust_slurm.checkpoint.store.disk.persist import COMMIT_WAIT, Destination, Job, Persister
+from robust_slurm.checkpoint.store.disk.persist import (
+    COMMIT_WAIT,
+    Destination,
+    Persister,
+    PersistJob,
+)
 from robust_slurm.checkpoint.store.door import Connection
 from robust_slurm.checkpoint.store.events import Event, FetchOutcome, Persisted
 from robust_slurm.checkpoint.store.ranks import Latest, Rank
@@ -18,7 +23,7 @@ from robust_slurm.checkpoint.store.shelf import OWN, Shelf
 ALL_HERE = 15.0  # s: if all ranks had enrolled, the supervisor would have placed them by now
 
 
-class Settings(NamedTuple):
+class StoreSettings(NamedTuple):
     """Settings of the Store."""
 
     key: bytes | None
@@ -39,7 +44,7 @@ class Archive:
     def __init__(
         self,
         shelf: Shelf,
-        settings: Settings,
+        settings: StoreSettings,
         emit: Callable[[Event], None],
         ranks: Callable[[], list[Rank]],
         all_here: Callable[[], bool],
@@ -99,7 +104,7 @@ class Archive:
         enrolment = rank.enrolment
         assert enrolment is not None
         rank.persister.add(
-            Job(
+            PersistJob(
                 latest.path, rank.number, latest.step, latest.slot, latest.record,
                 enrolment.destination, local, enrolment.world if rank.number == 0 else 0,
                 COMMIT_WAIT, finished,
@@ -177,7 +182,7 @@ class Archive:
         path = self._shelf.directory / file
         slot = record.slot if record.kind == OWN else -1
         lane.add(
-            Job(
+            PersistJob(
                 path, owner, step, slot, record, destination, None, commit_world, commit_wait,
                 finished,
             )

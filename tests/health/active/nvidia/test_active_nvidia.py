@@ -20,7 +20,7 @@ from health.active.coordinator.session import About
 from health.active.judging.fleet import NO_BASELINES
 from health.active.judging.judge import judge
 from health.active.nvidia import dcgm, gpu_state, job_tools, nccl_tests
-from health.active.nvidia.gpu_state import Gpu, State
+from health.active.nvidia.gpu_state import Gpu, GpuState
 from health.active.nvidia.job_tools import ToolResults, read
 from health.active_tests import Measured
 from health.finding import Finding
@@ -30,11 +30,11 @@ GPU = Gpu(0, "GPU-1", {"power_limit": 700_000})
 
 
 @pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[State]:
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[GpuState]:
     """States that are taken, one after the other; the last one stays."""
-    states = [State((GPU, GPU._replace(number=1, uuid="GPU-2")))]
+    states = [GpuState((GPU, GPU._replace(number=1, uuid="GPU-2")))]
 
-    def take() -> State:
+    def take() -> GpuState:
         return states.pop(0) if len(states) > 1 else states[0]
 
     monkeypatch.setattr(gpu_state, "take", take)
@@ -61,7 +61,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_a_task_runs_both(
-    two_gpus: list[State], asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    two_gpus: list[GpuState], asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert job_tools.main(["standard", "300", "0", "dcgm", "nccl-tests"]) == 0
     level, limit, run_level = asked["dcgm"]
@@ -74,11 +74,11 @@ def test_a_task_runs_both(
 
 
 def test_what_it_left_changed_is_a_finding(
-    two_gpus: list[State], asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    two_gpus: list[GpuState], asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_state, "restore", gpu_state.differences)
     lower = GPU._replace(values={"power_limit": 300_000})
-    two_gpus[:] = [State((GPU,)), State((lower,))]
+    two_gpus[:] = [GpuState((GPU,)), GpuState((lower,))]
     found = job_tools.task("quick", 60.0, None, ["dcgm"])
     assert BAD in found.findings and asked
     assert {one.check for one in found.findings} == {"active-dcgm", "active-state-changed"}
@@ -87,16 +87,16 @@ def test_what_it_left_changed_is_a_finding(
 @pytest.mark.parametrize(
     ("state", "finding", "left_out"),
     [
-        (State(), None, ("dcgm: no NVIDIA GPU", "nccl-tests: no NVIDIA GPU")),
-        (State((GPU._replace(processes=(77,)),)), "gpu0 is used by process 77", ()),
-        (State((GPU._replace(values={"mig": 1}),)), "gpu0 has MIG on", ()),
+        (GpuState(), None, ("dcgm: no NVIDIA GPU", "nccl-tests: no NVIDIA GPU")),
+        (GpuState((GPU._replace(processes=(77,)),)), "gpu0 is used by process 77", ()),
+        (GpuState((GPU._replace(values={"mig": 1}),)), "gpu0 has MIG on", ()),
     ],
 )
 def test_where_nothing_may_be_run(
-    state: State,
+    state: GpuState,
     finding: str | None,
     left_out: tuple[str, ...],
-    two_gpus: list[State],
+    two_gpus: list[GpuState],
     asked: dict[str, Any],
 ) -> None:
     two_gpus[:] = [state]
@@ -162,7 +162,7 @@ for node in n1 n2; do SLURMD_NODENAME=$node {python} -P "$@"; done
 
 
 def test_a_step_of_real_tasks_without_a_gpu(tmp_path: Path) -> None:
-    if gpu_state.take() != State():
+    if gpu_state.take() != GpuState():
         pytest.skip("there is a GPU")
     words = job_tools.argv([], "quick", 30.0, None, job_tools.TOOLS)
     argv = srun(tmp_path, TASKS.format(python=sys.executable))
