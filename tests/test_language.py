@@ -1,4 +1,6 @@
-"""Plain English and small files: docstrings open with a subject or a verb, and no file grows large.
+"""Plain English and small files: docstrings open with a subject or a verb, no file grows large.
+
+A class name has at most two meanings.
 
 The lists of exceptions may only become shorter.
 """
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +21,7 @@ CODE = (*PRODUCT, "lab", "bench")
 ROOMS = (*CODE, "tests")
 LINES = 350
 FILES = 16
+MEANINGS = 2
 
 # A docstring that opens with one of these has no subject: the reader must find it in the code.
 HEADLESS = re.compile(
@@ -79,3 +83,13 @@ def test_no_folder_of_code_becomes_full() -> None:
     full = {_name(folder) for folder in set(files) if files.count(folder) > FILES}
     assert full - FULL_TODAY == set(), f"divide folders of more than {FILES} files by subject"
     assert FULL_TODAY - full == set(), "these are small now: remove them from FULL_TODAY"
+
+
+def test_no_class_name_of_the_product_has_many_meanings() -> None:
+    found = defaultdict(set)
+    for path in _files(PRODUCT):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].add(_name(path))
+    many = {name: sorted(files) for name, files in found.items() if len(files) > MEANINGS}
+    assert many == {}, "name these classes by what each of them is"
