@@ -138,7 +138,7 @@ class ReplaySystem:
         info = os.stat(self._place(path))  # noqa: PTH116
         directory = os.path.isdir(self._place(path))  # noqa: PTH112
         kind, mode = ("dir", 0o755) if directory else ("file", 0o644)
-        return Entry(kind, mode, 0, info.st_size)
+        return Entry(kind, mode, 0, info.st_size, self._now - self._uptime)
 
     def usage(self, tops: Sequence[str], deadline_s: float) -> Usage:
         kept = self._call("usage", tree.usage_key(tops))

@@ -96,7 +96,7 @@ class LiveSystem:
         info = os.lstat(path)
         kind = _KINDS.get(stat.S_IFMT(info.st_mode), "file")
         mode = stat.S_IMODE(info.st_mode)
-        return Entry(kind, mode, info.st_uid, info.st_size)
+        return Entry(kind, mode, info.st_uid, info.st_size, info.st_mtime)
 
     def usage(self, tops: Sequence[str], deadline_s: float) -> Usage:
         from health.node.leftover_files import walk

@@ -152,9 +152,9 @@ def test_gates_that_fail_at_once_reserve_one_after_another(site: BreakerSite) ->
     code = (
         "import sys; sys.path[:0] = sys.argv[3:]\n"
         "from health.gate.reserve import reserve\n"
-        "from health.gate.breaker import Drain, Limits\n"
+        "from health.gate.breaker import Drain, DrainLimits\n"
         "own = Drain(1000.0, sys.argv[2], 0)\n"
-        "print(reserve(sys.argv[1], own, Limits(3, 100.0, 60.0, 2), 0).allowed)\n"
+        "print(reserve(sys.argv[1], own, DrainLimits(3, 100.0, 60.0, 2), 0).allowed)\n"
     )
     here = [str(REPOSITORY)]
     running = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fake_system import FakeSystem
+from fake_system import NOW, FakeSystem
 
 from health.checks.host import clock, cpu, disk, memory, mounts, processes, services, slurmd
 from health.checks.network import ethernet, infiniband
@@ -94,7 +94,7 @@ def process(
             f"{base}/stack": stack,
             f"{base}/status": f"Name:\t{name}\nSigPnd:\t0000000000000000\nShdPnd:\t{pending}\n",
         },
-        "entries": {base: Entry("dir", 0o555, uid, 0)},
+        "entries": {base: Entry("dir", 0o555, uid, 0, NOW)},
     }
 
 
@@ -185,7 +185,7 @@ def healthy(
     over what the healthy node has."""
     tree = files()
     entries: dict[str, Entry] = {
-        "/run/munge/munge.socket.2": Entry("socket", 0o777, 0, 0),
+        "/run/munge/munge.socket.2": Entry("socket", 0o777, 0, 0, NOW),
         **overrides.pop("entries", {}),
     }
     for one in (process(1, "systemd"), process(900, "munged", uid=990), *processes):

@@ -141,14 +141,14 @@ class FakeSystem:
         if place in self.entries:
             return self.entries[place]
         if place in self.links:
-            return Entry("link", 0o777, 0, len(self.links[place]))
+            return Entry("link", 0o777, 0, len(self.links[place]), self._now)
         value = self.files.get(place)
         if isinstance(value, OSError):
             raise value
         if value is not None:
-            return Entry("file", 0o644, 0, len(value))
+            return Entry("file", 0o644, 0, len(value), self._now)
         if self._is_dir(place):
-            return Entry("dir", 0o755, 0, 4096)
+            return Entry("dir", 0o755, 0, 4096, self._now)
         raise _absent(path)
 
     def usage(self, tops: Sequence[str], deadline_s: float) -> Usage:

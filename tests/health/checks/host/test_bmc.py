@@ -23,7 +23,7 @@ SUPPLY = "  32 | {} | 15:02:11 | Power Supply #0x64 | Failure detected | Asserte
 
 def node(**answers: Any) -> FakeSystem:
     """``answers``: chassis, info, events, each a text, an Output or an error; and the device."""
-    device = answers.pop("device", Entry("char", 0o600, 0, 0))
+    device = answers.pop("device", Entry("char", 0o600, 0, 0, NOW))
     texts = {"chassis": WELL, "info": INFO, "events": "SEL has no entries\n", **answers}
     commands = {}
     for key, words in (
@@ -41,7 +41,7 @@ def node(**answers: Any) -> FakeSystem:
     [
         ({}, []),
         ({"device": None}, []),
-        ({"device": Entry("file", 0o600, 0, 0)}, []),
+        ({"device": Entry("file", 0o600, 0, 0, NOW)}, []),
         ({"chassis": FileNotFoundError(errno.ENOENT, "none")}, []),  # no ipmitool
         ({"chassis": WELL.replace("Fault    : false", "Fault    : true")}, ["bmc-chassis"]),
         ({"chassis": "odd\n:\n"}, []),

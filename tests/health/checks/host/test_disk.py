@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fake_host import MOUNTINFO, SPOOL, healthy, ids
-from fake_system import FakeSystem, context
+from fake_system import NOW, FakeSystem, context
 
 from health.checks.host import disk
 from health.node import leftover_files
@@ -27,7 +27,7 @@ def space(free: int, total: int = 1000 * GIB, inodes_free: int = 5_000_000) -> D
 
 
 def owned(uid: int, size: int, kind: str = "file", mode: int = 0o600) -> Entry:
-    return Entry(kind, mode, uid, size)
+    return Entry(kind, mode, uid, size, NOW)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_host import SLURM_CONF, SPOOL, healthy, ids, process
-from fake_system import context
+from fake_system import NOW, context
 
 from health.checks.host import clock, cpu, services, slurmd
 from health.node.system import Entry, Output
@@ -280,7 +280,7 @@ def test_cpu(more: dict[str, str], options: dict[str, Any], found: list[Any]) ->
 # --- slurmd -------------------------------------------------------------------------------------
 
 CONF = "/etc/slurm/slurm.conf"
-SOCKET = Entry("socket", 0o777, 0, 0)
+SOCKET = Entry("socket", 0o777, 0, 0, NOW)
 
 
 def fail(code: int) -> OSError:
