@@ -232,6 +232,7 @@ class Agent:
         held, self._held = self._held, []
         for message in held:
             message.answering = self._files.answering()
+            message.machine = self._counters.machine
             try:
                 self._to_server(message)
             except ValueError:  # larger than a message may be; the samples alone are not
@@ -314,9 +315,10 @@ class Agent:
             self._files.stops()
             self._counters.look()
         elif isinstance(order, Inspect):
-            self._samples.clear()  # of an inspection that a slot has not answered
-            self._files.look()
-            self._counters.look()
+            if not order.quick:
+                self._samples.clear()  # of an inspection that a slot has not answered
+                self._files.look()
+                self._counters.inspect()
         elif isinstance(order, Finish):
             self._finish()
         self.broadcast(order)
