@@ -53,7 +53,7 @@ class Ring:
         address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         self.peers = _listen(address[1], world) if rank == 0 else [_reach(address, rank)]
 
-    def add(self, value: float) -> float:
+    def all_reduce(self, value: float) -> float:
         """Return the sum of all ranks' values."""
         if self.rank:
             self.peers[0].sendall(struct.pack("!d", value))
@@ -189,7 +189,7 @@ def main() -> None:
                 time.sleep(9 * args.step_time)
             elif here and step + 1 == args.error_at and args.error != "nan":
                 _fail(args, rank)
-            total = ring.add(own)
+            total = ring.all_reduce(own)
             step, loss = step + 1, loss * 0.99 + total * 1e-6
             nan = wrong and args.error == "nan" and not (args.error_once and _seen(args, rank))
             robust_slurm.beat(step, loss=float("nan") if nan else loss)

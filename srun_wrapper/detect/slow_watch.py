@@ -15,12 +15,12 @@ from typing import Protocol
 
 from srun_wrapper.detect.inspections import active, inspect
 from srun_wrapper.detect.rank_views import rank_views
+from srun_wrapper.detect.slow_facts import Facts, Seen, corroborated, facts_of, of_any
 from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.state import JobState
 from srun_wrapper.job.tempo import Slowdown
 from srun_wrapper.locate.ranks import RankView
 from srun_wrapper.locate.slow import LOOKS, ROUNDS, Slow, judge
-from srun_wrapper.locate.slow_facts import Facts, Seen, corroborated, facts_of, of_any
 from srun_wrapper.protocol.looking_messages import Machine
 
 PAUSE = 10.0  # s between two rounds, at most
@@ -34,7 +34,7 @@ _log = logging.getLogger("robust-srun.slow")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """How slow the job is, who makes it so, and what is special about the node."""
+    """The job's step time, the ranks that make it slow, and what is special about their node."""
 
     pace: Slowdown
     slow: Slow

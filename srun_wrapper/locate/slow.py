@@ -8,6 +8,7 @@ are in one. The looks at two ranks are not of the same moment, so only shares of
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,10 +19,12 @@ from srun_wrapper.locate.ranks import RankView, nodes_of, rank_list
 from srun_wrapper.locate.stacks import waits, without_line
 
 ROUNDS = 5
-LOOKS = 5  # of a round
+LOOKS = 8  # of a round
 WINS = 4  # rounds in which a rank stands out, until it is named
-OUTSIDE = 0.8  # share of a round's looks in which such a rank is in no collective
-OTHERS = 0.5  # the median of all ranks is at most so
+OUTSIDE = 0.75  # share of a round's looks in which such a rank is in no collective
+OTHERS = 0.7  # the median of all ranks is at most so
+MARGIN = 0.3  # and over all rounds at least so much less
+SURE = 1.5  # standard deviations beyond the largest of so many ranks that are alike
 WAITING = 0.2  # all ranks wait: at most so, everywhere
 KNOWN = 0.75  # share of the ranks of which a round must know
 FRAMES = 3  # that are shown of a rank
@@ -80,6 +83,15 @@ def vote(found: Mapping[int, float]) -> tuple[int, ...]:
     return tuple(sorted(rank for rank, share in found.items() if share >= OUTSIDE))
 
 
+def margin(typical: float, looks: int, ranks: int) -> float:
+    """Return how far above the typical share no rank comes by chance.
+
+    The largest of n normal deviates is about sqrt(2 ln n).
+    """
+    deviation = math.sqrt(typical * (1.0 - typical) / max(1, looks))
+    return max(MARGIN, (math.sqrt(2.0 * math.log(max(1, ranks))) + SURE) * deviation)
+
+
 def judge(rounds: Sequence[Round], world: int) -> Slow:
     """Judge all rounds; ``world``: the number of ranks."""
     tallies = [shares(looks) for looks in rounds]
@@ -91,9 +103,11 @@ def judge(rounds: Sequence[Round], world: int) -> Slow:
         why = f"the stacks of too few ranks are known{f': {failed}' if failed else ''}"
         return Slow("unknown", why)
     wins = Counter(rank for found in known for rank in vote(found))
-    ranks = tuple(sorted(rank for rank, count in wins.items() if count >= WINS))
     whole = shares([look for looks in rounds for look in looks])
     typical = statistics.median_low(whole.values())
+    least = typical + margin(typical, sum(map(len, rounds)), len(whole))
+    clear = (r for r, n in wins.items() if n >= WINS and whole.get(r, 0.0) >= least)
+    ranks = tuple(sorted(clear))
     if ranks and 2 * len(ranks) <= world:
         return _named(rounds, ranks, whole, min(wins[rank] for rank in ranks))
     if max(whole.values()) <= WAITING:

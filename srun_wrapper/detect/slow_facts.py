@@ -35,7 +35,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a node has said at the beginning and at the end of the looks."""
+    """The words of a node at the beginning and at the end of the looks."""
 
     before: Machine
     after: Machine
