@@ -318,6 +318,8 @@ class Agent:
             if not order.quick:
                 self._samples.clear()  # of an inspection that a slot has not answered
                 self._files.look()
+                self._counters.look()
+            if order.machine:
                 self._counters.inspect()
         elif isinstance(order, Finish):
             self._finish()

@@ -27,17 +27,18 @@ async def inspect(
     *,
     signals: bool = True,
     quick: bool = False,
+    machine: bool = False,
 ) -> Replies:
     """Have these nodes inspected. Fewer reply if a new epoch begins meanwhile.
 
-    ``window``, ``signals``, ``quick``: see ``Inspect``.
+    ``window``, ``signals`` (``ask``), ``quick``, ``machine``: see ``Inspect``.
     """
     epoch = state.world.epoch
     wanted = {(node.key, 0) for node in nodes}
     # Not repeated: two debuggers at one rank keep each other out, and it looks frozen then.
     with bus.ask(
         Inspected,
-        lambda token: [(n, Inspect(token, window, signals, quick)) for n in nodes],
+        lambda token: [(n, Inspect(token, window, signals, quick, machine)) for n in nodes],
         repeat=False,
     ) as asked:
         await asked.until(

@@ -94,22 +94,21 @@ class SlowWatch:
     def _may(self) -> bool:
         """True while the ranks can be expected to make steps."""
         state = self._state
+        ranks = max(state.world.size, len(state.world.inner))
         off = state.failures or state.stopped() or state.world.is_ending() or self._excused()
-        return not (off or state.pace.phase or state.pace.unknown)
+        alone = ranks < 2 or not state.config.rank_env  # they do not wait for each other
+        return not (off or alone or state.pace.phase or state.pace.unknown)
 
     async def _rounds(self, slow: Slowdown) -> None:
         try:
             finding = await self._look_in_rounds(slow)
+            if finding is not None:
+                self._next = time.monotonic() + AGAIN * self._state.config.slow_after
+                self._usual = self._usual or slow.usual
+                self._state.pace.tempo.accept(slow.now)
+                self._hearer.found(finding)
         except Exception:  # noqa: BLE001 - whatever it is, the job goes on
             _log.exception("internal error: which rank is slow is not known")
-            return
-        if finding is None:
-            return
-        tempo, now = self._state.pace.tempo, time.monotonic()
-        self._next = now + AGAIN * self._state.config.slow_after
-        self._usual = self._usual or slow.usual
-        tempo.accept(slow.now)
-        self._hearer.found(finding)
 
     async def _look_in_rounds(self, slow: Slowdown) -> Finding | None:
         """Look in rounds; None if something else came between, or the job is fast again."""
@@ -129,10 +128,11 @@ class SlowWatch:
             if self._near_hang():
                 rounds[-1].append([])
                 continue
-            # The nodes read their hardware when they are inspected fully, and say it from then on.
-            full = number in (0, LOOKS * ROUNDS - 2)
+            read = number in (0, LOOKS * ROUNDS - 2)
             nodes = active(state)
-            replies = await inspect(state, self._bus, nodes, 0.0, signals=False, quick=not full)
+            replies = await inspect(
+                state, self._bus, nodes, 0.0, signals=False, quick=True, machine=read
+            )
             for node in nodes:
                 if node.key in replies and (machine := replies[node.key].machine) is not None:
                     before.setdefault(node.name, machine)

@@ -236,6 +236,7 @@ class Inspect(Message):
     window: float
     ask: bool = True  # send a signal to processes of which py-spy gives no stack
     quick: bool = False  # read each rank once, nothing else; an older agent looks as always
+    machine: bool = False  # read the node's hardware and load for the answers after this one
 
 
 class Finish(Message):

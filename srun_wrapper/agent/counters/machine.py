@@ -15,6 +15,7 @@ from srun_wrapper.protocol.looking_messages import STOLEN, SWAPPED, THROTTLED, M
 SECONDS = 1.0  # until no more files are opened
 WORD = 60  # characters of a name
 MOST = 16  # of a kind
+CPUS = ("coretemp", "k10temp", "zenpower")
 _PACKAGE = "thermal_throttle/package_throttle_count"
 _USED = ("infiniband", "net", "nvme", "drm")
 
@@ -33,9 +34,11 @@ def read(root: Path = Path("/"), seconds: float = SECONDS) -> Machine:
 
 
 def _hot(sys: Path, until: float) -> Iterator[str]:
-    """Sensors at the limit that they name themselves (degrees in thousandths)."""
+    """The CPUs' sensors at the limit that they name themselves (degrees in thousandths)."""
     for sensor in _entries(sys / "class/hwmon", until):
-        chip = one_line(_text(sensor / "name") or sensor.name, WORD)
+        chip = _text(sensor / "name")
+        if chip not in CPUS:  # to read others may wait for the device
+            continue
         for path in _entries(sensor, until):
             if not (path.name.startswith("temp") and path.name.endswith("_input")):
                 continue

@@ -119,8 +119,8 @@ def test_the_slow_rank_is_named_and_nothing_is_done(monkeypatch: pytest.MonkeyPa
     )  # fmt: skip
     assert not w.ledger.accused and not w.job.state.failures
     assert len(w.asked()) == LOOKS * ROUNDS
-    assert sum(not order.quick for order in w.asked()) == 2
-    assert not any(order.ask for order in w.asked())
+    assert sum(order.machine for order in w.asked()) == 2
+    assert all(order.quick and not order.ask for order in w.asked())
 
 
 def test_nobody_is_named_where_all_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,10 +179,11 @@ def test_it_is_replaced_only_on_demand_and_by_a_spare(
 
 
 @pytest.mark.parametrize(
-    "why", ["ignore", "fast", "phase", "excused", "failure", "ending", "start"]
+    "why", ["ignore", "fast", "phase", "excused", "failure", "ending", "start", "independent"]
 )
 def test_when_it_does_not_look(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    w = Watched(monkeypatch, slow="ignore" if why == "ignore" else "warn")
+    slow = "ignore" if why == "ignore" else "warn"
+    w = Watched(monkeypatch, slow=slow, rank_env=why != "independent")
     state = w.job.state
     if why == "fast":
         w.steps(0.5)
