@@ -8,7 +8,7 @@ TICK = 0.1  # s between two calls of all watches
 Watch = Callable[[float], None]
 
 
-class Guard:
+class WatchGuard:
     """Calls watches so that a failing one neither ends the job nor silences another."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

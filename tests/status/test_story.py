@@ -83,7 +83,7 @@ def test_cleared_struck_and_later_withdrawn() -> None:
         "strike: the report of job 7 is unproven and counts towards a lemon",
         "the strike of job 7 counts no more: the report was withdrawn (the same error on n2, n3)",
     ]
-    assert (one.verdict, one.false_alarm) == ("withdrawn", True)
+    assert one.verdict == "withdrawn"
     assert one.rule == "node-lost", "of its incident, where the report is an older one"
 
 
@@ -337,8 +337,8 @@ def test_a_warning_that_a_node_is_slow_is_told_and_counts_for_nothing() -> None:
         "evidence": ["steps take 1 s, 2.0 times as long as before (0.5 s): rank 3 on n2 …"],
     }
     (one,) = of_node([job(7, [], [slow])], [])
-    assert (one.verdict, one.evicted, one.reported, one.false_alarm) == (
-        "warned", False, False, False,
+    assert (one.verdict, one.evicted, one.reported) == (
+        "warned", False, False,
     )  # fmt: skip
     assert one.lines[0].text == "job 7 named n2 and kept it: slow"
     assert not of_node([job(7, [], [slow])], [], "n3")
