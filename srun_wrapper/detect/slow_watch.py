@@ -22,12 +22,15 @@ from srun_wrapper.job.tempo import Slowdown
 from srun_wrapper.locate.ranks import RankView
 from srun_wrapper.locate.slow import LOOKS, ROUNDS, Slow, judge
 from srun_wrapper.protocol.looking_messages import Machine
+from srun_wrapper.run_in_thread import run_in_thread
 
 PAUSE = 10.0  # s between two rounds, at most
 ROUND_SHARE = 6  # of slow_after: s between two rounds
 LOOK_SHARE = 60  # likewise, between two looks of a round
 STEP_SHARE = 0.37  # of a step between two looks, so that they see different parts of it
-AGAIN = 10  # times slow_after until the next rounds
+AGAIN = 10  # times slow_after until the next rounds; twice as long after each without a name
+DOUBLED = 7  # times, at most
+JUDGE = 60.0  # s
 NEAR_HANG = 0.9  # of the time without a step until the ranks are located: that look goes first
 _log = logging.getLogger("robust-srun.slow")
 
@@ -72,6 +75,7 @@ class SlowWatch:
         self._task: asyncio.Task[None] | None = None
         self._closed = 0  # periods that were looked at
         self._next = 0.0
+        self._nameless = 0  # verdicts that named nobody
         self._usual: float | None = None  # before the job became slow
 
     def look(self, now: float) -> None:
@@ -103,7 +107,9 @@ class SlowWatch:
         try:
             finding = await self._look_in_rounds(slow)
             if finding is not None:
-                self._next = time.monotonic() + AGAIN * self._state.config.slow_after
+                wait = AGAIN * self._state.config.slow_after * 2 ** min(DOUBLED, self._nameless)
+                self._next = time.monotonic() + wait
+                self._nameless += finding.slow.kind != "ranks"
                 self._usual = self._usual or slow.usual
                 self._state.pace.tempo.accept(slow.now)
                 self._hearer.found(finding)
@@ -142,7 +148,11 @@ class SlowWatch:
         if state.pace.tempo.slow() is None:
             _log.info("the job is not slow any more: no rank is named")
             return None
-        found = judge(rounds, self._ranks(rounds, world))
+        ranks = self._ranks(rounds, world)
+        # A second for ten thousand ranks: too long for the loop.
+        found = await run_in_thread(lambda: judge(rounds, ranks), JUDGE)
+        if not self._may() or state.world.epoch != epoch:
+            return None
         seen = _seen(before, after, errors, {n.name: n.counted for n in active(state)})
         return Finding(slow, found, facts_of(found.node, seen) if found.node else of_any(seen))
 
