@@ -185,7 +185,8 @@ def main() -> None:
             here = args.error_node in ("", node) and args.error_rank in (-1, rank)
             wrong = here and step + 1 >= args.error_at > 0
             if wrong and args.error == "slow":
-                _mark(args, rank).touch()
+                if step + 1 == args.error_at:
+                    _mark(args, rank).touch()
                 time.sleep(9 * args.step_time)
             elif here and step + 1 == args.error_at and args.error != "nan":
                 _fail(args, rank)

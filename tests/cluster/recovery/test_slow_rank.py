@@ -9,8 +9,8 @@ from jobs import Training, start
 
 from lab import Cluster
 
-WORLD, SLOW, NODE = 4, 3, "n2"
-BEFORE, STEPS = 160, 360
+SLOW = 3
+BEFORE, STEPS = 100, 700  # far more than are waited for
 WORDS = "--robust-slow-after=1 --robust-interval=0.1"
 SOON = 40.0  # s; on a loaded machine most of it is py-spy
 
@@ -30,13 +30,13 @@ def test_the_slow_rank_is_named_and_of_many_none(lab: Cluster) -> None:
         training.until(lambda t=training: t.events("slow"), "a look at the ranks", SOON)
     (named,), (none,) = one.events("slow"), all_.events("slow")
     node = one.runs()[0][1]
-    print(named, none, sep="\n")
     assert (named["kind"], named["ranks"], named["nodes"]) == ("ranks", [SLOW], [node])
     assert named["lines"][0].startswith(f"rank {SLOW} is in fault (toy.py)"), named
     assert (none["kind"], none["ranks"], none["nodes"]) == ("all", [], []), none
     (incident,) = one.incidents()
     assert incident["suspects"] == [node] and incident["outcome"] == "warned"
-    for training in (one, all_):
-        training.check_done(timeout=120.0)
-        assert not training.accusations() and len(training.runs()) == 1
     assert not all_.incidents()
+    for training in (one, all_):
+        assert not training.accusations() and len(training.events("epoch")) == 1
+        lab.exec("head", ["scancel", str(training.job)], check=True)
+        training.check_gone()
