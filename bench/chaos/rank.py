@@ -54,7 +54,7 @@ class Ring:
         address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         self.peers = _listen(address[1], world) if rank == 0 else [_reach(address, rank)]
 
-    def add(self, value: float) -> float:
+    def all_reduce(self, value: float) -> float:
         """Return the sum of all ranks' values."""
         if self.rank:
             self.peers[0].sendall(struct.pack("!d", value))
@@ -186,7 +186,8 @@ def main() -> None:
             here = args.error_node in ("", node) and args.error_rank in (-1, rank)
             wrong = here and step + 1 >= args.error_at > 0
             if wrong and args.error == "slow":
-                _mark(args, rank).touch()
+                if step + 1 == args.error_at:
+                    _mark(args, rank).touch()
                 time.sleep(9 * args.step_time)
             elif here and step + 1 == args.error_at and args.error != "nan":
                 _fail(args, rank)
@@ -195,7 +196,7 @@ def main() -> None:
             reported = loss
             if wrong and args.error == "nan" and not (_seen(args, rank) and args.error_once):
                 own = reported = float("nan")
-            total = ring.add(own)
+            total = ring.all_reduce(own)
             step, loss = step + 1, loss * 0.99 + total * 1e-6
             robust_slurm.beat(step, loss=reported)
             if args.print:

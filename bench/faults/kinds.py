@@ -92,6 +92,21 @@ def _in_program(
     return Kind(name=name, broken=broken, causes=causes, make=make)
 
 
+def _slow(name: str, broken: str, causes: tuple[str, ...], where: str) -> Kind:
+    """Return a fault that makes steps slow: the node is to be named, and nothing done."""
+
+    def make(pick: Pick) -> dict[str, Any]:
+        slow = replace(pick, step=pick.step + 120)  # the job must know its usual step time
+        return {
+            "expected": Expected(named=frozenset({pick.node} if where == "node" else ())),
+            "program": _program("slow", slow, where),
+            "options": "--robust-slow-after=2 --robust-interval=0.1",
+            "steps": 260,
+        }
+
+    return Kind(name=name, broken=broken, causes=causes, make=make)
+
+
 def _of_node(name: str, broken: str, act: Callable[[Job, Pick], object], **more: Any) -> Kind:
     """Return a fault that makes the chosen node bad."""
 
@@ -213,7 +228,7 @@ MACHINE = [
     _in_program("ecc", "an ECC error of CUDA on each rank of a node", (NODE,), ECC, "node"),
     _in_program("io_error", "EIO on each rank of a node", (NODE, "unknown"), "EIO", "node"),
     _in_program("nan_node", "a loss of NaN on the ranks of a node", (NODE,), "nan", "node"),
-    _in_program("slow_rank", "steps take ten times as long on a node", (NODE,), "slow", "node"),
+    _slow("slow_rank", "steps take ten times as long on a node", ("unknown",), "node"),
     _of_node("node_crash", "a node crashes", _crash),
     _of_node("node_hang", "all of a node stops", _hang, epilog=True),
     _of_node(
@@ -263,6 +278,7 @@ SHARED = [
         lambda job, pick: job.lab.outage(f"{pick.node},{pick.other}", 3),
     ),
     _harmless("flap", "the link of a node is off for 1 s, twice", _flap),
+    _slow("slow_all", "steps take ten times as long on all nodes", (), "all"),
     _harmless("slow_link", "400 ms of delay to a node for 10 s", _slow_link),
     _harmless(
         "batch_host_2s", "the batch host is cut off for 2 s", lambda job, _: job.lab.outage("n1", 2)

@@ -71,6 +71,14 @@ def _hang(case: Case) -> Diagnosis | None:
     return Diagnosis("hang", "unknown", root.suspects, root.evidence, "hang", root)
 
 
+def _slow(case: Case) -> Diagnosis | None:
+    """Only where slow = replace, see ``recover/slowness.py``."""
+    root = case.root
+    if root.symptom != "slow":
+        return None
+    return Diagnosis("slow", "node", root.suspects, root.evidence, "slow", root)
+
+
 def _nan_of_machine(case: Case) -> Diagnosis | None:
     """A crash of a machine explains the NaN that was seen with it."""
     if case.root.symptom != "nan" or not case.ends:
@@ -181,6 +189,15 @@ RULES = (
         "unknown: the ranks that stand out are suspects",
         "second",
         _hang,
+    ),
+    Rule(
+        "slow-machine",
+        "slow",
+        "steps stay slower than before, the others wait for the ranks of one node, and it is hot, "
+        "throttled or has a degraded link; only with slow = replace and an idle spare",
+        "that node is to blame",
+        "evict",
+        _slow,
     ),
     *crash.RULES,
 )

@@ -20,6 +20,8 @@ LIMITS = (
     "standby_wait",
     "requeue",
     "nan",
+    "slow",
+    "slow_after",
     "hang",
     "hang_floor",
     "busy_limit",

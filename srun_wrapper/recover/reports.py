@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from robust_slurm.state_dir.ledger import JobLedger
 from srun_wrapper.decide.exclusions import BadNode, Strength, remembered
@@ -30,6 +30,7 @@ class Reports:
         self._seen: dict[str, BadNode] = {}  # of this step
         self._silent: dict[AgentKey, Incident] = {}  # lost; reported if they do not come back
         self._shared: set[str] = set()  # lost by a cause that may be shared: not bad
+        self._slow: set[str] = set()  # reported as slow
         self.barred = Barred(self._bad, self._remembered)
         state.on_back = self._came_back
 
@@ -84,6 +85,23 @@ class Reports:
         }
         self._ledger.accuse(node.name, incident.id, record)
         self._made[node.name] = (incident.id, node.job_id)
+
+    def report_slow(
+        self, node: Node, number: str, wall: float, evidence: Sequence[str], rule: str
+    ) -> None:
+        """Report a node that makes the job slow and has a fault; it stays in the job."""
+        if node.name in self._slow:
+            return
+        self._slow.add(node.name)
+        record = {
+            "job": node.job_id,
+            "user": self._user,
+            "time": wall,
+            "symptom": "slow",
+            "evidence": list(evidence),
+            "rule": rule,
+        }
+        self._ledger.accuse(node.name, number, record)
 
     def report_unfit(self, unfit: Mapping[str, tuple[int, str]], incident: Incident) -> None:
         """Report the standby nodes that did not run robust-task: a reason to look at them."""

@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 from robust_slurm.config import Config
@@ -23,11 +23,12 @@ from srun_wrapper.checkpoints.verify.standing import Standing
 from srun_wrapper.checkpoints.verify.verifying import Verify
 from srun_wrapper.command import steps
 from srun_wrapper.decide.incident import Incident
-from srun_wrapper.detect.guard import TICK, WatchGuard
+from srun_wrapper.detect.guard import TICK, Watch, WatchGuard
 from srun_wrapper.detect.hang_watch import HangWatch
 from srun_wrapper.detect.launch_watch import LaunchWatch
 from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.detect.outage import OutsideHosts
+from srun_wrapper.detect.slow_watch import SlowWatch
 from srun_wrapper.detect.stalls import Stalls
 from srun_wrapper.job.facts import JobFacts
 from srun_wrapper.job.reporting.journal import Journal
@@ -303,16 +304,17 @@ class Supervisor:
         return self.stalls.standing() or self.verify.held_up
 
     async def _watch(self) -> None:
-        mesh, located = self.topology.mesh, self.journal.located
-        hang = HangWatch(self.state, self.bus, self._excused, mesh, located)
+        state, bus, excused = self.state, self.bus, self._excused
+        hang = HangWatch(state, bus, excused, self.topology.mesh, self.journal.located)
+        slow = SlowWatch(state, bus, excused, self.nodes.slowness)
         launch, guard = LaunchWatch(self.state, say, self._disturbed), WatchGuard(say)
         while not self.state.ending:
-            for watch in self._watches(hang, launch):
+            for watch in self._watches(hang.look, slow.look, launch.look):
                 guard.call(watch, time.monotonic())
             await asyncio.sleep(TICK)
 
-    def _watches(self, hang: HangWatch, launch: LaunchWatch) -> Iterator[Callable[[float], None]]:
-        """Return the watches to be called now."""
+    def _watches(self, *of_steps: Watch) -> Iterator[Watch]:
+        """Return the watches to be called now; ``of_steps``: only while steps are expected."""
         yield self.node_watch.look
         yield self.ending.look
         yield self.stalls.look
@@ -320,8 +322,7 @@ class Supervisor:
         yield self.verify.look
         # Ranks that are being stopped make no step, and that is no hang.
         if not self.state.failures and self.state.stopping_epoch < self.state.world.epoch:
-            yield launch.look
-            yield hang.look
+            yield from of_steps
             yield self.checkpoints.look
             yield self.certificates.look
             yield self.nodes.prerequest.for_doubtful
