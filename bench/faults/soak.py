@@ -22,7 +22,8 @@ from bench.chaos.site import epilog_of, install_epilog
 from bench.chaos.verdict import Expected, Verdict, judge
 from bench.common import Results, finish, results_for, summarise
 from bench.faults import usage
-from bench.faults.kinds import KINDS, NODES, PER_NODE, Kind, Pick
+from bench.faults.kind import NODES, PER_NODE, Kind, Pick
+from bench.faults.kinds import KINDS
 from bench.faults.usage import Usage
 from lab import Cluster, LabError
 
@@ -49,7 +50,7 @@ class Hit:
 
     kind: str
     at: float
-    bad: frozenset[str]
+    right: Expected
     gap: float
     """The longest time without a step, in seconds."""
 
@@ -162,7 +163,7 @@ class Soak:
             order.unlink(missing_ok=True)
         times = [wall for wall, _ in self.steps.made if wall > at - 5]
         gap = max((b - a for a, b in pairwise(times)), default=0.0)
-        self.hits.append(Hit(name, at, expected.bad, gap))
+        self.hits.append(Hit(name, at, expected, gap))
         self.mend()
         if one := usage.sample(self.job):
             self.samples.append(one)
@@ -241,8 +242,9 @@ def soak(
             keep.mkdir(parents=True, exist_ok=True)
             (keep / "out.txt").write_text(job.out())
             (keep / "incidents.jsonl").write_text("".join(json.dumps(i) + "\n" for i in incidents))
-    bad = frozenset[str]().union(*(hit.bad for hit in one.hits))
-    verdict = judge(Expected(bad=bad), seen)
+    bad = frozenset[str]().union(*(hit.right.bad for hit in one.hits))
+    gone = frozenset[str]().union(*(hit.right.gone for hit in one.hits))
+    verdict = judge(Expected(bad=bad, gone=gone), seen)
     one.steps.read()
     return report(results, one, verdict, incidents, idle, error)
 

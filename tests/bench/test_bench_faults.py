@@ -11,7 +11,8 @@ from bench.chaos.verdict import Expected, Observed, judge
 from bench.common import Results
 from bench.faults.__main__ import QUICK, SEEDS, Turn, main, summary
 from bench.faults.judge import Finding, find
-from bench.faults.kinds import KINDS, Pick
+from bench.faults.kind import Pick
+from bench.faults.kinds import KINDS
 
 N2, N3 = frozenset({"n2"}), frozenset({"n3"})
 BROKEN = Expected(bad=N2, found=N2)

@@ -1,0 +1,87 @@
+"""Kinds of faults that need more than the toy training: gloo, snapshots, a disk, a dead switch."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.chaos.job import Job
+from bench.chaos.verdict import Expected
+from bench.faults.kind import FAILS, NODE, TRANSIENTS, USER, Kind, Pick
+from lab import LabError
+
+TORCH = str(Path(__file__).with_name("torch_rank.py"))
+SLOW_DISK = 0.5  # s
+
+
+def _slow_disk(job: Job, pick: Pick) -> None:
+    """Let the scratch of a node answer in turns for the rest of the job."""
+
+    def turns() -> None:
+        with contextlib.suppress(LabError, OSError):  # until the lab is gone
+            while not (job.dir / "final.json").exists():
+                job.lab.stall(pick.node)
+                time.sleep(SLOW_DISK)
+                job.lab.resume(pick.node)
+                time.sleep(0.05)
+
+    threading.Thread(target=turns, daemon=True).start()
+
+
+def _torch(name: str, broken: str, causes: tuple[str, ...], error: str, **more: Any) -> Kind:
+    """Return a fault of a training over gloo, with pipelines, replicas and snapshots."""
+
+    def make(pick: Pick) -> dict[str, Any]:
+        options = f"--error {error} --error-at {pick.step} --error-rank {pick.rank}"
+        torch = {"script": TORCH, "program": options, "reference": _torch_reference}
+        return {**torch, "limit": 120.0, **more}
+
+    return Kind(name=name, broken=broken, causes=causes, make=make)
+
+
+def _torch_reference(steps: int) -> float:
+    from bench.faults.torch_rank import reference  # torch takes seconds to import
+
+    return reference(steps)
+
+
+WIDER = [
+    _torch(
+        "size_mismatch_gloo",
+        "a rank's tensor has another size in an all-reduce of gloo",
+        (USER,),
+        "size",
+        expected=FAILS,
+    ),
+    _torch(
+        "stuck_group",
+        "a rank is stuck in a collective of its pipeline that the others do not call",
+        TRANSIENTS,
+        "stuck",
+    ),
+    _torch("bit_flip", "a bit of a parameter flips on one rank", (), "flip"),
+    Kind(
+        name="slow_disk",
+        broken="the local disk of a node takes 0.5 s for each read",
+        causes=(NODE,),
+        make=lambda pick: {
+            "expected": Expected(bad=frozenset({pick.node}), found=frozenset({pick.node})),
+            "fault": lambda job: _slow_disk(job, pick),
+            "program": "--data {scratch}/data",
+        },
+    ),
+    Kind(
+        name="switch_dead",
+        broken="all nodes but the batch host are cut off for good; three spares are left",
+        causes=("shared",),
+        make=lambda pick: {
+            "expected": Expected(gone=frozenset(pick.nodes[1:])),
+            "spares": 3,
+            "fault": lambda job: job.lab.outage(pick.nodes[1:]),
+            "limit": 120.0,
+        },
+    ),
+]
