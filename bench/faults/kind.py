@@ -55,9 +55,9 @@ class Kind:
     """Right causes, in the words of the incidents' records; (): no incident is needed."""
     make: Callable[[Pick], dict[str, Any]]
     error: str = ""
-    """What the program does, as `rank.py --error` says it; "": the fault is not the program's."""
+    """The error that the program makes, as of `rank.py --error`; "": the fault is elsewhere."""
     where: str = ""
-    """Of an error: rank, node or all, and "once"."""
+    """The place of the error: rank, node or all, and "once"."""
 
     def case(self, seed: int) -> Case:
         """Return the case of a seed."""
