@@ -39,8 +39,8 @@ def parse() -> argparse.Namespace:
     add("--map", type=Path, help="read this file, mapped, in every step")
     add("--error", default="", help="raise this text, or as _fail says ...")
     add("--error-at", type=int, default=0, help="... at this step")
-    add("--error-rank", type=int, default=-1, help="... on this rank (default: on all)")
-    add("--error-node", default="", help="... on this node alone")
+    add("--error-rank", default="", help="... on these ranks, as in 1,4 (default: on all)")
+    add("--error-node", default="", help="... on these nodes alone")
     add("--error-once", action="store_true", help="... not again after a restart")
     add("--orders", action="store_true", help="do what order.RANK and last in the directory say")
     return parser.parse_args()
@@ -98,6 +98,10 @@ def _receive(peer: socket.socket) -> float:
     return float(struct.unpack("!d", data)[0])
 
 
+def _among(names: str, name: str) -> bool:
+    return not names or name in names.split(",")
+
+
 def _mark(args: argparse.Namespace, rank: int) -> Path:
     return Path(args.dir) / f"failed.{rank}"
 
@@ -114,10 +118,11 @@ def _seen(args: argparse.Namespace, rank: int) -> bool:
 def _fail(args: argparse.Namespace, rank: int) -> None:
     """End by a signal's name, "exit:NUMBER", an errno's name or a text; or wait for ever."""
     if not (_seen(args, rank) and args.error_once):
-        _end_by(args.error, args.dir)
+        end_by(args.error, args.dir)
 
 
-def _end_by(error: str, directory: Path) -> None:
+def end_by(error: str, directory: Path) -> None:
+    """End as _fail says."""
     if error.startswith("SIG"):  # SIGKILL: as the kernel's OOM killer ends a process
         os.kill(os.getpid(), signal.Signals[error])
     if error.startswith("exit:"):
@@ -133,7 +138,7 @@ def _end_by(error: str, directory: Path) -> None:
     raise RuntimeError(error)
 
 
-def _ordered(directory: Path, rank: int, node: str, step: int) -> str:
+def ordered(directory: Path, rank: int, node: str, step: int) -> str:
     """Take the error that is ordered for this rank on this node, from a step on; "": none."""
     order = directory / f"order.{rank}"
     try:
@@ -146,7 +151,7 @@ def _ordered(directory: Path, rank: int, node: str, step: int) -> str:
     return error
 
 
-def _last(directory: Path) -> int:
+def last_step(directory: Path) -> int:
     """Return the last step, as ordered in time for all ranks; 0: no order."""
     try:
         return int((directory / "last").read_text())
@@ -205,13 +210,13 @@ def main() -> None:
             if mapped:
                 mapped[len(mapped) - 1]
             if args.orders:
-                args.steps = _last(args.dir) or args.steps
-                if error := _ordered(args.dir, rank, node, step + 1):
-                    _end_by(error, args.dir)
+                args.steps = last_step(args.dir) or args.steps
+                if error := ordered(args.dir, rank, node, step + 1):
+                    end_by(error, args.dir)
             own = float((rank + 1) * (step + 1))
             if args.stdin and rank == 0:
                 own += float(sys.stdin.readline())  # at its end: ValueError, as in a real script
-            here = args.error_node in ("", node) and args.error_rank in (-1, rank)
+            here = _among(args.error_node, node) and _among(args.error_rank, str(rank))
             wrong = here and step + 1 >= args.error_at > 0
             if wrong and args.error == "slow":
                 _mark(args, rank).touch()

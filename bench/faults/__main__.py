@@ -133,6 +133,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="MINUTES",
         help="random faults in one long training, for so long; --case: only of these kinds",
     )
+    made.add_argument(
+        "--torch", action="store_true", help="soak the training over gloo with snapshots"
+    )
     made.add_argument("--seed", type=int, default=0, help="of the soak (default: 0)")
     made.add_argument(
         "--keep", type=Path, metavar="DIR", help="keep the soak's output and incidents there"

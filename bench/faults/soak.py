@@ -25,6 +25,7 @@ from bench.faults import usage
 from bench.faults.kind import NODES, PER_NODE, Kind, Pick
 from bench.faults.kinds import KINDS
 from bench.faults.usage import Usage
+from bench.faults.wider import TORCH, torch_reference
 from lab import Cluster, LabError
 
 # What a job survives, without options of its own. partition_3s may cost it two healthy nodes.
@@ -203,10 +204,9 @@ def draws(dice: random.Random, names: Sequence[str]) -> Iterator[str]:
         yield from dice.sample(names, len(names))
 
 
-def soak(
-    minutes: float, seed: int, names: Sequence[str], results: Results, keep: Path | None
-) -> int:
+def soak(args: argparse.Namespace, results: Results) -> int:
     """Run the soak and judge it. Returns the exit code."""
+    minutes: float = args.soak
     standby = 6 + round(USED_PER_MINUTE * minutes)
     named = Cluster(nodes=NODES)
     conf = {"Epilog": str(epilog_of(named.spec.dir))}
@@ -214,17 +214,20 @@ def soak(
     with Cluster(name=name, nodes=NODES, standby=standby, scratch=True, slurm_conf=conf) as lab:
         install_epilog(lab.spec.dir)
         job = Job.new(lab, NODES * PER_NODE, MANY)
-        one = Soak(job, random.Random(seed), Steps(job.dir / "steps"))
+        one = Soak(job, random.Random(args.seed), Steps(job.dir / "steps"))
         error, idle = "", 0
-        program = f"{job.dir}/rank.py --dir {job.dir} --steps {MANY} --data {lab.scratch}/data"
+        script = TORCH if args.torch else f"{job.dir}/rank.py --data {lab.scratch}/data"
+        if args.torch:
+            job.reference = lambda: torch_reference(job.steps)
         began = time.monotonic()
         try:
             job.submit(
-                f"python {program} --orders", [f"-N{NODES}", f"--ntasks-per-node={PER_NODE}"]
+                f"python {script} --dir {job.dir} --steps {MANY} --orders",
+                [f"-N{NODES}", f"--ntasks-per-node={PER_NODE}"],
             )
             job.wait_steps(SETTLED)
             job.wait_warm()
-            for kind in draws(one.dice, names):
+            for kind in draws(one.dice, args.case or SURVIVED):
                 if time.monotonic() > began + 60 * minutes:
                     break
                 time.sleep(one.dice.uniform(0.0, PAUSE))
@@ -238,10 +241,11 @@ def soak(
             lab.exec("head", ["scancel", str(job.id)])
         seen = job.observe(job.wait_end(STUCK))
         incidents = job.incidents()
-        if keep:
-            keep.mkdir(parents=True, exist_ok=True)
-            (keep / "out.txt").write_text(job.out())
-            (keep / "incidents.jsonl").write_text("".join(json.dumps(i) + "\n" for i in incidents))
+        if args.keep:
+            args.keep.mkdir(parents=True, exist_ok=True)
+            (args.keep / "out.txt").write_text(job.out())
+            lines = "".join(json.dumps(record) + "\n" for record in incidents)
+            (args.keep / "incidents.jsonl").write_text(lines)
     bad = frozenset[str]().union(*(hit.right.bad for hit in one.hits))
     gone = frozenset[str]().union(*(hit.right.gone for hit in one.hits))
     verdict = judge(Expected(bad=bad, gone=gone), seen)
@@ -306,8 +310,8 @@ def report(
 def main(args: argparse.Namespace) -> int:
     """Run the soak with the options of bench.faults."""
     results = results_for("soak", args)
-    minutes = args.soak
-    results.quick = args.quick or minutes < 60
-    results.settings |= {"minutes": minutes, "seed": args.seed}
-    wrong = soak(minutes, args.seed, args.case or SURVIVED, results, args.keep)
+    results.quick = args.quick or args.soak < 60
+    training = "torch" if args.torch else "toy"
+    results.settings |= {"minutes": args.soak, "seed": args.seed, "training": training}
+    wrong = soak(args, results)
     return finish(results, args) or wrong

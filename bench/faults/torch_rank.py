@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from bench.chaos.rank import end_by, last_step, ordered
+
 REPLICAS, STAGES, WIDTH = 4, 2, 64
 RATE = 0.125  # of learning; a power of two, as the products are then exact
 FLIP, SIZE, STUCK = "flip", "size", "stuck"
@@ -33,6 +35,7 @@ def parse() -> argparse.Namespace:
     add("--error", default="", choices=("", FLIP, SIZE, STUCK), help="the fault ...")
     add("--error-at", type=int, default=0, help="... at this step")
     add("--error-rank", type=int, default=0, help="... on this rank")
+    add("--orders", action="store_true", help="do what order.RANK and last in the directory say")
     return parser.parse_args()
 
 
@@ -139,10 +142,15 @@ def main() -> None:
     saver = robust_slurm.Checkpointer(
         model=stage, optimizer=optimizer, mesh=mesh, directory=directory, every=10
     )
-    loss = 0.0
+    loss, step = 0.0, saver.resume()
+    node = os.environ.get("SLURMD_NODENAME", "")
     with (args.dir / "steps").open("a") as steps:
-        for step in range(saver.resume(), args.steps):
+        while step < args.steps:
             time.sleep(args.step_time)
+            if args.orders:
+                args.steps = last_step(args.dir) or args.steps
+                if error := ordered(args.dir, rank, node, step + 1):
+                    end_by(error, args.dir)
             stage.weight.grad, loss = pipeline.gradient(step)
             optimizer.step()
             if pipeline.due(FLIP, step + 1):
@@ -151,7 +159,8 @@ def main() -> None:
             if rank == 0:
                 steps.write(f"{time.time():.3f} {step + 1}\n")
                 steps.flush()
-            saver.save(step + 1)
+            step += 1
+            saver.save(step)
     if rank == 0:
         (args.dir / "final.json").write_text(json.dumps([args.steps, loss]))
     dist.barrier()

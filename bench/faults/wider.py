@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.chaos.job import Job
 from bench.chaos.verdict import Expected
-from bench.faults.kind import FAILS, NODE, TRANSIENTS, USER, Kind, Pick
+from bench.faults.kind import FAILS, NODE, PER_NODE, TRANSIENTS, USER, Kind, Pick
 from lab import LabError
 
 TORCH = str(Path(__file__).with_name("torch_rank.py"))
@@ -36,19 +36,40 @@ def _torch(name: str, broken: str, causes: tuple[str, ...], error: str, **more: 
 
     def make(pick: Pick) -> dict[str, Any]:
         options = f"--error {error} --error-at {pick.step} --error-rank {pick.rank}"
-        torch = {"script": TORCH, "program": options, "reference": _torch_reference}
+        torch = {"script": TORCH, "program": options, "reference": torch_reference}
         return {**torch, "limit": 120.0, **more}
 
     return Kind(name=name, broken=broken, causes=causes, make=make)
 
 
-def _torch_reference(steps: int) -> float:
+def torch_reference(steps: int) -> float:
+    """Return the loss of an uninterrupted training over gloo."""
     from bench.faults.torch_rank import reference  # torch takes seconds to import
 
     return reference(steps)
 
 
+def _bad(*nodes: str) -> Expected:
+    return Expected(bad=frozenset(nodes), found=frozenset(nodes))
+
+
+def _pair(pick: Pick) -> dict[str, Any]:
+    ranks = [PER_NODE * (int(node[1:]) - 1) for node in (pick.node, pick.other)]
+    return {
+        "expected": _bad(pick.node, pick.other),
+        "program": f"--error deadlock --error-at {pick.step} --error-node {pick.node},{pick.other} "
+        f"--error-rank {ranks[0]},{ranks[1]}",
+        "limit": 120.0,
+    }
+
+
 WIDER = [
+    Kind(
+        name="hang_pair",
+        broken="a rank on each of two nodes is stuck, whenever it is on one of these",
+        causes=("unknown",),
+        make=_pair,
+    ),
     _torch(
         "size_mismatch_gloo",
         "a rank's tensor has another size in an all-reduce of gloo",
@@ -68,7 +89,7 @@ WIDER = [
         broken="the local disk of a node takes 0.5 s for each read",
         causes=(NODE,),
         make=lambda pick: {
-            "expected": Expected(bad=frozenset({pick.node}), found=frozenset({pick.node})),
+            "expected": _bad(pick.node),
             "fault": lambda job: _slow_disk(job, pick),
             "program": "--data {scratch}/data",
         },

@@ -61,7 +61,7 @@ def test_growth(part: str, more: float, said: bool) -> None:
 
 def test_a_program_takes_its_order_once(tmp_path: Path) -> None:
     (tmp_path / "order.3").write_text("40 n2 no such expert: 9")
-    assert rank._ordered(tmp_path, 3, "n2", 39) == ""
-    assert rank._ordered(tmp_path, 3, "n4", 40) == ""
-    assert rank._ordered(tmp_path, 3, "n2", 41) == "no such expert: 9"
-    assert rank._ordered(tmp_path, 3, "n2", 42) == ""
+    assert rank.ordered(tmp_path, 3, "n2", 39) == ""
+    assert rank.ordered(tmp_path, 3, "n4", 40) == ""
+    assert rank.ordered(tmp_path, 3, "n2", 41) == "no such expert: 9"
+    assert rank.ordered(tmp_path, 3, "n2", 42) == ""
