@@ -98,7 +98,8 @@ def _receive(peer: socket.socket) -> float:
     return float(struct.unpack("!d", data)[0])
 
 
-def _among(names: str, name: str) -> bool:
+def among(names: str, name: str) -> bool:
+    """True if a list names this one, or none."""
     return not names or name in names.split(",")
 
 
@@ -216,7 +217,7 @@ def main() -> None:
             own = float((rank + 1) * (step + 1))
             if args.stdin and rank == 0:
                 own += float(sys.stdin.readline())  # at its end: ValueError, as in a real script
-            here = _among(args.error_node, node) and _among(args.error_rank, str(rank))
+            here = among(args.error_node, node) and among(args.error_rank, str(rank))
             wrong = here and step + 1 >= args.error_at > 0
             if wrong and args.error == "slow":
                 _mark(args, rank).touch()

@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.chaos.rank import end_by, last_step, ordered
+from bench.chaos.rank import among, end_by, last_step, ordered
 
 REPLICAS, STAGES, WIDTH = 4, 2, 64
 RATE = 0.125  # of learning; a power of two, as the products are then exact
-FLIP, SIZE, STUCK = "flip", "size", "stuck"
+FLIP, SIZE, STUCK, DEADLOCK = "flip", "size", "stuck", "deadlock"
 
 
 def parse() -> argparse.Namespace:
@@ -32,9 +32,10 @@ def parse() -> argparse.Namespace:
     add("--dir", type=Path, required=True, help="shared directory of this run")
     add("--steps", type=int, default=120)
     add("--step-time", type=float, default=0.05)
-    add("--error", default="", choices=("", FLIP, SIZE, STUCK), help="the fault ...")
+    add("--error", default="", choices=("", FLIP, SIZE, STUCK, DEADLOCK), help="the fault ...")
     add("--error-at", type=int, default=0, help="... at this step")
-    add("--error-rank", type=int, default=0, help="... on this rank")
+    add("--error-rank", default="", help="... on these ranks, as in 1,4")
+    add("--error-node", default="", help="... on these nodes alone")
     add("--orders", action="store_true", help="do what order.RANK and last in the directory say")
     return parser.parse_args()
 
@@ -95,17 +96,20 @@ class Pipeline:
 
     def due(self, fault: str, step: int) -> bool:
         """True if this rank is to have this fault now; it leaves a mark."""
-        args = self.args
-        if (args.error, args.error_rank, args.error_at) != (fault, self.rank, step):
+        args, node = self.args, os.environ.get("SLURMD_NODENAME", "")
+        here = among(args.error_node, node) and among(args.error_rank, str(self.rank))
+        if not here or (args.error, args.error_at) != (fault, step):
             return False
         mark = Path(args.dir) / f"failed.{self.rank}"
         again = mark.exists()
         mark.touch()
-        return fault == SIZE or not again
+        return fault in (SIZE, DEADLOCK) or not again
 
     def gradient(self, step: int) -> tuple[Tensor, float]:
         """Return the sum of the replicas' gradients, and the loss of this one."""
         data = batch(step, self.replica)
+        if self.due(DEADLOCK, step + 1):
+            end_by(DEADLOCK, self.args.dir)
         if self.stage == 0:
             dist.send(self.weight * data, self.rank + REPLICAS)
             back = torch.empty(WIDTH + 1, dtype=torch.float64)

@@ -15,6 +15,7 @@ from lab import LabError
 
 TORCH = str(Path(__file__).with_name("torch_rank.py"))
 SLOW_DISK = 0.5  # s
+DEADLOCK = "deadlock"
 
 
 def _slow_disk(job: Job, pick: Pick) -> None:
@@ -35,11 +36,15 @@ def _torch(name: str, broken: str, causes: tuple[str, ...], error: str, **more: 
     """Return a fault of a training over gloo, with pipelines, replicas and snapshots."""
 
     def make(pick: Pick) -> dict[str, Any]:
-        options = f"--error {error} --error-at {pick.step} --error-rank {pick.rank}"
-        torch = {"script": TORCH, "program": options, "reference": torch_reference}
-        return {**torch, "limit": 120.0, **more}
+        return {**_gloo(error, pick.step, pick.rank), **more}
 
     return Kind(name=name, broken=broken, causes=causes, make=make)
+
+
+def _gloo(error: str, step: int, *ranks: int) -> dict[str, Any]:
+    where = ",".join(map(str, ranks))
+    options = f"--error {error} --error-at {step} --error-rank {where}"
+    return {"script": TORCH, "program": options, "reference": torch_reference, "limit": 120.0}
 
 
 def torch_reference(steps: int) -> float:
@@ -55,12 +60,8 @@ def _bad(*nodes: str) -> Expected:
 
 def _pair(pick: Pick) -> dict[str, Any]:
     ranks = [PER_NODE * (int(node[1:]) - 1) for node in (pick.node, pick.other)]
-    return {
-        "expected": _bad(pick.node, pick.other),
-        "program": f"--error deadlock --error-at {pick.step} --error-node {pick.node},{pick.other} "
-        f"--error-rank {ranks[0]},{ranks[1]}",
-        "limit": 120.0,
-    }
+    made = _gloo(f"{DEADLOCK} --error-node {pick.node},{pick.other}", pick.step, *ranks)
+    return {**made, "expected": _bad(pick.node, pick.other)}
 
 
 WIDER = [
