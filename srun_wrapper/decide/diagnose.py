@@ -68,7 +68,9 @@ def _hang(case: Case) -> Diagnosis | None:
     root = case.root
     if root.symptom != "hang":
         return None
-    return Diagnosis("hang", "unknown", root.suspects, root.evidence, "hang", root)
+    named = root.suspects
+    several = frozenset(named if len(named) > 1 else ())  # at most one of them is bad
+    return Diagnosis("hang", "unknown", named, root.evidence, "hang", root, unreported=several)
 
 
 def _slow(case: Case) -> Diagnosis | None:
@@ -186,7 +188,8 @@ RULES = (
         "hang",
         "hang",
         "no rank makes a step for longer than the limit",
-        "unknown: the ranks that stand out are suspects",
+        "unknown: the nodes of the ranks that stand out are suspects; of several together none is "
+        "reported, and they leave the third time without progress",
         "second",
         _hang,
     ),

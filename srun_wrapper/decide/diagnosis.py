@@ -47,7 +47,8 @@ class Diagnosis:
     proven: tuple[str, ...] = ()  # of the suspects: those that tests or a replay have named
     cleared: frozenset[str] = frozenset()  # nodes that have passed tests now
     seen: tuple[str, ...] = ()  # nodes on which ranks died of this very error
-    unreported: frozenset[str] = frozenset()  # lost by a shared cause: nothing is held against them
+    unreported: frozenset[str] = frozenset()
+    """Lost by a shared cause, or suspects together with others: nothing is held against them."""
     rule: str = ""  # id of the rule that has decided
     tests: Literal["later", "now", "only", "never"] = "later"
     """The time of the tests of the machines. only: at once, and nothing else counts against the

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from robust_slurm.config import FIELDS, Config
+from srun_wrapper.decide.bounds import RULE
 from srun_wrapper.decide.diagnose import RULES
 from srun_wrapper.decide.diagnosis import REPLAYED, TESTED, Then
 from srun_wrapper.decide.ladder import BACK, RUNGS
@@ -47,6 +48,9 @@ def explain(config: Config) -> list[str]:
         "",
         "Ladder: what is done",
         *_ladder(),
+        "",
+        "Nodes that leave",
+        *textwrap.wrap(RULE, WIDTH, initial_indent="  ", subsequent_indent="  "),
         "",
         "Limits in force (robust-srun --robust-help describes each)",
         *_limits(config),

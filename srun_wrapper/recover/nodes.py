@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from robust_slurm.state_dir.ledger import JobLedger
+from srun_wrapper.decide.bounds import Copies
 from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.report import say
@@ -50,8 +51,9 @@ def node_parts(
     topology: Topology,
     node_watch: NodeWatch,
     ended: Callable[[], bool],
+    copies: Callable[[], Copies] = dict,
 ) -> NodeParts:
-    """Build them; ``ended``: True if the job's srun has ended."""
+    """Build them; ``ended``: True if the job's srun has ended; ``copies``: see ``Means``."""
 
     def over() -> bool:
         return state.signalled > 0 or state.ending or ended()
@@ -65,7 +67,7 @@ def node_parts(
     requests = StandbyRequests(state, requester, controller.wait, journal, reports.barred)
     standby = StandbyNodes(state, requests, interrupted)
     return NodeParts(
-        AvailableMeans(state, launch),
+        AvailableMeans(state, launch, reports, copies),
         reports,
         Release(state, controller, reports, requests, journal),
         requests,

@@ -167,6 +167,7 @@ class Supervisor:
             self.topology,
             self.node_watch,
             ended,
+            lambda: self.checkpoints.replicas.copies,
         )
         self.first_world = FirstWorld(
             state, self.launch, self.finishing, self.topology, nodes.replacement
