@@ -8,8 +8,6 @@ Times are seconds; ``*_age`` are ages at the moment of sending, because nodes' c
 
 from __future__ import annotations
 
-from typing import get_args
-
 import msgspec
 
 from robust_slurm.checkpoint.store.events import Restore
@@ -339,16 +337,3 @@ decode_from_agent = msgspec.msgpack.Decoder(FromAgent).decode
 decode_to_agent = msgspec.msgpack.Decoder(ToAgent).decode
 decode_ask = msgspec.msgpack.Decoder(PeerAsk).decode
 decode_say = msgspec.msgpack.Decoder(PeerSay).decode
-
-_KNOWN = frozenset(kind.__name__ for kind in get_args(FromAgent))
-
-
-def newer_kind(payload: bytes) -> str:
-    """Return the kind of an agent's message that this version does not have; "" if it is broken."""
-    try:
-        raw = msgspec.msgpack.decode(payload)
-    except msgspec.MsgspecError:
-        return ""
-    kind = raw[0] if isinstance(raw, list) and raw else None
-    known = not isinstance(kind, str) or kind in _KNOWN or not kind.isidentifier()
-    return "" if known else str(kind)

@@ -8,23 +8,18 @@ import socket
 import time
 from asyncio import FIRST_COMPLETED
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from robust_slurm.frames.framed import Framed
 from robust_slurm.frames.wire import WireError
-from srun_wrapper.protocol.messages import (
-    Message,
-    PeerAsk,
-    decode_from_agent,
-    encode,
-    newer_kind,
-)
+from srun_wrapper.protocol.messages import FromAgent, Message, PeerAsk, decode_from_agent, encode
 
 _log = logging.getLogger("robust-srun.nodes")
 HIGH_WATER = 8 << 20
 HELD_UP = 0.05  # s
+_KNOWN = frozenset(kind.__name__ for kind in get_args(FromAgent))
 Answer = Literal["accepted", "refused", "unreachable"]
 
 
@@ -55,7 +50,7 @@ class Connection(Framed):
         try:
             message = decode_from_agent(payload)
         except msgspec.ValidationError:
-            if kind := newer_kind(payload):
+            if kind := _newer_kind(payload):
                 self._skip(kind)
                 return
             raise
@@ -140,3 +135,14 @@ async def _attempt(host: str, port: int, wait: float) -> Answer:
         return "unreachable"
     writer.close()
     return "accepted"
+
+
+def _newer_kind(payload: bytes) -> str:
+    """Return the kind of an agent's message that this version does not have; "" if it is broken."""
+    try:
+        raw = msgspec.msgpack.decode(payload)
+    except msgspec.MsgspecError:
+        return ""
+    kind = raw[0] if isinstance(raw, list) and raw else None
+    known = not isinstance(kind, str) or kind in _KNOWN or not kind.isidentifier()
+    return "" if known else str(kind)

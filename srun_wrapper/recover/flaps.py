@@ -1,31 +1,17 @@
-"""Nodes that were given up as unreachable and answer again: the network was away, not the node."""
+"""Nodes that were given up as unreachable are looked at: do they answer again?"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
+from srun_wrapper.decide.flaps import NO_REBOOT, WINDOW, Flap
 from srun_wrapper.job.model import Node
 from srun_wrapper.protocol.server import probe
 
-WINDOW = 300.0  # s after a flap in which the next one of the same node is evidence against it
-NO_REBOOT = 10.0  # s; a machine that went down has not booted and brought its network up in less
 LOOK = 0.5  # s between two looks
 ANSWER = 0.75  # s for a kernel to answer
-
-
-class Flap(NamedTuple):
-    """One time that a node was unreachable; monotonic seconds."""
-
-    since: float  # its last word
-    until: float  # when it answered again
-
-    def text(self, name: str, now: float) -> str:
-        """The flap as evidence, when the node is lost once more."""
-        lasted, ago = self.until - self.since, now - self.until
-        return f"{name}: lost before, {ago:.0f} s ago, when it answered again after {lasted:.1f} s"
 
 
 class Flaps:

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from robust_slurm.state_dir.ledger import JobLedger
 from srun_wrapper.decide.exclusions import Bad, Strength, remembered
+from srun_wrapper.decide.flaps import WINDOW, Flap
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.job.model import AgentKey, Node
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
-from srun_wrapper.recover.flaps import WINDOW, Flap, Flaps
+from srun_wrapper.recover.flaps import Flaps
 from srun_wrapper.recover.standby.request import Barred
 
 

@@ -13,6 +13,7 @@ from made_job import Job
 
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.failure import Failure
+from srun_wrapper.decide.flaps import Flap
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.shared_cause import Kind, Silence
 from srun_wrapper.job.model import Node
@@ -105,7 +106,7 @@ def test_a_second_flap_soon_after_stands_with_both_as_evidence(
 
     async def scene() -> None:
         now = time.monotonic()
-        site.reports.flaps.note("n1", flaps.Flap(now - ago - 3.0, now - ago))
+        site.reports.flaps.note("n1", Flap(now - ago - 3.0, now - ago))
         site.lose()
         await site.report()
 
@@ -137,7 +138,7 @@ def test_a_node_that_came_back_before_it_was_replaced_has_flapped(
 
 
 def test_a_reboot_is_no_flap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What answers only after a machine could have booted, or an answer seen too late, is none."""
+    """An answer after a machine could have booted, or seen only then, is none."""
     site = Site(monkeypatch, UP)
 
     async def late(*_: Any) -> str:
