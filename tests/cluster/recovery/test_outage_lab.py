@@ -80,7 +80,7 @@ def test_the_report_against_a_node_that_was_cut_off_for_moments_is_withdrawn(
     training.wait_says(
         r"^robust-srun: the report against n2 is withdrawn: it answered again after "
     )
-    training.check_done()
+    assert training.wait_end() == 0, training.story()
     training.only_incident(action="swap_spare", swaps=[["n2", "n3"]], cause="node")
     assert set(training.accusations()) == set(training.withdrawals()) == {"n2"}
     assert "DRAIN" not in lab.node_records()["n2"]["State"]
