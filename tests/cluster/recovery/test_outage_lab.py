@@ -71,7 +71,7 @@ def test_the_report_against_a_node_that_was_cut_off_for_moments_is_withdrawn(
 ) -> None:
     lab = new_lab()
     direct = "--robust-drain=direct"  # as root, as Slurm asks it: the node must not be drained
-    training = start(lab, 2, spares=1, robust=direct, user=False, steps=400)
+    training = start(lab, 2, spares=1, robust=direct, user=False, steps=250)
     training.wait_step(8)
     lab.partition("n2")
     training.until(training.accusations, "report against n2")
