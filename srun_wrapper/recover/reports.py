@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from robust_slurm.state_dir.ledger import JobLedger
-from srun_wrapper.decide.exclusions import Bad, Strength, remembered
+from srun_wrapper.decide.exclusions import BadNode, Strength, remembered
 from srun_wrapper.decide.flaps import WINDOW, Flap
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.job.model import AgentKey, Node
@@ -39,7 +39,7 @@ class Reports:
         self._bad: list[str] = []  # every node that ever left this job, less those acquitted
         self._made: dict[str, tuple[str, int]] = {}  # node -> incident, job of the report
         self._remembered = remembered(ledger.dir)  # of earlier runs and steps
-        self._seen: dict[str, Bad] = {}  # of this step
+        self._seen: dict[str, BadNode] = {}  # of this step
         self._silent: dict[AgentKey, _Lost] = {}  # reported if they do not come back
         self.flaps = Flaps(self._answers_again)
         self._shared: set[str] = set()  # lost by a cause that may be shared: not bad
@@ -58,7 +58,7 @@ class Reports:
         self._shared.discard(name)
         proven = name in incident.diagnosis.proven
         strength = Strength.PROVEN if proven else Strength.ONCE
-        self._seen[name] = Bad(name, strength, incident.wall)
+        self._seen[name] = BadNode(name, strength, incident.wall)
         if node.own_mount:
             self._accuse(node, incident)
         elif name in incident.diagnosis.unreported:
@@ -147,7 +147,7 @@ class Reports:
         """Nodes that were lost by a cause that they may share."""
         return tuple(self._shared)
 
-    def evidence(self) -> list[Bad]:
+    def evidence(self) -> list[BadNode]:
         """Nodes that the job should not get again, with those of its earlier runs."""
         found = {one.node: one for one in self._remembered}
         for name in (name for name in self._bad if name not in self._shared):
