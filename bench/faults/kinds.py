@@ -222,10 +222,14 @@ SHARED = [
         "all nodes but the batch host are cut off for 3 s",
         lambda job, pick: job.lab.outage(pick.nodes[1:], 3),
     ),
-    _harmless(
-        "partition_3s",
-        "two nodes of four are cut off for 3 s",
-        lambda job, pick: job.lab.outage(f"{pick.node},{pick.other}", 3),
+    Kind(
+        name="partition_3s",
+        broken="two nodes of four are cut off for 3 s: they may be replaced, but not reported",
+        causes=(),
+        make=lambda pick: {
+            "fault": lambda job: job.lab.outage(f"{pick.node},{pick.other}", 3),
+            "expected": Expected(gone=frozenset((pick.node, pick.other))),
+        },
     ),
     _harmless("flap", "the link of a node is off for 1 s, twice", _flap),
     _slow("slow_all", "steps take ten times as long on all nodes", (), "all"),

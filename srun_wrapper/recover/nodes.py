@@ -39,6 +39,7 @@ class NodeParts(NamedTuple):
 
     async def close(self) -> None:
         """End all standby nodes, and what runs in the background."""
+        self.reports.flaps.close()
         await self.requests.close()
         await self.release.close()
 
