@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from srun_wrapper.decide.diagnosis import Diagnosis, shared
 
+TOGETHER = 3  # hangs in a row that name several nodes together before they leave
+
 
 class Trace(NamedTuple):
     """One failure: the node, the ranks, and the step of a NaN."""
@@ -96,7 +98,10 @@ def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, 
         again, why = diagnosis.cause == "unknown" and len(nodes) > 1, shared(sorted(nodes))
     if again:
         evidence = (*diagnosis.evidence, why)
-        diagnosis = replace(diagnosis, cause="shared", suspects=(), evidence=evidence)
+        nobody = frozenset[str]()
+        diagnosis = replace(
+            diagnosis, cause="shared", suspects=(), evidence=evidence, unreported=nobody
+        )
     acquitted = diagnosis.cause == "shared" or (judged and diagnosis.cause == "user")
     if not acquitted or diagnosis.unreported:
         return diagnosis, ()
@@ -167,13 +172,19 @@ def suspect_nodes(diagnosis: Diagnosis, failures_by_node: Mapping[str, int]) -> 
     """Nodes to evict: blamed by the evidence, or failing twice without progress.
 
     One that has just passed tests may fail once more: its program may be the cause; so may one
-    whose ranks died without a known cause, as they move to another node first.
+    whose ranks died without a known cause, as they move to another node first. Of several suspects
+    of a hang all may be healthy but one: they leave the third time, if they can be spared.
     """
     if diagnosis.cause == "node":
         return diagnosis.suspects
     blamed = diagnosis.suspects or (diagnosis.root.node,)
-    if innocent(diagnosis) or len(blamed) > 1:
+    if innocent(diagnosis):
         return ()
+    if len(blamed) > 1:
+        if diagnosis.symptom != "hang":
+            return ()
+        often = (n for n in blamed if failures_by_node.get(n, 0) >= TOGETHER)
+        return tuple(n for n in often if n not in diagnosis.cleared)
     return tuple(
         node
         for node in blamed

@@ -68,7 +68,17 @@ def _hang(case: Case) -> Diagnosis | None:
     root = case.root
     if root.symptom != "hang":
         return None
-    return Diagnosis("hang", "unknown", root.suspects, root.evidence, "hang", root)
+    named = root.suspects
+    several = frozenset(named if len(named) > 1 else ())  # at most one of them is bad
+    return Diagnosis("hang", "unknown", named, root.evidence, "hang", root, unreported=several)
+
+
+def _slow(case: Case) -> Diagnosis | None:
+    """Only where slow = replace, see ``recover/slowness.py``."""
+    root = case.root
+    if root.symptom != "slow":
+        return None
+    return Diagnosis("slow", "node", root.suspects, root.evidence, "slow", root)
 
 
 def _nan_of_machine(case: Case) -> Diagnosis | None:
@@ -178,9 +188,19 @@ RULES = (
         "hang",
         "hang",
         "no rank makes a step for longer than the limit",
-        "unknown: the ranks that stand out are suspects",
+        "unknown: the nodes of the ranks that stand out are suspects; of several together none is "
+        "reported, and they leave the third time without progress",
         "second",
         _hang,
+    ),
+    Rule(
+        "slow-machine",
+        "slow",
+        "steps stay slower than before, the others wait for the ranks of one node, and it is hot, "
+        "throttled or has a degraded link; only with slow = replace and an idle spare",
+        "that node is to blame",
+        "evict",
+        _slow,
     ),
     *crash.RULES,
 )

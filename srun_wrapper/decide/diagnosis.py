@@ -33,7 +33,7 @@ NODES_SHOWN = 8
 TESTED, REPLAYED = "tests", "replay"  # ids of the rules by which these have named a node
 # Lost nodes come first: they explain the ends of ranks. A program that ends itself when its loss
 # is NaN has not failed by itself.
-ORDER = {"node_lost": 0, "stuck": 1, "differs": 2, "nan": 3, "crash": 4, "hang": 5}
+ORDER = {"node_lost": 0, "stuck": 1, "differs": 2, "nan": 3, "crash": 4, "hang": 5, "slow": 6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ class Diagnosis:
     proven: tuple[str, ...] = ()  # of the suspects: those that tests or a replay have named
     cleared: frozenset[str] = frozenset()  # nodes that have passed tests now
     seen: tuple[str, ...] = ()  # nodes on which ranks died of this very error
-    unreported: frozenset[str] = frozenset()  # lost by a shared cause: nothing is held against them
+    unreported: frozenset[str] = frozenset()
+    """Lost by a shared cause, or suspects together with others: nothing is held against them."""
     rule: str = ""  # id of the rule that has decided
     tests: Literal["later", "now", "only", "never"] = "later"
     """The time of the tests of the machines. only: at once, and nothing else counts against the

@@ -7,11 +7,12 @@ is spent: recoveries in a row without progress. Only progress refills it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
+from srun_wrapper.decide.bounds import Bounded, Copies, bounded, likeliest
 from srun_wrapper.decide.budget import Budget as Budget
 from srun_wrapper.decide.budget import acquit as acquit
 from srun_wrapper.decide.budget import suspect_nodes as suspect_nodes
@@ -38,6 +39,9 @@ class Means:
     requeue: bool
     max_restarts: int
     never: str = ""  # why the ranks cannot be started again at all
+    copies: Copies = field(default_factory=dict)
+    before: Mapping[str, int] = field(default_factory=dict)
+    """Evidence of earlier runs of the job, by node: the higher, the stronger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +73,21 @@ class Situation:
 
     @cached_property
     def leave(self) -> tuple[str, ...]:
-        """Nodes that leave if they can be replaced: suspects, too."""
+        """Nodes that leave if they can be replaced: suspects, too, the likeliest first."""
         suspects = suspect_nodes(self.diagnosis, self.budget.nodes)
+        suspects = likeliest(suspects, self.budget.nodes, self.means.before)
         return tuple(dict.fromkeys([*self.must, *suspects]))
+
+    @cached_property
+    def bound(self) -> Bounded:
+        """The suspects that do leave, and why the others stay."""
+        room = self.means.spares + self.means.companions
+        return bounded(self.leave, self.must, room, self.means.copies)
+
+    @property
+    def go(self) -> tuple[str, ...]:
+        """The nodes that are replaced, the most necessary first."""
+        return (*self.must, *self.bound.leave)
 
     @property
     def repeats(self) -> int:
@@ -152,16 +168,18 @@ def _in_place(now: Situation) -> Plan | None:
     return None if now.leave else Plan("restart", (), "no node is to blame: restart in place")
 
 
-def _spare(leaving: tuple[str, ...], means: Means) -> Plan | None:
-    if not 0 < len(leaving) <= means.spares:
+def _spare(now: Situation) -> Plan | None:
+    if not 0 < len(now.go) <= now.means.spares:
         return None
-    return Plan("swap_spare", leaving, "a spare of the allocation takes over")
+    why = f"a spare of the allocation takes over{now.bound.told}"
+    return Plan("swap_spare", now.go, why)
 
 
-def _standby(leaving: tuple[str, ...], means: Means) -> Plan | None:
-    if not 0 < len(leaving) <= means.spares + means.companions:
+def _standby(now: Situation) -> Plan | None:
+    if not 0 < len(now.go) <= now.means.spares + now.means.companions:
         return None
-    return Plan("swap_companion", leaving, "a node of the standby partition takes over")
+    why = f"a node of the standby partition takes over{now.bound.told}"
+    return Plan("swap_companion", now.go, why)
 
 
 def _keep(now: Situation) -> Plan | None:
@@ -219,27 +237,15 @@ RUNGS = (
     Rung("in-place", "no node is to leave", "restart in place", _in_place),
     Rung(
         "spare",
-        "enough spares of the allocation for the nodes to leave",
+        "enough spares of the allocation for the nodes that leave (see below)",
         "swap them with spares",
-        lambda now: _spare(now.leave, now.means),
+        _spare,
     ),
     Rung(
         "standby",
-        "enough spares and standby nodes for the nodes to leave",
+        "enough spares and standby nodes for the nodes that leave (see below)",
         "swap them with standby nodes",
-        lambda now: _standby(now.leave, now.means),
-    ),
-    Rung(
-        "spare-for-lost",
-        "enough spares for the lost and proven bad nodes",
-        "swap these; suspects stay",
-        lambda now: _spare(now.must, now.means),
-    ),
-    Rung(
-        "standby-for-lost",
-        "enough spares and standby nodes for the lost and proven bad nodes",
-        "swap these with standby nodes; suspects stay",
-        lambda now: _standby(now.must, now.means),
+        _standby,
     ),
     Rung("keep", "no node is lost or proven bad", "restart in place; suspects stay", _keep),
     Rung(

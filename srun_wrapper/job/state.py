@@ -40,6 +40,7 @@ class JobState:
         self.step_id = "?"
         self.members = Membership(lambda text: self.on_news(text))
         self.pace = Pace(config.hang_floor, config.busy_limit, config.start_limit)
+        self.pace.tempo.window = config.slow_after
         self.progress = Progress()
         self.nonfinite = NonfiniteLosses()
         self.spikes = Spikes()
