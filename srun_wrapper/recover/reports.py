@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from robust_slurm.state_dir.ledger import JobLedger
@@ -43,6 +43,7 @@ class Reports:
         self._silent: dict[AgentKey, _Lost] = {}  # reported if they do not come back
         self.flaps = Flaps(self._answers_again)
         self._shared: set[str] = set()  # lost by a cause that may be shared: not bad
+        self._slow: set[str] = set()  # reported as slow
         self.barred = Barred(self._bad, self._remembered)
         state.on_back = self._came_back
 
@@ -117,6 +118,23 @@ class Reports:
         }
         self._ledger.accuse(node.name, incident.id, record)
         self._made[node.name] = (incident.id, node.job_id)
+
+    def report_slow(
+        self, node: Node, number: str, wall: float, evidence: Sequence[str], rule: str
+    ) -> None:
+        """Report a node that makes the job slow and has a fault; it stays in the job."""
+        if node.name in self._slow:
+            return
+        self._slow.add(node.name)
+        record = {
+            "job": node.job_id,
+            "user": self._user,
+            "time": wall,
+            "symptom": "slow",
+            "evidence": list(evidence),
+            "rule": rule,
+        }
+        self._ledger.accuse(node.name, number, record)
 
     def report_unfit(self, unfit: Mapping[str, tuple[int, str]], incident: Incident) -> None:
         """Report the standby nodes that did not run robust-task: a reason to look at them."""
