@@ -3,6 +3,7 @@
 One agent per node (the shim with local id 0) holds the node's only connection to the supervisor;
 the node's other shims talk through it. Messages are msgpack arrays, tagged by their first
 element. New fields go at the end, with a default: an older reader skips what it does not know.
+A new kind of message to the supervisor is skipped as well (see ``server``); a new order is not.
 Times are seconds; ``*_age`` are ages at the moment of sending, because nodes' clocks differ.
 """
 
