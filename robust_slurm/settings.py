@@ -116,6 +116,11 @@ class Config:
         "on a loss that is not finite: resume from before it, or ignore it",
         choices=("recover", "ignore"),
     )
+    spike: str = _setting(
+        "warn",
+        "on a loss or gradient norm that stays above 5 times its median: warn, or ignore it",
+        choices=("warn", "ignore"),
+    )
     stop_tests: float = _setting(
         60.0,
         "time limit for tests of the machines while the ranks are down, after a NaN or a repeated "

@@ -69,6 +69,8 @@ class RankBeat(msgspec.Struct, array_like=True):
     nan: NotFinite | None = None
     ended: bool = False  # the process that made these steps has ended
     proven: int | None = None  # newest saved step that a finite loss was computed from
+    sound: int | None = None  # step of the beat before ``nan``, if its loss was finite
+    healed: bool = False  # losses were not finite once, and are again
 
 
 class Report(Message):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from robust_slurm.state_dir.ledger import JobLedger
+from srun_wrapper.decide.bounds import Copies
 from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.report import say
@@ -38,6 +39,7 @@ class NodeParts(NamedTuple):
 
     async def close(self) -> None:
         """End all standby nodes, and what runs in the background."""
+        self.reports.flaps.close()
         await self.requests.close()
         await self.release.close()
 
@@ -50,8 +52,9 @@ def node_parts(
     topology: Topology,
     node_watch: NodeWatch,
     ended: Callable[[], bool],
+    copies: Callable[[], Copies] = dict,
 ) -> NodeParts:
-    """Build them; ``ended``: True if the job's srun has ended."""
+    """Build them; ``ended``: True if the job's srun has ended; ``copies``: see ``Means``."""
 
     def over() -> bool:
         return state.signalled > 0 or state.ending or ended()
@@ -65,7 +68,7 @@ def node_parts(
     requests = StandbyRequests(state, requester, controller.wait, journal, reports.barred)
     standby = StandbyNodes(state, requests, interrupted)
     return NodeParts(
-        AvailableMeans(state, launch),
+        AvailableMeans(state, launch, reports, copies),
         reports,
         Release(state, controller, reports, requests, journal),
         requests,
