@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from bench.faults.kinds import KINDS
 from bench.faults.usage import Usage
 from bench.faults.wider import TORCH, torch_reference
 from lab import Cluster, LabError
+from lab.verbs.disruption import expand
 
 # What a job survives, without options of its own. partition_3s may cost it two healthy nodes.
 SURVIVED = (
@@ -170,15 +172,26 @@ class Soak:
             self.samples.append(one)
 
     def mend(self) -> None:
-        """Boot the nodes that crashed and let those that hang go on: Slurm has them again."""
+        """Boot the nodes that crashed and let those that hang go on: Slurm has them again.
+
+        A lab node boots in no time. A real one takes minutes, so it waits until no job has it:
+        Slurm's srun aborts a step when one of its nodes comes back without it.
+        """
         for node, fault in self.job.lab.faults().items():
             try:
                 if fault == "crashed":
+                    self.job.wait(partial(self.released, node), f"release of {node}")
                     self.job.lab.heal(node)
                 elif fault != "up":
                     self.job.lab.ask("heal", node=node)
             except LabError as error:
                 self.notes.append(f"{node}: {error}"[:300])
+
+    def released(self, node: str) -> bool:
+        """Report that no job has the node."""
+        done = self.job.lab.exec("head", ["squeue", "-h", "-o", "%N"])
+        lines = done.stdout.splitlines()
+        return not any(node in expand(line) for line in lines if line)
 
     def end(self) -> None:
         """Let the training come to its end."""

@@ -55,7 +55,7 @@ def turn(weight: Tensor, hidden: Tensor, data: Tensor) -> tuple[Tensor, Tensor, 
     """Return the second stage's gradient, what it hands back, and the loss."""
     error = weight * hidden - data.flip(0)
     slope = error / (REPLICAS * WIDTH)
-    return exact(slope * hidden), slope * weight, float(error[0] * error[0])
+    return exact(slope * hidden), slope * weight, float((error * error).sum())
 
 
 def reference(steps: int) -> float:
