@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import math
 import mmap
 import os
 import signal
@@ -54,7 +55,7 @@ class Ring:
         address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         self.peers = _listen(address[1], world) if rank == 0 else [_reach(address, rank)]
 
-    def add(self, value: float) -> float:
+    def all_reduce(self, value: float) -> float:
         """Return the sum of all ranks' values."""
         if self.rank:
             self.peers[0].sendall(struct.pack("!d", value))
@@ -220,20 +221,25 @@ def main() -> None:
             here = among(args.error_node, node) and among(args.error_rank, str(rank))
             wrong = here and step + 1 >= args.error_at > 0
             if wrong and args.error == "slow":
-                _mark(args, rank).touch()
+                if step + 1 == args.error_at:
+                    _mark(args, rank).touch()
                 time.sleep(9 * args.step_time)
             elif here and step + 1 == args.error_at and args.error != "nan":
                 _fail(args, rank)
-            total = ring.add(own)
+            # As in a training with data parallelism: the rank's own loss, of the weights before
+            # the step; the sum then spreads a NaN to all weights.
+            reported = loss
+            if wrong and args.error == "nan" and not (_seen(args, rank) and args.error_once):
+                own = reported = float("nan")
+            total = ring.all_reduce(own)
             step, loss = step + 1, loss * 0.99 + total * 1e-6
-            nan = wrong and args.error == "nan" and not (args.error_once and _seen(args, rank))
-            robust_slurm.beat(step, loss=float("nan") if nan else loss)
+            robust_slurm.beat(step, loss=reported)
             if args.print:
                 print(f"rank {rank}: step {step}", flush=True)
             if rank == 0:
                 steps.write(f"{time.time():.3f} {step}\n")
                 steps.flush()
-            if rank == 0 and step % args.save == 0:
+            if rank == 0 and step % args.save == 0 and math.isfinite(loss):
                 fresh = checkpoint.with_suffix(".tmp")
                 fresh.write_text(json.dumps([step, loss]))
                 fresh.replace(checkpoint)

@@ -40,7 +40,7 @@ def turn(name: str, seed: int) -> Turn:
     one = run(case)
     finding = None
     if one.verdict:
-        bad = case.expected.found
+        bad = case.expected.found | case.expected.named
         finding = find(bad, kind.causes, one.verdict, one.incidents, one.began)
     return Turn(name, seed, one, finding)
 

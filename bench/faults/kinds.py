@@ -6,6 +6,7 @@ import shlex
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from bench.chaos.job import Job
@@ -40,6 +41,21 @@ def _in_program(
         return {"expected": expected, "program": _program(error, pick, where), **more}
 
     return Kind(name=name, broken=broken, causes=causes, make=make, error=error, where=where)
+
+
+def _slow(name: str, broken: str, causes: tuple[str, ...], where: str) -> Kind:
+    """Return a fault that makes steps slow: the node is to be named, and nothing done."""
+
+    def make(pick: Pick) -> dict[str, Any]:
+        slow = replace(pick, step=pick.step + 120)  # the job must know its usual step time
+        return {
+            "expected": Expected(named=frozenset({pick.node} if where == "node" else ())),
+            "program": _program("slow", slow, where),
+            "options": "--robust-slow-after=2 --robust-interval=0.1",
+            "steps": 260,
+        }
+
+    return Kind(name=name, broken=broken, causes=causes, make=make)
 
 
 def _of_node(name: str, broken: str, act: Callable[[Job, Pick], object], **more: Any) -> Kind:
@@ -119,7 +135,7 @@ def _away(job: Job, pick: Pick) -> None:
 
 
 PROGRAM = [
-    _in_program("exit_code", "a rank ends with code 3", TRANSIENTS, "exit:3", "rank once"),
+    _in_program("exit_code", "a rank ends with code 3", (USER, *TRANSIENTS), "exit:3", "rank once"),
     *map(_signal, (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGSTOP)),
     _in_program(
         "loader_deadlock",
@@ -144,21 +160,25 @@ PROGRAM = [
     _in_program(
         "user_data", "an exception at one rank's data", (USER,), "cannot decode sample 7", "rank"
     ),
-    _in_program("user_once", "an exception, once", TRANSIENTS, "queue is empty", "rank once"),
+    _in_program(
+        "user_once", "an exception, once", (USER, *TRANSIENTS), "queue is empty", "rank once"
+    ),
     _in_program(
         "cuda_all",
         "the same CUDA error on all ranks",
-        (USER,),
+        (USER, "shared"),
         "CUDA error: unspecified launch failure",
         "all",
     ),
     _in_program("nan_all", "a loss of NaN on all ranks, always", (USER,), "nan", "all"),
+    _in_program("nan_rank", "a loss of NaN of a rank's own data, always", (USER,), "nan", "rank"),
+    _in_program("nan_once", "the same, once", TRANSIENTS, "nan", "rank once"),
 ]
 MACHINE = [
     _in_program("ecc", "an ECC error of CUDA on each rank of a node", (NODE,), ECC, "node"),
-    _in_program("io_error", "EIO on each rank of a node", (NODE,), "EIO", "node"),
+    _in_program("io_error", "EIO on each rank of a node", (NODE, "unknown"), "EIO", "node"),
     _in_program("nan_node", "a loss of NaN on the ranks of a node", (NODE,), "nan", "node"),
-    _in_program("slow_rank", "steps take ten times as long on a node", (NODE,), "slow", "node"),
+    _slow("slow_rank", "steps take ten times as long on a node", ("unknown",), "node"),
     _of_node("node_crash", "a node crashes", _crash),
     _of_node("node_hang", "all of a node stops", _hang, epilog=True),
     _of_node(
@@ -202,12 +222,17 @@ SHARED = [
         "all nodes but the batch host are cut off for 3 s",
         lambda job, pick: job.lab.outage(pick.nodes[1:], 3),
     ),
-    _harmless(
-        "partition_3s",
-        "two nodes of four are cut off for 3 s",
-        lambda job, pick: job.lab.outage(f"{pick.node},{pick.other}", 3),
+    Kind(
+        name="partition_3s",
+        broken="two nodes of four are cut off for 3 s: they may be replaced, but not reported",
+        causes=(),
+        make=lambda pick: {
+            "fault": lambda job: job.lab.outage(f"{pick.node},{pick.other}", 3),
+            "expected": Expected(gone=frozenset((pick.node, pick.other))),
+        },
     ),
     _harmless("flap", "the link of a node is off for 1 s, twice", _flap),
+    _slow("slow_all", "steps take ten times as long on all nodes", (), "all"),
     _harmless("slow_link", "400 ms of delay to a node for 10 s", _slow_link),
     _harmless(
         "batch_host_2s",
@@ -222,7 +247,7 @@ SHARED = [
         "preemption",
         "Slurm preempts the job: SIGKILL of everything, and back into the queue",
         lambda job, _: job.scontrol("requeue", str(job.id)),
-        limit=120.0,
+        limit=240.0,
     ),
 ]
 KINDS = {kind.name: kind for kind in [*PROGRAM, *MACHINE, *SHARED, *WIDER]}

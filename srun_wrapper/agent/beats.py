@@ -59,6 +59,8 @@ class NodeBeats:
                     beat.nan,
                     reader.ended(),
                     beat.proven,
+                    beat.sound,
+                    beat.healed,
                 )
             )
         return tuple(beats)

@@ -346,4 +346,5 @@ class Slot:
             self._budget,
             lambda sample: self._emit(Inspected(order.token, order.window, (sample,))),
             ask=order.ask,
+            quick=order.quick,
         )

@@ -17,6 +17,7 @@ from srun_wrapper.decide.budget import Budget as Budget
 from srun_wrapper.decide.budget import acquit as acquit
 from srun_wrapper.decide.budget import suspect_nodes as suspect_nodes
 from srun_wrapper.decide.budget import unproven_nan
+from srun_wrapper.decide.budget import with_suspects as with_suspects
 from srun_wrapper.decide.diagnosis import LIMIT, Diagnosis
 
 Action = Literal["restart", "swap_spare", "swap_companion", "requeue", "stop"]
@@ -133,13 +134,13 @@ def _cannot_run(now: Situation) -> Plan | None:
 
 
 def _same_error(now: Situation) -> Plan | None:
-    if now.diagnosis.cause != "user" or now.repeats < 2:
+    if now.diagnosis.cause != "user" or now.repeats < 2 or now.diagnosis.symptom == "nan":
         return None
     return Plan("stop", (), "the same error twice without progress: it is the program's own")
 
 
 def _same_nan(now: Situation) -> Plan | None:
-    if now.repeats < 2 or not unproven_nan(now.diagnosis):
+    if now.repeats < 2 or not unproven_nan(now.diagnosis) or now.leave or _exchange(now):
         return None
     return Plan("stop", (), NAN_AGAIN, GAVE_UP)
 
@@ -156,7 +157,8 @@ def _exchange(now: Situation) -> Plan | None:
     node = now.diagnosis.root.node
     if now.leave or not now.diagnosis.exchange or now.budget.nodes.get(node, 0) < 2:
         return None
-    why = f"a rank on {node} died again without a known cause: its ranks move to another node"
+    what = "had a NaN alone again" if now.diagnosis.symptom == "nan" else "died again"
+    why = f"a rank on {node} {what} without a known cause: its ranks move to another node"
     return Plan("restart", (), why, exchange=node)
 
 
@@ -212,7 +214,8 @@ RUNGS = (
     ),
     Rung(
         "same-nan",
-        "a loss is not finite, the second time without progress, and no machine is proven bad",
+        "a loss is not finite, the second time without progress, no machine is proven bad, and no "
+        "node is to exchange its ranks or to leave",
         f"stop with exit code {GAVE_UP}",
         _same_nan,
     ),
@@ -224,8 +227,8 @@ RUNGS = (
     ),
     Rung(
         "exchange",
-        "a rank was killed without a known cause, the second time on this node",
-        "restart; the node exchanges its ranks with another one: the next end shows whether it "
+        "a rank was killed without a known cause, or had a NaN alone, the second time on this node",
+        "restart; the node exchanges its ranks with another one: the next time shows whether it "
         "follows the rank or the node",
         _exchange,
     ),

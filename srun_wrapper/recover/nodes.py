@@ -17,6 +17,7 @@ from srun_wrapper.recover.means import AvailableMeans
 from srun_wrapper.recover.release import Release
 from srun_wrapper.recover.replace import Replacement
 from srun_wrapper.recover.reports import Reports
+from srun_wrapper.recover.slowness import Slowness
 from srun_wrapper.recover.standby.asking import StandbyRequests
 from srun_wrapper.recover.standby.nodes import StandbyNodes
 from srun_wrapper.recover.standby.prerequest import Prerequest
@@ -34,9 +35,11 @@ class NodeParts(NamedTuple):
     prerequest: Prerequest
     replacement: Replacement
     last_rung: LastRung
+    slowness: Slowness
 
     async def close(self) -> None:
         """End all standby nodes, and what runs in the background."""
+        self.reports.flaps.close()
         await self.requests.close()
         await self.release.close()
 
@@ -72,4 +75,5 @@ def node_parts(
         Prerequest(state, requests, node_watch, ended),
         Replacement(state, standby, topology, reports, over),
         LastRung(state, launch, controller, reports, ledger.dir),
+        Slowness(state, ledger, reports),
     )

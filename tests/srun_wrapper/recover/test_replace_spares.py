@@ -229,10 +229,15 @@ def test_only_nodes_that_were_reported_are_drained(tmp_path: Any) -> None:
         "0-1", 1, dataclasses.replace(diagnosis, unreported=frozenset({shared.name})), 0.0, 1.0
     )
     incident.plan = Plan("swap_spare", names, "")
-    scene.parts.release.evict(names, incident)
-    scene.state.on_back(back)
-    scene.parts.reports.report_silent()
-    scene.parts.release._drain(incident)
+
+    async def leave() -> None:
+        scene.parts.release.evict(names, incident)
+        scene.state.on_back(back)
+        scene.parts.reports.report_silent()
+        scene.parts.reports.flaps.close()
+        scene.parts.release._drain(incident)
+
+    asyncio.run(leave())
     assert drained == [crashed.name, silent.name]
 
 
