@@ -251,6 +251,7 @@ def soak(args: argparse.Namespace, results: Results) -> int:
             one.end()
         except (ChaosError, LabError, OSError) as failure:
             error = f"{type(failure).__name__}: {failure}"
+            print(error, file=sys.stderr, flush=True)
             lab.exec("head", ["scancel", str(job.id)])
         seen = job.observe(job.wait_end(STUCK))
         incidents = job.incidents()
