@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -220,6 +222,8 @@ def draws(dice: random.Random, names: Sequence[str]) -> Iterator[str]:
 def soak(args: argparse.Namespace, results: Results) -> int:
     """Run the soak and judge it. Returns the exit code."""
     minutes: float = args.soak
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     standby = 6 + round(USED_PER_MINUTE * minutes)
     named = Cluster(nodes=NODES)
     conf = {"Epilog": str(epilog_of(named.spec.dir))}
@@ -241,9 +245,9 @@ def soak(args: argparse.Namespace, results: Results) -> int:
             job.wait_steps(SETTLED)
             job.wait_warm()
             for kind in draws(one.dice, args.case or SURVIVED):
-                if time.monotonic() > began + 60 * minutes:
+                over = stop.wait(one.dice.uniform(0.0, PAUSE))
+                if over or time.monotonic() > began + 60 * minutes:
                     break
-                time.sleep(one.dice.uniform(0.0, PAUSE))
                 print(f"{time.strftime('%H:%M:%S')} {kind}", file=sys.stderr, flush=True)
                 one.hit(kind)
             time.sleep(PAUSE)
