@@ -61,7 +61,7 @@ def _bad(*nodes: str) -> Expected:
 def _pair(pick: Pick) -> dict[str, Any]:
     ranks = [PER_NODE * (int(node[1:]) - 1) for node in (pick.node, pick.other)]
     made = _gloo(f"{DEADLOCK} --error-node {pick.node},{pick.other}", pick.step, *ranks)
-    return {**made, "expected": _bad(pick.node, pick.other)}
+    return {**made, "expected": _bad(pick.node, pick.other), "limit": 300.0}  # three hangs
 
 
 WIDER = [
