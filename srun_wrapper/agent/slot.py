@@ -12,6 +12,7 @@ from pathlib import Path
 
 from srun_wrapper.agent import filesystems
 from srun_wrapper.agent.looking.bounds import budget
+from srun_wrapper.agent.looking.closer import CloserLook
 from srun_wrapper.agent.looking.sampler import Sampler
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree, starting
@@ -23,6 +24,7 @@ from srun_wrapper.agent.streams.stdin import Stdin
 from srun_wrapper.agent.test_worker import SlotTests
 from srun_wrapper.agent.warm.imports import Learnt, pack, unpack
 from srun_wrapper.agent.warm.interpreter import Forked
+from srun_wrapper.protocol.closer_messages import LookCloser
 from srun_wrapper.protocol.messages import (
     Exited,
     Finish,
@@ -97,12 +99,17 @@ class Slot:
         self._asking = False
         self._next_check = loop.later(0.0, self._check_stopped)
         self._sampler = Sampler(loop, run_dir, self._below)
+        self._closer = CloserLook(loop, run_dir, self._below)
         self._budget = budget(1)
         self._end = EndReport(loop, error_file(run_dir, local), emit)
 
     # -- orders
 
     def handle(self, order: Message) -> None:
+        if isinstance(order, LookCloser):
+            self._closer.look(self._local, self._now_running(), order, self._emit)
+            return
+        self._closer.cancel()  # whatever else is due
         if isinstance(order, Start):
             self._next, self._cold = order, None
             self._stop(order.grace)
@@ -130,6 +137,7 @@ class Slot:
 
     def signal(self, signum: int) -> None:
         """Pass a signal to the rank's process group."""
+        self._closer.cancel()
         if self._running is not None:
             try:
                 if self._options.inherit:  # it shares our group, to keep the terminal
@@ -154,6 +162,7 @@ class Slot:
 
     def close(self) -> None:
         """The shim ends: nothing stays."""
+        self._closer.cancel()
         self._end.flush()
         self._launcher.close()
         self.kill()
@@ -360,15 +369,19 @@ class Slot:
     # -- looking
 
     def _inspect(self, order: Inspect) -> None:
-        running = self._running
         self._sampler.sample(
             self._local,
-            (running.process.pid, running.epoch) if running is not None else (0, 0),
+            self._now_running(),
             order.window,
             self._budget,
             lambda sample: self._emit(Inspected(order.token, order.window, (sample,))),
             ask=order.ask,
         )
+
+    def _now_running(self) -> tuple[int, int]:
+        """Return the pid that this slot has started, and its epoch; (0, 0) if none runs."""
+        running = self._running
+        return (0, 0) if running is None else (running.process.pid, running.epoch)
 
 
 def _is_text(value: str) -> bool:

@@ -1,7 +1,7 @@
 """The watch for jobs that make no step: inspect the ranks, judge the answers, report a hang.
 
-It looks once early, to locate what the ranks wait for, and acts on nothing then: a quiet loader or
-an upload looks like a hang for a while. Beyond the limit it looks again and judges.
+It looks once early, to locate what the ranks wait for, then closer, and acts on nothing: a quiet
+loader or an upload looks like a hang for a while. Beyond the limit it looks again and judges.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from srun_wrapper.decide.failure import Failure
+from srun_wrapper.detect.closer import CloserFindings, look_closer
 from srun_wrapper.detect.rank_views import rank_views
 from srun_wrapper.detect.stalls import own_mounts
 from srun_wrapper.job.bus import Bus
@@ -19,14 +20,20 @@ from srun_wrapper.job.model import AgentKey, Node, Rank, Role
 from srun_wrapper.job.pace import START_INSPECT, is_frozen, judge
 from srun_wrapper.job.state import JobState
 from srun_wrapper.locate.locate import Located, locate
+from srun_wrapper.locate.ranks import RankView
 from srun_wrapper.locate.story import story
 from srun_wrapper.protocol.messages import Inspect, Inspected, Sample
 
 WINDOW = 1.0  # s over which ranks are inspected
 EARLY_WINDOW = 0.2  # s, when they are only to be located
 REPLY = 12.0
+CLOSER_EVERY = (
+    30.0  # s between two closer looks: they stop processes for some hundredths of a second
+)
 Tell = Callable[[Located, Sequence[str], float], None]
 """Gets what was located, the lines that say who waits for whom, and the s without a step."""
+TellCloser = Callable[[Sequence[str], Sequence[str]], None]
+"""Gets the lines of a closer look, and those of them that are worth printing at once."""
 _log = logging.getLogger("robust-srun.hang")
 Replies = Mapping[AgentKey, Inspected]
 
@@ -41,6 +48,7 @@ class HangWatch:
         excused: Callable[[], bool] = lambda: False,
         mesh: Callable[[], Mapping[str, int]] = dict,
         tell: Tell = lambda _located, _lines, _silent: None,
+        tell_closer: TellCloser = lambda _lines, _news: None,
     ) -> None:
         """``excused``: whether the ranks wait for a file system that does not answer; ``mesh``: the
         job's parallel dimensions, as far as they are known."""
@@ -49,6 +57,9 @@ class HangWatch:
         self._excused = excused
         self._mesh = mesh
         self._tell = tell
+        self._tell_closer = tell_closer
+        self._closer: tuple[tuple[float, float], CloserFindings] | None = None
+        self._closer_next = 0.0
         self._located: tuple[tuple[float, float], Located, Sequence[str]] | None = None
         self._early: asyncio.Task[None] | None = None
         self._looked_for = -1.0  # the time of the step since which it was looked early
@@ -101,27 +112,43 @@ class HangWatch:
         if state.world.epoch != epoch or state.failures or self._excused():
             return
         if state.pace.last == last and not state.pace.phase and not state.world.is_ending():
-            located, lines = self._try_to_locate(replies)
+            located, lines, views = self._try_to_locate(replies)
             if located.clear:
                 self._located = self._since(), located, lines
                 self._tell(located, lines, state.pace.silent(now))
+            await self._look_closer(located, views, now)
+
+    async def _look_closer(self, located: Located, views: Sequence[RankView], now: float) -> None:
+        """Look at flight recorders and native stacks, unless that was done a short time ago."""
+        state, since, epoch = self._state, self._since(), self._state.world.epoch
+        if not views or now < self._closer_next:
+            return
+        self._closer_next = now + CLOSER_EVERY
+        try:
+            found = await look_closer(state, self._bus, self._active(), views, located)
+        except Exception:  # noqa: BLE001 - it is evidence and no more
+            _log.exception("internal error: no closer look at the ranks")
+            return
+        if self._since() == since and state.world.epoch == epoch and not state.failures:
+            self._closer = since, found
+            self._tell_closer(found.lines(), found.news(located.clear))
 
     def _since(self) -> tuple[float, float]:
         """Return what tells one stall from another: the last step, and the last change of phase."""
         return self._state.pace.last, self._state.pace.phase_since
 
-    def _try_to_locate(self, replies: Replies) -> tuple[Located, Sequence[str]]:
+    def _try_to_locate(self, replies: Replies) -> tuple[Located, Sequence[str], Sequence[RankView]]:
         try:
             return self._locate(replies)
         except Exception:  # noqa: BLE001 - else nobody would hear of the hang
             _log.exception("internal error: what the ranks wait for is not known")
-            return Located(), ()
+            return Located(), (), ()
 
-    def _locate(self, replies: Replies) -> tuple[Located, Sequence[str]]:
+    def _locate(self, replies: Replies) -> tuple[Located, Sequence[str], Sequence[RankView]]:
         nodes = [(node, replies[node.key].samples) for node in self._active(replies)]
         views = rank_views(self._state.world, nodes)
         located = locate(views, self._mesh())
-        return located, story(views, located)
+        return located, story(views, located), views
 
     def _active(self, among: Replies | None = None) -> list[Node]:
         active = [n for n in self._state.world.places if n.role is Role.ACTIVE and n.connection]
@@ -209,11 +236,15 @@ class HangWatch:
         """Report the hang, with what the ranks wait for: as seen now, else as seen early."""
         located: Located = Located()
         lines: Sequence[str] = ()
+        closer = CloserFindings()
         if not ending:  # at the end ranks work apart, and none of them stands out
-            located, lines = self._try_to_locate(replies)
+            located, lines, _ = self._try_to_locate(replies)
             early = self._located
             if not located.clear and early is not None and early[0] == self._since():
                 _, located, lines = early
+            if self._closer is not None and self._closer[0] == self._since():
+                closer = self._closer[1]
+            located = closer.mismatch() or located
         nodes = located.nodes
         if not nodes:
             nodes = tuple(dict.fromkeys(ranks[r].node.name for r in stopped if r in ranks))
@@ -226,7 +257,7 @@ class HangWatch:
                 state.pace.last,
                 nodes[0] if nodes else "",
                 first,
-                evidence=(why, *lines),
+                evidence=(why, *closer.recorders, *lines, *closer.processes),
                 suspects=nodes,
             )
         )

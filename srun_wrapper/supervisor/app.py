@@ -302,8 +302,9 @@ class Supervisor:
         return self.stalls.standing() or self.verify.held_up
 
     async def _watch(self) -> None:
-        mesh, located = self.topology.mesh, self.journal.located
-        hang = HangWatch(self.state, self.bus, self._excused, mesh, located)
+        mesh, journal = self.topology.mesh, self.journal
+        tell = journal.located, journal.looked_closer
+        hang = HangWatch(self.state, self.bus, self._excused, mesh, *tell)
         launch, guard = LaunchWatch(self.state, say, self._disturbed), Guard(say)
         while not self.state.ending:
             for watch in self._watches(hang, launch):
