@@ -13,9 +13,9 @@ from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.model import Node, World
 from srun_wrapper.job.state import JobState
 from srun_wrapper.locate.closer_story import CloserView, of_processes, of_recorders
+from srun_wrapper.locate.collectives import ALL_IN, MISMATCH, Finding, findings
 from srun_wrapper.locate.locate import Located
 from srun_wrapper.locate.ranks import RankView
-from srun_wrapper.locate.recorded import ALL_IN, MISMATCH, Finding, findings
 from srun_wrapper.locate.story import odd_loaders
 from srun_wrapper.protocol.closer_messages import LookCloser, LookedCloser
 
@@ -25,7 +25,7 @@ RANKS = 2  # that are looked at in depth
 
 @dataclass(frozen=True, slots=True)
 class CloserFindings:
-    """What a closer look has found."""
+    """The result of a closer look."""
 
     found: tuple[Finding, ...] = ()
     recorders: tuple[str, ...] = ()  # a line for each of these

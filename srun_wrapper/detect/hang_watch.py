@@ -59,6 +59,7 @@ class HangWatch:
         self._tell = tell
         self._tell_closer = tell_closer
         self._closer: tuple[tuple[float, float], CloserFindings] | None = None
+        self._closer_task: asyncio.Task[None] | None = None
         self._closer_next = 0.0
         self._located: tuple[tuple[float, float], Located, Sequence[str]] | None = None
         self._early: asyncio.Task[None] | None = None
@@ -83,8 +84,9 @@ class HangWatch:
             # A command that never gave a sign of steps cannot be told from a slow one; only its
             # stopped processes can.
             self._next = now + 30.0
-        if self._early is not None:
-            self._early.cancel()  # a node that does not answer must not hold up this inspection
+        for task in (self._early, self._closer_task):
+            if task is not None:
+                task.cancel()  # a node that does not answer must not hold up this inspection
         if self._busy is None or self._busy.done():
             self._busy = asyncio.create_task(self._inspect())
 
@@ -116,14 +118,16 @@ class HangWatch:
             if located.clear:
                 self._located = self._since(), located, lines
                 self._tell(located, lines, state.pace.silent(now))
-            await self._look_closer(located, views, now)
+            self._start_closer(located, views, now)
 
-    async def _look_closer(self, located: Located, views: Sequence[RankView], now: float) -> None:
+    def _start_closer(self, located: Located, views: Sequence[RankView], now: float) -> None:
         """Look at flight recorders and native stacks, unless that was done a short time ago."""
+        if views and now >= self._closer_next:
+            self._closer_next = now + CLOSER_EVERY
+            self._closer_task = asyncio.create_task(self._look_closer(located, views))
+
+    async def _look_closer(self, located: Located, views: Sequence[RankView]) -> None:
         state, since, epoch = self._state, self._since(), self._state.world.epoch
-        if not views or now < self._closer_next:
-            return
-        self._closer_next = now + CLOSER_EVERY
         try:
             found = await look_closer(state, self._bus, self._active(), views, located)
         except Exception:  # noqa: BLE001 - it is evidence and no more
@@ -244,7 +248,8 @@ class HangWatch:
                 _, located, lines = early
             if self._closer is not None and self._closer[0] == self._since():
                 closer = self._closer[1]
-            located = closer.mismatch() or located
+            if (unlike := closer.mismatch()) is not None:
+                located, lines = unlike, lines[1:]  # the first one may name a suspect
         nodes = located.nodes
         if not nodes:
             nodes = tuple(dict.fromkeys(ranks[r].node.name for r in stopped if r in ranks))
@@ -257,7 +262,7 @@ class HangWatch:
                 state.pace.last,
                 nodes[0] if nodes else "",
                 first,
-                evidence=(why, *closer.recorders, *lines, *closer.processes),
+                evidence=(why, *lines[:2], *closer.lines(), *lines[2:]),
                 suspects=nodes,
             )
         )

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from robust_slurm.text import one_line
+from srun_wrapper.locate.collectives import MISMATCH, Finding
 from srun_wrapper.locate.ranks import rank_list
-from srun_wrapper.locate.recorded import MISMATCH, Finding
 
 LONGEST = 400  # characters of a line
 NATIVE = 5  # innermost frames that are shown, and the first Python frame

@@ -43,7 +43,7 @@ def _calls(machine: str) -> dict[str, str]:
     return dict(pairs)
 
 
-_CALLS = _calls(platform.machine())
+CALLS = _calls(platform.machine())
 
 
 def facts(pid: int, proc: Path = Path("/proc")) -> str:
@@ -89,7 +89,7 @@ def _thread(directory: Path, tid: int) -> str:
         text += f" in {one_line(place, WORD)}"
     words = _read(directory / "syscall").split()
     if words and words[0].isdigit():
-        name = _CALLS.get(words[0], f"system call {words[0]}")
+        name = CALLS.get(words[0], f"system call {words[0]}")
         text += f", {name}"
         if _OF_A_FILE.fullmatch(name) and len(words) > 1:
             text += _file(directory, words[1])

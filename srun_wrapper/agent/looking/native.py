@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from robust_slurm.text import one_line
-from srun_wrapper.agent.looking.dumps import LONGEST, NOT_INSTALLED, py_spy, why
+from srun_wrapper.agent.looking import dumps
 from srun_wrapper.agent.looking.kernel import is_still
 
 SECONDS = 1.5  # for one process
 FRAMES = 16  # the innermost
-WORD = 80  # characters of a frame
+WORD = 40  # characters of a function
+FILE = 56  # characters of a file, the last ones
 MEMORY = 512 << 20  # bytes that py-spy may allocate; the libraries that it maps do not count
 _ADDRESS = re.compile(r"0x[0-9a-f]+$")
 
@@ -61,12 +62,12 @@ def frames(dump: str, pid: int) -> tuple[str, ...]:
 
 def _frame(frame: dict[str, Any]) -> str:
     name = str(frame["name"])
-    where = str(frame.get("short_filename") or Path(str(frame["filename"])).name)[-WORD // 2 :]
+    where = str(frame.get("short_filename") or Path(str(frame["filename"])).name)[-FILE:]
     line = int(frame["line"])
     if _ADDRESS.match(name):
-        return one_line(where, WORD // 2)
-    text = f"{where}:{line}" if line else where
-    return f"{one_line(name, WORD // 2)} ({one_line(text, WORD // 2)})"
+        return one_line(where, FILE)
+    place = one_line(where, FILE)
+    return f"{one_line(name, WORD)} ({f'{place}:{line}' if line else place})"
 
 
 class NativeReader:
@@ -84,9 +85,9 @@ class NativeReader:
                 self._running.kill()
 
     def read(self, pid: int, seconds: float = SECONDS) -> NativeStack:
-        tool = py_spy()
+        tool = dumps.py_spy()
         if tool is None:
-            return NativeStack(failed=NOT_INSTALLED)
+            return NativeStack(failed=dumps.NOT_INSTALLED)
         if is_still(pid):
             return NativeStack(failed="one of its threads is stopped or waits for a device")
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -115,10 +116,10 @@ class NativeReader:
             if late or self.cancelled:
                 return NativeStack(failed=f"py-spy had no answer within {seconds:g} s")
             out.seek(0)
-            found = frames(out.read(LONGEST).decode(errors="replace"), pid)
+            found = frames(out.read(dumps.LONGEST).decode(errors="replace"), pid)
             err.seek(0)
             message = err.read(4096).decode(errors="replace")
-            return NativeStack(found) if found else NativeStack(failed=why(message))
+            return NativeStack(found) if found else NativeStack(failed=dumps.why(message))
 
 
 def _restrict(pid: int) -> None:

@@ -57,7 +57,8 @@ _decode_dump = msgspec.json.Decoder(_Dump).decode
 
 def parse(answer: bytes) -> Recorded | None:
     """Return a rank's collectives; None if this is no answer of a rank."""
-    head, *dumps = answer.splitlines()
+    head, _, rest = answer.partition(b"\n")
+    dumps = rest.splitlines()
     try:
         rank = _decode_head(head)
         entries = [e for dump in dumps if dump.strip() for e in _decode_dump(dump).entries]
