@@ -250,6 +250,7 @@ class HangWatch:
                 closer = self._closer[1]
             if (unlike := closer.mismatch()) is not None:
                 located, lines = unlike, lines[1:]  # the first one may name a suspect
+        first_lines = 2 if located.clear else 0  # the verdict and its first rank
         nodes = located.nodes
         if not nodes:
             nodes = tuple(dict.fromkeys(ranks[r].node.name for r in stopped if r in ranks))
@@ -262,7 +263,7 @@ class HangWatch:
                 state.pace.last,
                 nodes[0] if nodes else "",
                 first,
-                evidence=(why, *lines[:2], *closer.lines(), *lines[2:]),
+                evidence=(why, *lines[:first_lines], *closer.lines(), *lines[first_lines:]),
                 suspects=nodes,
             )
         )
