@@ -46,7 +46,7 @@ def _head(located: Located) -> str:
     if not located.nodes:
         return f"{located.why}; no node is suspect"
     word = "node" if len(located.nodes) == 1 else "nodes"
-    return f"{located.why}; suspect {word}: {_nodes(located.nodes)}"
+    return f"{located.why}; suspect {word}: {node_list(located.nodes)}"
 
 
 def _of_rank(view: RankView, other: Sequence[tuple[int, Stack]]) -> list[str]:
@@ -82,11 +82,12 @@ def _usual_loader(views: Sequence[RankView]) -> Key:
 def _of_group(group: StackGroup) -> str:
     where = f"waiting in {group.waits}" if group.waits else f"in {without_line(group.key[0])}"
     word = "rank" if len(group.ranks) == 1 else "ranks"
-    nodes = _nodes([view.node for view in group.ranks])
+    nodes = node_list([view.node for view in group.ranks])
     return f"{word} {rank_list(view.rank for view in group.ranks)} on {nodes}: {where}"
 
 
-def _nodes(names: Sequence[str]) -> str:
+def node_list(names: Sequence[str]) -> str:
+    """Return names of nodes as Slurm writes them, at most 120 characters."""
     try:
         text = fold(dict.fromkeys(names))
     except ParseError:

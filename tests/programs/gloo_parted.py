@@ -1,6 +1,6 @@
 """Gloo ranks of one launcher, as many as the second word says; rank 1 differs in collective 4.
 
-The first word says how. ``skip``: it does not enter it; ``size``: it gives 4 elements, the others 8.
+The first word says how. ``skip``: it does not enter it. ``size``: it gives fewer elements.
 """
 
 from __future__ import annotations
