@@ -133,7 +133,9 @@ class HangWatch:
         except Exception:  # noqa: BLE001 - it is evidence and no more
             _log.exception("internal error: no closer look at the ranks")
             return
-        if self._since() == since and state.world.epoch == epoch and not state.failures:
+        if state.world.epoch != epoch or state.failures or state.world.is_ending():
+            return
+        if self._since() == since and not self._excused():
             self._closer = since, found
             self._tell_closer(found.lines(), found.news(located.clear))
 

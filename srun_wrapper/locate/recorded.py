@@ -17,9 +17,13 @@ class RecordedCall(msgspec.Struct, array_like=True, gc=False):
 
 
 class RecordedGroup(msgspec.Struct, array_like=True, gc=False):
-    """The newest collectives of one process group in one rank."""
+    """The newest collectives of one backend of a process group in one rank.
+
+    A group may have two, such as gloo and NCCL, and each counts for itself.
+    """
 
     name: str  # the same in all ranks of the group
+    backend: str
     description: str
     last: int  # number of the newest collective that was begun
     calls: tuple[RecordedCall, ...]  # the unfinished ones and some before them, by number

@@ -25,6 +25,7 @@ from srun_wrapper.agent.looking import dumps
 from srun_wrapper.agent.looking.kernel import is_still
 
 SECONDS = 1.5  # for one process
+GONE = 0.1  # s for a killed py-spy to end: what it traced goes on before it is a zombie
 FRAMES = 16  # the innermost
 WORD = 40  # characters of a function
 FILE = 56  # characters of a file, the last ones
@@ -79,10 +80,13 @@ class NativeReader:
         self.cancelled = False
 
     def cancel(self) -> None:
+        """End py-spy, and return when the process that it reads goes on: a few ms."""
         with self._lock:
             self.cancelled = True
             if self._running is not None:
                 self._running.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._running.wait(GONE)
 
     def read(self, pid: int, seconds: float = SECONDS) -> NativeStack:
         tool = dumps.py_spy()

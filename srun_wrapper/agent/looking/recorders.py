@@ -22,6 +22,7 @@ from srun_wrapper.locate.recorded import Recorded, RecordedCall, RecordedGroup
 ANSWER = 1.0  # s for all ranks of a slot
 LONGEST = 16 << 20  # bytes of an answer that are read: 2,000 collectives are about 1 MB
 BYTES = 4 << 10  # of a rank's collectives as they are sent on
+RANKS = 256  # of a node
 GROUPS = 32  # of a rank
 UNFINISHED = 6  # collectives of a group, the first ones
 BEFORE = 3  # collectives of a group before those
@@ -66,10 +67,12 @@ def parse(answer: bytes) -> Recorded | None:
         return None
     if rank.rank < 0:
         return None
-    groups: dict[tuple[str, str], dict[int, _Entry]] = {}
+    groups: dict[tuple[str, str, str], dict[int, _Entry]] = {}
     for entry in entries:  # the oldest first
         if not entry.is_p2p and entry.collective_seq_id >= 0:
-            calls = groups.setdefault(entry.process_group, {})
+            name, description = entry.process_group
+            backend = entry.profiling_name.partition(":")[0]
+            calls = groups.setdefault((name, backend, description), {})
             if entry.collective_seq_id <= 1 and any(number > 1 for number in calls):
                 calls.clear()  # the group was destroyed, and made anew under the same name
             calls.setdefault(entry.collective_seq_id, entry)  # parts of one coalesced call: one
@@ -78,7 +81,9 @@ def parse(answer: bytes) -> Recorded | None:
     return _bounded(Recorded(rank.rank, tuple(found[:GROUPS])))
 
 
-def _group(name: str, description: str, calls: dict[int, _Entry], now: int) -> RecordedGroup:
+def _group(
+    name: str, backend: str, description: str, calls: dict[int, _Entry], now: int
+) -> RecordedGroup:
     numbers = sorted(calls)
     unfinished = [n for n in numbers if not _done(calls[n])]
     first = unfinished[0] if unfinished else math.inf
@@ -86,6 +91,7 @@ def _group(name: str, description: str, calls: dict[int, _Entry], now: int) -> R
     shown = before + unfinished[:UNFINISHED]
     return RecordedGroup(
         one_line(name, WORD),
+        one_line(backend, WORD),
         one_line(description, WORD),
         numbers[-1],
         tuple(_call(calls[number], now) for number in shown),
@@ -128,7 +134,7 @@ def read_all(
     texts: dict[socket.socket, bytearray] = {}
     found: list[Recorded] = []
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
-        for path in sorted(directory.glob(f"{epoch}-*.calls")):
+        for path in sorted(directory.glob(f"{epoch}-*.calls"))[:RANKS]:
             line = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             line.setblocking(False)
             try:
@@ -152,6 +158,7 @@ def read_all(
                 if piece and len(texts[line]) <= LONGEST:
                     continue
                 selector.unregister(line)
-                if not piece and texts[line] and (one := parse(bytes(texts[line]))) is not None:
+                text = bytes(texts.pop(line))
+                if not piece and text and (one := parse(text)) is not None:
                     found.append(one)
     return tuple(found)

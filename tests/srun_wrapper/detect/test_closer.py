@@ -20,7 +20,7 @@ MISSING = "flight recorder: rank 3 has not entered all_reduce #7 of group 0; the
 
 def recorded(rank: int, number: int, waited: float, items: int = 8) -> Recorded:
     call = RecordedCall(number, "nccl:all_reduce", items, str(items), "Float", waited)
-    return Recorded(rank, (RecordedGroup("0", "", number, (call,)),))
+    return Recorded(rank, (RecordedGroup("0", "nccl", "", number, (call,)),))
 
 
 class Closely(Watched):

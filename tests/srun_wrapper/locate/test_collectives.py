@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from places import TESTS
 
@@ -29,7 +30,7 @@ def call(
 
 
 def group(*calls: RecordedCall, name: str = "0", last: int = 0) -> RecordedGroup:
-    return RecordedGroup(name, "dp", last or calls[-1].number, calls)
+    return RecordedGroup(name, "nccl", "dp", last or calls[-1].number, calls)
 
 
 def of(*groups: RecordedGroup | Sequence[RecordedGroup]) -> list[Recorded]:
@@ -189,6 +190,17 @@ def test_the_states_of_nccl() -> None:
     assert (one.last, [call.number for call in one.calls]) == (21, [17, 18, 19, 20, 21])
     assert [call.waited for call in one.calls] == [-1.0, -1.0, -1.0, 3.0, 3.0]
     assert (one.calls[0].items, one.calls[0].sizes) == (20, "8x2 + 4")
+
+
+def test_two_backends_of_a_group_count_for_themselves() -> None:
+    text = answer(*[entry(n) for n in range(1, 9)], entry(9, state="started", retired=False))
+    gloo = [entry(n, profiling_name="gloo:barrier") for n in (1, 2)]
+    recorded = parse(text.replace(b'{"entries": []}', json.dumps({"entries": gloo}).encode()))
+    assert recorded is not None
+    assert [(g.backend, g.last) for g in recorded.groups] == [("nccl", 9), ("gloo", 2)]
+    others = [msgspec.structs.replace(recorded, rank=rank) for rank in (1, 2)]
+    (found,) = findings([recorded, *others])
+    assert found.text.startswith("all 3 ranks are in all_reduce #9 of group 0 (default_pg) for 3.0")
 
 
 def test_a_group_that_was_made_anew_counts_from_one() -> None:
