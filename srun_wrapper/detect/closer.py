@@ -6,7 +6,7 @@ nobody waits for it: what it has found when a hang is reported goes with the evi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from srun_wrapper.job.bus import Bus
@@ -19,8 +19,10 @@ from srun_wrapper.locate.ranks import RankView
 from srun_wrapper.locate.story import odd_loaders
 from srun_wrapper.protocol.closer_messages import LookCloser, LookedCloser
 
-REPLY = 6.0  # s for all slots
+QUICK = 3.0  # s for all slots to read recorders
+DEEP = 10.0  # s for few slots to read native stacks
 RANKS = 2  # that are looked at in depth
+Replies = Sequence[tuple[Node, LookedCloser]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +37,10 @@ class CloserFindings:
         """Return all lines."""
         return self.recorders + self.processes
 
-    def news(self, clear: bool) -> tuple[str, ...]:
-        """Return the lines to be printed; the others are evidence if the job proves to hang.
-
-        ``clear``: the ranks for which the others wait are located.
-        """
+    def news(self) -> tuple[str, ...]:
+        """Return the lines to be printed; the others are evidence if the job proves to hang."""
         pairs = zip(self.found, self.recorders, strict=True)
-        told = tuple(line for finding, line in pairs if finding.kind != ALL_IN)
-        return told + (self.processes if clear else ())
+        return tuple(line for finding, line in pairs if finding.kind != ALL_IN)
 
     def mismatch(self) -> Located | None:
         """Return the ranks whose collective differs, if that is why the job waits: their program
@@ -65,27 +63,46 @@ def in_depth(views: Sequence[RankView], located: Located) -> dict[tuple[str, int
     return found
 
 
-async def look_closer(
-    state: JobState, bus: Bus, active: Sequence[Node], views: Sequence[RankView], located: Located
+async def read_recorders(
+    state: JobState, bus: Bus, active: Sequence[Node], views: Sequence[RankView]
 ) -> CloserFindings:
-    """Ask the slots of these nodes, and return what they have answered in time."""
+    """Read the flight recorders of all ranks, and what the kernel shows of those without Python."""
+    replies = await _ask(state, bus, [(node, ()) for node in active], QUICK)
+    recorded = [one for _, reply in replies for one in reply.recorded]
+    found = findings(recorded, {view.rank for view in views}) if recorded else ()
+    return CloserFindings(found, of_recorders(found), _lines(state.world, replies, {}))
+
+
+async def look_deeper(
+    state: JobState, bus: Bus, active: Sequence[Node], views: Sequence[RankView], located: Located
+) -> tuple[str, ...]:
+    """Return lines about the processes for which the others wait: native stacks, the kernel."""
+    named = in_depth(views, located)
+    pids = [(node, tuple(pid for at, pid in named if at == node.name)) for node in active]
+    asked = [(node, those) for node, those in pids if those]
+    return _lines(state.world, await _ask(state, bus, asked, DEEP), named)
+
+
+async def _ask(
+    state: JobState, bus: Bus, pids: Sequence[tuple[Node, tuple[int, ...]]], seconds: float
+) -> Replies:
+    """Ask all slots of these nodes; return the answers that come in time."""
     world, epoch = state.world, state.world.epoch
-    named = in_depth(views, located) if located.clear else {}
-    wanted = {(node.key, local) for node in active for local in range(_slots(world, node))}
+    wanted = {(node.key, local) for node, _ in pids for local in range(_slots(world, node))}
     with bus.ask(
         LookedCloser,
-        lambda token: [
-            (node, LookCloser(token, tuple(pid for at, pid in named if at == node.name)))
-            for node in active
-        ],
+        lambda token: [(node, LookCloser(token, those)) for node, those in pids],
         repeat=False,
     ) as asked:
-        await asked.until(lambda: asked.answered(wanted) or world.epoch != epoch, REPLY)
-    recorded = [one for _, reply in asked.replies for one in reply.recorded]
-    found = findings(recorded, {view.rank for view in views}) if recorded else ()
-    seen = [view for node, reply in asked.replies for view in _views(world, node, reply, named)]
-    seen.sort(key=lambda view: (view.rank, view.what))
-    return CloserFindings(found, of_recorders(found), of_processes(seen))
+        await asked.until(lambda: asked.answered(wanted) or world.epoch != epoch, seconds)
+    return asked.replies
+
+
+def _lines(
+    world: World, replies: Replies, named: Mapping[tuple[str, int], tuple[int, str]]
+) -> tuple[str, ...]:
+    views = [view for node, reply in replies for view in _views(world, node, reply, named)]
+    return of_processes(sorted(views, key=lambda view: (view.rank, view.what)))
 
 
 def _slots(world: World, node: Node) -> int:
@@ -94,7 +111,7 @@ def _slots(world: World, node: Node) -> int:
 
 
 def _views(
-    world: World, node: Node, reply: LookedCloser, named: dict[tuple[str, int], tuple[int, str]]
+    world: World, node: Node, reply: LookedCloser, named: Mapping[tuple[str, int], tuple[int, str]]
 ) -> list[CloserView]:
     slot = world.rank_at(node, reply.local)
     found = []

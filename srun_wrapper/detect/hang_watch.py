@@ -10,9 +10,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from srun_wrapper.decide.failure import Failure
-from srun_wrapper.detect.closer import CloserFindings, look_closer
+from srun_wrapper.detect.closer import CloserFindings, look_deeper, read_recorders
 from srun_wrapper.detect.rank_views import rank_views
 from srun_wrapper.detect.stalls import own_mounts
 from srun_wrapper.job.bus import Bus
@@ -127,17 +128,26 @@ class HangWatch:
             self._closer_task = asyncio.create_task(self._look_closer(located, views))
 
     async def _look_closer(self, located: Located, views: Sequence[RankView]) -> None:
-        state, since, epoch = self._state, self._since(), self._state.world.epoch
+        state, bus, nodes = self._state, self._bus, self._active()
+        since, epoch = self._since(), state.world.epoch
+
+        def old() -> bool:
+            gone = state.world.epoch != epoch or state.failures or state.world.is_ending()
+            return bool(gone) or self._since() != since or self._excused()
+
         try:
-            found = await look_closer(state, self._bus, self._active(), views, located)
+            found = await read_recorders(state, bus, nodes, views)
+            if old():
+                return
+            self._closer = since, found
+            self._tell_closer(found.lines(), found.news())
+            if located.clear and (lines := await look_deeper(state, bus, nodes, views, located)):
+                if old():
+                    return
+                self._closer = since, replace(found, processes=lines)
+                self._tell_closer(lines, lines)
         except Exception:  # noqa: BLE001 - it is evidence and no more
             _log.exception("internal error: no closer look at the ranks")
-            return
-        if state.world.epoch != epoch or state.failures or state.world.is_ending():
-            return
-        if self._since() == since and not self._excused():
-            self._closer = since, found
-            self._tell_closer(found.lines(), found.news(located.clear))
 
     def _since(self) -> tuple[float, float]:
         """Return what tells one stall from another: the last step, and the last change of phase."""

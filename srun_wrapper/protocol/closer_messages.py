@@ -12,10 +12,10 @@ from srun_wrapper.protocol.base import Message, Reply
 
 
 class LookCloser(Message):
-    """Order: read the flight recorders of all ranks, and look closer at these processes."""
+    """Order: read the flight recorders of all ranks, or look closer at these processes."""
 
     token: int
-    pids: tuple[int, ...]
+    pids: tuple[int, ...] = ()  # (): the recorders
 
 
 class Closer(msgspec.Struct, array_like=True, gc=False):

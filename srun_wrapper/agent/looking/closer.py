@@ -48,7 +48,7 @@ class CloserLook:
         tree, directory = self._tree(), self._directory
 
         def work() -> LookedCloser:
-            found = recorders.read_all(directory, epoch, tree)
+            found = () if order.pids else recorders.read_all(directory, epoch, tree)
             processes = _processes(members(tree, pid), order.pids, reader)
             return LookedCloser(order.token, local, found, processes)
 
@@ -62,9 +62,10 @@ class CloserLook:
 def _processes(
     tree: Sequence[Member], pids: Sequence[int], reader: NativeReader
 ) -> tuple[Closer, ...]:
-    """Look at those among ``pids``; where nothing is Python, at the process that worked most."""
+    """Look at those among ``pids``; for (), where nothing is Python, at the process that worked
+    most."""
     wanted = [member for member in tree if member.pid in pids][:MOST]
-    if not any(member.python for member in tree):
+    if not pids and not any(member.python for member in tree):
         wanted = sorted(tree, key=lambda member: _ticks(member.pid))[-1:]
     found = []
     for member in wanted:

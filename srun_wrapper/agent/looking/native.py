@@ -24,7 +24,7 @@ from robust_slurm.text import one_line
 from srun_wrapper.agent.looking import dumps
 from srun_wrapper.agent.looking.kernel import is_still
 
-SECONDS = 1.5  # for one process
+SECONDS = 3.0  # for one process
 GONE = 0.1  # s for a killed py-spy to end: what it traced goes on before it is a zombie
 FRAMES = 16  # the innermost
 WORD = 40  # characters of a function

@@ -41,17 +41,18 @@ class Closely(Watched):
             self.hang.look(time.monotonic())
             await self.answer(stuck)
             for rank in range(6):
-                (order,) = self.closer(rank // 2)
                 own = recorded(rank, 6, -1.0) if rank == 3 else recorded(rank, 7, 2.5)
-                seen = tuple(
+                seen = odd if odd is not None and rank == 3 else own
+                token = self.closer(rank // 2)[0].token
+                self.job.say(rank // 2, LookedCloser(token, rank % 2, (seen,)))
+            await asyncio.sleep(0.05)
+            for order in self.closer(1)[1:]:
+                deep = tuple(
                     Closer(pid, "python", "state S in futex_do_wait, futex", ("read (libc.so.6)",))
                     for pid in order.pids
-                    if rank == 3
                 )
-                reply = LookedCloser(
-                    order.token, rank % 2, (odd if odd and rank == 3 else own,), seen
-                )
-                self.job.say(rank // 2, reply)
+                self.job.say(1, LookedCloser(order.token, 0))
+                self.job.say(1, LookedCloser(order.token, 1, (), deep))
             await asyncio.sleep(0.05)
 
         asyncio.run(scene())
@@ -73,17 +74,19 @@ class Closely(Watched):
 def test_it_reads_all_recorders_and_looks_at_the_suspect_in_depth() -> None:
     w = Closely()
     w.early_and_closer()
-    assert [[order.pids for order in w.closer(node)] for node in range(3)] == [[()], [(9,)], [()]]
-    ((lines, news),) = w.said
-    assert lines == news
-    assert lines[0].startswith(MISSING)
-    assert lines[1:] == (
-        "rank 3 on n1, native: read (libc.so.6) (state S in futex_do_wait, futex)",
-    )
+    assert [[order.pids for order in w.closer(node)] for node in range(3)] == [
+        [()],
+        [(), (9,)],
+        [()],
+    ]
+    (first, second) = w.said
+    assert first[0] == first[1] and first[0][0].startswith(MISSING)
+    native = ("rank 3 on n1, native: read (libc.so.6) (state S in futex_do_wait, futex)",)
+    assert second == (native, native)
     assert not w.job.state.failures
     evidence = w.hung()
     assert evidence[1].startswith("rank 3 is in no collective")
-    assert evidence[3].startswith(MISSING) and evidence[4:5] == lines[1:]
+    assert evidence[3].startswith(MISSING) and evidence[4:5] == native
     (failure,) = w.job.state.failures
     assert failure.suspects == ("n1",)
 
@@ -103,7 +106,7 @@ def test_another_size_is_the_programs_and_no_node_is_suspect() -> None:
     w = Closely()
     w.early_and_closer(odd=recorded(3, 7, 2.5, items=16))
     assert w.told[0][0].nodes == ("n1",), "by its stack alone"
-    ((lines, _),) = w.said
+    lines = w.said[0][0]
     assert lines[0].startswith("flight recorder: rank 3 calls all_reduce of 16 (Float), ranks 0-2,")
     assert lines[0].endswith("the program differs by rank (user code); no node is suspect")
     evidence = w.hung(3)
@@ -152,7 +155,7 @@ def test_a_slip_of_ours_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
     def slip(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(hang_watch, "look_closer", slip)
+    monkeypatch.setattr(hang_watch, "read_recorders", slip)
     w = Closely()
     w.early()
     assert w.told and not w.said
