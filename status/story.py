@@ -19,13 +19,12 @@ from status.by_node import left
 
 Source = Literal["job", "gate"]
 Verdict = Literal["confirmed", "cleared", "withdrawn", "refused", "open", "drained", "unreported"]
-FALSE_ALARMS: tuple[Verdict, ...] = ("cleared", "withdrawn")
 RUN_S = 300.0  # all events of one run of the gate lie within
 LATE_S = 7200.0  # the gate looks for a report until an hour after the job's end
 
 
 @dataclass(frozen=True)
-class Line:
+class StoryLine:
     """One thing that happened; ``time``: seconds since 1970."""
 
     time: float
@@ -50,15 +49,11 @@ class Suspicion:
     evicted: bool  # another node took its ranks, or the job was requeued without it
     progressed: bool  # and the job made steps after that
     drained: str  # the reason of a drain that followed and stands, as far as the records tell
-    lines: tuple[Line, ...]
+    lines: tuple[StoryLine, ...]
 
     @property
     def reported(self) -> bool:
         return self.source == "job" and self.verdict != "unreported"
-
-    @property
-    def false_alarm(self) -> bool:
-        return self.reported and self.verdict in FALSE_ALARMS
 
 
 @dataclass
@@ -82,10 +77,10 @@ class _Draft:
     evicted: bool = False
     progressed: bool = False
     drains: list[NodeEvent] = field(default_factory=list)  # that stand
-    lines: list[Line] = field(default_factory=list)
+    lines: list[StoryLine] = field(default_factory=list)
 
     def add(self, time: float, *texts: str) -> None:
-        self.lines += [Line(time, text) for text in texts]
+        self.lines += [StoryLine(time, text) for text in texts]
 
     @property
     def verdict(self) -> Verdict:

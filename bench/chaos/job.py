@@ -17,13 +17,13 @@ from typing import Any
 
 from bench.chaos import rank as program
 from bench.chaos.verdict import Observed, longest_gap
+from bench.common import REPOSITORY
 from lab import Lab, LabError
 from lab.keeper.ranks import scan
 from lab.verbs.disruption import expand
 from robust_slurm.state_dir.ledger import WITHDRAWN
 from srun_wrapper.agent.processes import guardian
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TOKEN = "CHAOS_TOKEN"
 START_UP = 90.0  # s
 LEFTOVERS = 25.0  # s after the end until files and processes count as left

@@ -19,13 +19,13 @@ from health.gate.verdict import Verdict
 from health.history.accusations import (
     Accusation,
     Accused,
-    Found,
     Rejection,
+    ReportsFound,
     Withdrawal,
     find,
 )
-from health.history.job_notes import Note, claim, save
-from health.history.state import Rules, node_state, strikes_of
+from health.history.job_notes import JobNote, claim, save
+from health.history.state import StateRules, node_state, strikes_of
 from health.node.system import Event, System
 from health.settings import Settings
 from robust_slurm.text import one_line
@@ -64,7 +64,7 @@ class Inquiry:
         self._settings = settings
         self._system = system
         self._claim: int | None = None
-        self._dealt: dict[int, Note] = {}
+        self._dealt: dict[int, JobNote] = {}
         self._found: list[Accusation] = []
         self._told: list[str] = []
         self._tested = False  # by tests of the site, which all passed
@@ -80,7 +80,7 @@ class Inquiry:
     def _spool(self) -> str:
         return str(self._settings.gate["spool"])
 
-    def find(self, which: Sequence[Note], until: float) -> None:
+    def find(self, which: Sequence[JobNote], until: float) -> None:
         """Find the accusations of these jobs' users, until ``until`` (monotonic seconds)."""
         if not which:
             return
@@ -105,7 +105,7 @@ class Inquiry:
                     return  # the file system is dead: the others lie there too
                 self._take(note, accused, found)
 
-    def _take(self, note: Note, accused: Accused, found: Found) -> None:
+    def _take(self, note: JobNote, accused: Accused, found: ReportsFound) -> None:
         names = [one.name for one in found.accusations]
         names += [one.name for one in found.rejections]
         names += self._withdraw(found.withdrawals)
@@ -250,7 +250,7 @@ def _plural(nodes: int) -> str:
 def lemon(events: Iterable[Event], settings: Settings, now: float, boot: str) -> Finding | None:
     """The finding on a node that failed jobs of enough users; None if it is no lemon. Pure."""
     table = settings.lemon
-    rules = Rules(
+    rules = StateRules(
         strikes=int(table["strikes"]),
         users=int(table["users"]),
         accounts=int(table["accounts"]),

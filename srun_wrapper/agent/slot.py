@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import os
@@ -11,26 +10,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 from srun_wrapper.agent import filesystems
-from srun_wrapper.agent.looking.bounds import budget
-from srun_wrapper.agent.looking.closer import CloserLook
-from srun_wrapper.agent.looking.sampler import Sampler
+from srun_wrapper.agent.looking.slot_looks import SlotLooks
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree, starting
 from srun_wrapper.agent.processes.end_report import EndReport, error_file
+from srun_wrapper.agent.processes.signals import RankSignals
+from srun_wrapper.agent.processes.starting import why_not_started
 from srun_wrapper.agent.processes.stop_stages import Aborts, StopStages
-from srun_wrapper.agent.rank_launcher import Launch, Launcher, Running, SlotOptions
+from srun_wrapper.agent.rank_launcher import Launcher, RankLaunch, Running, SlotOptions
 from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.agent.streams.stdin import Stdin
 from srun_wrapper.agent.test_worker import SlotTests
+from srun_wrapper.agent.warm.commands import is_text
 from srun_wrapper.agent.warm.imports import Learnt, pack, unpack
-from srun_wrapper.agent.warm.interpreter import Forked
+from srun_wrapper.agent.warm.preforked import Forked
 from srun_wrapper.protocol.closer_messages import LookCloser
 from srun_wrapper.protocol.messages import (
     Exited,
     Finish,
     Imports,
     Inspect,
-    Inspected,
     Message,
     RunTests,
     Signal,
@@ -47,9 +46,7 @@ CHECK = 0.01
 UNBORN = 1.0  # s for a process that is killed in its start to end, until nobody waits for it
 ANSWER = 1.0  # s for a file system to answer, when a process survives SIGKILL
 TAIL_WAIT = 0.05
-READY = 30.0  # s for a new rank to get ready for a signal that came before it
 NOT_FOUND = 2  # srun's own exit code when a task's command cannot be run
-SECRETS = ("ROBUST_STEP_KEY", "ROBUST_PORT", "ROBUST_COMPANION")
 _log = logging.getLogger("robust-task")
 
 
@@ -86,30 +83,29 @@ class Slot:
         self._first_of_all = False
         self._told_warm = 0
         self._next: Start | None = None
-        self._cold: Launch | None = None
+        self._cold: RankLaunch | None = None
         self._launcher = Launcher(
             loop, local, options, run_dir, store,
             started=self._started, failed=self._failed, cold=self._start_cold,
             ended=self._end_running, learnt=self._learnt, changed=self._tell_warm,
         )  # fmt: skip
+        self._signals = RankSignals(loop, self._pid, group=not options.inherit)
         self._stopping = False
         self._stages: StopStages | None = None
         self._kill_at = math.inf
         self._stuck_at = math.inf
         self._asking = False
         self._next_check = loop.later(0.0, self._check_stopped)
-        self._sampler = Sampler(loop, run_dir, self._below)
-        self._closer = CloserLook(loop, run_dir, self._below)
-        self._budget = budget(1)
+        self._looks = SlotLooks(loop, local, run_dir, self._below, self._now_running, emit)
         self._end = EndReport(loop, error_file(run_dir, local), emit)
 
     # -- orders
 
     def handle(self, order: Message) -> None:
         if isinstance(order, LookCloser):
-            self._closer.look(self._local, self._now_running(), order, self._emit)
+            self._looks.closer(order)
             return
-        self._closer.cancel()  # whatever else is due
+        self._looks.cancel()  # whatever else is due
         if isinstance(order, Start):
             self._next, self._cold = order, None
             self._stop(order.grace)
@@ -118,11 +114,11 @@ class Slot:
             self._stop(order.grace)
         elif isinstance(order, Signal):
             if order.early:
-                self._signal_when_ready(order.signum, time.monotonic() + READY)
+                self._signals.send_when_ready(order.signum)
             else:
-                self.signal(order.signum)
+                self._signals.send(order.signum)
         elif isinstance(order, Inspect):
-            self._inspect(order)
+            self._looks.inspect(order)
         elif isinstance(order, Warmup):
             self._warm_up(order)
         elif isinstance(order, RunTests):
@@ -137,24 +133,11 @@ class Slot:
 
     def signal(self, signum: int) -> None:
         """Pass a signal to the rank's process group."""
-        self._closer.cancel()
-        if self._running is not None:
-            try:
-                if self._options.inherit:  # it shares our group, to keep the terminal
-                    os.kill(self._running.process.pid, signum)
-                else:
-                    os.killpg(self._running.process.pid, signum)
-            except (ProcessLookupError, PermissionError):
-                pass
+        self._looks.cancel()
+        self._signals.send(signum)
 
-    def _signal_when_ready(self, signum: int, give_up_at: float) -> None:
-        # In its first moments a rank would die of a signal that it is going to handle.
-        running = self._running
-        ready = running is not None and process_tree.expects(running.process.pid, signum)
-        if ready or time.monotonic() >= give_up_at:
-            self.signal(signum)
-        else:
-            self._loop.later(0.1, lambda: self._signal_when_ready(signum, give_up_at))
+    def _pid(self) -> int:
+        return self._running.process.pid if self._running is not None else 0
 
     def kill(self) -> None:
         """End the rank and all it started at once, without ceremony."""
@@ -162,7 +145,7 @@ class Slot:
 
     def close(self) -> None:
         """The shim ends: nothing stays."""
-        self._closer.cancel()
+        self._looks.cancel()
         self._end.flush()
         self._launcher.close()
         self.kill()
@@ -292,7 +275,7 @@ class Slot:
                 if rank.local == self._local:
                     self._epoch, self._rank = order.epoch, rank.rank
                     self._first_of_all = order.index == 0 and self._local == 0
-                    self._budget = budget(len(order.ranks))
+                    self._looks.share(len(order.ranks))
                     self._launcher.launch(order, rank)
 
     # -- starting
@@ -303,27 +286,17 @@ class Slot:
         warm = isinstance(running.process, Forked)
         self._emit(Started(0, running.epoch, self._local, running.process.pid, warm))
 
-    def _failed(self, launch: Launch, err: Exception) -> None:
-        what = f"cannot run {launch.command[0]!r}: {err}"
-        if isinstance(err, OSError) and err.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = Path(err.filename).parent if err.filename else self._run_dir.parent
-            what = f"no space left in {where}: cannot start {launch.command[0]!r}"
-        elif (
-            isinstance(err, OSError)
-            and err.errno == errno.EAGAIN
-            and (short := process_tree.no_ids())
-        ):
-            what = f"{short}: cannot start {launch.command[0]!r}"
-        text = f"robust-task: {what}\n"
+    def _failed(self, launch: RankLaunch, err: Exception) -> None:
+        text = f"robust-task: {why_not_started(launch.command[0], err, self._run_dir)}\n"
         os.write(2, text.encode())
         self._emit(Exited(0, launch.order.epoch, self._local, NOT_FOUND, None, 0.0, text, False))
 
-    def _start_cold(self, launch: Launch) -> None:
+    def _start_cold(self, launch: RankLaunch) -> None:
         self._cold = launch
         self._stop(0.0)
 
     def _learnt(self, learnt: Learnt, ranks: int, environ: dict[str, str]) -> None:
-        if self._first_of_all and all(map(_is_text, environ.values())):
+        if self._first_of_all and is_text(environ.values()):
             self._emit(Imports(0, pack(learnt), ranks, environ))
 
     def _tell_warm(self) -> None:
@@ -366,28 +339,7 @@ class Slot:
 
         self._end.ended(end, tail, code)
 
-    # -- looking
-
-    def _inspect(self, order: Inspect) -> None:
-        self._sampler.sample(
-            self._local,
-            self._now_running(),
-            order.window,
-            self._budget,
-            lambda sample: self._emit(Inspected(order.token, order.window, (sample,))),
-            ask=order.ask,
-        )
-
     def _now_running(self) -> tuple[int, int]:
         """Return the pid that this slot has started, and its epoch; (0, 0) if none runs."""
         running = self._running
         return (0, 0) if running is None else (running.process.pid, running.epoch)
-
-
-def _is_text(value: str) -> bool:
-    """True if ``value`` can be sent as text; a file name of another time may not be UTF-8."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

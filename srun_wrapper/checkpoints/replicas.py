@@ -15,7 +15,7 @@ from srun_wrapper.job.model import AgentKey, Node
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
-from srun_wrapper.protocol.checkpoint_messages import MakeRoom, Place
+from srun_wrapper.protocol.checkpoint_messages import MakeRoom, ReplicaTargets
 
 
 class Replicas:
@@ -79,7 +79,7 @@ class Replicas:
                 target = Target(holder, host, port, to.node.name)
             orders.setdefault(id(node), (node, {}))[1][owner] = target
         for node, targets in orders.values():
-            self._bus.send(node, Place(targets))
+            self._bus.send(node, ReplicaTargets(targets))
         survives = survival(placed, names, mesh, leaf).text
         if survives != self.survives:
             self.survives = survives

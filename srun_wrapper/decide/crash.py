@@ -10,7 +10,7 @@ import signal
 from dataclasses import replace
 
 from srun_wrapper.decide.diagnosis import LIMIT, Case, Cause, Diagnosis, Rule, shared
-from srun_wrapper.decide.ends import CERTAIN, Kind, odd_collective, read_end, signature
+from srun_wrapper.decide.ends import CERTAIN, EndKind, odd_collective, read_end, signature
 from srun_wrapper.decide.failure import OF_THIS_JOB, Failure, how_ended, last_error
 from srun_wrapper.signatures import traps
 
@@ -64,14 +64,14 @@ def _preempted(case: Case) -> Diagnosis | None:
 def _shared(case: Case) -> Diagnosis | None:
     end = read_end(case.root, case.catalogue)
     alike = case.alike(signature(case.root, case.catalogue))
-    own_kill = end.killer and end.kind is not Kind.FOLLOWS and end.blame != "user"
+    own_kill = end.killer and end.kind is not EndKind.FOLLOWS and end.blame != "user"
     if len(alike) > 1 and (end.points or own_kill):
         return _found(case, case.root, "shared", shared(alike))
     return None
 
 
 def _machine(case: Case) -> Diagnosis | None:
-    if read_end(case.root, case.catalogue).kind is not Kind.MACHINE:
+    if read_end(case.root, case.catalogue).kind is not EndKind.MACHINE:
         return None
     why = f"points to the node: {_meaning(case, case.root)}"
     return _found(case, case.root, "node", why, node=True)
@@ -79,7 +79,7 @@ def _machine(case: Case) -> Diagnosis | None:
 
 def _odd_collective(case: Case) -> Diagnosis | None:
     end = read_end(case.root, case.catalogue)
-    vague = end.kind is Kind.FOLLOWS or end.hit is None or end.hit.weight < traps.PRECISE
+    vague = end.kind is EndKind.FOLLOWS or end.hit is None or end.hit.weight < traps.PRECISE
     if not vague or not (odd := odd_collective(case.ends)):
         return None
     root, line = odd
@@ -106,7 +106,7 @@ def _points(case: Case) -> Diagnosis | None:
 
 
 def _follows(case: Case) -> Diagnosis | None:
-    if read_end(case.root, case.catalogue).kind is not Kind.FOLLOWS:
+    if read_end(case.root, case.catalogue).kind is not EndKind.FOLLOWS:
         return None
     return _found(case, case.root, "transient", _meaning(case, case.root))
 

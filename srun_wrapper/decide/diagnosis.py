@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from srun_wrapper.decide.ends import End, Kind, crashes, read_end, signature
+from srun_wrapper.decide.ends import End, EndKind, crashes, read_end, signature
 from srun_wrapper.decide.failure import Failure, Symptom
 from srun_wrapper.signatures.catalogue import Catalogue
 
@@ -101,8 +101,8 @@ def root_of(failures: Sequence[Failure], catalogue: Catalogue | None = None) -> 
     """
 
     def key(failure: Failure) -> tuple[bool, int, int, float]:
-        kind = read_end(failure, catalogue).kind if failure.symptom == "crash" else Kind.OWN
-        return kind is Kind.FOLLOWS, ORDER[failure.symptom], kind, failure.at
+        kind = read_end(failure, catalogue).kind if failure.symptom == "crash" else EndKind.OWN
+        return kind is EndKind.FOLLOWS, ORDER[failure.symptom], kind, failure.at
 
     return min(failures, key=key)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 TICK = 0.1  # s between two calls of all watches
 
 
-class Guard:
+class WatchGuard:
     """Calls watches so that a failing one neither ends the job nor silences another."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

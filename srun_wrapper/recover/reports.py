@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from robust_slurm.state_dir.ledger import JobLedger
-from srun_wrapper.decide.exclusions import Bad, Strength, remembered
+from srun_wrapper.decide.exclusions import BadNode, Strength, remembered
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.job.model import AgentKey, Node
 from srun_wrapper.job.reporting.report import say
@@ -27,7 +27,7 @@ class Reports:
         self._bad: list[str] = []  # every node that ever left this job, less those acquitted
         self._made: dict[str, tuple[str, int]] = {}  # node -> incident, job of the report
         self._remembered = remembered(ledger.dir)  # of earlier runs and steps
-        self._seen: dict[str, Bad] = {}  # of this step
+        self._seen: dict[str, BadNode] = {}  # of this step
         self._silent: dict[AgentKey, Incident] = {}  # lost; reported if they do not come back
         self._shared: set[str] = set()  # lost by a cause that may be shared: not bad
         self.barred = Barred(self._bad, self._remembered)
@@ -45,7 +45,7 @@ class Reports:
         self._shared.discard(name)
         proven = name in incident.diagnosis.proven
         strength = Strength.PROVEN if proven else Strength.ONCE
-        self._seen[name] = Bad(name, strength, incident.wall)
+        self._seen[name] = BadNode(name, strength, incident.wall)
         if node.own_mount:
             self._accuse(node, incident)
         elif name in incident.diagnosis.unreported:
@@ -114,7 +114,7 @@ class Reports:
         """Nodes that were lost by a cause that they may share."""
         return tuple(self._shared)
 
-    def evidence(self) -> list[Bad]:
+    def evidence(self) -> list[BadNode]:
         """Nodes that the job should not get again, with those of its earlier runs."""
         found = {one.node: one for one in self._remembered}
         for name in (name for name in self._bad if name not in self._shared):

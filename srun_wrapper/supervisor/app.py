@@ -16,14 +16,14 @@ from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.registry import Checkpoints
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.checkpoints.stores import Stores
-from srun_wrapper.checkpoints.verify.check import Check
+from srun_wrapper.checkpoints.verify.check import StateCheck
 from srun_wrapper.checkpoints.verify.machine_verdict import MachineVerdict
 from srun_wrapper.checkpoints.verify.recomputing import Recomputing
 from srun_wrapper.checkpoints.verify.standing import Standing
 from srun_wrapper.checkpoints.verify.verifying import Verify
 from srun_wrapper.command import steps
 from srun_wrapper.decide.incident import Incident
-from srun_wrapper.detect.guard import TICK, Guard
+from srun_wrapper.detect.guard import TICK, WatchGuard
 from srun_wrapper.detect.hang_watch import HangWatch
 from srun_wrapper.detect.launch_watch import LaunchWatch
 from srun_wrapper.detect.node_watch import NodeWatch
@@ -53,7 +53,7 @@ from srun_wrapper.supervisor.inbox import Inbox
 from srun_wrapper.supervisor.life import Finishing, FirstWorld, Life
 from srun_wrapper.supervisor.step.ending import Ending
 from srun_wrapper.supervisor.step.real_step import RealStep
-from srun_wrapper.supervisor.step.signals import Signals
+from srun_wrapper.supervisor.step.signals import StepSignals
 
 NOTHING_RAN = 1.0  # s for shims to end that have had no rank; others may not even have started
 
@@ -141,7 +141,7 @@ class Supervisor:
             self.stop_tests.ask,
             lambda names, incident: self.nodes.release.evict(names, incident),
         )
-        check = Check(state, recomputing, verdict, certificates, journal)
+        check = StateCheck(state, recomputing, verdict, certificates, journal)
         self.verify = Verify(state, standing, recomputing, check, journal, self._phase)
         self.epochs.listeners += [
             lambda begun: checkpoints.new_epoch(begun.step, from_memory=begun.from_memory),
@@ -209,7 +209,7 @@ class Supervisor:
         steps.raise_file_limit()
         server, port = await listen(self.facts.key, self._message, self.inbox.closed)
         self._secrets = steps.Secrets(self.facts.key, port)
-        Signals(self.state, self.step).catch(self.node_watch.continued)
+        StepSignals(self.state, self.step).catch(self.node_watch.continued)
         nodes = self._build_recovery()
         watcher: asyncio.Task[None] | None = None
         try:
@@ -305,7 +305,7 @@ class Supervisor:
         mesh, journal = self.topology.mesh, self.journal
         tell = journal.located, journal.looked_closer
         hang = HangWatch(self.state, self.bus, self._excused, mesh, *tell)
-        launch, guard = LaunchWatch(self.state, say, self._disturbed), Guard(say)
+        launch, guard = LaunchWatch(self.state, say, self._disturbed), WatchGuard(say)
         while not self.state.ending:
             for watch in self._watches(hang, launch):
                 guard.call(watch, time.monotonic())

@@ -12,7 +12,7 @@ from robust_slurm import process_stat
 from robust_slurm.text import one_line
 from srun_wrapper.agent.looking import kernel, recorders
 from srun_wrapper.agent.looking.native import NativeReader, NativeStack
-from srun_wrapper.agent.looking.roles import Member, members
+from srun_wrapper.agent.looking.roles import TreeProcess, members
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.protocol.closer_messages import Closer, LookCloser, LookedCloser
 
@@ -60,7 +60,7 @@ class CloserLook:
 
 
 def _processes(
-    tree: Sequence[Member], pids: Sequence[int], reader: NativeReader
+    tree: Sequence[TreeProcess], pids: Sequence[int], reader: NativeReader
 ) -> tuple[Closer, ...]:
     """Look at those among ``pids``; for (), where nothing is Python, at the process that worked
     most."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from srun_wrapper.agent.looking import fallback
 from srun_wrapper.agent.looking.bounds import bounded
 from srun_wrapper.agent.looking.dumps import DEADLINE, Dump, dump_all
-from srun_wrapper.agent.looking.roles import MOST, Member, members, roles, seen_role, steppers
+from srun_wrapper.agent.looking.roles import MOST, TreeProcess, members, roles, seen_role, steppers
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.protocol.looking_messages import RANK, ROLES, Look
@@ -110,7 +110,7 @@ def main_of(dumps: dict[int, Dump], pid: int) -> tuple[str, ...]:
     return found[0].frames if found else ()
 
 
-def _ask_the_silent(dumps: dict[int, Dump], seen: Sequence[Member], directory: Path) -> None:
+def _ask_the_silent(dumps: dict[int, Dump], seen: Sequence[TreeProcess], directory: Path) -> None:
     """Ask the processes of which py-spy has given no stack, one by one."""
     parents = {member.pid: member.parent for member in seen}
     states = {member.pid: member.state for member in seen}
