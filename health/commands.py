@@ -134,7 +134,7 @@ def repaired(options: Namespace) -> int:
     event = Event(system.now(), kind, system.boot_id(), data)
     gate = system.settings.gate
     node, state_dir = system.context.node, system.settings.state_dir
-    failed = history.record(str(gate["spool"]), state_dir, node, [event], 20.0)
+    failed = str(history.record(str(gate["spool"]), state_dir, node, [event], 20.0))
     if failed:
         print(f"robust-health repaired: not fully recorded: {failed}", file=sys.stderr)
         return CLOSED

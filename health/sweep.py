@@ -117,9 +117,8 @@ class Sweep:
             for error in self._inquiry.errors:
                 say(error)
             self._events += self._inquiry.events
-            if self._events:
-                self._gate.record(self._events, shared=True)
-            self._inquiry.close()
+            recorded = not self._events or self._gate.record(self._events, shared=True)
+            self._inquiry.close(recorded=recorded)
 
     # ---- files
 
@@ -128,7 +127,7 @@ class Sweep:
         state_dir, spool = self._gate.settings.state_dir, self._gate.spool
         if not state_dir:
             return
-        failed = history.record(spool, state_dir, self._node, [], 2 * RECORD_S)
+        failed = str(history.record(spool, state_dir, self._node, [], 2 * RECORD_S))
         if not failed:
             failed = call_in_child(lambda: copy_fleet(state_dir, spool), RECORD_S)[1]
         if failed:

@@ -1,7 +1,8 @@
 """The suspicions against a node, joined from the records of jobs and of the node gate. Pure.
 
-A suspicion is one report of a job against the node, one drain that the gate placed by itself, or
-one replacement without a report. The records are hostile text, cleaned when they were read.
+A suspicion is one report of a job against the node, one drain that the gate placed by itself, one
+replacement without a report, or one warning that the node makes a job slow. The records are
+hostile text, cleaned when they were read.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from robust_slurm.state_dir.files import JobRecord
 from robust_slurm.state_dir.node_events import NodeEvent
 from robust_slurm.state_dir.records import Accusation, Incident
 from status import wording
-from status.by_node import left
+from status.by_node import left, warned
 
 Source = Literal["job", "gate"]
-Verdict = Literal["confirmed", "cleared", "withdrawn", "refused", "open", "drained", "unreported"]
+Verdict = Literal[
+    "confirmed", "cleared", "withdrawn", "refused", "open", "drained", "unreported", "warned"
+]
 RUN_S = 300.0  # all events of one run of the gate lie within
 LATE_S = 7200.0  # the gate looks for a report until an hour after the job's end
 
@@ -53,7 +56,7 @@ class Suspicion:
 
     @property
     def reported(self) -> bool:
-        return self.source == "job" and self.verdict != "unreported"
+        return self.source == "job" and self.verdict not in ("unreported", "warned")
 
 
 @dataclass
@@ -74,6 +77,7 @@ class _Draft:
     looked: float | None = None  # when the gate gave that verdict
     withdrawn: bool = False
     reported: bool = True
+    warned: bool = False
     evicted: bool = False
     progressed: bool = False
     drains: list[NodeEvent] = field(default_factory=list)  # that stand
@@ -88,7 +92,7 @@ class _Draft:
         if self.source == "gate":
             return "drained"
         if not self.reported:
-            return "unreported"
+            return "warned" if self.warned else "unreported"
         if self.gate == "confirmed":
             return "confirmed"
         return "withdrawn" if self.withdrawn else self.gate or "open"
@@ -158,6 +162,8 @@ class _Join:
         for incident in job.incidents:
             if id(incident) not in known and self._node in left(incident):
                 self.drafts.append(self._unreported(job, incident))
+            elif id(incident) not in known and self._node in warned(incident):
+                self.drafts.append(self._warned(job, incident))
 
     def _add(self, draft: _Draft) -> None:
         self.drafts.append(draft)
@@ -183,6 +189,13 @@ class _Join:
         draft.rule, draft.symptom = incident.rule, incident.symptom
         draft.add(incident.time, wording.unreported(job.job_id, self._node, incident))
         self._evicted(draft, job, incident)
+        return draft
+
+    def _warned(self, job: JobRecord, incident: Incident) -> _Draft:
+        draft = _Draft(self._node, "job", job.job_id, incident.time, reported=False, warned=True)
+        draft.of_job, draft.uid, draft.incident = job.job_id, job.uid, incident.id
+        draft.rule, draft.symptom = incident.rule, incident.symptom
+        draft.add(incident.time, *wording.warned(job.job_id, self._node, incident))
         return draft
 
     def _evicted(self, draft: _Draft, job: JobRecord, incident: Incident) -> None:

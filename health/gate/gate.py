@@ -105,15 +105,16 @@ class Gate:
         slurm = as_slurm_says(self.where, outcome)
         return [drain_event(self.system, reason, outcome, evidence, slurm, behind)]
 
-    def record(self, events: Sequence[Event], *, shared: bool) -> None:
-        """Write events down; what fails is said, and changes nothing."""
+    def record(self, events: Sequence[Event], *, shared: bool) -> bool:
+        """Write events down; what fails is said. False: the node's own history lacks them."""
         from health.history import events as history
 
         state_dir = self.settings.state_dir if shared else ""
         deadline_s = self.left(RECORD_S if state_dir else LOCAL_S)
         failed = history.record(self.spool, state_dir, self.system.context.node, events, deadline_s)
-        if failed:
+        if any(failed):
             say(f"not recorded: {failed}")
+        return not failed.here
 
     def event(self, kind: str, **data: Any) -> Event:
         """Something that happened now, to this job."""

@@ -106,13 +106,11 @@ class Inquiry:
                 self._take(note, accused, found)
 
     def _take(self, note: JobNote, accused: Accused, found: ReportsFound) -> None:
-        names = [one.name for one in found.accusations]
-        names += [one.name for one in found.rejections]
-        names += self._withdraw(found.withdrawals)
-        if not names:
+        names = [one.name for one in found.rejections] + self._withdraw(found.withdrawals)
+        if not names and not found.accusations:
             return
-        old = self._dealt.get(note.job, note)
-        self._dealt[note.job] = old._replace(known=(*old.known, *names))
+        self._dealt.setdefault(note.job, note)
+        self._deal(note.job, *names)
         self._found += found.accusations
         for rejection in found.rejections:
             self.events.append(self._event("rejected", of_rejection(rejection, accused)))
@@ -120,6 +118,11 @@ class Inquiry:
                 f"rejected report {one_line(rejection.name)} in job {accused.of} "
                 f"(owner uid {rejection.uid}): {rejection.why}"
             )
+
+    def _deal(self, job: int, *names: str) -> None:
+        """Remember these files of a job as dealt with."""
+        note = self._dealt[job]
+        self._dealt[job] = note._replace(known=(*note.known, *names))
 
     def _withdraw(self, withdrawals: Sequence[Withdrawal]) -> list[str]:
         """Record those that take a strike back; returns the names of the files dealt with.
@@ -166,6 +169,7 @@ class Inquiry:
             if self._tested and not against:
                 data["tested"] = True
             self.events.append(self._event("accusation", data))
+            self._deal(accusation.job, accusation.name)
             if not against and not struck([*known, *fresh], accusation.job):
                 fresh += self._strike(accusation.job, data)
         self.events += fresh
@@ -195,9 +199,9 @@ class Inquiry:
         self.errors.append(f"job {job} gives this node no strike: {why}")
         return []
 
-    def close(self) -> None:
-        """Note what was dealt with, after it was recorded."""
-        for note in self._dealt.values():
+    def close(self, *, recorded: bool) -> None:
+        """Note what was dealt with if it was recorded; else the next sweep looks again."""
+        for note in self._dealt.values() if recorded else ():
             try:
                 save(self._spool, note)
             except OSError as error:

@@ -169,7 +169,7 @@ class Agent:
 
     def _answer_inspection(self) -> None:
         """Only now: that a file system does not answer must be known before ranks are judged."""
-        self._answers.release(self._files.answering())
+        self._answers.release(self._files.answering(), self._counters.machine)
 
     def _check_stopped(self) -> None:
         waiting = {self._place.local, *self._shims.links} - set(self._stopped)
@@ -245,9 +245,12 @@ class Agent:
             self._files.stops()
             self._counters.look()
         elif isinstance(order, Inspect):
-            self._answers.begin()
-            self._files.look()
-            self._counters.look()
+            if not order.quick:
+                self._answers.begin()
+                self._files.look()
+                self._counters.look()
+            if order.machine:
+                self._counters.inspect()
         elif isinstance(order, Finish):
             self._finish()
         self.broadcast(order)

@@ -158,11 +158,16 @@ def _killed(case: Case) -> Diagnosis | None:
     if _killer(case) != signal.SIGKILL:
         return None
     why = "nothing readable on the node says why: mostly the OOM killer or a person"
-    return replace(_found(case, case.root, "unknown", why), exchange=True)
+    return _moving(_found(case, case.root, "unknown", why))
 
 
 def _signal(case: Case) -> Diagnosis | None:
-    return _found(case, case.root, "unknown") if _killer(case) else None
+    return _moving(_found(case, case.root, "unknown")) if _killer(case) else None
+
+
+def _moving(found: Diagnosis) -> Diagnosis:
+    rank = found.root.rank
+    return replace(found, exchange=True, ranks=() if rank is None else (f"rank {rank}",))
 
 
 def _killer(case: Case) -> int | None:
@@ -285,8 +290,8 @@ RULES = (
         "signal",
         "crash",
         "a rank is killed by another signal, and no known error names the cause",
-        "unknown: nobody is blamed the first time",
-        "second",
+        "unknown: the program, its data or the machine",
+        "exchange",
         _signal,
     ),
     Rule(

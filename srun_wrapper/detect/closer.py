@@ -13,7 +13,7 @@ from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.model import Node, World
 from srun_wrapper.job.state import JobState
 from srun_wrapper.locate.closer_story import CloserView, of_processes, of_recorders
-from srun_wrapper.locate.collectives import ALL_IN, MISMATCH, Finding, findings
+from srun_wrapper.locate.collectives import ALL_IN, MISMATCH, OpenCollective, findings
 from srun_wrapper.locate.locate import Located
 from srun_wrapper.locate.ranks import RankView
 from srun_wrapper.locate.story import odd_loaders
@@ -29,7 +29,7 @@ Replies = Sequence[tuple[Node, LookedCloser]]
 class CloserFindings:
     """The result of a closer look."""
 
-    found: tuple[Finding, ...] = ()
+    found: tuple[OpenCollective, ...] = ()
     recorders: tuple[str, ...] = ()  # a line for each of these
     processes: tuple[str, ...] = ()
 

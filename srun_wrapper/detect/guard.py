@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 TICK = 0.1  # s between two calls of all watches
+Watch = Callable[[float], None]
 
 
 class WatchGuard:
@@ -14,7 +15,7 @@ class WatchGuard:
         self._say = say
         self._said: set[str] = set()
 
-    def call(self, watch: Callable[[float], None], now: float) -> None:
+    def call(self, watch: Watch, now: float) -> None:
         try:
             watch(now)
         except Exception as err:  # noqa: BLE001 - whatever it is, the job goes on

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from robust_slurm.text import one_line
-from srun_wrapper.locate.collectives import MISMATCH, Finding
+from srun_wrapper.locate.collectives import MISMATCH, OpenCollective
 from srun_wrapper.locate.ranks import rank_list
 from srun_wrapper.locate.story import node_list
 
@@ -31,12 +31,12 @@ class CloserView:
     python: bool = True
 
 
-def of_recorders(found: Sequence[Finding]) -> tuple[str, ...]:
+def of_recorders(found: Sequence[OpenCollective]) -> tuple[str, ...]:
     """Return a line for each collective that is not finished."""
     return tuple(_of_finding(finding) for finding in found)
 
 
-def _of_finding(finding: Finding) -> str:
+def _of_finding(finding: OpenCollective) -> str:
     end = "; no node is suspect" if finding.kind == MISMATCH else ""
     return one_line(f"flight recorder: {finding.text}{end}", LONGEST)
 

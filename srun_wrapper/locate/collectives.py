@@ -23,7 +23,7 @@ MISSING, MISMATCH, ALL_IN = "missing", "mismatch", "all in"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class OpenCollective:
     """A collective that is not finished. ``ranks``: those that are missing in it, or unlike."""
 
     kind: str
@@ -32,7 +32,9 @@ class Finding:
     text: str
 
 
-def findings(recorded: Sequence[Recorded], expected: Collection[int] = ()) -> tuple[Finding, ...]:
+def findings(
+    recorded: Sequence[Recorded], expected: Collection[int] = ()
+) -> tuple[OpenCollective, ...]:
     """Return the collectives for which ranks wait: first those entered unlike, then those in which
     ranks are missing, then those that all have entered. At most ``SHOWN``.
 
@@ -55,7 +57,7 @@ def findings(recorded: Sequence[Recorded], expected: Collection[int] = ()) -> tu
     return tuple(found[:SHOWN])
 
 
-def _of_group(ranks: Mapping[int, RecordedGroup], silent: Sequence[int]) -> Finding | None:
+def _of_group(ranks: Mapping[int, RecordedGroup], silent: Sequence[int]) -> OpenCollective | None:
     begun = {rank: _unfinished(group) for rank, group in ranks.items()}
     numbers = [call.number for call in begun.values() if call is not None]
     if not numbers or (len(ranks) < 2 and not silent):
@@ -76,7 +78,7 @@ def _of_group(ranks: Mapping[int, RecordedGroup], silent: Sequence[int]) -> Find
         others = sorted(set(entered) - set(unlike))
         what = _unlike_text(entered, unlike, others)
         text = f"{what} in collective #{number} of {named}: the program differs by rank (user code)"
-        return Finding(MISMATCH, unlike, waiting, text)
+        return OpenCollective(MISMATCH, unlike, waiting, text)
     missing = tuple(sorted(rank for rank, g in ranks.items() if g.last < number))
     if missing:
         verb = "has" if len(missing) == 1 else "have"
@@ -84,14 +86,14 @@ def _of_group(ranks: Mapping[int, RecordedGroup], silent: Sequence[int]) -> Find
             f"{_ranks(missing)} {verb} not entered {where}; "
             f"{_waiting(waiting, len(ranks) - len(missing))} {longest:.1f} s"
         )
-        return Finding(MISSING, missing, waiting, text)
+        return OpenCollective(MISSING, missing, waiting, text)
     if silent:  # they may be missing in it, or in no such group
         text = f"{_ranks(waiting)} in {where} for {longest:.1f} s; {_ranks(silent)} did not answer"
     elif len(waiting) < len(ranks):  # some have finished it, and the rest will or will not
         text = f"{_ranks(waiting)} in {where} for {longest:.1f} s, which the others have finished"
     else:
         text = f"all {len(ranks)} ranks are in {where} for {longest:.1f} s: none is missing in it"
-    return Finding(ALL_IN, (), waiting, text)
+    return OpenCollective(ALL_IN, (), waiting, text)
 
 
 def _unfinished(group: RecordedGroup) -> RecordedCall | None:

@@ -183,7 +183,8 @@ class Recovery:
         just_joined = self._nodes.replacement.just_joined()
         names = {text: n.name for n in state.live() for text in (n.name, n.address)}
         places = len(state.world.places)
-        diagnosis = diagnose(failures, places, just_joined, state.catalogue, names)
+        local = state.nonfinite.local(state.world.running())
+        diagnosis = diagnose(failures, places, just_joined, state.catalogue, names, local)
         if just_joined.issuperset(diagnosis.suspects or ("",)):
             self._nodes.means.unfit(diagnosis.suspects)  # it costs no restart: none was tried
         elif not again:
@@ -208,7 +209,8 @@ class Recovery:
         means = self._nodes.means.now()
         lost = state.vacant()
         while True:
-            diagnosis = incident.diagnosis = without_returned(incident.diagnosis, state.vacant())
+            diagnosis = without_returned(incident.diagnosis, state.vacant())
+            diagnosis = incident.diagnosis = ladder.with_suspects(diagnosis, budget.nodes)
             plan = incident.plan = ladder.plan(diagnosis, state.vacant(), budget, means)
             incident.mark("decide")
             job_log.decided(incident)

@@ -17,6 +17,7 @@ from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import last_error
 from srun_wrapper.job.model import Role
 from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.spikes import Spikes
 from srun_wrapper.job.state import JobState
 from srun_wrapper.job.topology import Topology
 from srun_wrapper.orders.machine_tests import PROGRAM_ERRORS, MachineResults
@@ -52,6 +53,7 @@ class Replay:
         state = self._state
         # Steps of a replay are no progress of the job, and say nothing about its pace.
         kept = (state.progress, state.pace, state.nonfinite, state.world.steppers)
+        spikes, state.spikes = state.spikes, Spikes()
         state.progress, state.pace, state.nonfinite = deepcopy(kept[:3])
         try:
             return await self._search()
@@ -59,6 +61,7 @@ class Replay:
             return MachineResults({}, (f"replay: internal error: {type(err).__name__}: {err}",))
         finally:
             state.progress, state.pace, state.nonfinite, state.world.steppers = kept
+            state.spikes = spikes
 
     async def _search(self) -> MachineResults | None:
         asked = self._asked

@@ -81,7 +81,7 @@ def write(
         ]
         if mine:
             left = max(0.1, round(until - time.monotonic(), 1))
-            failed = history.record(spool, settings.state_dir, node, events, left)
+            failed = str(history.record(spool, settings.state_dir, node, events, left))
         else:
             others[node] = events
     if others:

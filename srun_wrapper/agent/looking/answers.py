@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from srun_wrapper.protocol.looking_messages import Machine
 from srun_wrapper.protocol.messages import Inspected
 
 
@@ -32,11 +33,11 @@ class Answers:
         self._held.append(Inspected(message.token, message.window, samples))
         return True
 
-    def release(self, answering: tuple[str, ...]) -> None:
-        """Send what is held. ``answering``: the file systems that answer."""
+    def release(self, answering: tuple[str, ...], machine: Machine | None = None) -> None:
+        """Send what is held. ``answering``: the file systems that answer; ``machine``: the node."""
         held, self._held = self._held, []
         for message in held:
-            message.answering = answering
+            message.answering, message.machine = answering, machine
             try:
                 self._send(message)
             except ValueError:  # larger than a message may be; the samples alone are not

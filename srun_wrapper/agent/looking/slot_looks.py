@@ -46,6 +46,7 @@ class SlotLooks:
             self._budget,
             lambda sample: self._emit(Inspected(order.token, order.window, (sample,))),
             ask=order.ask,
+            quick=order.quick,
         )
 
     def closer(self, order: LookCloser) -> None:
