@@ -17,6 +17,7 @@ from srun_wrapper.protocol.base import Event as Event
 from srun_wrapper.protocol.base import Message as Message
 from srun_wrapper.protocol.base import Reply as Reply
 from srun_wrapper.protocol.checkpoint_messages import FromStore, Saved, ToStore
+from srun_wrapper.protocol.closer_messages import LookCloser, LookedCloser
 from srun_wrapper.protocol.looking_messages import Look, Machine
 
 # ---------------------------------------------------------------- shim <-> its node's agent
@@ -324,13 +325,14 @@ _FromSlot = (
     | StdinRead
     | Stopped
     | Inspected
+    | LookedCloser
     | Imports
     | WarmRanks
     | WorkerEnded
     | Logged
     | FromStore
 )
-_ToSlot = Start | Stop | Signal | Inspect | Finish | Warmup | RunTests | ToStore
+_ToSlot = Start | Stop | Signal | Inspect | LookCloser | Finish | Warmup | RunTests | ToStore
 FromShim = SlotHello | _FromSlot
 ToShim = SlotWelcome | _ToSlot
 FromAgent = Hello | Report | SlotLost | Signalled | Stalled | Counted | PeerAsk | _FromSlot
