@@ -63,7 +63,13 @@ def _pair(pick: Pick) -> dict[str, Any]:
     made = _gloo(f"{DEADLOCK} --error-node {pick.node},{pick.other}", pick.step, *ranks)
     right = _bad(pick.node, pick.other)
     # Each restart resumes at the very step that hangs, which is start-up for so long.
-    return {**made, "expected": right, "options": "--robust-start-limit=40", "limit": 300.0}
+    return {
+        **made,
+        "expected": right,
+        "options": "--robust-start-limit=40",
+        "limit": 300.0,
+        "epilog": True,
+    }
 
 
 WIDER = [
