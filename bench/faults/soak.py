@@ -228,7 +228,14 @@ def soak(args: argparse.Namespace, results: Results) -> int:
     named = Cluster(nodes=NODES)
     conf = {"Epilog": str(epilog_of(named.spec.dir))}
     name = named.spec.name
-    with Cluster(name=name, nodes=NODES, standby=standby, scratch=True, slurm_conf=conf) as lab:
+    with Cluster(
+        name=name,
+        nodes=NODES,
+        standby=standby,
+        scratch=True,
+        slurm_conf=conf,
+        accounting=True,  # without slurmdbd a job can give back a node only once (Slurm < 24.11)
+    ) as lab:
         install_epilog(lab.spec.dir)
         job = Job.new(lab, NODES * PER_NODE, MANY)
         one = Soak(job, random.Random(args.seed), Steps(job.dir / "steps"))
