@@ -29,7 +29,6 @@ HEADLESS_TODAY = {
 }
 LONG_TODAY = {
     "health/nvidia/xid_catalog.py",  # generated
-    "robust_slurm/checkpoint/training/saver.py",
     "srun_wrapper/agent/node_agent.py",
     "srun_wrapper/agent/slot.py",
     "srun_wrapper/agent/warm/interpreter.py",
