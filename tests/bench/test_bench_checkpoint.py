@@ -6,8 +6,8 @@ import json
 import os
 import signal
 import subprocess
-import sysconfig
 import sys
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
