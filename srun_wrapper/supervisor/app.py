@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any
 
 from robust_slurm.config import Config
@@ -16,19 +16,21 @@ from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.registry import Checkpoints
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.checkpoints.stores import Stores
-from srun_wrapper.checkpoints.verify.check import Check
+from srun_wrapper.checkpoints.verify.check import StateCheck
 from srun_wrapper.checkpoints.verify.machine_verdict import MachineVerdict
 from srun_wrapper.checkpoints.verify.recomputing import Recomputing
 from srun_wrapper.checkpoints.verify.standing import Standing
 from srun_wrapper.checkpoints.verify.verifying import Verify
 from srun_wrapper.command import steps
 from srun_wrapper.decide.incident import Incident
-from srun_wrapper.detect.guard import TICK, Guard
+from srun_wrapper.detect.guard import TICK
 from srun_wrapper.detect.hang_watch import HangWatch
 from srun_wrapper.detect.launch_watch import LaunchWatch
 from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.detect.outage import OutsideHosts
+from srun_wrapper.detect.slow_watch import SlowWatch
 from srun_wrapper.detect.stalls import Stalls
+from srun_wrapper.detect.watches import Watches
 from srun_wrapper.job.facts import JobFacts
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.phase import Phase
@@ -53,7 +55,7 @@ from srun_wrapper.supervisor.inbox import Inbox
 from srun_wrapper.supervisor.life import Finishing, FirstWorld, Life
 from srun_wrapper.supervisor.step.ending import Ending
 from srun_wrapper.supervisor.step.real_step import RealStep
-from srun_wrapper.supervisor.step.signals import Signals
+from srun_wrapper.supervisor.step.signals import StepSignals
 
 NOTHING_RAN = 1.0  # s for shims to end that have had no rank; others may not even have started
 
@@ -81,6 +83,7 @@ class Supervisor:
         self.ledger = JobLedger(launch.options.records)
         self.journal = Journal(self.ledger, config.verbose)
         self.state.on_news = self.journal.news
+        self.state.on_spike = self.journal.spike
         self.state.on_counters = self.journal.counters
         self.facts = JobFacts(launch, job_id, secrets.token_bytes(32))
         self._phase = Phase()
@@ -141,7 +144,7 @@ class Supervisor:
             self.stop_tests.ask,
             lambda names, incident: self.nodes.release.evict(names, incident),
         )
-        check = Check(state, recomputing, verdict, certificates, journal)
+        check = StateCheck(state, recomputing, verdict, certificates, journal)
         self.verify = Verify(state, standing, recomputing, check, journal, self._phase)
         self.epochs.listeners += [
             lambda begun: checkpoints.new_epoch(begun.step, from_memory=begun.from_memory),
@@ -165,6 +168,7 @@ class Supervisor:
             self.topology,
             self.node_watch,
             ended,
+            lambda: self.checkpoints.replicas.copies,
         )
         self.first_world = FirstWorld(
             state, self.launch, self.finishing, self.topology, nodes.replacement
@@ -209,7 +213,7 @@ class Supervisor:
         steps.raise_file_limit()
         server, port = await listen(self.facts.key, self._message, self.inbox.closed)
         self._secrets = steps.Secrets(self.facts.key, port)
-        Signals(self.state, self.step).catch(self.node_watch.continued)
+        StepSignals(self.state, self.step).catch(self.node_watch.continued)
         nodes = self._build_recovery()
         watcher: asyncio.Task[None] | None = None
         try:
@@ -220,16 +224,16 @@ class Supervisor:
                 self._start_beside(self.outside_hosts.learn(self.slurm))
                 missing = await self.first_world.form()
             if missing is not None or self.state.signalled:
-                self.phase = self._last_phase(missing or 0)
+                self._phase.name = self._last_phase(missing or 0)
                 self.finishing.dismiss()
                 await self.step.end(patience=NOTHING_RAN)
                 return missing or 128 + self.state.signalled
-            watcher = asyncio.create_task(self._watch())
+            watcher = asyncio.create_task(self._build_watches().run())
             if await self.restoring.prepare():
                 self.epochs.start("")
             code = await self._life.run()
             if self.phase not in ("failed", "requeued", "cancelled"):
-                self.phase = self._last_phase(code)
+                self._phase.name = self._last_phase(code)
             return code
         finally:
             for task in (watcher, *self._beside):
@@ -248,10 +252,6 @@ class Supervisor:
     def phase(self) -> str:
         """The job's state, as robust-status shows it."""
         return self._phase.name
-
-    @phase.setter
-    def phase(self, phase: str) -> None:
-        self._phase.name = phase
 
     def _last_phase(self, code: int) -> str:
         """Return the job's last state, as robust-status shows it."""
@@ -276,7 +276,7 @@ class Supervisor:
         names = [n.name for n in world.places]
         self.ledger.event("epoch", epoch=world.epoch, nodes=names, why=begun.reason)
         if self.phase not in ("recovering", "checking"):
-            self.phase = "running"
+            self._phase.name = "running"
 
     # -- beside the loop
 
@@ -301,30 +301,28 @@ class Supervisor:
     def _excused(self) -> bool:
         return self.stalls.standing() or self.verify.held_up
 
-    async def _watch(self) -> None:
-        mesh, located = self.topology.mesh, self.journal.located
-        hang = HangWatch(self.state, self.bus, self._excused, mesh, located)
-        launch, guard = LaunchWatch(self.state, say, self._disturbed), Guard(say)
-        while not self.state.ending:
-            for watch in self._watches(hang, launch):
-                guard.call(watch, time.monotonic())
-            await asyncio.sleep(TICK)
-
-    def _watches(self, hang: HangWatch, launch: LaunchWatch) -> Iterator[Callable[[float], None]]:
-        """Return the watches to be called now."""
-        yield self.node_watch.look
-        yield self.ending.look
-        yield self.stalls.look
-        yield self._note_first_step
-        yield self.verify.look
-        # Ranks that are being stopped make no step, and that is no hang.
-        if not self.state.failures and self.state.stopping_epoch < self.state.world.epoch:
-            yield launch.look
-            yield hang.look
-            yield self.checkpoints.look
-            yield self.certificates.look
-            yield self.nodes.prerequest.for_doubtful
-        yield self._update_roster
+    def _build_watches(self) -> Watches:
+        state, bus, excused = self.state, self.bus, self._excused
+        launch = LaunchWatch(state, say, self._disturbed)
+        hang = HangWatch(state, bus, excused, self.topology.mesh, self.journal.located)
+        slow = SlowWatch(state, bus, excused, self.nodes.slowness)
+        always = (
+            self.node_watch.look,
+            self.ending.look,
+            self.stalls.look,
+            self._note_first_step,
+            self.verify.look,
+            self._update_roster,
+        )
+        stepping = (
+            launch.look,
+            hang.look,
+            slow.look,
+            self.checkpoints.look,
+            self.certificates.look,
+            self.nodes.prerequest.for_doubtful,
+        )
+        return Watches(state, always, stepping, say)
 
     def _disturbed(self) -> bool:
         """Return whether nodes are held up by what they share, or have just been."""

@@ -23,7 +23,7 @@ from ..format.layout import Snapshot
 from ..planning.interval import Cost
 from .chosen import Chosen
 from .client import Client
-from .moment import Held, Moment, Moments
+from .moment import HeldMoment, Moment, Moments
 from .options import Options
 from .order import Order, some
 from .patience import Patience
@@ -74,7 +74,7 @@ class Saver:
         """The newest step that was taken."""
         self._taken = -1
         self._persisted = -1
-        self._held: Held | None = None
+        self._held: HeldMoment | None = None
         """Findings of the last save() that were not saved, while they still can be."""
         self._guard = Guard(always=options.debug)
         self._order = Order(state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from ..copying.guard import Guard, Verdict
+from ..copying.guard import Fate, Guard
 from ..copying.snapshot import Copy, TornError
 from .client import Client
 from .moment import Moments
@@ -34,7 +34,7 @@ class Spoilt:
         self._stats.torn += 1
         self._copy_at_once(names, f"step {copy.step} was discarded: ")
 
-    def act_on(self, verdict: Verdict, copy: Copy | None) -> None:
+    def act_on(self, verdict: Fate, copy: Copy | None) -> None:
         """Act on the guard's verdict on the newest snapshot."""
         if not verdict.names or copy is None:
             return

@@ -24,7 +24,7 @@ from srun_wrapper.job import state as job_state
 from srun_wrapper.job.model import Node, Role
 from srun_wrapper.job.reporting.phase import Phase
 from srun_wrapper.job.state import JobState
-from srun_wrapper.orders.machine_tests import Found, StopTests
+from srun_wrapper.orders.machine_tests import MachineResults, StopTests
 from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import Hello, Message, Stop
 from srun_wrapper.protocol.server import Connection
@@ -179,9 +179,9 @@ def test_a_hang_after_progress_tests_no_machine(
     monkeypatch.setattr(restarted, "proving_time", lambda _lived: 0.0)
     asked: list[str] = []
 
-    async def ask(_suspects: object, symptom: str) -> Found:
+    async def ask(_suspects: object, symptom: str) -> MachineResults:
         asked.append(symptom)
-        return Found({}, ("1 of 1 nodes passed",), frozenset({"n0"}))
+        return MachineResults({}, ("1 of 1 nodes passed",), frozenset({"n0"}))
 
     job = Recovering(9, tests=cast(StopTests, SimpleNamespace(ask=ask)))
     first = (100, None if second[1] is None else 40)
