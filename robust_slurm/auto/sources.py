@@ -12,9 +12,11 @@ from collections import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from typing import Any
 
+TREE, STORE = "ROBUST_CODE_TREE", "ROBUST_CODE_VERSIONS"
+"""Variables of a rank that runs a snapshot of its code: the snapshot, and the folder of all."""
 IDLE = 10.0  # s between two looks at a file while nobody asks
 _SLICE = 0.2  # s that looking may keep a request waiting
 _AT_REQUEST = 0.5  # s that a request may take for it
@@ -73,6 +75,15 @@ class Sources:
             name = self._shadowed(beside)
             if name:
                 raise RuntimeError(f"there is another module {name} in {beside}")
+
+    def check_code(self, environ: Mapping[str, str]) -> None:
+        """Raises RuntimeError if a module is of another snapshot of the code than this rank's."""
+        store, tree = (os.path.join(environ.get(n, ""), "") for n in (STORE, TREE))  # noqa: PTH118
+        if not store:
+            return
+        for path, _, _ in self._seen:
+            if path.startswith(store) and not path.startswith(tree):
+                raise RuntimeError(f"{path} is of another version of the code")
 
     def rehearse(self) -> None:
         """Look as ``check_request`` does, for nothing: what a forked process touches is copied at

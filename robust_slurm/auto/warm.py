@@ -307,4 +307,5 @@ def _wait(link: socket.socket, sources: Sources) -> tuple[dict[str, Any], list[i
     request, fds = receive(link)
     if "stand_in" not in request:
         sources.check_request(request["directory"])
+        sources.check_code(request["environ"])
     return request, fds

@@ -12,7 +12,7 @@ from srun_wrapper.decide.ends import End, Kind, crashes, read_end, signature
 from srun_wrapper.decide.failure import Failure, Symptom
 from srun_wrapper.signatures.catalogue import Catalogue
 
-Cause = Literal["node", "shared", "user", "transient", "unknown"]
+Cause = Literal["node", "shared", "user", "transient", "unknown", "ordered"]
 Then = Literal[
     "evict", "second", "exchange", "test", "test first", "test only", "stop", "stop now", "restart"
 ]
@@ -23,7 +23,7 @@ NODES_SHOWN = 8
 TESTED, REPLAYED = "tests", "replay"  # ids of the rules by which these have named a node
 # Lost nodes come first: they explain the ends of ranks. A program that ends itself when its loss
 # is NaN has not failed by itself.
-ORDER = {"node_lost": 0, "stuck": 1, "differs": 2, "nan": 3, "crash": 4, "hang": 5}
+ORDER = {"node_lost": 0, "stuck": 1, "differs": 2, "nan": 3, "crash": 4, "hang": 5, "update": 6}
 
 
 @dataclass(frozen=True, slots=True)

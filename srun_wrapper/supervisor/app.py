@@ -21,6 +21,7 @@ from srun_wrapper.checkpoints.verify.machine_verdict import MachineVerdict
 from srun_wrapper.checkpoints.verify.recomputing import Recomputing
 from srun_wrapper.checkpoints.verify.standing import Standing
 from srun_wrapper.checkpoints.verify.verifying import Verify
+from srun_wrapper.code.deployment import Deployment
 from srun_wrapper.command import steps
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.detect.guard import TICK, Guard
@@ -39,6 +40,7 @@ from srun_wrapper.orders.machine_tests import StopTests
 from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import Message
 from srun_wrapper.protocol.server import Connection, listen
+from srun_wrapper.recover.code_updates import CodeUpdates
 from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.nodes import NodeParts, node_parts
 from srun_wrapper.recover.recovery import Recovery, Restoration
@@ -67,8 +69,9 @@ class Supervisor:
         launch: steps.Launch,
         slurm: Slurm,
         catalogue: Catalogue | None = None,
+        deployment: Deployment | None = None,
     ) -> None:
-        """``catalogue``: the signatures of errors; None: the built-in ones."""
+        """``catalogue``: None: the built-in signatures; ``deployment``: None: code as it is."""
         self.config = config
         self.launch = launch
         self.env = env = launch.env
@@ -82,6 +85,7 @@ class Supervisor:
         self.journal = Journal(self.ledger, config.verbose)
         self.state.on_news = self.journal.news
         self.state.on_counters = self.journal.counters
+        self.code = CodeUpdates(self.state, deployment, self.ledger, self.journal)
         self.facts = JobFacts(launch, job_id, secrets.token_bytes(32))
         self._phase = Phase()
         self.account = Account()
@@ -185,6 +189,7 @@ class Supervisor:
                 lambda: self.checkpoints.resumed_in,
                 ended,
             ),
+            code=self.code,
             phase=self._phase,
             journal=self.journal,
             record=self._record,
@@ -211,6 +216,7 @@ class Supervisor:
         self._secrets = steps.Secrets(self.facts.key, port)
         Signals(self.state, self.step).catch(self.node_watch.continued)
         nodes = self._build_recovery()
+        self.code.begin()
         watcher: asyncio.Task[None] | None = None
         try:
             await self._launch_step()
@@ -220,7 +226,7 @@ class Supervisor:
                 self._start_beside(self.outside_hosts.learn(self.slurm))
                 missing = await self.first_world.form()
             if missing is not None or self.state.signalled:
-                self.phase = self._last_phase(missing or 0)
+                self._phase.name = self._last_phase(missing or 0)
                 self.finishing.dismiss()
                 await self.step.end(patience=NOTHING_RAN)
                 return missing or 128 + self.state.signalled
@@ -229,13 +235,14 @@ class Supervisor:
                 self.epochs.start("")
             code = await self._life.run()
             if self.phase not in ("failed", "requeued", "cancelled"):
-                self.phase = self._last_phase(code)
+                self._phase.name = self._last_phase(code)
             return code
         finally:
             for task in (watcher, *self._beside):
                 if task is not None:
                     task.cancel()
             self.topology.close()
+            self.code.close()
             await nodes.close()
             await self.step.end()
             server.close()
@@ -249,10 +256,6 @@ class Supervisor:
         """The job's state, as robust-status shows it."""
         return self._phase.name
 
-    @phase.setter
-    def phase(self, phase: str) -> None:
-        self._phase.name = phase
-
     def _last_phase(self, code: int) -> str:
         """Return the job's last state, as robust-status shows it."""
         if self.state.signalled in ENDING:
@@ -262,10 +265,7 @@ class Supervisor:
     # -- start
 
     async def _launch_step(self) -> None:
-        argv = steps.main_argv(self.launch.plan.apply(self.launch.command), self.env)
-        argv += steps.task_argv(
-            self.config.task_python, self.launch.options, self.launch.command.command
-        )
+        argv = steps.step_argv(self.launch, self.config.task_python)
         env = {**self.env, **self._secrets.env()}
         await self.step.start(argv, env, own_session=not self.launch.options.inherit)
 
@@ -276,7 +276,7 @@ class Supervisor:
         names = [n.name for n in world.places]
         self.ledger.event("epoch", epoch=world.epoch, nodes=names, why=begun.reason)
         if self.phase not in ("recovering", "checking"):
-            self.phase = "running"
+            self._phase.name = "running"
 
     # -- beside the loop
 
@@ -317,6 +317,7 @@ class Supervisor:
         yield self.stalls.look
         yield self._note_first_step
         yield self.verify.look
+        yield self.code.look
         # Ranks that are being stopped make no step, and that is no hang.
         if not self.state.failures and self.state.stopping_epoch < self.state.world.epoch:
             yield launch.look
@@ -342,8 +343,6 @@ class Supervisor:
     def write_roster(self) -> None:
         name = self.env.get("SLURM_JOB_NAME", "")
         self.account.checking = self.verify.seconds
-        record = roster(self.state, self.account, self.phase, name, "")
-        record["checkpoint"] = self.checkpoints.record()
-        if record["checkpoint"] is not None:
-            record["checkpoint"]["checked"] = self.verify.text
+        saved, checked = self.checkpoints.record(), self.verify.text
+        record = roster(self.state, self.account, self.phase, name, saved, checked)
         self.ledger.roster(self.state.step_id, record)

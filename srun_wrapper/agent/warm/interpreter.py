@@ -68,6 +68,7 @@ class Warm:
         self._command: list[str] = []
         self._arguments = 0
         self._environ: dict[str, str] = {}
+        self._directory = ""
         self.ready = False
         """It has imported everything and waits."""
         self._further = False
@@ -87,10 +88,15 @@ class Warm:
     # -- getting one
 
     def watch(
-        self, paths: Sequence[Path], pid: int, command: Sequence[str], env: Mapping[str, str]
+        self,
+        paths: Sequence[Path],
+        pid: int,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        directory: str = "",
     ) -> None:
-        """A rank was started: when it has told in one of ``paths`` what it imports, get an
-        interpreter ready for the next start."""
+        """A rank was started in ``directory`` (default this process's): when it has told in one of
+        ``paths`` what it imports, get an interpreter ready for the next start."""
         if self._off or self._runs:
             return
         self._watching += 1
@@ -114,7 +120,7 @@ class Warm:
         def decided(sure: bool, learnt: Learnt) -> None:
             if sure and turn == self._watching and not self._runs:
                 self._tell(learnt)
-                self.start(learnt, command, env)
+                self.start(learnt, command, env, directory)
 
         self._loop.later(LOOK, look)
 
@@ -127,10 +133,12 @@ class Warm:
         learnt: Learnt,
         command: Sequence[str],
         env: Mapping[str, str],
+        directory: str = "",
         *,
         further: bool = False,
     ) -> None:
-        """Unless there is one for the same; another is ended. ``further``: ahead of the first rank;
+        """Unless there is one for the same; another is ended. ``directory``: default this
+        process's. ``further``: ahead of the first rank;
         if the script has a standby_point, then run it as far as that."""
         if self._runs and not self._is_for(command, env):
             self.stop()
@@ -138,6 +146,7 @@ class Warm:
             return
         ours, theirs = socket.socketpair()
         self._command, self._environ = list(command), dict(env)
+        self._directory = directory
         self.early, self._further = further, further and learnt.standby
         try:
             self._lock.touch(0o600)
@@ -150,13 +159,16 @@ class Warm:
         self.ready = False
         self._link = WarmLink(self._loop, ours, self._heard, self.stop)
         order = {"learnt": str(self._list), "named": self._named, "lock": str(self._lock)}
-        words, own = self._command, self._environ
+        words, own, place = self._command, self._environ, directory or None
 
         def make(start: Starting[int]) -> int:
             with theirs:
                 fd = theirs.fileno()
                 environ = own | {VARIABLE: str(fd), PAD: PADDING}
-                return start.popen(words, environ, pass_fds=[fd], start_new_session=True).pid
+                process = start.popen(
+                    words, environ, pass_fds=[fd], start_new_session=True, cwd=place
+                )
+                return process.pid
 
         self._starting = Starting(self._loop, make, self._started, self._failed)
         try:
@@ -189,8 +201,9 @@ class Warm:
         if not self.ready or self._asked is not None or not self._is_for(command, env):
             return False
         path = env.get("PYTHONPATH", "").split(os.pathsep)
-        # It was started in our directory, and that is what it has made of its path.
-        return all(map(os.path.isabs, path)) or directory in ("", str(Path.cwd()))
+        # It was started in one directory, and that is what it has made of its path.
+        started, here = self._directory, str(Path.cwd())
+        return all(map(os.path.isabs, path)) or (directory or here) == (started or here)
 
     def _is_for(self, command: Sequence[str], env: Mapping[str, str]) -> bool:
         """True if it was started with this command line, but for the script's own arguments (known
@@ -301,7 +314,7 @@ class Warm:
         self._ahead = Ahead(self._loop, ours, said.pid, self._activated, gone, over)
         if self._further:  # a node without ranks
             self._further = False
-            self._ahead.run(_request(self._command, self._environ, ""))
+            self._ahead.run(_request(self._command, self._environ, self._directory))
 
     def _unmake(self, number: int = 0) -> None:
         """It has not come, and is not to come any more. ``number``: default the one in hand."""
