@@ -77,6 +77,7 @@ class Launcher:
         self._forking: Launch | None = None
         self._starting: Starting[Running] | None = None
         self._unclaimed: dict[int, int] = {}
+        self._version = ""  # of the code that the last rank was started with
 
     def _make_warm(self, learnt: Callable[[Learnt], None]) -> Warm:
         packages = self._options.warm_packages
@@ -123,7 +124,12 @@ class Launcher:
         except (OSError, ValueError) as err:
             self._on_failed(launch, err)
             return
-        if self.warm is not None and self.warm.fits(command, env, directory):
+        fits = self.warm is not None and self.warm.fits(command, env, directory)
+        version = order.code.version if order.code is not None else ""
+        if self.warm is not None and not fits and version != self._version:
+            self.warm.stop()  # it was for other code, and no rank would replace it
+        self._version = version
+        if fits:
             self._fork(launch)
         else:
             self.spawn(launch)

@@ -29,6 +29,7 @@ from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import Hello, Message, Stop
 from srun_wrapper.protocol.server import Connection
 from srun_wrapper.recover import recovery, restarted
+from srun_wrapper.recover.code_updates import CodeUpdates
 from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.recovery import STEADY, Recovery, Restoration
 from srun_wrapper.recover.restarted import Restarted
@@ -89,6 +90,7 @@ class Recovering:
             stopping,
             Restoration(restoring, flushing, certificates),
             Restarted(state, self.phase, lambda: None, lambda: 0, never),
+            code=CodeUpdates(state, None, cast(Any, None), journal),
             phase=self.phase,
             journal=journal,
             record=self.incidents.append,
