@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from typing import Any
 
-TREE, STORE = "ROBUST_CODE_TREE", "ROBUST_CODE_VERSIONS"
-"""Variables of a rank that runs a snapshot of its code: the snapshot, and the folder of all."""
+TREE, STORE, SOURCE = "ROBUST_CODE_TREE", "ROBUST_CODE_VERSIONS", "ROBUST_CODE_SOURCE"
+"""Variables of a rank that runs a snapshot of its code: the snapshot, the folder of all
+snapshots, and the user's directory."""
 IDLE = 10.0  # s between two looks at a file while nobody asks
 _SLICE = 0.2  # s that looking may keep a request waiting
 _AT_REQUEST = 0.5  # s that a request may take for it

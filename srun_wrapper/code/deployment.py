@@ -58,7 +58,9 @@ class Deployment:
         mapping = Mapping(source, tree, self.old, has, _exists, _real)
         path = mapping.python_path(self.python_path)
         environ = {"PYTHONPATH": path} if path != self.python_path else {}
-        code = Code(version, store, tree, mapping.directory(), mapping.command(self.words), environ)
+        code = Code(
+            version, source, store, tree, mapping.directory(), mapping.command(self.words), environ
+        )
         if not code.directory and not environ and code.command == self.words:
             raise CodeError(
                 f"no part of the command, the working directory ({self.old}) or PYTHONPATH is in "

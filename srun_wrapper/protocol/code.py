@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from robust_slurm.auto.sources import STORE, TREE
+from robust_slurm.auto.sources import SOURCE, STORE, TREE
 
 
 class Code(msgspec.Struct, array_like=True, frozen=True):
     """A version of the code, and what a rank's start becomes with it."""
 
     version: str
+    source: str  # the user's directory
     store: str  # directory of all versions of the job
     tree: str  # directory of this version
     directory: str  # the ranks' working directory; "": the task's own
@@ -19,5 +20,5 @@ class Code(msgspec.Struct, array_like=True, frozen=True):
 
     def variables(self) -> dict[str, str]:
         """Return the variables that a rank gets."""
-        own = {TREE: self.tree, STORE: self.store}
+        own = {TREE: self.tree, STORE: self.store, SOURCE: self.source}
         return {**self.environ, **own, "ROBUST_CODE_VERSION": self.version}

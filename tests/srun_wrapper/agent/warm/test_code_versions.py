@@ -33,7 +33,7 @@ def version(top: Path, name: str, lib: str = "") -> Code:
     (tree / lib / "mine.py").write_text(f"NAME = {name!r}\n")
     path = {"PYTHONPATH": str(tree / lib) if lib else "/none"}
     words = (sys.executable, "train.py", f"--run={name}")
-    return Code(f"c-{name}", str(tree.parent), str(tree), str(tree), words, path)
+    return Code(f"c-{name}", str(top / "proj"), str(tree.parent), str(tree), str(tree), words, path)
 
 
 def test_an_interpreter_without_the_users_modules_serves_each_version(
