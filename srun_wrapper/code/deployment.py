@@ -26,7 +26,7 @@ _MOST = 4 << 20  # bytes of the book
 
 @dataclass
 class Deployment:
-    """What a job runs: its book, and the command as the user gave it.
+    """Holds the book of a job's code, and the command as the user gave it.
 
     ``old``: the working directory that ranks would have without a snapshot.
     """
@@ -67,7 +67,20 @@ class Deployment:
                 f"{source}: the ranks would not run the snapshot; give the directory of the "
                 "program, or start robust-srun in it"
             )
+        if self.first is not None and (lost := missing(self.first, code, self.words, self.old)):
+            raise CodeError(f"version {version} has no {lost}, where the job's ranks run")
         return code
+
+
+def missing(first: Code, code: Code, words: Sequence[str], old: str) -> str:
+    """Return what the ranks had from the first version and would not have from ``code``. Pure.
+
+    They would take it from the live directory.
+    """
+    if first.directory and not code.directory:
+        return old
+    each = zip(words, first.command, code.command, strict=True)
+    return next((word for word, was, now in each if was != word and now == word), "")
 
 
 def deploy(

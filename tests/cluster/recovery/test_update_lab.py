@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import LabFactory
-from jobs import REPOSITORY, TOY, Training, prepared
+from jobs import REPOSITORY, TOY, prepared
 
 from lab import Cluster
 

@@ -51,4 +51,4 @@ def test_the_path_and_the_finders(top: Path, monkeypatch: pytest.MonkeyPatch) ->
     tree = top / "store" / "c-2"
     use({SOURCE: str(top / "proj"), STORE: str(top / "store"), TREE: str(tree)})
     assert sys.path[-1] == str(tree / "src")
-    assert finder.MAPPING == {"pkg": str(tree / "src" / "pkg")}
+    assert {"pkg": str(tree / "src" / "pkg")} == finder.MAPPING
