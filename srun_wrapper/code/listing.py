@@ -76,6 +76,8 @@ def _git_refuses(source: str) -> str:
     if done.returncode == 0:
         return "" if done.stdout.strip() == b"true" else "not in git's work tree"
     said = done.stderr.decode(errors="replace").strip().splitlines()
+    if said and "not a git repository" in said[0]:
+        return "not a git repository"
     return said[0] if said else "git refuses"
 
 

@@ -148,12 +148,12 @@ def test_a_version_without_the_program_or_the_working_directory_is_refused(
     assert deployed.first.command == ("python", f"{deployed.first.tree}/train.py")
     (job.proj / "exp" / "a.toml").unlink()
     (job.proj / "exp").rmdir()
-    with pytest.raises(CodeError, match="has no .*/proj/exp, where"):
+    with pytest.raises(CodeError, match=r"has no .*/proj/exp, where"):
         deployed.code(take(asked)[0].id)
     (job.proj / "exp").mkdir()
     (job.proj / "exp" / "a.toml").write_text("a = 1\n")
     (job.proj / "train.py").rename(job.proj / "main.py")
-    with pytest.raises(CodeError, match="has no .*/proj/train.py, where"):
+    with pytest.raises(CodeError, match=r"has no .*/proj/train.py, where"):
         deployed.code(take(asked)[0].id)
 
 
