@@ -102,9 +102,7 @@ def answered(job: Job, *words: str) -> int:
 
 
 @pytest.mark.parametrize(("when", "state"), [("--now", "in force"), ("--lazy", "waiting")])
-def test_a_request(
-    job: Job, when: str, state: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_request(job: Job, when: str, state: str, capsys: pytest.CaptureFixture[str]) -> None:
     (job.proj / "train.py").write_text("two\n")
     assert answered(job, when, "--why=faster", "--json") == 0
     said: dict[str, Any] = json.loads(capsys.readouterr().out)
