@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import logging
 import secrets
 import threading
 import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar, cast
 
 import msgspec
 
@@ -24,7 +28,11 @@ from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.code import Code
 
+T = TypeVar("T")
+P = ParamSpec("P")
 _ROOT = "robust-srun"
+_NO_CHANGE = cast("Change | None", None)
+_log = logging.getLogger("robust-srun.code")
 
 
 def ordered(change: Change, number: str, epoch: int) -> Incident:
@@ -36,6 +44,23 @@ def ordered(change: Change, number: str, epoch: int) -> Incident:
     incident = Incident(number, epoch, diagnosis, now, now)
     incident.plan = Plan("restart", (), change.why or "requested", rung="update")
     return incident
+
+
+def _guarded(default: T) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Have a slip in a method logged, and ``default`` returned: the job goes on without it."""
+
+    def guard(method: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(method)
+        def guarded(*args: P.args, **named: P.kwargs) -> T:
+            try:
+                return method(*args, **named)
+            except Exception:  # noqa: BLE001 - whatever it is, the training goes on
+                _log.exception("updates of the code, %s", method.__name__)
+                return default
+
+        return guarded
+
+    return guard
 
 
 class CodeUpdates:
@@ -58,6 +83,7 @@ class CodeUpdates:
             state.code = deployment.first
             self._keep(state.code)
 
+    @_guarded(None)
     def begin(self) -> None:
         """Follow requests from now on. Called in the loop."""
         deployment, loop = self._deployment, asyncio.get_running_loop()
@@ -77,6 +103,7 @@ class CodeUpdates:
         path = deployment.records / REQUESTS
         self._follower = Follower(path, deployment.book.read, got)
 
+    @_guarded(None)
     def close(self) -> None:
         """The job's step ends; a requeued job goes on with the book."""
         if self._follower is not None and self._book is not None:
@@ -101,6 +128,7 @@ class CodeUpdates:
     def _book(self) -> Book | None:
         return self._deployment.book if self._deployment is not None else None
 
+    @_guarded(None)
     def _received(self, request: Request, offset: int, code: Code | None, why: str) -> None:
         """Take a request in, in the loop."""
         book, change = self._book, request.change
@@ -143,12 +171,18 @@ class CodeUpdates:
 
     # -- what the job's life asks
 
+    @_guarded(_NO_CHANGE)
     def due(self) -> Change | None:
         """Return the change for which the running ranks are to be restarted now."""
         book = self._book
         change = book.due(time.time()) if book is not None else None
         return change if change is not None and change.version in self._codes else None
 
+    def is_due(self) -> bool:
+        """True if there is such a change."""
+        return self.due() is not None
+
+    @_guarded("")
     def other(self) -> str:
         """Return, in words, the other code that the ranks can start with if the program failed."""
         book = self._book
@@ -159,6 +193,7 @@ class CodeUpdates:
         target = self._target()
         return f"code {target}, the last version that made progress" if target else ""
 
+    @_guarded(False)
     def waits(self) -> bool:
         """True if the next start of the ranks has other code."""
         return self._next() is not None
@@ -172,6 +207,7 @@ class CodeUpdates:
         target = self._book.rollback_target(time.time(), self._state.config.code_trial)
         return target if target in self._codes else ""
 
+    @_guarded(None)
     def before_start(self, failed: str) -> None:
         """Ranks are about to start: apply what waits, or go back to what worked.
 
@@ -199,6 +235,7 @@ class CodeUpdates:
             self._note(bad)
             self._note(back)
 
+    @_guarded(None)
     def resumed(self) -> None:
         """All ranks are past a step, or have lived long enough."""
         change = self._book.in_force() if self._book is not None else None

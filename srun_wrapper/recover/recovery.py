@@ -34,6 +34,7 @@ from srun_wrapper.recover.settling import Settling
 STEADY = 3600.0  # s: an epoch that ran this long was progress, whatever it reported
 ENDED = "ended by a signal"
 SUPERSEDED = "superseded by another failure"
+UPDATED = "superseded by an update of the code"
 
 
 class End(NamedTuple):
@@ -126,7 +127,7 @@ class Recovery:
     @property
     def update_due(self) -> bool:
         """True if the running ranks are to be restarted with other code."""
-        return self._code.due() is not None
+        return self._code.is_due()
 
     async def update(self) -> None:
         """Restart the ranks with other code, by order: nothing has failed, nobody is to blame.
@@ -159,7 +160,8 @@ class Recovery:
         self._nodes.release.release(incident)
         outcome = await self._restarted.prove(incident, lived)
         if outcome != "recovered":
-            self._close(incident, SUPERSEDED if outcome == "failed" else ENDED)
+            cut = SUPERSEDED if self._state.failures else UPDATED
+            self._close(incident, cut if outcome == "failed" else ENDED)
             return
         self._phase.name = "running"
         self._handled = []

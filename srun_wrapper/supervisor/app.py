@@ -188,6 +188,7 @@ class Supervisor:
                 lambda: self.restoring.step,
                 lambda: self.checkpoints.resumed_in,
                 ended,
+                self.code.is_due,
             ),
             code=self.code,
             phase=self._phase,

@@ -12,10 +12,11 @@ from recovering import Recovering
 from srun_wrapper.code.deployment import Deployment, deploy
 from srun_wrapper.code.requests import Request
 from srun_wrapper.code.snapshot import Asked, take
-from srun_wrapper.code.versions import Change, Kind
+from srun_wrapper.code.versions import Book, Change, Kind
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.protocol.messages import Stop
 from srun_wrapper.recover import restarted
+from srun_wrapper.recover.recovery import UPDATED
 
 
 class Job:
@@ -164,6 +165,40 @@ def test_only_the_programs_own_failure_rolls_back(job: Job) -> None:
 
     asyncio.run(asyncio.wait_for(life(), 20))
     assert job.runs() == "second\n"
+
+
+def test_an_update_that_never_makes_a_step_is_replaced_by_the_next(job: Job) -> None:
+    def step() -> None:
+        for rank in job.state.world.by_rank.values():
+            job.state.world.note_first_step(rank)
+        job.state.changed.set()
+
+    async def life() -> None:
+        step()
+        job.request("now", "hangs\n")
+        hanging = asyncio.create_task(job.recovery.update())
+        while job.state.world.epoch < 2:
+            await asyncio.sleep(0.01)
+        assert not hanging.done()
+        job.request("now", "mended\n")
+        await hanging
+        mending = asyncio.create_task(job.recovery.update())
+        while job.state.world.epoch < 3:
+            await asyncio.sleep(0.01)
+        step()
+        await mending
+
+    asyncio.run(asyncio.wait_for(life(), 20))
+    assert job.runs() == "mended\n"
+    assert [i.outcome for i in job.recovering.incidents] == [UPDATED, "recovered"]
+
+
+def test_a_slip_of_ours_ends_no_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.request("lazy", "second\n")
+    monkeypatch.setattr(Book, "apply", lambda *_any: 1 / 0)
+    job.crash(signum=9)
+    assert asyncio.run(job.recovery.handle()) is None
+    assert job.runs() == "first\n" and job.recovering.incidents[0].outcome == "recovered"
 
 
 def test_without_a_version_that_worked_there_is_no_way_back(job: Job) -> None:

@@ -82,7 +82,7 @@ class Recovering:
             none,
             stopping,
             Restoration(restoring, flushing, certificates),
-            Restarted(state, self.phase, lambda: None, lambda: 0, never),
+            Restarted(state, self.phase, lambda: None, lambda: 0, never, self.code.is_due),
             code=self.code,
             phase=self.phase,
             journal=journal,
