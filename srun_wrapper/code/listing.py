@@ -46,7 +46,20 @@ def look(source: str, exclude: Sequence[str]) -> Listing:
         found.live = {f for f in found.live if not _below(f, path)}
         if os.path.lexists(f"{source}/{path}"):
             found.live.add(path)
+    _check_names(source, found)
     return found
+
+
+def _check_names(source: str, found: Listing) -> None:
+    """Raises CodeError for names that no record can hold, and for a directory without code."""
+    for name in sorted(found.files | found.live):
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise CodeError(f"the name of {name!a} in {source} is not UTF-8: rename it") from None
+    if not found.files:
+        why = "no files" if found.note else "no files that git does not ignore"
+        raise CodeError(f"{source} has {why}: give the directory of the program")
 
 
 def clean(source: str) -> bool:

@@ -78,6 +78,7 @@ def test_each_snapshot_is_what_was_there_and_stays_so(
                 path.unlink(missing_ok=True)
                 if data is not None:
                     path.write_bytes(data)
+            (top / "proj" / "always.py").write_text("")
             there = content(top / "proj")
             there = {n: c for n, c in there.items() if not n.startswith(".git/")}
             version, _ = take(asked(top, taken[-1][0].id if taken else ""))
@@ -192,6 +193,15 @@ def test_too_much_is_refused_with_the_largest_entries(
     with pytest.raises(CodeError, match="has 3 files, more than 2 files"):
         take(asked(top))
     assert largest({"a/b": 1, "a/c": 1, "d": 1}, by_bytes=False) == "a (2 files), d (1 files)"
+
+
+def test_names_and_a_directory_without_code(top: Path) -> None:
+    (top / "empty").mkdir()
+    with pytest.raises(CodeError, match="has no files: give the directory of the program"):
+        take(Asked(str(top / "empty"), str(top / "store"), (), 1e9))
+    Path(os.fsdecode(os.fsencode(top / "proj") + b"/\xff.py")).write_text("x")
+    with pytest.raises(CodeError, match=r"'\\udcff.py' in .* is not UTF-8"):
+        take(asked(top))
 
 
 def test_links_sockets_and_modes(top: Path) -> None:
