@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 TOY = REPOSITORY / "tests" / "cluster" / "toy.py"
 TRAIN = f"""import os, runpy, sys
 import mine
-print("rank", os.environ["RANK"], "runs", mine.NAME, "in", os.environ["ROBUST_CODE_VERSION"],
-      flush=True)
+print("rank", os.environ["RANK"], "runs", mine.NAME, SCRIPT, "in",
+      os.environ["ROBUST_CODE_VERSION"], flush=True)
 sys.argv[0] = {str(TOY)!r}
 runpy.run_path({str(TOY)!r}, run_name="__main__")
 """
@@ -34,16 +34,17 @@ class Project:
         self.dir, self.toy = top / "proj", top / "toy"
         for path in (self.dir, self.toy):
             path.mkdir()
-        (self.dir / "train.py").write_text(TRAIN)
         wrapper = self.dir / "go.sh"
         wrapper.write_text('#!/bin/sh\ncd "$(dirname "$0")" && exec python train.py "$@"\n')
         wrapper.chmod(0o755)
-        self.write("NAME = 'one'\n")
+        self.write("one")
         self.step = Step(top, RANKS)
 
-    def write(self, text: str) -> None:
-        """Edit the user's own module."""
-        (self.dir / "mine.py").write_text(text)
+    def write(self, name: str) -> None:
+        """Edit the script and the user's own module."""
+        bad = "raise ValueError('bad recipe')\n" if name == "bad" else ""
+        (self.dir / "mine.py").write_text(f"{bad}NAME = {name!r}\n")
+        (self.dir / "train.py").write_text(f"SCRIPT = {name!r}\n{TRAIN}")
 
     def start(self, *words: str, directory: Path | None = None) -> None:
         toy = ["--dir", str(self.toy), "--steps", "100000", "--step-time", "0.03"]
@@ -58,7 +59,7 @@ class Project:
 
     def wait_runs(self, name: str, starts: int) -> None:
         """Wait until so many times all ranks have started with this module."""
-        lines = lambda: lines_with(self.step.said(), [" runs ", f" {name} "])  # noqa: E731
+        lines = lambda: lines_with(self.step.said(), [f" runs {name} {name} "])  # noqa: E731
         self.step.until(lambda: len(lines()) >= starts * RANKS, f"{starts} starts with {name}")
 
     def wait_steps(self, number: int) -> None:
@@ -97,7 +98,7 @@ def test_now_lazily_back_by_itself_and_by_hand(project: Project) -> None:
     project.wait_steps(10)
 
     # An edit alone changes nothing, not even for ranks that start again.
-    project.write("NAME = 'two'\n")
+    project.write("two")
     project.kill(rank=1)
     project.wait_runs("one", 2)
     project.wait_steps(10)
@@ -110,9 +111,9 @@ def test_now_lazily_back_by_itself_and_by_hand(project: Project) -> None:
     assert incident["lost_steps"] <= 10, incident  # the toy saves every 5 steps
 
     # At the next recovery; what is edited after the request is not part of it.
-    project.write("NAME = 'three'\n")
+    project.write("three")
     assert project.update("--lazy")["state"] == "waiting"
-    project.write("raise ValueError('bad recipe')\n")
+    project.write("bad")
     project.wait_steps(10)
     project.kill(rank=1)
     project.wait_runs("three", 1)
@@ -141,24 +142,24 @@ def test_now_lazily_back_by_itself_and_by_hand(project: Project) -> None:
 
 
 def test_a_wrapper_in_the_directory_and_warm_interpreters(project: Project, tmp_path: Path) -> None:
-    """The user's own modules are imported ahead only for the version that they belong to."""
-    project.start("--robust-warm", "--robust-warm-packages=mine", "python", "train.py")
+    """Warm ranks run the new version, too."""
+    project.start("--robust-warm", "--robust-warm-packages=mine", "python", "-m", "train")
     project.wait_runs("one", 1)
     roster = project.step.state / "jobs" / str(JOB) / "roster.0.json"
     warm = lambda: json.loads(roster.read_text())["nodes"][0]["warm"] == RANKS  # noqa: E731
     project.step.until(lambda: roster.exists() and warm(), "warm ranks")
-    project.write("NAME = 'two'\n")
+    project.write("two")
     assert project.update()["state"] == "in force"
     project.wait_runs("two", 1)
     assert project.incidents()[-1]["warm"] == RANKS
     project.step.close()
 
     project.step.state.rename(tmp_path / "old-state")
-    project.write("NAME = 'three'\n")
+    project.write("three")
     project.start(str(project.dir / "go.sh"), directory=tmp_path)
     project.wait_runs("three", 1)
     project.wait_steps(5)
-    project.write("NAME = 'four'\n")
+    project.write("four")
     (project.dir / "go.sh").write_text((project.dir / "go.sh").read_text() + "# edited\n")
     assert project.update()["state"] == "in force"
     project.wait_runs("four", 1)
